@@ -1,7 +1,7 @@
-"""The seam between programs and what executes them.
+"""The seam between programs and the backends that execute them.
 
-A `Backend` opens a `Session` for each stream of a program; the session is that stream's prompt on that backend, and
-all that a backend remembers of a program is in its sessions, so programs never meet. Everything runs on one event loop.
+A `Backend` opens a `Session` for each stream of a program. The session is the prompt of that stream on that backend.
+A backend remembers nothing of a program outside of its sessions, so programs never meet. All runs on one event loop.
 """
 
 import dataclasses
@@ -11,20 +11,20 @@ from typing import Any, Literal, Protocol
 from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, Video
 
 PromptItem = Text | RoleBegin | RoleEnd | Image | Video
-"""What extends a prompt without asking the model."""
+"""An item that extends a prompt without a call of the model."""
 OnUnsupported = Literal["error", "warn"]
-"""What to do with an argument that a backend cannot honour."""
+"""Whether an argument that a backend cannot honour is an error, or is left out with a warning."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
-    """What came of a continuation since the piece before.
+    """A part of a continuation, as it comes.
 
     Attributes:
         text: New text.
-        meta: In the last piece: `prompt_tokens`, `completion_tokens`, `cached_tokens`, `finish_reason` and what else
+        meta: In the last piece `prompt_tokens`, `completion_tokens`, `cached_tokens`, `finish_reason` and whatever else
             the backend reports.
-        others: In the last piece of a gen with n > 1: the texts of the second and further continuations.
+        others: In the last piece of a gen with n > 1 the texts of the second and further continuations.
     """
 
     text: str
@@ -34,11 +34,11 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Selection:
-    """What was chosen.
+    """The result of a select.
 
     Attributes:
-        choice: One of the choices; the session goes on behind it.
-        probabilities: Of each choice, in their order; they sum to 1. None where the backend cannot tell.
+        choice: One of the choices. The prompt of the session now ends with it.
+        probabilities: The probability of each choice; they sum to 1. None where the backend does not know.
         meta: As in `Piece`.
     """
 
@@ -48,14 +48,14 @@ class Selection:
 
 
 class Session(Protocol):
-    """One stream's prompt. Its methods are called one at a time, each when the one before has ended."""
+    """The prompt of one stream. A method is called only when the call before has ended."""
 
     async def extend(self, item: PromptItem) -> str:
-        """Appends; gives the text that this added to the prompt, markers of a turn included. Calls no model."""
+        """Appends an item; gives the text that this added to the prompt, markers of a turn included. Calls no model."""
         ...
 
     def generate(self, gen: Gen) -> AsyncIterator[Piece]:
-        """Continues the prompt, which then ends with the (first) continuation. Closing it early aborts.
+        """Continues the prompt, which then ends with the (first) continuation. Closing the iterator early aborts.
 
         Raises:
             JsgError: An argument is wrong or not supported, or the backend failed.
@@ -63,62 +63,62 @@ class Session(Protocol):
         ...
 
     async def select(self, select: Select) -> Selection:
-        """Chooses; the prompt then ends with the choice. Raises as `generate`."""
+        """Chooses one of the choices, with which the prompt then ends. Raises the same as `generate`."""
         ...
 
     async def fork(self, size: int, position_ids_offset: Sequence[int] | None = None) -> "Sequence[Session]":
-        """So many sessions that begin as this one is now. Computes the common prompt first where that saves work."""
+        """Makes `size` sessions that begin as this one is now. Computes the common prompt first if that saves work."""
         ...
 
     async def join(self, branches: "Sequence[Session]") -> None:
-        """Appends what each branch has behind the common prompt, each as it would be without the others."""
+        """Appends what each branch has behind the common prompt. No branch sees another one."""
         ...
 
     async def close(self) -> None:
-        """Gives back what it holds. A second time does nothing."""
+        """Releases what the session holds. A second call does nothing."""
         ...
 
 
 class BlockSession(Session, Protocol):
-    """A session that would rather see a whole turn of the assistant before it asks the model.
+    """A session that needs a whole turn of the assistant before it calls the model.
 
-    The stream collects what a program appends between `RoleBegin("assistant")` and its end, or until somebody waits for
-    one of its variables, and hands it over at once.
+    The stream collects what a program appends from `RoleBegin("assistant")` on, and hands it over at once when the turn
+    ends or somebody waits for a variable of it.
     """
 
     @property
     def wants_blocks(self) -> bool:
-        """Whether `generate_block` is to be used."""
+        """Whether the stream has to call `generate_block`."""
         ...
 
     async def generate_block(self, items: Sequence[Text | Gen]) -> Sequence[Piece]:
-        """Continues the open turn by these; one last `Piece`, with the whole text, for each `Gen`.
+        """Continues the open turn by `items`; gives for each `Gen` one last `Piece`, which has its whole text.
 
-        Raises as `generate`.
+        Raises the same as `generate`.
         """
         ...
 
 
 class HintSession(Session, Protocol):
-    """A session whose backend keeps prefixes."""
+    """A session of a backend that keeps prefixes."""
 
     async def hint(self) -> None:
-        """Computes the prompt as it is now, so that what begins like it finds it cached, and keeps it until `close`.
+        """Computes the prompt and keeps it cached until `close`, for prompts that begin with it.
 
-        The prompt does not change by it, nor how what follows is encoded. Ends when it is computed, or when the backend
-        has no room for it: never an error.
+        Neither the prompt changes nor the way in which later text is encoded. Returns when the prompt is computed, or
+        when the backend has no room for it, which is no error.
         """
         ...
 
 
 class Backend(Protocol):
-    """What executes programs."""
+    """A model, or an API, that executes programs."""
 
     def open(self, *, num_api_spec_tokens: int | None = None) -> Session:
-        """An empty session.
+        """Opens an empty session.
 
         Args:
-            num_api_spec_tokens: New tokens that one call may ask for beyond the gen at hand, to answer later gens.
+            num_api_spec_tokens: New tokens that one call may ask for beyond its gen, to answer later gens with.
 
         Raises:
             JsgError: The backend has no use for an argument.
@@ -126,21 +126,21 @@ class Backend(Protocol):
         ...
 
     async def flush_cache(self) -> bool:
-        """Forgets cached prefixes; False where requests run. Raises JsgError where there is no cache to reach."""
+        """Forgets cached prefixes; False while requests run. Raises JsgError where there is no access to a cache."""
         ...
 
     async def server_info(self) -> dict[str, Any]:
-        """What is known of model and server."""
+        """Gives what is known of the model and the server."""
         ...
 
     async def close(self) -> None:
-        """Closes connections. Sessions must have been closed."""
+        """Closes all connections. Sessions must be closed before."""
         ...
 
 
 class BackendSource(Protocol):
-    """Something that is no backend itself but has one: `jsg.Engine`, `jsg.Runtime`."""
+    """An object that has a backend but is none: `jsg.Engine`, `jsg.Runtime`."""
 
     def as_backend(self) -> Backend:
-        """The backend, always the same one."""
+        """Gives the backend, which is the same one each time."""
         ...

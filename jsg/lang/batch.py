@@ -1,5 +1,6 @@
 """Many runs of one program, a bounded number at a time."""
 
+import abc
 import asyncio
 import concurrent.futures
 import contextlib
@@ -9,45 +10,134 @@ import os
 import queue
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack, overload
 
 from jsg.errors import ProgramError
+from jsg.lang.backend import Backend, BackendSource
+from jsg.lang.run_args import BatchArgs
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-_GENERATOR_WINDOW = 256  # runs that may be started and not yet taken from an iterator, unless more run at a time
+Items = Sequence[Mapping[str, Any] | Sequence[Any]]
+type Work[State] = Callable[[int], Coroutine[Any, Any, State]]
+"""Runs an item, by its index, to its end, and gives its state. Cancelling it cancels the run."""
+_GENERATOR_WINDOW = 256  # started runs whose states an iterator has not given yet, unless more run at a time
+
+
+class Batchable[State](abc.ABC):
+    """A program that can run once for each item of a batch."""
+
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Items,
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: Literal[False] = False,
+        backend: Backend | BackendSource | None = None,
+        **run_args: Unpack[BatchArgs],
+    ) -> list[State]: ...
+
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Items,
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: Literal[True],
+        backend: Backend | BackendSource | None = None,
+        **run_args: Unpack[BatchArgs],
+    ) -> Iterator[State]: ...
+
+    def run_batch(
+        self,
+        batch_kwargs: Items,
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        backend: Backend | BackendSource | None = None,
+        **run_args: Unpack[BatchArgs],
+    ) -> list[State] | Iterator[State]:
+        """Runs the program once for each item, several at a time; gives the states in the items' order, each ended.
+
+        What fails in an item stays with its state: `states[i].error()`. An interrupt cancels all runs.
+
+        Args:
+            batch_kwargs: For each run its keyword arguments as a dict, or its positional arguments as a sequence.
+            num_threads: Runs under way at a time; "auto" is 96, or 16 per core if that is more.
+            progress_bar: Shows how many runs are done.
+            generator_style: Gives an iterator. A state comes as soon as its run and those before it are done.
+            backend: As in `run`.
+            **run_args: As `RunArgs` says, for all runs; a name that is a parameter of the program is given per item.
+                A compiled program also takes `where`, as its `run` does.
+
+        Raises:
+            ProgramError: An item does not fit the parameters of the program, and nothing was run. A keyword is an
+                argument of the program.
+        """
+        work = self._batch(batch_kwargs, backend, dict(run_args))
+        if isinstance(work, list):
+            return iter(work) if generator_style else work
+        runs = _Batch(len(batch_kwargs), work, num_workers(num_threads, len(batch_kwargs)), progress_bar)
+        return runs.iterate() if generator_style else runs.run()
+
+    async def arun_batch(
+        self,
+        batch_kwargs: Items,
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        backend: Backend | BackendSource | None = None,
+        **run_args: Unpack[BatchArgs],
+    ) -> list[State] | AsyncIterator[State]:
+        """As `run_batch`, for tasks; with `generator_style` an asynchronous iterator."""
+        work = self._batch(batch_kwargs, backend, dict(run_args))
+        if isinstance(work, list):
+            return _each(work) if generator_style else work
+        runs = _Batch(len(batch_kwargs), work, num_workers(num_threads, len(batch_kwargs)), progress_bar)
+        return runs.iterate_async() if generator_style else await runs.run_async()
+
+    @abc.abstractmethod
+    def _batch(
+        self, items: Items, backend: Backend | BackendSource | None, options: dict[str, Any]
+    ) -> Work[State] | list[State]:
+        """What runs an item, once all items are checked; in a trace the states themselves. Raises ProgramError."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Batch[State]:
-    """What is to be run, and how.
+class _Batch[State]:
+    """Runs of a program, a bounded number at a time.
 
     Attributes:
-        size: Runs.
-        run_one: Runs one, by its index, to its end, and gives its state. Cancelling it cancels the run.
+        size: The number of runs.
+        run_one: Runs one.
         num_workers: Runs under way at a time.
-        progress_bar: Shows how many are done.
+        progress_bar: Shows how many runs are done.
     """
 
     size: int
-    run_one: Callable[[int], Coroutine[Any, Any, State]]
+    run_one: Work[State]
     num_workers: int
     progress_bar: bool
 
     def run(self) -> list[State]:
-        """All states, each at its end, in the items' order."""
+        """Gives all states, each at its end, in the order of the items."""
         return list(self._iterate(self.size))
 
     def iterate(self) -> Iterator[State]:
-        """The same, each as soon as it and those before it are done. Closing it cancels the rest."""
+        """Gives each state as soon as its run and those before it are done. Closing the iterator cancels the rest."""
         return self._iterate(max(_GENERATOR_WINDOW, 2 * self.num_workers))
 
     async def run_async(self) -> list[State]:
-        """As `run`, for tasks."""
+        """Does the same as `run`, for tasks."""
         async with contextlib.aclosing(self._states(asyncio.Semaphore(self.size))) as states:
             return [state async for state in states]
 
     async def iterate_async(self) -> AsyncIterator[State]:
-        """As `iterate`, for tasks."""
+        """Does the same as `iterate`, for tasks."""
         room = asyncio.Semaphore(max(_GENERATOR_WINDOW, 2 * self.num_workers))
         async with contextlib.aclosing(self._states(room)) as states:
             async for state in states:
@@ -55,7 +145,7 @@ class Batch[State]:
                 room.release()
 
     def _iterate(self, window: int) -> Iterator[State]:
-        """On an event loop in a thread of its own, so that the caller can be interrupted and async bodies run."""
+        """Runs on an event loop in another thread, so that the caller can be interrupted and async bodies run."""
         arrived: queue.SimpleQueue[State | BaseException | None] = queue.SimpleQueue()
         driver: concurrent.futures.Future[_Driver] = concurrent.futures.Future()
 
@@ -72,7 +162,7 @@ class Batch[State]:
             try:
                 asyncio.run(drive())
                 arrived.put(None)
-            except BaseException as error:  # handed to the thread that waits
+            except BaseException as error:  # the thread that waits raises it
                 arrived.put(error)
 
         context = contextvars.copy_context()
@@ -124,12 +214,12 @@ class _Driver:
     room: asyncio.Semaphore
 
     def post(self, call: Callable[[], object]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it what was to be told
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and no task is left to hear of it
             self.loop.call_soon_threadsafe(call)
 
 
 def arguments_of(item: Any, index: int) -> Arguments:
-    """The arguments of one run. Raises ProgramError where the item is neither a dict nor a sequence."""
+    """Gives the arguments of one run. Raises ProgramError where the item is neither a dict nor a sequence."""
     match item:
         case Mapping():
             return (), dict(item)
@@ -141,7 +231,7 @@ def arguments_of(item: Any, index: int) -> Arguments:
 
 
 def num_workers(num_threads: int | Literal["auto"], num_items: int) -> int:
-    """Runs at a time. Raises ProgramError for what is no number."""
+    """Gives how many runs are under way at a time. Raises ProgramError for a `num_threads` that is no such number."""
     if num_threads == "auto":
         num_threads = max(96, 16 * (os.cpu_count() or 1))
     if not isinstance(num_threads, int) or isinstance(num_threads, bool) or num_threads < 1:
@@ -149,14 +239,8 @@ def num_workers(num_threads: int | Literal["auto"], num_items: int) -> int:
     return max(1, min(num_threads, num_items))
 
 
-def in_thread(body: Callable[[], object]) -> None:
-    """Runs it in a thread of its own, with the caller's context, which keeps no interpreter from ending."""
-    context = contextvars.copy_context()
-    threading.Thread(target=lambda: context.run(body), name="jsg-program", daemon=True).start()
-
-
 def _pass_on(worker: asyncio.Task[None], done: Sequence[asyncio.Future[Any]]) -> None:
-    """A worker that failed (our bug, or a backend that cannot open sessions) fails what is waited for."""
+    """Hands the error of a worker (our bug, or a backend that cannot open sessions) to whoever waits for a state."""
     if worker.cancelled() or worker.exception() is None:
         return
     for future in done:
@@ -164,12 +248,17 @@ def _pass_on(worker: asyncio.Task[None], done: Sequence[asyncio.Future[Any]]) ->
             error = worker.exception()
             assert error is not None
             future.set_exception(error)
-            future.exception()  # else the futures behind the first one warn that nobody asked
+            future.exception()  # else the futures behind the first one warn that nobody read their error
+
+
+async def _each[State](states: Sequence[State]) -> AsyncIterator[State]:
+    for state in states:
+        yield state
 
 
 @contextlib.contextmanager
 def progress(total: int, is_shown: bool) -> Iterator[Callable[[], None]]:
-    """What is called once for each run that is done; shows a bar."""
+    """Gives a function to be called once for each run that is done; shows a bar if `is_shown`."""
     if not is_shown:
         yield lambda: None
         return

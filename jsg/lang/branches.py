@@ -1,4 +1,4 @@
-"""What states of interpreted and of traced programs have in common around what they append: spans and branches."""
+"""Spans and branches, which states of interpreted and of traced programs share."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from jsg.lang.nesting import JoinMode
 
 
 class Extendable(Protocol):
-    """A state to which can be appended."""
+    """A state that a program can extend."""
 
     def extend(self, value: Any) -> Any:
         """Appends text or an expression."""
@@ -20,7 +20,7 @@ class Extendable(Protocol):
 
 @final
 class Span:
-    """Appends `begin` and `end` around a block of `with` or `async with`; no end where the block raises."""
+    """Appends `begin` and `end` around a block of `with` or `async with`. Where the block raises it appends no end."""
 
     def __init__(self, state: Extendable, begin: Expr, end: Expr) -> None:
         self._state = state
@@ -50,7 +50,7 @@ class ProgramStateGroup[S: Extendable]:
     """The branches of a fork."""
 
     def __init__(self, states: list[S], join: Callable[[JoinMode], object]) -> None:
-        """`join` takes them into the state that they were forked from."""
+        """`join` joins the branches into the state from which they were forked."""
         self.states = states
         self._join = join
 
@@ -61,14 +61,14 @@ class ProgramStateGroup[S: Extendable]:
         return self.states[index]
 
     def __setitem__(self, index: int, state: S) -> None:
-        if self.states[index] is not state:  # what `forks[i] += ...` assigns is the branch itself
+        if self.states[index] is not state:  # `forks[i] += ...` assigns the branch itself
             raise ProgramError("a branch cannot be replaced by another state; extend it with +=")
 
     def __iter__(self) -> Iterator[S]:
         return iter(self.states)
 
     def __iadd__(self, value: "Expr | str | Sequence[Expr | str] | Callable[[int], Expr | str]") -> Self:
-        if callable(value) and not isinstance(value, Expr):  # a symbol of a trace can be called, so that it can refuse
+        if callable(value) and not isinstance(value, Expr):  # a symbol of a trace is callable, only to refuse the call
             values: Sequence[Expr | str] = [value(i) for i in range(len(self.states))]
         elif isinstance(value, Sequence) and not isinstance(value, str):
             values = value
@@ -83,12 +83,12 @@ class ProgramStateGroup[S: Extendable]:
         return self
 
     def join(self, mode: JoinMode = "gather_variable") -> None:
-        """Takes what the branches have into the state that they were forked from. Waits for nothing; the branches end.
+        """Joins the branches into the state from which they were forked. Waits for nothing; the branches end.
 
         Args:
-            mode: "gather_variable": each name that a branch set becomes, in the parent, the list of the branches'
-                values, None where a branch did not set it. "concate_and_append": what each branch appended is
-                appended to the parent, side by side: no branch sees another, what follows sees all.
+            mode: With "gather_variable" each name that a branch set becomes, in the parent, the list of the values of
+                all branches, with None for a branch that did not set it. With "concate_and_append" the parent gets
+                the text of the branches side by side: no branch sees another, and later text sees all.
 
         Raises:
             ProgramError: The branches were joined already, or one has an open scope. With "concate_and_append": the
@@ -99,6 +99,6 @@ class ProgramStateGroup[S: Extendable]:
 
 @contextlib.contextmanager
 def joined_at_end[S: Extendable](branches: ProgramStateGroup[S]) -> Iterator[S]:
-    """The one branch of a fork of one, for a `with` block; joined behind it."""
+    """Gives the branch of a fork of one to a `with` block, and joins it at the end of the block."""
     yield branches[0]
     branches.join()

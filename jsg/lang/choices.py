@@ -1,16 +1,16 @@
-"""Which of several choices a model prefers, by how likely their tokens are: the methods that `select` takes.
+"""The methods of `select`: which of several choices a model prefers, by how likely their tokens are.
 
-`token_trie` is the default, and its scores are probabilities. A model continues with token sequences; some begin with
-the tokens of one choice, some with those of another. The probability of a choice is its share of all that begin with
-one of them. A sequence that begins with a choice and goes on into a longer choice counts for the longer one only. The
-other three are known from SGLang and keep its formulas.
+`token_trie` is the default, and its scores are probabilities. Of all token sequences with which the model could
+continue, take those that begin with the tokens of a choice: the probability of a choice is its share of them. A
+sequence that begins with two choices counts for the longer one only. The other three methods come from SGLang and keep
+its formulas.
 """
 
 import dataclasses
 import math
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from jsg.errors import RequestError
 from jsg.lang.backend import Selection
@@ -20,12 +20,12 @@ from jsg.lang.tokens.trie import TokenTrie
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a method makes of scored choices.
+    """The result of a method.
 
     Attributes:
-        best: Index of the choice it prefers.
-        scores: Of each choice; a choice is sampled by them as by logits. None where the method has none.
-        meta: What it reports beside.
+        best: Index of the preferred choice.
+        scores: The score of each choice, by which one is drawn as by logits. None where the method has no scores.
+        meta: Further fields of the report.
     """
 
     best: int
@@ -33,120 +33,84 @@ class Verdict:
     meta: dict[str, Any]
 
 
-class ChoicesMethod(Protocol):
-    """A way to choose."""
-
-    @property
-    def name(self) -> str:
-        """What `ir.Select` calls it."""
-        ...
-
-    @property
-    def needs_unconditional(self) -> bool:
-        """Whether the choices must be scored by themselves as well."""
-        ...
-
-    @property
-    def has_scores(self) -> bool:
-        """Whether one may be drawn by its verdicts."""
-        ...
-
-    def judge(self, scored: ScoredChoices) -> Verdict:
-        """Prefers one. Raises RequestError where it cannot judge these choices."""
-        ...
-
-
-@final
 @dataclasses.dataclass(frozen=True, slots=True)
-class TokenTrieChoice:
-    """The most likely choice, by exact probabilities over the trie of their tokens."""
+class ChoicesMethod:
+    """A way to choose.
 
-    name: str = "token_trie"
+    Attributes:
+        name: Its name in `ir.Select`.
+        judge: Prefers one of the choices. It is given the scores and the name, and raises RequestError where it cannot
+            judge these choices.
+        needs_unconditional: Whether the choices must be scored by themselves as well.
+        has_scores: Whether a choice may be drawn by its verdicts.
+    """
+
+    name: str
+    judge: Callable[[ScoredChoices, str], Verdict]
     needs_unconditional: bool = False
     has_scores: bool = True
 
-    def judge(self, scored: ScoredChoices) -> Verdict:
-        """Never refuses, unless no choice is possible."""
-        scores = trie_logprobs(scored)
-        return Verdict(_first_best(scores), tuple(scores), {})
+
+def _by_trie(scored: ScoredChoices, name: str) -> Verdict:
+    """The most likely choice, by exact probabilities over the trie of the tokens."""
+    scores = trie_logprobs(scored)
+    return Verdict(_first_best(scores), tuple(scores), {})
 
 
-@final
-@dataclasses.dataclass(frozen=True, slots=True)
-class TokenLengthNormalized:
-    """The choice whose tokens are likeliest on average, which favours long and predictable ones."""
-
-    name: str = "token_length_normalized"
-    needs_unconditional: bool = False
-    has_scores: bool = True
-
-    def judge(self, scored: ScoredChoices) -> Verdict:
-        """Refuses an empty choice: it has no average."""
-        scores = [_mean(choice.logprobs, self.name) for choice in scored.choices]
-        return Verdict(_first_best(scores), tuple(scores), {})
+def _by_mean(scored: ScoredChoices, name: str) -> Verdict:
+    """The choice whose tokens are likeliest on average, which favours long and predictable choices."""
+    scores = [_mean(choice.logprobs, name) for choice in scored.choices]
+    return Verdict(_first_best(scores), tuple(scores), {})
 
 
-@final
-@dataclasses.dataclass(frozen=True, slots=True)
-class GreedyTokenSelection:
-    """Token by token, the choices whose token is likeliest stay, until one is left; short ones go on in their mean."""
-
-    name: str = "greedy_token_selection"
-    needs_unconditional: bool = False
-    has_scores: bool = False
-
-    def judge(self, scored: ScoredChoices) -> Verdict:
-        """Refuses an empty choice."""
-        length = max(len(choice.logprobs) for choice in scored.choices)
-        matrix = [
-            [*choice.logprobs, *[_mean(choice.logprobs, self.name)] * (length - len(choice.logprobs))]
-            for choice in scored.choices
-        ]
-        left = list(range(len(matrix)))
-        for column in range(length):
-            best = max(matrix[row][column] for row in left)
-            left = [row for row in left if matrix[row][column] == best]
-        return Verdict(left[0], None, {"greedy_logprob_matrix": matrix})
+def _by_greedy_tokens(scored: ScoredChoices, name: str) -> Verdict:
+    """Keeps, token by token, the choices whose token is likeliest; a short choice continues with its mean."""
+    length = max(len(choice.logprobs) for choice in scored.choices)
+    matrix = [
+        [*choice.logprobs, *[_mean(choice.logprobs, name)] * (length - len(choice.logprobs))]
+        for choice in scored.choices
+    ]
+    left = list(range(len(matrix)))
+    for column in range(length):
+        best = max(matrix[row][column] for row in left)
+        left = [row for row in left if matrix[row][column] == best]
+    return Verdict(left[0], None, {"greedy_logprob_matrix": matrix})
 
 
-@final
-@dataclasses.dataclass(frozen=True, slots=True)
-class UnconditionalLikelihoodNormalized:
-    """The choice whose tokens the prompt makes likelier, on average, than they are by themselves."""
+def _by_gain(scored: ScoredChoices, name: str) -> Verdict:
+    """The choice whose tokens the prompt makes likelier, on average, than they are by themselves.
 
-    name: str = "unconditional_likelihood_normalized"
-    needs_unconditional: bool = True
-    has_scores: bool = True
-
-    def judge(self, scored: ScoredChoices) -> Verdict:
-        """Refuses an empty choice. A first token, which nothing precedes, counts as certain."""
-        scores: list[float] = []
-        for choice in scored.choices:
-            gains = [own - (alone or 0.0) for own, alone in zip(choice.logprobs, choice.unconditional, strict=True)]
-            scores.append(_mean(gains, self.name))
-        alone = [_shown(choice, choice.unconditional) for choice in scored.choices]
-        return Verdict(_first_best(scores), tuple(scores), {"unconditional_token_logprobs": alone})
+    A first token, which nothing precedes, counts as certain.
+    """
+    scores: list[float] = []
+    for choice in scored.choices:
+        gains = [own - (alone or 0.0) for own, alone in zip(choice.logprobs, choice.unconditional, strict=True)]
+        scores.append(_mean(gains, name))
+    alone = [_shown(choice, choice.unconditional) for choice in scored.choices]
+    return Verdict(_first_best(scores), tuple(scores), {"unconditional_token_logprobs": alone})
 
 
-token_trie = TokenTrieChoice()
-token_length_normalized = TokenLengthNormalized()
-greedy_token_selection = GreedyTokenSelection()
-unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()
-METHODS: dict[str, ChoicesMethod] = {
+token_trie = ChoicesMethod("token_trie", _by_trie)
+token_length_normalized = ChoicesMethod("token_length_normalized", _by_mean)
+greedy_token_selection = ChoicesMethod("greedy_token_selection", _by_greedy_tokens, has_scores=False)
+unconditional_likelihood_normalized = ChoicesMethod(
+    "unconditional_likelihood_normalized", _by_gain, needs_unconditional=True
+)
+METHODS = {
     method.name: method
     for method in (token_trie, token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized)
 }
 
 
 def method_named(name: str) -> ChoicesMethod:
-    """The method of that name; raises RequestError where there is none."""
+    """Gives the method of that name. Raises RequestError where there is none."""
     if name not in METHODS:
         raise RequestError(f"choices_method must be one of {', '.join(METHODS)}, but got {name!r}", "choices_method")
     return METHODS[name]
 
 
 def check_draw(method: str, temperature: float) -> None:
-    """Raises RequestError where there is no such method, or it cannot draw by this temperature."""
+    """Raises RequestError where there is no such method, or where it cannot draw at this temperature."""
     if not (math.isfinite(temperature) and temperature >= 0):
         raise RequestError(f"temperature must be at least 0 and finite, but got {temperature}", "temperature")
     if temperature and not method_named(method).has_scores:
@@ -165,20 +129,20 @@ def decide(
     temperature: float = 0.0,
     seed: int | None = None,
 ) -> Selection:
-    """One of the choices, the probability of each whatever the method, and what SGLang reports of them.
+    """Chooses; gives also the probability of each choice, whatever the method, and what SGLang reports of the choices.
 
     Args:
-        choices: Their texts, in the order in which they were scored.
-        scored: With unconditional scores where the method needs them.
+        choices: The texts of the choices, in the order in which they were scored.
+        scored: The scores, with unconditional ones where the method needs them.
         method: Name of a method.
-        temperature: 0 takes what the method prefers; else one is drawn by its scores.
-        seed: Of the draw.
+        temperature: At 0 the preferred choice is taken; above it one is drawn by the scores.
+        seed: The seed of the draw.
 
     Raises:
         RequestError: An argument breaks a rule, or the method cannot judge these choices.
     """
     check_draw(method, temperature)
-    verdict = method_named(method).judge(scored)
+    verdict = method_named(method).judge(scored, method)
     probabilities = tuple(map(math.exp, trie_logprobs(scored)))
     meta = scored.meta | {
         "probabilities": list(probabilities),
@@ -193,12 +157,12 @@ def decide(
 
 
 def trie_logprobs(scored: ScoredChoices) -> list[float]:
-    """The logarithm of the probability of each choice, given that one of them comes.
+    """Gives the logarithm of the probability of each choice, given that one of them comes.
 
-    Choices of the same tokens share theirs equally.
+    Choices with the same tokens share their probability equally.
 
     Raises:
-        RequestError: The model holds all of them impossible.
+        RequestError: All choices are impossible for the model.
     """
     trie = TokenTrie([choice.token_ids for choice in scored.choices])
     logprobs: dict[int, float] = {}
@@ -219,7 +183,7 @@ def trie_logprobs(scored: ScoredChoices) -> list[float]:
 
 
 def _chances_to_go_on(trie: TokenTrie, logprobs: Mapping[int, float]) -> list[float]:
-    """For each node how likely the model, having come there, goes on to the end of some choice below it."""
+    """Gives for each node how likely the model, once there, continues to the end of a choice below it."""
     ends = set(trie.ends)
     chances = [0.0] * len(trie.children)
     for node in reversed(range(len(trie.children))):  # a node comes after its parent
@@ -255,5 +219,5 @@ def _mean(values: Sequence[float], method: str) -> float:
 
 
 def _shown(choice: ScoredChoice, logprobs: Sequence[float | None]) -> list[list[Any]]:
-    """As `/generate` shows logprobs: value, id and text of each token."""
+    """Gives logprobs in the form of `/generate`: value, id and text of each token."""
     return [list(entry) for entry in zip(logprobs, choice.token_ids, choice.token_texts, strict=True)]

@@ -1,4 +1,4 @@
-"""Branches and loops that a graph can hold. They do the same in a program that is only interpreted.
+"""Branches and loops that a graph can hold. They do the same in an interpreted program.
 
 cond(s, equals(s["verdict"], "yes"), then=accept, otherwise=revise)
 loop(s, improve, until=lambda s: contains(s["review"], "done"), max_rounds=3)
@@ -29,7 +29,7 @@ def contains(value: Any, text: Any) -> Condition:
 
 
 def matches(value: Any, pattern: str) -> Condition:
-    """Holds where the whole of `value` matches a regular expression, in the dialect of `gen(regex=...)`."""
+    """Holds where all of `value` matches a regular expression, in the dialect of `gen(regex=...)`."""
     if not isinstance(pattern, str):
         raise ProgramError(f"the pattern of matches() must be constant text, but got {type(pattern).__name__}")
     return Matches(_text(value), pattern)
@@ -41,12 +41,12 @@ def not_(condition: Condition) -> Condition:
 
 
 def all_of(*conditions: Condition) -> Condition:
-    """Holds where every one of `conditions` does."""
+    """Holds where each of `conditions` does."""
     return AllOf(tuple(map(_condition, conditions)))
 
 
 def any_of(*conditions: Condition) -> Condition:
-    """Holds where one of `conditions` does at least."""
+    """Holds where at least one of `conditions` does."""
     return AnyOf(tuple(map(_condition, conditions)))
 
 
@@ -58,14 +58,14 @@ def cond(
 ) -> None:
     """Runs `then(s)` where the condition holds, else `otherwise(s)`.
 
-    In a program that is traced both become part of the graph, and the run chooses. They may extend `s` and what they
-    fork from it, and set its variables; a variable that only one of them sets keeps what it was if the other one runs.
+    In a traced program both functions become part of the graph, and the run chooses. They may extend `s` and its forks,
+    and set variables. A variable that only one of them sets keeps its value where the other one runs.
 
     Args:
-        s: The state; the traced program's own, or a fork of it.
-        condition: Of `equals`, `contains`, `matches`, `not_`, `all_of`, `any_of`.
-        then: Extends the state it is given.
-        otherwise: The same; None appends nothing.
+        s: The state: that of the program, or a fork of it.
+        condition: What `equals`, `contains`, `matches`, `not_`, `all_of` or `any_of` gives.
+        then: Extends the state that it is given.
+        otherwise: Does the same; None appends nothing.
 
     Raises:
         ProgramError: `condition` is no such condition.
@@ -86,15 +86,15 @@ def loop(
     until: Callable[[Any], Condition] | None = None,
     max_rounds: int,
 ) -> None:
-    """Runs `body(s)` at least once, until a condition holds, `max_rounds` times at most.
+    """Runs `body(s)` at least once, until a condition holds, and at most `max_rounds` times.
 
-    In a program that is traced the body is traced once; what it reads of a variable is what the round before left.
+    In a traced program the body is traced once; it reads of a variable the value that the round before left.
 
     Args:
-        s: As in `cond`.
-        body: Extends the state it is given.
-        until: Gives the condition to end after a round; None runs all rounds.
-        max_rounds: Bound.
+        s: The state, as in `cond`.
+        body: Extends the state that it is given.
+        until: Gives the condition on which the loop ends after a round; None runs all rounds.
+        max_rounds: The largest number of rounds.
 
     Raises:
         ProgramError: `max_rounds` is not between 1 and 1000, or `until` gives no condition.
@@ -111,9 +111,10 @@ def loop(
 
 
 def unordered(*parts: Expr | str) -> Expr:
-    """Parts whose order means nothing, each of text, pictures and videos; they are appended as they stand.
+    """Appends parts of text, pictures and videos, whose order means nothing, in the order given.
 
-    A graph may put them into another order, so that what is the same in many runs comes first and is computed once.
+    A graph may put them into another order, so that the parts that are equal in many runs come first and are computed
+    once.
     """
     tracing = scope.active()
     if tracing is not None:

@@ -1,4 +1,4 @@
-"""The backend of programs that name none, and what a backend does beside running programs."""
+"""The default backend, and calls on a backend that run no program."""
 
 from typing import Any, cast
 
@@ -10,17 +10,17 @@ _default: Backend | None = None
 
 
 def set_default_backend(backend: Backend | BackendSource | None) -> None:
-    """Has programs that name no backend run on this one: a backend, `jsg.Engine`, `jsg.Runtime`; None for none.
+    """Sets the backend of programs that name none: a backend, a `jsg.Engine` or a `jsg.Runtime`; None sets no backend.
 
     Raises:
-        ConfigError: It is nothing of the kind.
+        ConfigError: It is none of these.
     """
     global _default
     _default = None if backend is None else as_backend(backend)
 
 
 def as_backend(backend: Backend | BackendSource | None) -> Backend:
-    """A backend, that of something which has one, or the default. Raises ConfigError where there is none."""
+    """Gives `backend` itself, the backend that it has, or the default one. Raises ConfigError where there is none."""
     if backend is None:
         if _default is None:
             raise ConfigError(
@@ -39,22 +39,22 @@ def as_backend(backend: Backend | BackendSource | None) -> Backend:
 
 
 def flush_cache(backend: Backend | BackendSource | None = None) -> bool:
-    """Forgets cached prefixes; False where requests run, and nothing is forgotten.
+    """Forgets cached prefixes; gives False, and forgets nothing, while requests run.
 
     Args:
-        backend: Which; the default one where None.
+        backend: The backend; the default one where None.
 
     Raises:
-        JsgError: The backend has no cache that it could reach, or failed.
+        JsgError: The backend has no access to a cache, or failed.
     """
     return wait_for(shared_loop().submit(as_backend(backend).flush_cache()))
 
 
 def get_server_info(backend: Backend | BackendSource | None = None) -> dict[str, Any]:
-    """What is known of model and server.
+    """Gives what is known of the model and the server.
 
     Args:
-        backend: Which; the default one where None.
+        backend: The backend; the default one where None.
 
     Raises:
         JsgError: The backend failed.

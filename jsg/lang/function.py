@@ -1,9 +1,12 @@
 """Programs: Python functions whose first parameter is the state `s`."""
 
 import asyncio
+import contextvars
+import dataclasses
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Unpack, overload
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final, overload
 
 from jsg.errors import ProgramError
 from jsg.lang import batch
@@ -11,19 +14,20 @@ from jsg.lang.backend import Backend, BackendSource
 from jsg.lang.defaults import as_backend
 from jsg.lang.ir import PUBLISHED, SamplingArgs
 from jsg.lang.run import Run, calling_backend
-from jsg.lang.run_args import RunArgs, take_run_args
+from jsg.lang.run_args import take_run_args
 from jsg.lang.state import ProgramState
 from jsg.lang.streams.loop import shared_loop
 from jsg.lang.tracing import scope
 
 
-class SglFunction:
+@final
+class SglFunction(batch.Batchable[ProgramState]):
     """A program.
 
     Attributes:
         func: The function, `def` or `async def`; its first parameter is the state.
-        num_api_spec_tokens: New tokens that one call of a remote API may ask for beyond the gen at hand.
-        bound: Arguments given by `bind`.
+        num_api_spec_tokens: New tokens that one call of a remote API may ask for beyond its gen.
+        bound: The arguments that `bind` was given.
     """
 
     def __init__(
@@ -51,165 +55,90 @@ class SglFunction:
         self.__doc__ = func.__doc__
 
     def bind(self, **kwargs: Any) -> "SglFunction":
-        """The program with these arguments given."""
+        """Gives the program with these arguments bound."""
         unknown = kwargs.keys() - self._own
         if unknown and not self._takes_any():
             raise ProgramError(f"{self.__qualname__} has no parameter {', '.join(sorted(unknown))}")
         return SglFunction(self.func, self.num_api_spec_tokens, {**self.bound, **kwargs})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As `run`; an async program gives what `arun` gives, to be awaited; in a trace, it is traced."""
+        """Does the same as `run`. An async program gives what `arun` gives, to be awaited; in a trace it is traced."""
         return self.arun(*args, **kwargs) if self.is_async and not scope.active() else self.run(*args, **kwargs)
 
     def run(
         self, *args: Any, stream: bool = False, backend: Backend | BackendSource | None = None, **kwargs: Any
     ) -> Any:
-        """Runs it; gives its state, whose variables may not be computed yet: reading them waits.
+        """Runs the program; gives its state. Variables may not be computed yet: reading them waits.
 
         Args:
-            *args: Of the function, behind the state.
-            stream: Returns at once and runs the body in a thread, so that text can be read as it comes.
-            backend: Where; that of the program which calls this one, or the default backend, where None.
-            **kwargs: Of the function, and what `RunArgs` says; a name that is both is the function's.
+            *args: The arguments of the function behind the state.
+            stream: Runs the body in a thread and returns at once, so that text can be read as it comes.
+            backend: The backend. None takes that of the program which calls this one, or the default one.
+            **kwargs: Arguments of the function and of `RunArgs`; a name of both is the function's.
 
         Returns:
-            A `ProgramState`; in a trace, what the tracer gives.
+            A `ProgramState`; in a trace a `TracedState`.
 
         Raises:
-            ProgramError: It is async and an event loop runs: use `arun`. Arguments are wrong.
-            Exception: Whatever the body raises (without `stream`).
+            ProgramError: The arguments are wrong, or the program is async and an event loop runs, which needs `arun`.
+            Exception: The body raised it (without `stream`).
         """
         given, kwargs = take_run_args(kwargs, self._own)
         if (tracing := scope.active()) is not None:
             return tracing.call(self, args, kwargs, _unless_empty(given))
-        state, run = self._start(args, kwargs, given, backend)
+        call = self._start(args, kwargs, given, backend)
         if stream:
-            batch.in_thread(lambda: self._keep_body(state, run, args, kwargs))
-        elif self.is_async:
-            if asyncio._get_running_loop() is not None:
-                raise ProgramError(f"{self.__qualname__} is async, and an event loop runs: use `await ....arun(...)`")
-            asyncio.run(self._run_async_body(state, run, args, kwargs))
+            in_thread(call.keep_body)
         else:
-            self._run_body(state, run, args, kwargs)
-        return state
+            if self.is_async and asyncio._get_running_loop() is not None:
+                raise ProgramError(f"{self.__qualname__} is async, and an event loop runs: use `await ....arun(...)`")
+            call.run_body()
+        return call.state
 
     async def arun(
         self, *args: Any, stream: bool = False, backend: Backend | BackendSource | None = None, **kwargs: Any
     ) -> Any:
-        """Runs it to its end; gives its state, all of whose variables are known then or have failed.
+        """Runs the program to its end; gives its state, whose variables are all known or failed.
 
-        An async body runs in the calling task, another one in a thread. Cancelling the task cancels the program.
+        An async body runs in the calling task, a plain one in a thread. Cancelling the task cancels the program.
 
         Args:
             *args: As in `run`.
-            stream: Returns at once; the body runs beside the caller.
+            stream: Returns at once, while the body runs.
             backend: As in `run`.
             **kwargs: As in `run`.
         """
         given, kwargs = take_run_args(kwargs, self._own)
         if (tracing := scope.active()) is not None:
             return tracing.call(self, args, kwargs, _unless_empty(given))
-        state, run = self._start(args, kwargs, given, backend)
+        call = self._start(args, kwargs, given, backend)
         if stream and self.is_async:
-            task = asyncio.create_task(self._keep_async_body(state, run, args, kwargs))
-            run.ended.when_done(task.get_name)  # the loop keeps only a weak reference to a task
+            task = asyncio.create_task(call.keep_async_body())
+            call.run.ended.when_done(task.get_name)  # the loop keeps only a weak reference to a task
         elif stream:
-            batch.in_thread(lambda: self._keep_body(state, run, args, kwargs))
+            in_thread(call.keep_body)
         else:
-            await self._run_to_end(state, run, args, kwargs)
-            if run.body_error is not None:
-                raise run.body_error
-        return state
+            await call.run_to_end()
+            if call.run.body_error is not None:
+                raise call.run.body_error
+        return call.state
 
-    @overload
-    def run_batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        *,
-        num_threads: int | Literal["auto"] = "auto",
-        progress_bar: bool = False,
-        generator_style: Literal[False] = False,
-        backend: Backend | BackendSource | None = None,
-        **run_args: Unpack[RunArgs],
-    ) -> list[ProgramState]: ...
-
-    @overload
-    def run_batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        *,
-        num_threads: int | Literal["auto"] = "auto",
-        progress_bar: bool = False,
-        generator_style: Literal[True],
-        backend: Backend | BackendSource | None = None,
-        **run_args: Unpack[RunArgs],
-    ) -> Iterator[ProgramState]: ...
-
-    def run_batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        *,
-        num_threads: int | Literal["auto"] = "auto",
-        progress_bar: bool = False,
-        generator_style: bool = False,
-        backend: Backend | BackendSource | None = None,
-        **run_args: Unpack[RunArgs],
-    ) -> list[ProgramState] | Iterator[ProgramState]:
-        """Runs it once for each item, several at a time; gives the states in the items' order, each at its end.
-
-        What fails in an item stays with its state: `states[i].error()`. An interrupt cancels all.
-
-        Args:
-            batch_kwargs: For each run, its keyword arguments as a dict or its positional ones as a sequence.
-            num_threads: Runs under way at a time; "auto" is 96, or 16 per core if that is more.
-            progress_bar: Shows how many are done.
-            generator_style: Gives an iterator, whose states come as soon as they and those before them are done.
-            backend: As in `run`.
-            **run_args: As `RunArgs` says, for all; a name that is the function's is given per item.
-
-        Raises:
-            ProgramError: An item does not fit the function's parameters; nothing was run. A keyword is an argument of
-                the function.
-        """
-        if (tracing := scope.active()) is not None:
-            traced = self._trace_batch(tracing, batch_kwargs, dict(run_args))
-            return iter(traced) if generator_style else traced
-        runs = self._batch(batch_kwargs, num_threads, progress_bar, backend, dict(run_args))
-        return runs.iterate() if generator_style else runs.run()
-
-    async def arun_batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        *,
-        num_threads: int | Literal["auto"] = "auto",
-        progress_bar: bool = False,
-        generator_style: bool = False,
-        backend: Backend | BackendSource | None = None,
-        **run_args: Unpack[RunArgs],
-    ) -> list[ProgramState] | AsyncIterator[ProgramState]:
-        """As `run_batch`, for tasks; with `generator_style` an asynchronous iterator."""
-        if (tracing := scope.active()) is not None:
-            traced = self._trace_batch(tracing, batch_kwargs, dict(run_args))
-            return _each(traced) if generator_style else traced
-        runs = self._batch(batch_kwargs, num_threads, progress_bar, backend, dict(run_args))
-        return runs.iterate_async() if generator_style else await runs.run_async()
-
-    # What these three load costs more time than all else here, and a program that is only interpreted needs none of it.
+    # These three import much, which a program that is only interpreted does not need.
 
     def trace(self, **constants: Any) -> Any:
-        """The program as a `Graph`: its arguments symbolic but for `constants`. Raises TraceError."""
+        """Gives the program as a `Graph`. Its arguments are symbols, apart from `constants`. Raises TraceError."""
         from jsg.lang.tracing.tracer import trace
 
         return trace(self, constants)
 
     def compile(self, **constants: Any) -> Any:
-        """The program as a `CompiledFunction`, which prints, draws, is sent to servers and runs. Raises TraceError."""
+        """Gives the program as a `CompiledFunction`, which prints, draws and runs. Raises TraceError."""
         from jsg.lang.executor.compiled import CompiledFunction
 
         return CompiledFunction(self.trace(**constants))
 
     def cache(self, backend: Backend | BackendSource | None = None) -> None:
-        """Computes the constant text with which every run of the program begins, so that it is cached.
+        """Computes the constant text with which all runs of the program begin, so that it is cached.
 
         Args:
             backend: As in `run`.
@@ -229,101 +158,105 @@ class SglFunction:
         kwargs: Mapping[str, Any],
         given: SamplingArgs,
         backend: Backend | BackendSource | None,
-    ) -> tuple[ProgramState, Run]:
+    ) -> "_Call":
         self.check_arguments(args, kwargs)
-        chosen = (calling_backend() if backend is None else None) or as_backend(backend)
-        run = Run(shared_loop(), chosen, given.over(PUBLISHED), self.num_api_spec_tokens)
-        return ProgramState(run.stream, run), run
+        run = Run(shared_loop(), _chosen(backend), given.over(PUBLISHED), self.num_api_spec_tokens)
+        state = ProgramState(run.stream, run)
+        return _Call(state, run, lambda: self.func(state, *args, **{**self.bound, **kwargs}), self.is_async)
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any], which: str = "") -> None:
-        """Raises ProgramError where they do not fit the function's parameters."""
+        """Raises ProgramError where the arguments do not fit the parameters of the function."""
         try:
             inspect.signature(self.func).bind(None, *args, **{**self.bound, **kwargs})
         except TypeError as error:
             raise ProgramError(f"{self.__qualname__}{which}: {error}") from None
 
-    def _run_body(self, state: ProgramState, run: Run, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        with run.body():
-            state.ret_value = self.func(state, *args, **{**self.bound, **kwargs})
-
-    async def _run_async_body(
-        self, state: ProgramState, run: Run, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        with run.body(asyncio.get_running_loop()):
-            state.ret_value = await self.func(state, *args, **{**self.bound, **kwargs})
-
-    def _keep_body(self, state: ProgramState, run: Run, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        try:
-            if self.is_async:
-                asyncio.run(self._run_async_body(state, run, args, kwargs))
-            else:
-                self._run_body(state, run, args, kwargs)
-        except Exception:
-            assert run.body_error is not None  # who reads the state gets it
-
-    async def _keep_async_body(
-        self, state: ProgramState, run: Run, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        try:
-            await self._run_async_body(state, run, args, kwargs)
-        except Exception:
-            assert run.body_error is not None
-
-    async def _run_to_end(self, state: ProgramState, run: Run, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Runs the body and what it started; what the body raises is kept in the run."""
-        try:
-            if self.is_async:
-                await self._keep_async_body(state, run, args, kwargs)
-            else:
-                batch.in_thread(lambda: self._keep_body(state, run, args, kwargs))
-                await run.ended.get()
-            await run.settle_async()
-        except asyncio.CancelledError:
-            run.cancel()
-            raise
-
     def _batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        num_threads: int | Literal["auto"],
-        progress_bar: bool,
-        backend: Backend | BackendSource | None,
-        run_args: dict[str, Any],
-    ) -> batch.Batch[ProgramState]:
-        items, given = self._items(batch_kwargs, run_args)
-        chosen = (calling_backend() if backend is None else None) or as_backend(backend)
-
-        async def run_one(index: int) -> ProgramState:
-            args, kwargs = items[index]
-            state, run = self._start(args, kwargs, given, chosen)
-            await self._run_to_end(state, run, args, kwargs)
-            return state
-
-        return batch.Batch(len(items), run_one, batch.num_workers(num_threads, len(items)), progress_bar)
-
-    def _items(
-        self, batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]], run_args: dict[str, Any]
-    ) -> tuple[list[batch.Arguments], SamplingArgs]:
-        given, rest = take_run_args(run_args, self._own)
+        self, items: batch.Items, backend: Backend | BackendSource | None, options: dict[str, Any]
+    ) -> batch.Work[ProgramState] | list[Any]:
+        given, rest = take_run_args(options, self._own)
         if rest:
             raise ProgramError(f"run_batch has no argument {', '.join(sorted(rest))}; arguments are given per item")
-        items = [batch.arguments_of(item, index) for index, item in enumerate(batch_kwargs)]
-        for index, (args, kwargs) in enumerate(items):
+        runs = [batch.arguments_of(item, index) for index, item in enumerate(items)]
+        for index, (args, kwargs) in enumerate(runs):
             self.check_arguments(args, kwargs, f", item {index} of the batch")
-        return items, given
+        if (tracing := scope.active()) is not None:
+            return [tracing.call(self, args, kwargs, _unless_empty(given)) for args, kwargs in runs]
+        chosen = _chosen(backend)
 
-    def _trace_batch(
-        self,
-        tracing: scope.Tracing,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        run_args: dict[str, Any],
-    ) -> list[Any]:
-        items, given = self._items(batch_kwargs, run_args)
-        return [tracing.call(self, args, kwargs, _unless_empty(given)) for args, kwargs in items]
+        async def run_one(index: int) -> ProgramState:
+            call = self._start(*runs[index], given, chosen)
+            await call.run_to_end()
+            return call.state
+
+        return run_one
 
     def _takes_any(self) -> bool:
         parameters = inspect.signature(self.func).parameters.values()
         return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Call:
+    """One run of a program.
+
+    Attributes:
+        state: The state that the body is given.
+        run: The run.
+        body: Calls the function.
+        is_async: The function is `async def`.
+    """
+
+    state: ProgramState
+    run: Run
+    body: Callable[[], Any]
+    is_async: bool
+
+    def run_body(self) -> None:
+        """Runs the body in this thread."""
+        if self.is_async:
+            asyncio.run(self._run_async_body())
+            return
+        with self.run.body():
+            self.state.ret_value = self.body()
+
+    def keep_body(self) -> None:
+        """As `run_body`; what the body raises stays in the run, where whoever reads the state finds it."""
+        try:
+            self.run_body()
+        except Exception:
+            assert self.run.body_error is not None
+
+    async def keep_async_body(self) -> None:
+        """As `keep_body`, for an `async def` on the loop that runs."""
+        try:
+            await self._run_async_body()
+        except Exception:
+            assert self.run.body_error is not None
+
+    async def run_to_end(self) -> None:
+        """Runs the body and waits for what it started; what the body raises stays in the run."""
+        try:
+            if self.is_async:
+                await self.keep_async_body()
+            else:
+                in_thread(self.keep_body)
+                await self.run.ended.get()
+            await self.run.settle()
+        except asyncio.CancelledError:
+            self.run.cancel()
+            raise
+
+    async def _run_async_body(self) -> None:
+        with self.run.body(asyncio.get_running_loop()):
+            self.state.ret_value = await self.body()
+
+
+def in_thread(body: Callable[[], object]) -> None:
+    """Runs `body` in a thread of its own with the caller's context. The thread keeps no interpreter from ending."""
+    context = contextvars.copy_context()
+    threading.Thread(target=lambda: context.run(body), name="jsg-program", daemon=True).start()
 
 
 @overload
@@ -342,9 +275,9 @@ def function(
     """Makes a function a program; a decorator, with or without parentheses.
 
     Args:
-        func: Its first parameter is the state, `s`.
-        num_api_spec_tokens: New tokens that one call of a remote API may ask for beyond the gen at hand, to answer
-            later gens with: API speculative execution.
+        func: The function, whose first parameter is the state, `s`.
+        num_api_spec_tokens: API speculative execution: new tokens that one call of a remote API may ask for beyond its
+            gen, to answer later gens with.
 
     Raises:
         ProgramError: The function's first parameter has another name.
@@ -354,10 +287,10 @@ def function(
     return lambda decorated: SglFunction(decorated, num_api_spec_tokens)
 
 
+def _chosen(backend: Backend | BackendSource | None) -> Backend:
+    """The backend that was given, that of the program that calls, or the default one."""
+    return (calling_backend() if backend is None else None) or as_backend(backend)
+
+
 def _unless_empty(given: SamplingArgs) -> SamplingArgs | None:
     return None if given == SamplingArgs() else given
-
-
-async def _each(states: Sequence[Any]) -> AsyncIterator[Any]:
-    for state in states:
-        yield state

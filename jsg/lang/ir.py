@@ -1,4 +1,4 @@
-"""What a program may append to its state: frozen expressions, joined by `+`.
+"""The expressions that a program may append to its state: frozen records, joined by `+`.
 
 The interpreter runs them one by one, the tracer keeps them in a graph, and both read them with `match`. Nothing here
 knows a backend.
@@ -6,48 +6,53 @@ knows a backend.
 
 import dataclasses
 import operator
+from collections.abc import Collection
 from typing import Any, Literal
 
+from jsg.errors import RequestError
 from jsg.parameters import Dtype, named, with_fields
 from jsg.processing.parts import MediaFile
 
 Role = Literal["system", "user", "assistant"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant")
 
+REASONING_SUFFIX = "_reasoning_content"
+"""Ends the name of the variable that holds the reasoning of a gen apart from its answer."""
+
 REGEX_INT = r"[-+]?[0-9]+[ \n]*"
-"""What a whole number matches."""
+"""The pattern of a whole number."""
 REGEX_FLOAT = r"[-+]?[0-9]*\.?[0-9]+[ \n]*"
-"""A number with or without a fraction."""
+"""The pattern of a number with or without a fraction."""
 REGEX_BOOL = r"(True|False)"
-"""A truth value as Python writes it."""
+"""The pattern of a truth value as Python writes it."""
 REGEX_STR = r'"([^"\\\x00-\x1f\x7f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
-"""A string as JSON writes it, in double quotes: every character is possible, punctuation included."""
+"""The pattern of a JSON string in double quotes, which may have every character, punctuation included."""
 
 
 class Expr:
-    """Something that can be appended to a program's state."""
+    """An expression that can be appended to a program's state."""
 
     __slots__ = ()
 
     def __add__(self, other: "Expr | str") -> "ExprList":
-        """This, then `other`."""
+        """Gives this expression, followed by `other`."""
         return ExprList((*parts_of(self), *parts_of(other)))
 
     def __radd__(self, other: "Expr | str") -> "ExprList":
-        """`other`, then this."""
+        """Gives `other`, followed by this expression."""
         return ExprList((*parts_of(other), *parts_of(self)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Text(Expr):
-    """Constant text. Special tokens written in it are plain characters inside a turn."""
+    """Constant text. Inside a turn, special tokens in it are plain characters."""
 
     text: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExprList(Expr):
-    """Expressions one after another; never a list in a list."""
+    """Expressions one after another. A list never holds a list."""
 
     items: tuple[Expr, ...]
 
@@ -55,7 +60,7 @@ class ExprList(Expr):
 GEN = named("gen")
 """The parameters of a gen."""
 FORMS = tuple(name for name, parameter in GEN.items() if parameter.role in ("type", "grammar"))
-"""Those of them that say what form the answer has; a gen may have one."""
+"""The parameters of a gen that say what form the answer has. A gen may have one of them."""
 _VALUES = operator.attrgetter(*GEN)
 _NEUTRAL = {name: parameter.default for name, parameter in GEN.items() if parameter.has_neutral}
 
@@ -63,9 +68,9 @@ _NEUTRAL = {name: parameter.default for name, parameter in GEN.items() if parame
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 @with_fields({name: (parameter.kind.type | None, None) for name, parameter in GEN.items()})
 class SamplingArgs:
-    """How to continue. None leaves a field to the defaults of the run, and then to those of the backend.
+    """The arguments of a gen. None leaves a field to the defaults of the run, and then to those of the backend.
 
-    The fields are the parameters of `GEN`. Those that some code reads by their name are declared here.
+    The fields are the parameters of `GEN`. Fields that code reads by their name are declared here.
     """
 
     max_tokens: int | None = None
@@ -80,26 +85,34 @@ class SamplingArgs:
     json_schema: str | None = None
 
     def given(self) -> dict[str, Any]:
-        """The fields that are not None."""
+        """Gives the fields that are not None."""
         return {name: value for name, value in zip(GEN, _VALUES(self), strict=True) if value is not None}
 
     def over(self, defaults: "SamplingArgs") -> "SamplingArgs":
-        """These, with `defaults` where a field is None."""
+        """Gives these arguments, with `defaults` where a field is None."""
         return dataclasses.replace(defaults, **self.given())
 
     def asked(self) -> "SamplingArgs":
-        """These, with None where a value asks for nothing that a backend does not do anyway."""
+        """Gives these arguments, with None for each value that asks only for what a backend does anyway."""
         given = self.given().items()
         return SamplingArgs(**{n: value for n, value in given if not (n in _NEUTRAL and value == _NEUTRAL[n])})
 
 
+def check_forms(names: Collection[str]) -> None:
+    """Raises RequestError where more than one of these parameters says what form an answer has."""
+    if len(forms := [name for name in FORMS if name in names]) > 1:
+        raise RequestError(
+            f"an answer has one form, but got {' and '.join(forms)}; leave out all but one", param=forms[1]
+        )
+
+
 PUBLISHED = SamplingArgs(**{name: GEN[name].default for name in GEN if not GEN[name].has_neutral})
-"""What a gen is given where neither it nor the run of its program says something."""
+"""The arguments of a gen where neither it nor the run of its program gives them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gen(Expr):
-    """Let the model continue; the continuation becomes the variable `name` (None: only text)."""
+    """Lets the model continue. The continuation becomes the variable `name`; with None it is only text."""
 
     name: str | None
     args: SamplingArgs = SamplingArgs()
@@ -107,12 +120,12 @@ class Gen(Expr):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Select(Expr):
-    """Let the model choose one of `choices`, which is appended and becomes the variable `name`.
+    """Lets the model choose one of `choices`, which is appended and becomes the variable `name`.
 
     Attributes:
-        method: Name of a choices method, see `lang/choices.py`.
-        temperature: 0 takes the best; above it the choice is sampled from the probabilities.
-        seed: Of that sampling.
+        method: The name of a choices method, see `lang/choices.py`.
+        temperature: 0 takes the best choice; above it one is drawn by the probabilities.
+        seed: The seed of the draw.
     """
 
     name: str | None
@@ -124,7 +137,7 @@ class Select(Expr):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Image(Expr):
-    """A picture: the bytes of its file, as they are. What they are a picture of is the backend's to decode."""
+    """A picture: the bytes of its file, which the backend decodes."""
 
     data: bytes = dataclasses.field(repr=False)
     media_type: str = "image/png"
@@ -132,7 +145,7 @@ class Image(Expr):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Video(Expr):
-    """A video: the bytes of its file, or those of its frames' files; `num_frames` frames are shown."""
+    """A video: the bytes of its file, or of the files of its frames. The model sees `num_frames` frames."""
 
     data: MediaFile = dataclasses.field(repr=False)
     num_frames: int
@@ -155,25 +168,25 @@ class RoleEnd(Expr):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VarScopeBegin(Expr):
-    """From here on the text becomes the variable `name`."""
+    """Begins a scope, whose text becomes the variable `name`."""
 
     name: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VarScopeEnd(Expr):
-    """Up to here."""
+    """Ends a scope."""
 
     name: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SeparateReasoning(Expr):
-    """`body`, of whose gens the reasoning goes to `<name>_reasoning_content` and only the rest to `<name>`.
+    """Appends `body`. The reasoning of its gens goes to `<name>_reasoning_content`, and only the rest to `<name>`.
 
     Attributes:
-        body: What is appended.
-        model_type: Which markers the model writes around its reasoning.
+        body: The expression.
+        model_type: The kind of the model, which decides the markers around its reasoning.
     """
 
     body: Expr
@@ -182,7 +195,7 @@ class SeparateReasoning(Expr):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Symbol(Expr):
-    """A value that is not known yet: an argument of a traced program, or a variable that a traced program reads."""
+    """A value that only a run has: an argument of a traced program, or a variable that it reads."""
 
     name: str
     kind: Literal["argument", "variable"] = "argument"
@@ -194,7 +207,7 @@ class MediaOf(Expr):
 
     Attributes:
         symbol: The argument.
-        num_frames: Of a video; None for a picture.
+        num_frames: The number of frames of a video; None for a picture.
     """
 
     symbol: Symbol
@@ -202,10 +215,10 @@ class MediaOf(Expr):
 
 
 def parts_of(value: Any) -> tuple[Expr, ...]:
-    """The expressions of something appended: itself, its items, or a text.
+    """Gives the expressions of a value that is appended: the value itself, its items, or a text.
 
     Raises:
-        TypeError: It is neither text nor an expression.
+        TypeError: The value is neither text nor an expression.
     """
     match value:
         case ExprList():
@@ -213,5 +226,5 @@ def parts_of(value: Any) -> tuple[Expr, ...]:
         case Expr():
             return (value,)
         case str():
-            return (Text(value),) if str.__len__(value) else ()  # traced text may not be measured
+            return (Text(value),) if str.__len__(value) else ()  # traced text has no `len`
     raise TypeError(f"a program is extended by text or by gen, select, image, ..., but got {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""Pictures and videos of a program: from where they are to the bytes of a file, with the type that these bytes have."""
+"""Pictures and videos of a program: the bytes of their files, and the type of these bytes."""
 
 import base64
 import binascii
@@ -9,21 +9,34 @@ import urllib.parse
 from typing import Any
 
 from jsg.errors import RequestError
+from jsg.lang.ir import Image, Video
 from jsg.processing.parts import MediaFile
 
 FRAMES_TYPE = "video/jpeg"
-"""The media type that other servers too know for frames one by one, whatever pictures they are."""
+"""The media type, which other servers know too, of a list of frames, whatever kind of pictures they are."""
+
+
+def image_of(source: Any) -> Image:
+    """A picture, as `read_media` reads it."""
+    data = read_media(source, "image")
+    return Image(data, image_type(data))
+
+
+def video_of(source: Any, num_frames: int) -> Video:
+    """A video, as `read_video` reads it, of which the model sees `num_frames` frames."""
+    data, media_type = read_video(source)
+    return Video(data, num_frames, media_type)
 
 
 def read_media(source: Any, kind: str) -> bytes:
-    """The bytes of a picture's or video's file.
+    """Gives the bytes of the file of a picture or video.
 
     Args:
         source: A path, bytes, a `data:` URL, or a picture of PIL (which becomes a PNG).
         kind: "image" or "video", for messages.
 
     Raises:
-        RequestError: It is none of these; a URL of another kind; a `data:` URL that is not well-formed.
+        RequestError: The source is none of these, a URL of another kind, or a `data:` URL that is not well-formed.
         OSError: The file cannot be read.
     """
     match source:
@@ -49,13 +62,13 @@ def read_media(source: Any, kind: str) -> bytes:
 
 
 def read_video(source: Any) -> tuple[MediaFile, str]:
-    """A video's file, or those of its frames where `source` is a list of pictures; and the media type.
+    """Gives the file of a video, or the files of its frames where `source` is a list of pictures, and the media type.
 
     Args:
-        source: As `read_media` takes it; or a list, each item as `read_media` takes a picture.
+        source: A source of `read_media`, or a list of sources of pictures.
 
     Raises:
-        RequestError, OSError: As `read_media`; the list is empty, or one of its items is no picture.
+        RequestError, OSError: As `read_media` does, or the list is empty, or an item is no picture.
     """
     if not isinstance(source, list | tuple):
         data = read_media(source, "video")
@@ -69,7 +82,7 @@ def read_video(source: Any) -> tuple[MediaFile, str]:
 
 
 def image_type(data: bytes) -> str:
-    """The media type of a picture by its first bytes. Raises RequestError where they are of no known kind."""
+    """Gives the media type of a picture by its first bytes. Raises RequestError for an unknown kind."""
     for start, media_type in _IMAGE_STARTS:
         if data.startswith(start):
             return media_type
@@ -81,7 +94,7 @@ def image_type(data: bytes) -> str:
 
 
 def video_type(data: bytes) -> str:
-    """The media type of a video by its first bytes. Raises RequestError where they are of no known kind."""
+    """Gives the media type of a video by its first bytes. Raises RequestError for an unknown kind."""
     if data[4:8] == b"ftyp":
         return "video/quicktime" if data[8:10] == b"qt" else "video/mp4"
     if data.startswith(b"\x1a\x45\xdf\xa3"):

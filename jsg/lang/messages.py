@@ -10,7 +10,7 @@ from jsg.processing.media.base64_files import write_data_url
 
 
 def messages_of(turns: Sequence[Turn | dict[str, Any]]) -> list[dict[str, Any]]:
-    """Turns as messages of a chat API; a server that ran the program has made them such already."""
+    """Gives turns as messages of a chat API. A server that ran the program sends messages already."""
     return [turn if isinstance(turn, dict) else _message(turn) for turn in turns]
 
 

@@ -1,7 +1,7 @@
-"""What is open behind what was appended to a state: the rules of turns and scopes.
+"""The rules of turns and scopes.
 
-Whoever appends keeps a `Nesting` for each stream: the interpreter, the tracer, and the check of graphs that came from
-elsewhere. So a program breaks the same rules wherever it runs.
+The interpreter, the tracer and the check of graphs keep a `Nesting` for each stream, so a program has the same rules
+wherever it runs.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ JoinMode = Literal["gather_variable", "concate_and_append"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Nesting:
-    """Of one stream. Every change gives a new one, or raises ProgramError.
+    """The open turn and scopes of a stream. A change gives a new `Nesting`, or raises ProgramError.
 
     Attributes:
-        role: Of the turn that is open.
-        scopes: Names of the scopes that are open.
-        has_turned: A turn was opened or closed since the stream began.
+        role: The role of the open turn.
+        scopes: The names of the open scopes.
+        has_turned: Whether a turn was opened or closed since the stream began.
     """
 
     role: Role | None = None
@@ -29,7 +29,7 @@ class Nesting:
     has_turned: bool = False
 
     def turn(self, role: Role, *, is_begin: bool) -> "Nesting":
-        """Behind the beginning or the end of a turn."""
+        """Gives the nesting behind the beginning or the end of a turn."""
         if is_begin and self.role is not None:
             raise ProgramError(f"turns do not nest: {role} begins inside of {self.role}; end that first")
         if not is_begin and self.role != role:
@@ -37,7 +37,7 @@ class Nesting:
         return Nesting(role if is_begin else None, self.scopes, True)
 
     def scope(self, name: str, *, is_begin: bool) -> "Nesting":
-        """Behind the beginning or the end of a scope."""
+        """Gives the nesting behind the beginning or the end of a scope."""
         if is_begin and name in self.scopes:
             raise ProgramError(f"var_scope {name!r} is open already")
         if not is_begin and name not in self.scopes:
@@ -46,17 +46,17 @@ class Nesting:
         return Nesting(self.role, scopes, self.has_turned)
 
     def fork(self) -> "Nesting":
-        """Where a branch begins: in the same turn. What scopes are open is the parent's own affair."""
+        """Gives the nesting of a new branch: the same turn, and no scope, because only the parent ends its scopes."""
         return Nesting(self.role)
 
     def check_body(self, before: "Nesting") -> None:
-        """Raises ProgramError unless as much is open as `before` the body of a `cond` or `loop`."""
+        """Raises ProgramError unless the same is open as `before` the body of a `cond` or `loop`."""
         if (self.role, self.scopes) != (before.role, before.scopes):
             raise ProgramError("the body of a cond or loop must close the turns and scopes that it opens, no others")
 
 
 def check_join(branches: Sequence[Nesting], mode: JoinMode) -> None:
-    """Raises ProgramError where branches, as far as they are, cannot be joined so."""
+    """Raises ProgramError where branches cannot be joined in this mode."""
     if mode not in ("gather_variable", "concate_and_append"):
         raise ProgramError(f"join takes 'gather_variable' or 'concate_and_append', but got {mode!r}")
     for i, branch in enumerate(branches):

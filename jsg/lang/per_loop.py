@@ -1,4 +1,4 @@
-"""What belongs to one event loop, such as a client, whose connections work on the loop that opened them only."""
+"""Objects that belong to one event loop, such as a client, whose connections work only on their own loop."""
 
 import asyncio
 import concurrent.futures
@@ -8,47 +8,47 @@ from collections.abc import Awaitable, Callable
 from typing import final
 
 CLOSE_S = 5.0
-"""Longest wait for another loop to close what is its own: it may be busy, or about to end."""
+"""The longest wait for another loop to close its object: the loop may be busy, or about to end."""
 
 
 @final
 class PerLoop[T]:
-    """One thing for each event loop that asks for it. Any thread may close them all."""
+    """One object for each event loop that asks for it. Any thread may close them all."""
 
     def __init__(self, make: Callable[[], T], close: Callable[[T], Awaitable[object]]) -> None:
-        """Makes nothing yet. `close` is awaited on the thing's own loop."""
+        """Makes no object yet. `close` is awaited on the loop of its object."""
         self._make = make
         self._close = close
         self._things: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, T]] = weakref.WeakKeyDictionary()
 
     def here(self) -> T:
-        """The thing of the loop that runs in this thread; made when it is first asked for, and again after `close`."""
+        """Gives the object of the running loop. Makes it at the first call, and again after `close`."""
         loop = asyncio.get_running_loop()
         held = self._things.get(loop)
         if held is None:
             for other in self._loops():
-                if other.is_closed():  # its thing keeps it alive
+                if other.is_closed():  # its object keeps the loop alive
                     self._things.pop(other, None)
             held = self._things[loop] = (os.getpid(), self._make())
         return held[1]
 
     async def close(self) -> None:
-        """Closes each on its own loop, wherever that runs. A second time does nothing.
+        """Closes each object on its own loop, in whatever thread that runs. A second call does nothing.
 
-        What belongs to a loop that does not run now cannot be closed: it stays until that loop calls this.
+        The object of a loop that does not run stays until that loop calls this.
         """
         closings = [asyncio.wrap_future(future) for future in self._close_elsewhere()]
         await self._close_here()
         if closings:
             done, _ = await asyncio.wait(closings, timeout=CLOSE_S)
             for closing in done:
-                if not closing.cancelled():  # else its loop ended, and with it what was there
+                if not closing.cancelled():  # else its loop has ended, and the object with it
                     closing.result()
 
     def shutdown(self) -> None:
-        """`close` for code that is no coroutine.
+        """Does the same as `close`, for code that is no coroutine.
 
-        Within one it works too, but what belongs to the loop of that coroutine is closed only when it awaits something.
+        A coroutine may call it too, but the object of its loop is closed only when the coroutine awaits something.
         """
         futures = self._close_elsewhere()
         loop = asyncio._get_running_loop()
@@ -59,7 +59,7 @@ class PerLoop[T]:
                 future.result()
 
     def _close_elsewhere(self) -> list[concurrent.futures.Future[None]]:
-        """Has all other loops that run close what is theirs."""
+        """Has all other running loops close their objects."""
         here = asyncio._get_running_loop()
         futures = [self._submit(loop) for loop in self._loops() if loop is not here and loop.is_running()]
         return [future for future in futures if future is not None]
@@ -68,7 +68,7 @@ class PerLoop[T]:
         closing = self._close_here()
         try:
             return asyncio.run_coroutine_threadsafe(closing, loop)
-        except RuntimeError:  # it has been closed meanwhile
+        except RuntimeError:  # the loop has been closed meanwhile
             closing.close()
             return None
 
@@ -78,7 +78,7 @@ class PerLoop[T]:
             await self._close(held[1])
 
     def _loops(self) -> list[asyncio.AbstractEventLoop]:
-        """Those that have a thing. The loops of a parent process seem to run in a forked one, and do not."""
+        """Gives the loops that have an object, but none of a parent process: in a fork they only seem to run."""
         loops = [loop for ref in self._things.keyrefs() if (loop := ref()) is not None]
         pid = os.getpid()
         return [loop for loop in loops if self._things.get(loop, (0,))[0] == pid]

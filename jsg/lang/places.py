@@ -1,4 +1,4 @@
-"""Which statement of a program runs."""
+"""The statement of a program that runs."""
 
 import sys
 
@@ -8,7 +8,7 @@ _OURS = "jsg.lang."
 
 
 def program_place() -> Place | None:
-    """File and line of the innermost caller that is not part of the language itself."""
+    """Gives file and line of the innermost caller outside of the language."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")

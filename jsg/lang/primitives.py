@@ -1,4 +1,4 @@
-"""What a program appends: `gen`, `select`, turns, pictures. Each checks what it is given and computes nothing."""
+"""The expressions that a program appends: `gen`, `select`, turns, pictures. Each checks its arguments only."""
 
 import json
 import numbers
@@ -8,12 +8,10 @@ from typing import Any
 
 from jsg.errors import RequestError
 from jsg.lang.ir import (
-    FORMS,
     GEN,
     Expr,
     ExprList,
     Gen,
-    Image,
     MediaOf,
     Role,
     RoleBegin,
@@ -22,10 +20,10 @@ from jsg.lang.ir import (
     Select,
     SeparateReasoning,
     Symbol,
-    Video,
+    check_forms,
     parts_of,
 )
-from jsg.lang.media import image_type, read_media, read_video
+from jsg.lang.media import image_of, video_of
 from jsg.lang.streams.reasoning import markers_of
 from jsg.parameters import Flag, Integer, Kind, Number, OneOf, Texts, TokenIds
 
@@ -64,25 +62,26 @@ def gen(
 ) -> Expr:
     """Lets the model continue; the continuation becomes the variable `name`. With `choices` it is a `select`.
 
-    What is None is left to the run, and then to the backend.
+    An argument that is None is left to the run, and then to the backend.
 
     Args:
         name: The variable; None where only the text matters.
-        max_tokens, min_tokens, n: New tokens at most and at least, and how many continuations: with more than one the
-            variable is a list, and the program goes on in the first.
-        stop, stop_token_ids, stop_regex: Where it ends; what is found there belongs neither to the text nor to the
+        max_tokens, min_tokens, n: The largest and smallest number of new tokens, and the number of continuations. With
+            more than one the variable is a list, and the prompt goes on behind the first.
+        stop, stop_token_ids, stop_regex: Where the continuation ends. The match belongs neither to the text nor to the
             variable.
         temperature, top_p, top_k, min_p, frequency_penalty, presence_penalty, repetition_penalty, seed, ignore_eos:
-            As in `jsg.SamplingParams`.
-        return_logprob, logprob_start_len, top_logprobs_num, return_text_in_logprobs: What `get_meta_info` reports.
+            The fields of `jsg.SamplingParams`.
+        return_logprob, logprob_start_len, top_logprobs_num, return_text_in_logprobs: Reports of `get_meta_info`.
         dtype: The answer is written as a value of that type: int, float, bool or str.
-        choices, choices_method, temperature, seed: As in `select`; nothing else can be given with `choices`.
-        regex, json_schema, ebnf: The answer matches; a schema is JSON text or a dict. Only one of these and `dtype`.
+        choices, choices_method, temperature, seed: The arguments of `select`; no others can be given with `choices`.
+        regex, json_schema, ebnf: The answer matches it. A schema is JSON text or a dict. Only one of these and `dtype`
+            may be given.
 
     Raises:
-        RequestError: An argument has the wrong type, or does not go with another one.
+        RequestError: An argument has the wrong type, or cannot be given with another one.
     """
-    arguments = dict(locals())  # a copy, for `locals` itself may change while it is read
+    arguments = dict(locals())  # a copy, because `locals` may change while it is read
     given = {key: value for key, value in arguments.items() if value is not None and key in GEN}
     if choices is not None:
         extra = [key for key in given if key not in ("temperature", "seed")]
@@ -116,7 +115,7 @@ def gen_int(
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
 ) -> Expr:
-    """Lets the model write a whole number. Arguments and errors as in `gen`; the variable is text."""
+    """Lets the model write a whole number. The variable is text. Arguments and errors are those of `gen`."""
     return gen(**locals(), dtype=int)
 
 
@@ -139,10 +138,10 @@ def gen_string(
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
 ) -> Expr:
-    """Lets the model write a string as JSON has it, in double quotes, which are part of the variable.
+    """Lets the model write a JSON string. Its double quotes are part of the variable.
 
-    Every character is possible, punctuation included; `json.loads(s[name])` is the bare text. Arguments and errors as
-    in `gen`.
+    Every character is possible, punctuation included; `json.loads(s[name])` is the bare text. Arguments and errors are
+    those of `gen`.
     """
     return gen(**locals(), dtype=str)
 
@@ -157,15 +156,15 @@ def select(
 ) -> Expr:
     """Lets the model choose one of `choices`, which is appended and becomes the variable `name`.
 
-    `get_meta_info(name)["probabilities"]` tells how likely each was.
+    `get_meta_info(name)["probabilities"]` has the probability of each choice.
 
     Args:
         name: The variable; None where only the text matters.
-        choices: Texts, at least one.
-        temperature: 0 takes the best; above it the choice is drawn by the probabilities.
+        choices: The texts, at least one.
+        temperature: 0 takes the best choice; above it one is drawn by the probabilities.
         choices_method: One of `jsg.token_trie` (the default: exact probabilities), `token_length_normalized`,
             `greedy_token_selection`, `unconditional_likelihood_normalized`, or its name.
-        seed: Of the draw.
+        seed: The seed of the draw.
 
     Raises:
         RequestError: There are no choices, or an argument has the wrong type.
@@ -225,31 +224,30 @@ def assistant_end() -> Expr:
 
 
 def image(path_or_expr: Any) -> Expr:
-    """A picture, read now.
+    """Appends a picture, whose file is read now.
 
     Args:
         path_or_expr: A path, the bytes of a file, a `data:` URL, a picture of PIL; in a trace, an argument.
 
     Raises:
-        RequestError: It is none of these, or of no known kind. What kind it is, its bytes tell.
+        RequestError: It is none of these, or its bytes are of an unknown kind.
         OSError: The file cannot be read.
     """
     if isinstance(path_or_expr, Symbol):
         return MediaOf(path_or_expr)
-    data = read_media(path_or_expr, "image")
-    return Image(data, image_type(data))
+    return image_of(path_or_expr)
 
 
 def video(path: Any, num_frames: int) -> Expr:
-    """A video, read now.
+    """Appends a video, whose file is read now.
 
     Args:
-        path: A path, the bytes of a file, a `data:` URL; a list of its frames, each as `image` takes it; in a trace, an
-            argument.
-        num_frames: How many of its frames the model sees.
+        path: A path, the bytes of a file, a `data:` URL, or a list of frames, each of which is an argument of `image`;
+            in a trace, an argument.
+        num_frames: The number of frames that the model sees.
 
     Raises:
-        RequestError: It is none of these, or of no known kind; `num_frames` is not at least 1.
+        RequestError: It is none of these, or of an unknown kind, or `num_frames` is less than 1.
         OSError: The file cannot be read.
     """
     frames = _whole(num_frames)
@@ -257,44 +255,39 @@ def video(path: Any, num_frames: int) -> Expr:
         raise RequestError(f"num_frames must be at least 1, but got {num_frames!r}", param="num_frames")
     if isinstance(path, Symbol):
         return MediaOf(path, frames)
-    data, media_type = read_video(path)
-    return Video(data, frames, media_type)
+    return video_of(path, frames)
 
 
 def separate_reasoning(expr: "Expr | str", model_type: str) -> Expr:
-    """`expr`, of whose gens the reasoning becomes `<name>_reasoning_content` and only the rest `<name>`.
+    """Appends `expr`. The reasoning of its gens becomes `<name>_reasoning_content`, and only the rest `<name>`.
 
-    Also while they are streamed. The text keeps both, for the model goes on behind both.
+    This holds while they are streamed, too. The text keeps both, because the model goes on behind both.
 
     Args:
-        expr: What is appended.
-        model_type: How the model marks its reasoning: deepseek-r1, deepseek-v3, glm45, kimi, qwen3, qwen3-thinking or
-            step3.
+        expr: The expression.
+        model_type: The kind of the model, which decides the markers of its reasoning: deepseek-r1, deepseek-v3, glm45,
+            kimi, qwen3, qwen3-thinking or step3.
 
     Raises:
-        RequestError: `model_type` is another one.
+        RequestError: `model_type` is unknown.
     """
     markers_of(model_type)
     return SeparateReasoning(ExprList(parts_of(expr)), model_type)
 
 
 def sampling_args(**given: Any) -> SamplingArgs:
-    """Arguments as a user gives them, checked by type; None counts as not given. Their range is the backend's to check.
+    """Checks the types of arguments of a gen; None counts as not given. The backend checks their ranges.
 
     Raises:
-        RequestError: One has the wrong type, or two do not go together.
+        RequestError: An argument has the wrong type, or two exclude each other.
     """
     args = {key: _checked(key, GEN[key].kind, value) for key, value in given.items() if value is not None}
-    forms = [form for form in FORMS if form in args]
-    if len(forms) > 1:
-        raise RequestError(
-            f"an answer has one form, but got {' and '.join(forms)}; leave out all but one", param=forms[1]
-        )
+    check_forms(args)
     return SamplingArgs(**args)
 
 
 def _checked(key: str, kind: Kind, value: Any) -> Any:
-    """The value as `SamplingArgs` keeps it; raises RequestError where it is of another kind."""
+    """Gives the value as `SamplingArgs` keeps it. Raises RequestError for a value of another kind."""
     match kind:
         case Integer():
             read, rule = _whole(value), "a whole number"
@@ -350,7 +343,7 @@ def _token_ids(value: Any) -> tuple[int, ...] | None:
 
 
 def _whole(value: Any) -> int | None:
-    """A whole number of any library, NumPy's scalars included, as an int; None for what is none."""
+    """Gives a whole number of any library, NumPy included, as an int; None for any other value."""
     if isinstance(value, bool):
         return None
     try:

@@ -1,7 +1,7 @@
-"""What a state can be asked: of a program that is interpreted, that is traced, or that ran as a graph.
+"""Reading a state: of a program that is interpreted, that is traced, or that ran as a graph.
 
-Each question has a form for threads, which blocks, and one for tasks, which is awaited. Both raise the error that kept
-the answer from being known.
+Each read has a form for threads, which blocks, and one for tasks, which is awaited. Both raise the error that kept the
+value from being known.
 """
 
 import abc
@@ -19,7 +19,7 @@ What = Literal["nothing", "text", "turns"]
 
 
 class Readable(abc.ABC):
-    """A state whose variables and text can be read; every state is one."""
+    """A state whose variables and text can be read. Every state is one."""
 
     __slots__ = ()
 
@@ -27,37 +27,37 @@ class Readable(abc.ABC):
         return self.get_var(name)
 
     def get_var(self, name: str) -> Any:
-        """The value of a variable.
+        """Gives the value of a variable.
 
         Raises:
             UnknownVariableError: The program does not set it.
-            JsgError: What kept it from being known.
+            JsgError: The error that kept the value from being known.
         """
         return self._wait(self._find(name))
 
     def text(self) -> str:
-        """All text that was appended so far, what the model wrote included."""
+        """Gives all text that was appended so far, the answers of the model included."""
         return self._wait(self._read("text"))
 
     def sync(self) -> None:
-        """Waits until all that was appended so far is done. Raises nothing of what failed: see `error`."""
+        """Waits until all that was appended so far is done. Raises no error of it, which `error` gives."""
         done = self._read("nothing")
         try:
             self._wait(done)
         except Exception:
-            if not done.is_done:  # it was not even waited for
+            if not done.is_done:  # the wait itself was refused
                 raise
 
     async def aget(self, name: str) -> Any:
-        """As `get_var`, for tasks."""
+        """Gives the same as `get_var`, for tasks."""
         return await (await self._find_async(name)).get()
 
     async def atext(self) -> str:
-        """As `text`, for tasks."""
+        """Gives the same as `text`, for tasks."""
         return await self._read("text").get()
 
     async def settle(self) -> None:
-        """As `sync`, for tasks."""
+        """Does the same as `sync`, for tasks."""
         with contextlib.suppress(Exception):
             await self._read("nothing").get()
 
@@ -75,19 +75,19 @@ class Readable(abc.ABC):
 
     @abc.abstractmethod
     def _known(self, name: str) -> Variable | None:
-        """The variable of a name that is set."""
+        """Gives the variable of a name, or None where it is not set yet."""
 
     @abc.abstractmethod
     def _expected(self, name: str) -> AbstractContextManager[Variable]:
-        """Will hold the variable of a name that is not set. Raises where nothing will set it."""
+        """Gives a variable that will hold the variable of a name. Raises where nothing will set the name."""
 
     @abc.abstractmethod
     def _read(self, what: What) -> Variable:
-        """Something that is known when all is done that was appended so far."""
+        """Gives a variable that is done when all is done that was appended so far."""
 
     @abc.abstractmethod
     def _wait(self, variable: Variable, timeout: float | None = None) -> Any:
-        """The value of a variable; blocks the thread. Raises TimeoutError."""
+        """Gives the value of a variable; blocks the thread. Raises TimeoutError."""
 
 
 class RunState(Readable):
@@ -100,22 +100,22 @@ class RunState(Readable):
         """Aborts what is under way."""
 
     def messages(self) -> list[dict[str, Any]]:
-        """The turns so far: `role`, and `content`: text, or a list of parts in order where there are pictures, videos.
+        """Gives the turns so far: `role`, and `content`, which is text, or a list of parts if one is no text.
 
-        With `separate_reasoning` the reasoning of a turn is its `reasoning_content`.
+        With `separate_reasoning` a turn has its reasoning as `reasoning_content`.
         """
         return messages_of(self._wait(self._read("turns")))
 
     def error(self) -> BaseException | None:
-        """Waits as `sync`; gives what ended this state or the program early, or None."""
+        """Waits as `sync` does; gives the error that ended this state or the program early, or None."""
         self.sync()
         return self._failure()
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any]:
-        """What the backend reported of the call that set a variable.
+        """Gives the report of the backend about the call that set a variable.
 
         Raises:
-            TimeoutError: It was not known within `timeout` seconds.
+            TimeoutError: The report was not known within `timeout` seconds.
             UnknownVariableError: No call set it.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -125,10 +125,10 @@ class RunState(Readable):
         return _meta(name, variable)
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """Text as it comes, of a variable or of everything; ends with that. Inside the program: up to here.
+        """Gives the text of a variable, or all text, as it comes. Inside the program all text ends here.
 
         Raises:
-            JsgError: What kept the rest from coming.
+            JsgError: The error that kept the rest from coming.
         """
         self._check_may_block()
         try:
@@ -144,27 +144,27 @@ class RunState(Readable):
             raise
 
     async def amessages(self) -> list[dict[str, Any]]:
-        """As `messages`, for tasks."""
+        """Gives the same as `messages`, for tasks."""
         return messages_of(await self._read("turns").get())
 
     async def aerror(self) -> BaseException | None:
-        """As `error`, for tasks."""
+        """Gives the same as `error`, for tasks."""
         await self.settle()
         return self._failure()
 
     async def aget_meta_info(self, name: str) -> dict[str, Any]:
-        """As `get_meta_info`, for tasks."""
+        """Gives the same as `get_meta_info`, for tasks."""
         variable = await self._find_async(name)
         await variable.get()
         await self._reported(variable).get()
         return _meta(name, variable)
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
-        """As `text_iter`, for tasks.
+        """Gives the same as `text_iter`, for tasks.
 
         Args:
-            var_name: Which variable; everything where None.
-            return_meta_data: Gives pairs of text and what `get_meta_info` gives: empty until the last pair.
+            var_name: The variable; None gives all text.
+            return_meta_data: Gives pairs of text and the report of `get_meta_info`, which is empty up to the last pair.
         """
         if var_name is None:
             if return_meta_data:
@@ -192,27 +192,27 @@ class RunState(Readable):
 
     @abc.abstractmethod
     def _check_may_block(self) -> None:
-        """Raises ProgramError where a wait would keep the event loop from what is waited for."""
+        """Raises ProgramError where a wait would block the event loop that does what is waited for."""
 
     @abc.abstractmethod
     def _interrupt(self) -> None:
-        """Aborts the whole run, as whoever waited for a part of it was interrupted."""
+        """Aborts the whole run, because a reader of it was interrupted."""
 
     @abc.abstractmethod
     def _log(self) -> tuple[Variable, Variable | None]:
-        """All text as it grows, and what tells where reading it ends; None at its end."""
+        """Gives all text as it grows, and the variable of the number of pieces to be read; None reads all."""
 
     @abc.abstractmethod
     def _failure(self) -> BaseException | None:
-        """What ended it early, as far as that has happened."""
+        """Gives the error that has ended the state early, or None."""
 
     @abc.abstractmethod
     def _reported(self, variable: Variable) -> Variable:
-        """What is done when all is known that is reported of a variable that is done."""
+        """Gives a variable that is done when the report about a done variable is complete."""
 
 
 def _check_text(name: str, variable: Variable) -> None:
-    """Raises ProgramError for what had no text to give: a value that is none."""
+    """Raises ProgramError for a variable whose value is no text."""
     if not variable.num_pieces and not isinstance(variable.now(), str):
         raise ProgramError(f"only text can be iterated, but {name!r} is a {type(variable.now()).__name__}")
 

@@ -1,10 +1,9 @@
-"""One execution of a program: its streams, whose body runs where, and how it ends."""
+"""One run of an interpreted program: its streams, its body, and its end."""
 
 import asyncio
 import contextlib
 import contextvars
 from collections.abc import Iterator
-from typing import Any
 
 from jsg.errors import AbortedError, ProgramError
 from jsg.lang.backend import Backend
@@ -17,13 +16,13 @@ _BODIES: contextvars.ContextVar["tuple[Run, ...]"] = contextvars.ContextVar("jsg
 
 
 class Run:
-    """From the first line of a body to the end of all that it started.
+    """A run, from the first line of the body to the end of all that the body started.
 
     Attributes:
-        stream: The program's own prompt.
-        backend: Where it runs; programs that it calls run there, too.
-        body_error: What the body raised.
-        ended: Done when the body is.
+        stream: The program's own stream.
+        backend: The backend of the program and of the programs that it calls.
+        body_error: The error that the body raised.
+        ended: Is done when the body has ended.
     """
 
     def __init__(self, loop: Loop, backend: Backend, defaults: SamplingArgs, num_api_spec_tokens: int | None):
@@ -39,15 +38,15 @@ class Run:
             caller, called = callers[-1], callers[-1]._called
             called.add(self)
             self.stream.ended.when_done(lambda: called.discard(self))
-            if caller._cancelled is not None:  # looked at behind the entry: a cancel that comes now finds that
+            if caller._cancelled is not None:  # after the entry above, which a cancel that comes now finds
                 self.cancel(caller._cancelled)
 
     @contextlib.contextmanager
     def body(self, loop: asyncio.AbstractEventLoop | None = None) -> Iterator[None]:
-        """While the body runs; its streams end with it, at once if it raises.
+        """Surrounds the body. The streams end with it, at once if it raises.
 
         Args:
-            loop: On which an async body runs.
+            loop: The loop of an async body.
         """
         self._body_loop = loop
         token = _BODIES.set((*_BODIES.get(), self))
@@ -65,18 +64,18 @@ class Run:
             self.ended.finish(None)
 
     def is_in_body(self) -> bool:
-        """Whether the code that runs is the body, or was called by it."""
+        """Says whether the running code is the body, or was called by it."""
         return self in _BODIES.get()
 
     def cancel(self, error: BaseException | None = None) -> None:
-        """Aborts all that it has under way, and what the programs have that it called or calls yet."""
+        """Aborts all that the run, and each program that it called or still calls, has under way."""
         self._cancelled = error = error or AbortedError("the program was cancelled")
         self.stream.cancel(error)
         for called in tuple(self._called):
             called.cancel(error)
 
     def check_may_block(self) -> None:
-        """Raises ProgramError where a wait would keep the event loop from what is waited for."""
+        """Raises ProgramError where a wait would block the event loop that does what is waited for."""
         running = asyncio._get_running_loop()
         if running is None:
             return
@@ -87,24 +86,8 @@ class Run:
                 "`await s.atext()`, `await s.settle()`, `async for ... in s.text_async_iter()`"
             )
 
-    def wait(self, variable: Variable, timeout: float | None = None) -> Any:
-        """The value of a variable; blocks the thread. An interrupt cancels the run."""
-        if not variable.is_done:
-            self.check_may_block()
-        try:
-            return variable.wait(timeout)
-        except KeyboardInterrupt:
-            self.cancel()
-            raise
-
-    def settle(self) -> None:
-        """Blocks until all is done that it started. Raises nothing of what failed."""
-        for stream in self._streams():
-            with contextlib.suppress(Exception):
-                self.wait(stream.read("nothing"))
-
-    async def settle_async(self) -> None:
-        """As `settle`, for tasks of any loop."""
+    async def settle(self) -> None:
+        """Waits until all is done that the run started. Raises nothing of what failed."""
         for stream in self._streams():
             with contextlib.suppress(Exception):
                 await stream.read("nothing").get()
@@ -118,6 +101,6 @@ class Run:
 
 
 def calling_backend() -> Backend | None:
-    """The backend of the program whose body runs, or None."""
+    """Gives the backend of the program whose body runs, or None."""
     bodies = _BODIES.get()
     return bodies[-1].backend if bodies else None

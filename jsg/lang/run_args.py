@@ -1,7 +1,7 @@
-"""What a run of a program gives for its gens, whether the program is interpreted or compiled."""
+"""The arguments that a run gives to the gens of its program, interpreted or compiled."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from jsg.lang.ir import SamplingArgs
 from jsg.lang.primitives import sampling_args
@@ -9,10 +9,10 @@ from jsg.parameters import named
 
 
 class RunArgs(TypedDict, total=False):
-    """What a run gives for every `gen` of the program that does not say otherwise, as `gen` takes them.
+    """The arguments of a run for each `gen` of the program that does not give them itself.
 
-    Where a run gives nothing: at most 128 new tokens, temperature 1, and nothing else. A name that is also a parameter
-    of the program is an argument of the program and of nothing else: a run of that program cannot give it to the gens.
+    Without them a gen has at most 128 new tokens and temperature 1. A name that is also a parameter of the program is
+    always an argument of the program, so a run of that program cannot give it to the gens.
     """
 
     max_new_tokens: int
@@ -35,16 +35,26 @@ class RunArgs(TypedDict, total=False):
     return_text_in_logprobs: bool | None
 
 
+Where = Literal["auto", "here", "server"]
+"""Where a compiled program runs: in this process, or on the server that is sent its graph."""
+
+
+class BatchArgs(RunArgs, total=False):
+    """What a batch of runs is given for all of them."""
+
+    where: Where
+
+
 _RUN_ARGS = {name: parameter.name_in("gen") or name for name, parameter in named("run").items()}
-"""The names of `RunArgs` and what a gen calls the same."""
+"""The names of `RunArgs`, with the names of the same parameters of a gen."""
 
 
 def take_run_args(kwargs: Mapping[str, Any], own: frozenset[str] = frozenset()) -> tuple[SamplingArgs, dict[str, Any]]:
-    """What is for the gens, and the rest.
+    """Splits arguments into those for the gens and the rest.
 
     Args:
-        kwargs: Both.
-        own: Names of the program's parameters, which are never for the gens.
+        kwargs: All arguments.
+        own: The names of the program's parameters, which are never for the gens.
     """
     names = _RUN_ARGS.keys() - own
     given = {_RUN_ARGS[name]: value for name, value in kwargs.items() if name in names}

@@ -1,4 +1,4 @@
-"""The state of a program: what its body extends, reads and forks."""
+"""The state of a program, which its body extends, reads and forks."""
 
 import contextlib
 import weakref
@@ -19,11 +19,11 @@ from jsg.lang.streams.variables import Variable, known
 class ProgramState(RunState):
     """A prompt and its variables.
 
-    Appending returns at once; reading waits for what is read, and raises the error that kept it from being known. What
-    is read by `[...]`, `text`, ... blocks the thread; async programs read by `aget`, `atext`, ....
+    Appending returns at once. Reading waits for the value, and raises the error that kept it from being known. `[...]`,
+    `text` and the like block the thread; async programs read with `aget`, `atext` and the like.
 
     Attributes:
-        ret_value: What the program returned.
+        ret_value: The value that the program returned.
     """
 
     def __init__(self, stream: Stream, run: Run):
@@ -31,7 +31,7 @@ class ProgramState(RunState):
         self._stream = stream
         self._run = run
         if stream is not run.stream:
-            # A fork that nobody has any more needs its prefix no longer. The program's own stream ends with its body.
+            # A fork that nobody references needs its prefix no longer. The program's own stream ends with its body.
             weakref.finalize(self, stream.release).atexit = False
 
     # Appending.
@@ -41,7 +41,7 @@ class ProgramState(RunState):
         return self
 
     def extend(self, value: "Expr | str") -> Self:
-        """Appends text or an expression, as `+=` does."""
+        """Appends text or an expression; does the same as `+=`."""
         self._stream.append(value, program_place())
         return self
 
@@ -64,7 +64,7 @@ class ProgramState(RunState):
         return None
 
     def var_scope(self, name: str) -> Span:
-        """Has the text that is appended inside a `with` block become the variable `name`."""
+        """Makes the text that is appended inside a `with` block the variable `name`."""
         return Span(self, VarScopeBegin(name), VarScopeEnd(name))
 
     def set_var(self, name: str, value: Any) -> None:
@@ -79,18 +79,18 @@ class ProgramState(RunState):
     def fork(
         self, size: int = 1, position_ids_offset: Sequence[int] | None = None
     ) -> "ProgramStateGroup[ProgramState]":
-        """States that begin as this one is now and go their own way, side by side. Waits for nothing.
+        """Makes states that begin as this one is now and run side by side. Waits for nothing.
 
         Args:
-            size: How many.
-            position_ids_offset: For each, by how much the positions of what it appends are shifted.
+            size: The number of states.
+            position_ids_offset: For each state a number by which the positions of its own text are shifted.
         """
         children = self._stream.fork(size, position_ids_offset, program_place())
         states = [ProgramState(child, self._run) for child in children]
         return ProgramStateGroup(states, lambda mode: self._stream.join(children, mode, program_place()))
 
     def copy(self, position_ids_offset: Sequence[int] | None = None) -> "AbstractContextManager[ProgramState]":
-        """One fork, joined when the block ends."""
+        """Makes one fork, which is joined at the end of the `with` block."""
         return joined_at_end(self.fork(1, position_ids_offset))
 
     # Reading.
@@ -99,7 +99,7 @@ class ProgramState(RunState):
         return name in self._stream.variables
 
     def cancel(self) -> None:
-        """Aborts what this state and its forks, or the whole program if it is the program's, have under way."""
+        """Aborts what this state and its forks have under way; of the program's own state, the whole program."""
         if self._stream is self._run.stream:
             self._run.cancel()
         else:
@@ -110,7 +110,7 @@ class ProgramState(RunState):
 
     @contextlib.contextmanager
     def _expected(self, name: str) -> Iterator[Variable]:
-        if self._run.is_in_body():  # nobody else could set it while the body waits
+        if self._run.is_in_body():  # nothing else can set it while the body waits
             yield known(self._stream.variable(name))
             return
         expected = self._stream.expect(name, self._run.body_error)

@@ -1,13 +1,34 @@
-"""What tests of several files of the language share."""
+"""What tests of several files of the language share: the tokenizer, one engine and one server of the embedded model."""
+
+from collections.abc import Iterator
 
 import pytest
 
+import jsg
+from jsg.lang.http.runtime import Runtime
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.sources import resolve_model
 from tests.processing.conftest import all_tokenizers, directories  # noqa: F401
+
+SMALL = {"max_running_requests": 8, "max_total_tokens": 8192, "context_length": 1024}
+"""Options of a server that takes little memory."""
 
 
 @pytest.fixture(scope="session")
 def tiny() -> Tokenizer:
     """The tokenizer of the embedded model."""
     return load_tokenizer(resolve_model("tiny"))
+
+
+@pytest.fixture(scope="package")
+def engine(compile_cache_dir: str) -> Iterator[jsg.Engine]:
+    """An engine in this process. A test that counts cached tokens flushes its cache first."""
+    with jsg.Engine(max_running_requests=4, chunked_prefill_size=64, compilation_cache_dir=compile_cache_dir) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="package")
+def runtime() -> Iterator[Runtime]:
+    """A server in a process of its own. A test that counts cached tokens flushes its cache first."""
+    with Runtime(**SMALL, served_model_name="small") as runtime:
+        yield runtime

@@ -11,16 +11,9 @@ import pytest
 import jsg as sgl
 from jsg.errors import ContextLengthError, GrammarError, RequestError
 from jsg.lang.http.runtime import Runtime
-from jsg.processing.tokenizer import Tokenizer, load_tokenizer
-from jsg.sources import resolve_model
+from jsg.processing.tokenizer import Tokenizer
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def runtime() -> Iterator[Runtime]:
-    with Runtime(max_running_requests=8, max_total_tokens=8192, context_length=1024) as runtime:
-        yield runtime
 
 
 @pytest.fixture
@@ -31,9 +24,9 @@ def backend(runtime: Runtime) -> Iterator[Runtime]:
     wait_until(lambda: num_of(runtime, "num_holds") == num_of(runtime, "num_running") == 0)
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return load_tokenizer(resolve_model("tiny"))
+@pytest.fixture
+def tokenizer(tiny: Tokenizer) -> Tokenizer:
+    return tiny
 
 
 def num_of(runtime: Runtime, name: str) -> int:

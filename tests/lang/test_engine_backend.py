@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,12 +21,6 @@ from tests.lang.fake_model import asynchronous
 
 GREEDY = SamplingArgs(temperature=0.0, max_tokens=8, ignore_eos=True)
 CHOICES = (" girl", " boy", " girl who", " big dog", " boy")
-
-
-@pytest.fixture(scope="module")
-def engine(compile_cache_dir: str) -> Iterator[jsg.Engine]:
-    with jsg.Engine(max_running_requests=4, chunked_prefill_size=64, compilation_cache_dir=compile_cache_dir) as engine:
-        yield engine
 
 
 @pytest.fixture
@@ -354,6 +348,7 @@ class TestSelect:
         total = sum(expected)
         assert selection.probabilities == pytest.approx([mass / total for mass in expected], abs=1e-5)
         assert selection.choice == CHOICES[selection.probabilities.index(max(selection.probabilities))]
+        assert selection.meta["id"] and selection.meta["e2e_latency"] > 0
 
     @asynchronous
     async def test_one_call_scores_and_the_prompt_is_cached_behind_it(

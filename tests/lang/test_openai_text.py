@@ -300,7 +300,7 @@ def test_a_schema_that_is_no_json_and_two_forms_at_once_are_refused(wire):
         async with backend_of(wire, dialect="jsg") as backend:
             session = backend.open()
             await tell(session, "Name:")
-            with pytest.raises(RequestError, match="at most one of dtype, regex"):
+            with pytest.raises(RequestError, match="an answer has one form"):
                 await write(session, regex="a", dtype="int")
         async with backend_of(wire, dialect="vllm") as backend:
             session = backend.open()

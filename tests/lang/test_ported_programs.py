@@ -321,12 +321,6 @@ def test_those_that_look_at_no_value_can_be_compiled(program, arguments, constan
         assert name not in state or state[name] == interpreted[name]
 
 
-@pytest.fixture(scope="module")
-def engine(compile_cache_dir: str) -> Iterator[jsg.Engine]:
-    with jsg.Engine(max_running_requests=4, chunked_prefill_size=64, compilation_cache_dir=compile_cache_dir) as engine:
-        yield engine
-
-
 @pytest.fixture
 def backend(engine: jsg.Engine) -> Iterator[jsg.Engine]:
     """The engine with an empty cache, set as the default backend as those programs do."""

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -15,15 +15,9 @@ import pytest
 from jsg.errors import BackendError, ConfigError, RequestError
 from jsg.lang.http import runtime as module
 from jsg.lang.http.runtime import Runtime, serve_arguments
+from tests.lang.conftest import SMALL
 
-SMALL = {"max_running_requests": 8, "max_total_tokens": 8192, "context_length": 1024}
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def runtime() -> Iterator[Runtime]:
-    with Runtime(**SMALL, served_model_name="small") as runtime:
-        yield runtime
 
 
 def is_listening(url: str) -> bool:
@@ -57,7 +51,6 @@ class TestRunning:
     def test_it_says_what_it_is(self, runtime):
         info = runtime.get_server_info()
         assert (info["served_model_name"], info["max_total_tokens"]) == ("small", 8192)
-        assert f"small is ready at {runtime.url}" in runtime.log
 
     def test_a_refusal_is_the_servers(self, runtime):
         with pytest.raises(RequestError, match="temperature must be"):
@@ -167,6 +160,14 @@ class _Sleeper:
             return self.process
 
         monkeypatch.setattr(module.subprocess, "Popen", popen)
+
+
+def test_it_keeps_what_the_server_prints(monkeypatch):
+    lines = ["loading", "small is ready at http://127.0.0.1:1 after 2 s", "GET /health"]
+    _Sleeper(monkeypatch, f"import time; print(*{lines!r}, sep='\\n', flush=True); time.sleep(600)")
+    with Runtime() as runtime:
+        assert runtime.url == "http://127.0.0.1:1"
+        wait_until(lambda: runtime.log == "\n".join(lines))
 
 
 def test_a_start_that_takes_too_long_is_ended(monkeypatch):

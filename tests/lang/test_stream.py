@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from jsg.errors import AbortedError, JsgError, ProgramError, UnknownVariableError
-from jsg.lang.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Symbol, Text, VarScopeBegin, VarScopeEnd
+from jsg.lang.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Select, Symbol, Text, VarScopeBegin, VarScopeEnd
 from jsg.lang.streams.loop import running_loop
-from jsg.lang.streams.ops import Later
+from jsg.lang.streams.ops import ExprOp
 from jsg.lang.streams.stream import Stream
 from tests.lang.scripted import Gate, ScriptedBackend
 
@@ -29,9 +29,10 @@ def test_the_example_of_the_docstring():
         branches[0].append(Gen("a"))
 
         async def make():
-            return Text(await stream.variable("answer").get()) + Gen("b")
+            return Text(await stream.variable("answer").get())
 
-        branches[1].append_later(make, ["b"])
+        branches[1].append(Text(""), make=make)
+        branches[1].append(Gen("b"))
         assert stream.join(branches) == ["a", "b"]
         assert [piece async for piece in stream.variable("answer").follow_async()] == ["<", "answer", ">"]
         assert await stream.variable("b").get() == [None, "<b>"]
@@ -55,40 +56,18 @@ def test_what_comes_later_keeps_its_place():
 
         async def make():
             await gate.passed()
-            return Text("late") + Gen("x")
+            return Select("x", ("late", "later"), "token_trie")
 
-        stream.append_later(make, ["x"], ("program.py", 3))
+        async def make_nothing():
+            return None
+
+        stream.append(Select("x", (), "token_trie"), make=make)
+        stream.append(Text(""), make=make_nothing)
         stream.append("then" + Gen("y"))
         gate.open()
-        return await stream.read("text").get()
+        return await stream.read("text").get(), await stream.variable("x").get()
 
-    assert asyncio.run(main()) == "lateAthenA"
-
-
-@pytest.mark.parametrize(
-    ("expr", "message"),
-    [
-        (Text("x"), "was to set x, but does not"),
-        (Gen("x") + Gen("y"), "sets 'y', which was not announced"),
-        (RoleBegin("user") + Gen("x") + RoleEnd("user"), "cannot open or close a turn or a scope"),
-        (Gen("x") + VarScopeBegin("y"), "cannot open or close a turn or a scope"),
-    ],
-)
-def test_what_comes_later_must_keep_its_promise(expr, message):
-    async def main():
-        stream = root(ScriptedBackend())
-
-        async def make():
-            return expr
-
-        stream.append_later(make, ["x"], ("program.py", 3))
-        with pytest.raises(ProgramError, match=message) as caught:
-            await stream.variable("x").get()
-        assert caught.value.__notes__ == ["in the program: program.py:3"]
-        await stream.read("nothing").get()
-
-    with pytest.raises(ProgramError):
-        asyncio.run(main())
+    assert asyncio.run(main()) == ("latethenA", "late")
 
 
 def test_an_error_of_what_comes_later_ends_the_stream():
@@ -98,11 +77,12 @@ def test_an_error_of_what_comes_later_ends_the_stream():
         async def make():
             raise JsgError("no")
 
-        stream.append_later(make, ["x"])
+        stream.append(Gen("x"), ("program.py", 3), make)
         stream.append(Gen("y"))
         for name in "xy":
-            with pytest.raises(JsgError, match="no"):
+            with pytest.raises(JsgError, match="no") as caught:
                 await stream.variable(name).get()
+            assert caught.value.__notes__ == ["in the program: program.py:3"]
 
     asyncio.run(main())
 
@@ -466,7 +446,6 @@ def test_a_branch_that_was_cancelled_does_not_join_though_its_runner_has_not_hea
         nonlocal has_begun
         has_begun = True
         await event.wait()
-        return ()
 
     backend = ScriptedBackend(answer)
 
@@ -477,7 +456,7 @@ def test_a_branch_that_was_cancelled_does_not_join_though_its_runner_has_not_hea
         branch.append(Gen("x"))
         while not backend.prompts():
             await asyncio.sleep(0)
-        stream.runner.push([Later(work, {}, None)])
+        stream.runner.push([ExprOp(Text(""), None, make=work)])
         while not has_begun:
             await asyncio.sleep(0)
         event.set()  # both runners are at work, the branch's first, before the loop takes the calls of the cancel

@@ -286,5 +286,5 @@ class TestArguments:
         assert stop == ("z",)
         assert await said(session, dtype="bool") == "True"
         assert "stop" not in model.calls[1].sampling
-        with pytest.raises(RequestError, match="dtype must stand alone, but regex is given"):
+        with pytest.raises(RequestError, match="one form, but got dtype and regex"):
             await said(session, dtype="int", regex="a")

@@ -1,4 +1,4 @@
-"""The arguments of a run: as a caller gives them, as JSON has them, and as they are appended."""
+"""The arguments of a run: as a caller gives them, as JSON, and in the form in which they are appended."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -9,14 +9,14 @@ from jsg.lang.graphs import codec
 from jsg.lang.graphs.graph import Graph
 from jsg.lang.graphs.nodes import Argument, ArgumentRef, Media, Piece
 from jsg.lang.ir import Image, Video
-from jsg.lang.media import image_type, read_media, read_video
+from jsg.lang.media import image_of, video_of
 
 ArgumentValue = str | Image | Video
-"""What a run gives to an argument, in the form in which it is appended."""
+"""The value of an argument, in the form in which it is appended."""
 
 
 def argument_value(argument: Argument, value: Any) -> ArgumentValue:
-    """What a caller gave to an argument. Raises ProgramError where it is of another kind."""
+    """Gives the value of an argument from what a caller gave. Raises ProgramError for a value of another kind."""
     match argument.kind:
         case "text":
             if isinstance(value, str | int | float):
@@ -26,24 +26,18 @@ def argument_value(argument: Argument, value: Any) -> ArgumentValue:
                 f"{type(value).__name__}; give it to compile() as a constant"
             )
         case "image":
-            if isinstance(value, Image):
-                return value
-            data = read_media(value, "image")
-            return Image(data, image_type(data))
+            return value if isinstance(value, Image) else image_of(value)
         case "video":
-            if isinstance(value, Video):
-                return value
-            data, media_type = read_video(value)
-            return Video(data, 1, media_type)
+            return value if isinstance(value, Video) else video_of(value, 1)
 
 
 def known_text(pieces: Iterable[Piece], arguments: Mapping[str, ArgumentValue]) -> str:
-    """The text of pieces that are constants and arguments."""
+    """Gives the text of pieces that are constants and arguments."""
     return "".join(str(arguments[piece.name]) if isinstance(piece, ArgumentRef) else str(piece) for piece in pieces)
 
 
 def known_media(node: Media, arguments: Mapping[str, ArgumentValue]) -> Image | Video:
-    """The picture or video that a node appends."""
+    """Gives the picture or video that a node appends."""
     media = arguments[node.source.name] if isinstance(node.source, ArgumentRef) else node.source
     assert isinstance(media, Image | Video)
     if isinstance(media, Video) and node.num_frames is not None:
@@ -52,15 +46,15 @@ def known_media(node: Media, arguments: Mapping[str, ArgumentValue]) -> Image | 
 
 
 def arguments_to_json(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
-    """Arguments as `POST /v1/programs` takes them."""
+    """Gives arguments in the form that `POST /v1/programs` takes."""
     return {name: codec.write(str | Image | Video, value) for name, value in arguments.items()}
 
 
 def arguments_from_json(graph: Graph, source: Any) -> dict[str, ArgumentValue]:
-    """The reverse: exactly the arguments that a graph declares, each of its kind.
+    """Does the reverse: gives exactly the arguments that a graph declares, each of its kind.
 
     Raises:
-        GraphError: One is missing, unknown or of another kind.
+        GraphError: An argument is missing, unknown or of another kind.
     """
     if not isinstance(source, Mapping):
         raise GraphError("arguments must be an object", param="arguments")

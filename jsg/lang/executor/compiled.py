@@ -1,18 +1,18 @@
-"""Compiled programs: a graph, and the ways to run it."""
+"""Compiled programs: graphs, and the ways to run them."""
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Unpack, cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, cast, final
 
 from jsg.errors import ConfigError, ProgramError
 from jsg.lang.backend import Backend, BackendSource, HintSession, PromptItem
-from jsg.lang.batch import Batch, arguments_of, num_workers
+from jsg.lang.batch import Batchable, Items, Work, arguments_of
 from jsg.lang.defaults import as_backend
 from jsg.lang.executor.arguments import ArgumentValue, argument_value, arguments_to_json
 from jsg.lang.executor.execution import Execution
 from jsg.lang.executor.reading import GraphState
-from jsg.lang.executor.runs import GraphBackend, LocalRun, RemoteRun
+from jsg.lang.executor.runs import GraphBackend, LocalState, RemoteState
 from jsg.lang.graphs.check import graph_from_json
 from jsg.lang.graphs.codec import sampling_to_dict
 from jsg.lang.graphs.graph import Graph
@@ -30,14 +30,12 @@ from jsg.lang.graphs.nodes import (
 )
 from jsg.lang.graphs.reorder import reorder, varying_arguments
 from jsg.lang.ir import RoleBegin, RoleEnd, SamplingArgs, Text
-from jsg.lang.run_args import RunArgs, take_run_args
+from jsg.lang.run_args import Where, take_run_args
 from jsg.lang.streams.loop import shared_loop, wait_for
-
-Where = Literal["auto", "here", "server"]
 
 
 def cache_prefix(graph: Graph, backend: Backend) -> None:
-    """Computes what every run of a program begins with. Raises ConfigError where the backend keeps no prefixes."""
+    """Computes the constant beginning of all runs. Raises ConfigError where the backend keeps no prefixes."""
     prefix = constant_prefix(node for node in graph.block.nodes if node.stream == MAIN_STREAM)
 
     async def compute() -> None:
@@ -55,10 +53,10 @@ def cache_prefix(graph: Graph, backend: Backend) -> None:
 
 
 def constant_prefix(nodes: Iterable[AnyNode]) -> tuple[PromptItem, ...]:
-    """What the nodes of a stream append before anything that only a run knows.
+    """Gives what the nodes of a stream append before the first value that only a run knows.
 
     Args:
-        nodes: Of one stream, in program order.
+        nodes: The nodes of one stream, in program order.
     """
     items: list[PromptItem] = []
     for node in nodes:
@@ -79,8 +77,9 @@ def constant_prefix(nodes: Iterable[AnyNode]) -> tuple[PromptItem, ...]:
     return tuple(items)
 
 
-class CompiledFunction:
-    """A program as a graph: prints, draws, becomes JSON, and runs without the Python that it came from.
+@final
+class CompiledFunction(Batchable[GraphState]):
+    """A program as a graph. It prints, draws, becomes JSON, and runs without its Python function.
 
     Attributes:
         graph: The graph.
@@ -97,20 +96,20 @@ class CompiledFunction:
         return f"<compiled {self.graph.name}, {sum(1 for _ in self.graph.nodes())} nodes>"
 
     def to_dot(self) -> str:
-        """A drawing in Graphviz' language."""
+        """Gives a drawing in the language of Graphviz."""
         return self.graph.to_dot()
 
     def to_json(self) -> str:
-        """The graph as JSON, which `from_json` reads and `POST /v1/programs` takes as `graph`."""
+        """Gives the graph as JSON, which `from_json` reads and `POST /v1/programs` takes as `graph`."""
         return self.graph.to_json()
 
     @classmethod
     def from_json(cls, source: str | bytes | Mapping[str, Any]) -> "CompiledFunction":
-        """The reverse of `to_json`. Raises GraphError."""
+        """Reads what `to_json` gives. Raises GraphError."""
         return cls(graph_from_json(source))
 
     def __call__(self, *args: Any, **kwargs: Any) -> GraphState:
-        """As `run`."""
+        """Does the same as `run`."""
         return self.run(*args, **kwargs)
 
     def run(
@@ -121,18 +120,18 @@ class CompiledFunction:
         where: Where = "auto",
         **kwargs: Any,
     ) -> GraphState:
-        """Runs it; returns at once, reading the state waits.
+        """Runs the program. Returns at once; reading the state waits.
 
         Args:
-            *args: The graph's arguments, in their order.
-            stream: A server sends variables as they grow; in this process they can always be read so.
-            backend: A backend; the default one where None.
-            where: "server" sends the graph whole, "here" runs it in this process, call by call; "auto" sends it where
-                the backend takes graphs (`jsg.RuntimeEndpoint`).
-            **kwargs: Arguments by name, and what `RunArgs` says.
+            *args: The arguments of the graph, in their order.
+            stream: A server sends variables as they grow. In this process they can be read as they grow without it.
+            backend: The backend; the default one where None.
+            where: "server" sends the whole graph, "here" runs it in this process, call by call; "auto" sends it if the
+                backend takes graphs (`jsg.RuntimeEndpoint`).
+            **kwargs: Arguments by name, and the arguments of `RunArgs`.
 
         Raises:
-            ProgramError: The arguments are not those of the graph.
+            ProgramError: The arguments do not fit the graph.
             ConfigError: The backend takes no graphs and `where` is "server".
         """
         given, kwargs = take_run_args(kwargs, self._own)
@@ -147,54 +146,9 @@ class CompiledFunction:
         where: Where = "auto",
         **kwargs: Any,
     ) -> GraphState:
-        """As `run`, but waits for the end unless `stream`; cancelling the task cancels the program."""
+        """Does the same as `run`, but waits for the end unless `stream`. Cancelling the task cancels the program."""
         state = self.run(*args, stream=stream, backend=backend, where=where, **kwargs)
         return state if stream else await _settled(state)
-
-    def run_batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        *,
-        num_threads: int | Literal["auto"] = "auto",
-        progress_bar: bool = False,
-        generator_style: bool = False,
-        backend: Backend | BackendSource | None = None,
-        where: Where = "auto",
-        **run_args: Unpack[RunArgs],
-    ) -> list[GraphState] | Iterator[GraphState]:
-        """Runs it once for each item, several at a time; gives the states in the items' order, each at its end.
-
-        What fails in an item stays with its state. An interrupt cancels all.
-
-        Args:
-            batch_kwargs: For each run its arguments, as a dict or a sequence.
-            num_threads: Runs under way at a time, as `SglFunction.run_batch` counts them; there are no threads.
-            progress_bar: Shows how many are done.
-            generator_style: Gives an iterator, whose states come as soon as they and those before them are done.
-            backend: As in `run`.
-            where: As in `run`.
-            **run_args: As `RunArgs` says, for all.
-
-        Raises:
-            ProgramError: An item does not fit the graph's arguments; nothing was run.
-        """
-        batch = self._batch(batch_kwargs, num_threads, progress_bar, backend, where, dict(run_args))
-        return batch.iterate() if generator_style else batch.run()
-
-    async def arun_batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        *,
-        num_threads: int | Literal["auto"] = "auto",
-        progress_bar: bool = False,
-        generator_style: bool = False,
-        backend: Backend | BackendSource | None = None,
-        where: Where = "auto",
-        **run_args: Unpack[RunArgs],
-    ) -> list[GraphState] | AsyncIterator[GraphState]:
-        """As `run_batch`, for tasks; with `generator_style` an asynchronous iterator."""
-        batch = self._batch(batch_kwargs, num_threads, progress_bar, backend, where, dict(run_args))
-        return batch.iterate_async() if generator_style else await batch.run_async()
 
     # Pieces of runs.
 
@@ -217,21 +171,16 @@ class CompiledFunction:
         return {argument.name: argument_value(argument, given[argument.name]) for argument in self.graph.arguments}
 
     def _batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        num_threads: int | Literal["auto"],
-        progress_bar: bool,
-        backend: Backend | BackendSource | None,
-        where: Where,
-        run_args: dict[str, Any],
-    ) -> Batch[GraphState]:
-        given, rest = take_run_args(run_args, self._own)
+        self, items: Items, backend: Backend | BackendSource | None, options: dict[str, Any]
+    ) -> Work[GraphState]:
+        where: Where = options.pop("where", "auto")
+        given, rest = take_run_args(options, self._own)
         _check_no_optimisations(rest)
         if rest:
             raise ProgramError(f"run_batch has no argument {', '.join(sorted(rest))}; arguments are given per item")
-        runs = [self._bind(*arguments_of(item, index)) for index, item in enumerate(batch_kwargs)]
+        runs = [self._bind(*arguments_of(item, index)) for index, item in enumerate(items)]
         start = self._starter(runs, given, as_backend(backend), where)
-        return Batch(len(runs), lambda index: _settled(start(index)), num_workers(num_threads, len(runs)), progress_bar)
+        return lambda index: _settled(start(index))
 
     def _starter(
         self,
@@ -242,15 +191,15 @@ class CompiledFunction:
         *,
         stream: bool = False,
     ) -> Callable[[int], GraphState]:
-        """What starts a run, by the index of its arguments in `runs`, and gives its state."""
+        """Gives a function that starts a run, by the index of its arguments in `runs`, and gives its state."""
         loop = shared_loop()
         if _is_sent(backend, where):
             sent, graph, sampling = cast(GraphBackend, backend), self.graph.to_dict(), sampling_to_dict(given)
 
             def start_there(index: int) -> GraphState:
-                run, arguments = RemoteRun(self.graph, loop), arguments_to_json(runs[index])
-                loop.post(lambda: run.start(sent, graph, arguments, sampling, stream=stream))
-                return GraphState(run)
+                state, arguments = RemoteState(self.graph, loop), arguments_to_json(runs[index])
+                loop.post(lambda: state.start(sent, graph, arguments, sampling, stream=stream))
+                return state
 
             return start_there
         reordered = reorder(self.graph, varying_arguments(self.graph.arguments, runs))
@@ -258,13 +207,13 @@ class CompiledFunction:
         def start_here(index: int) -> GraphState:
             execution = Execution(reordered, backend, runs[index], loop=loop, defaults=given)
             loop.post(execution.start)
-            return GraphState(LocalRun(execution))
+            return LocalState(execution)
 
         return start_here
 
 
 async def _settled(state: GraphState) -> GraphState:
-    """The state at the end of its run, which ends early where the task that awaits this is cancelled."""
+    """Waits for the end of a run. The run ends early where the waiting task is cancelled."""
     try:
         await state.settle()
     except asyncio.CancelledError:
@@ -285,7 +234,7 @@ def _is_sent(backend: Backend, where: Where) -> bool:
 
 
 def _check_no_optimisations(unknown: Collection[str]) -> None:
-    """Raises ProgramError for an argument that runs once took."""
+    """Raises ProgramError for an argument that runs took in earlier versions."""
     if "optimisations" in unknown:
         raise ProgramError(
             "a run takes no optimisations any more: streams always run side by side and prefixes are given back as "

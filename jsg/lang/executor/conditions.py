@@ -1,4 +1,4 @@
-"""Whether a condition holds."""
+"""Conditions of `cond` and `loop`: whether they hold."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -12,14 +12,14 @@ MAX_MATCHED_BYTES = 100_000
 
 
 def holds(condition: Condition, text_of: Callable[[TextValue], str]) -> bool:
-    """Whether a condition holds.
+    """Says whether a condition holds.
 
     Args:
         condition: The condition.
-        text_of: Gives the text of what it reads.
+        text_of: Gives the text of a value that the condition reads.
 
     Raises:
-        RequestError: A pattern is refused, or cannot be matched within its limits.
+        RequestError: A pattern is refused, or its match exceeds a limit.
     """
     match condition:
         case Equals(value, text):
@@ -39,12 +39,12 @@ def holds(condition: Condition, text_of: Callable[[TextValue], str]) -> bool:
 
 
 def texts_of(condition: Condition) -> Iterator[TextValue]:
-    """All texts that a condition reads."""
+    """Gives all texts that a condition reads."""
     return (part for part in parts(condition) if isinstance(part, TextValue))
 
 
 def patterns_of(condition: Condition | None) -> Iterator[str]:
-    """All patterns in a condition."""
+    """Gives all patterns in a condition."""
     return (part.pattern for part in parts(condition) if isinstance(part, Matches))
 
 
@@ -54,7 +54,7 @@ def check_pattern(pattern: str) -> None:
 
 
 def _matches(text: str, pattern: str) -> bool:
-    # The automata of constrained decoding: linear in the text whatever the pattern, and the dialect of gen(regex=...).
+    # The automata of constrained decoding take time linear in the text, and read the dialect of gen(regex=...).
     from jsg.constrained.report import check_text
     from jsg.constrained.run.machine import Machine
 
@@ -70,7 +70,7 @@ def _matches(text: str, pattern: str) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _tables(pattern: str):  # noqa: ANN202 - named below, where the import is
+def _tables(pattern: str):  # noqa: ANN202 - its type is imported below only
     from jsg.constrained.compiler import compile_tables
 
     try:

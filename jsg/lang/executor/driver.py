@@ -1,21 +1,20 @@
-"""Hands the nodes of a graph to streams, each stream's in program order, as soon as what they need is there.
+"""Hands the nodes of a graph to their streams.
 
-A stream's nodes are handed over by a task, which waits only where the graph says so: a text that names a value of
-another stream waits in that stream's queue, `cond` and `loop` wait for their condition.
+A task for each stream hands over its nodes in program order. A text that needs a value of another stream waits in the
+queue of its stream. The task itself waits only for the conditions of `cond` and `loop` and for branches to be joined.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import assert_never
+from collections.abc import Callable, Iterable, Mapping
+from typing import Never, assert_never
 
 from jsg.errors import UnknownVariableError
 from jsg.lang.executor.arguments import ArgumentValue, known_media, known_text
-from jsg.lang.executor.evaluation import NOTHING, Evaluator
+from jsg.lang.executor.evaluation import Evaluator
 from jsg.lang.executor.frames import Frame, new_frame
 from jsg.lang.graphs.nodes import (
     MAIN_STREAM,
-    REASONING_SUFFIX,
     AnyNode,
     Append,
     Assign,
@@ -35,6 +34,7 @@ from jsg.lang.graphs.nodes import (
 )
 from jsg.lang.graphs.shapes import defined
 from jsg.lang.ir import (
+    REASONING_SUFFIX,
     Expr,
     Gen,
     RoleBegin,
@@ -45,19 +45,19 @@ from jsg.lang.ir import (
     VarScopeBegin,
     VarScopeEnd,
 )
-from jsg.lang.streams.ops import Later, Place
+from jsg.lang.streams.ops import ExprOp, Make, Place
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
 
-_TURN = 100  # nodes that are handed over before other tasks have their turn
+_TURN = 100  # nodes that are handed over before other tasks run
 
 
 class Driver:
-    """What hands the nodes over.
+    """Hands over the nodes of one run.
 
     Attributes:
-        streams: All that the graph opened.
-        values: Every variable that a node set, in the order in which they were handed over.
+        streams: All streams that the graph opened.
+        values: Every variable that a node set, in the order in which the nodes were handed over.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class Driver:
         evaluator: Evaluator,
         concatenated: frozenset[int],
     ) -> None:
-        """Prepares it.
+        """Prepares the run.
 
         Args:
             main: The program's own stream.
-            submitted: Set when that has all its nodes.
+            submitted: Is set when the own stream has all its nodes.
             open_stream: Makes the stream of a program that the program calls.
-            arguments: As of the run.
-            tasks: Those of the run; all end before it does.
-            evaluator: Of the run.
-            concatenated: Branches that a join takes in as they are, and so ends itself.
+            arguments: The arguments of the run.
+            tasks: The tasks of the run; all end before it does.
+            evaluator: Makes the values of the run.
+            concatenated: Branches of "concate_and_append" joins, which end them.
         """
         self.streams: list[Stream] = [main]
         self.values: list[tuple[AnyNode, Variable]] = []
@@ -96,7 +96,7 @@ class Driver:
     # Blocks and streams
 
     async def run_block(self, frame: Frame, holder: int | None) -> None:
-        """Hands the nodes of a block to their streams; ends when those of the stream `holder` are."""
+        """Hands the nodes of a block to their streams. Returns when the stream `holder` has all of its nodes."""
         for number, nodes in frame.nodes.items():
             if isinstance(nodes[0], Open):
                 frame.drivers[number] = self._tasks.create_task(self._drive(number, frame))
@@ -104,7 +104,7 @@ class Driver:
             await self._step(node, frame)
 
     async def _drive(self, number: int, frame: Frame) -> None:
-        """Hands a stream its nodes, and ends it behind its last one."""
+        """Hands a stream its nodes, and closes it behind the last one."""
         for node in frame.nodes.get(number, ()):
             await self._step(node, frame)
         stream = frame.streams[number]
@@ -114,12 +114,12 @@ class Driver:
         if forked := self._forked.get(stream):
             await asyncio.wait(forked)
         if number not in self._concatenated:
-            stream.close()  # its prefix is not needed any more
+            stream.close()  # nobody needs its prefix any more
 
     # Nodes
 
     async def _step(self, node: AnyNode, frame: Frame) -> None:
-        """Hands a node to its stream; what is wrong with it is the fault of the stream from there on."""
+        """Hands a node to its stream. An error of the node ends the stream there."""
         self._num_steps += 1
         if self._num_steps % _TURN == 0:
             await asyncio.sleep(0)
@@ -128,8 +128,8 @@ class Driver:
         except Exception as error:
             for name in defined(node) or ([_own_name(node)] if isinstance(node, Generate | Choose) else ()):
                 self._define(node, name, _failed(error), frame)
-            with contextlib.suppress(Exception):  # of a stream that has ended already
-                frame.streams[node.stream].append_later(_raiser(error), (), place_of(node))
+            with contextlib.suppress(Exception):  # the stream may have ended already
+                frame.streams[node.stream].append(Text(""), place_of(node), _raiser(error))
 
     async def _hand_over(self, node: AnyNode, frame: Frame) -> None:
         if isinstance(node, Open):
@@ -152,8 +152,8 @@ class Driver:
                 if not is_begin:
                     self._define(node, name, stream.variable(name), frame)
             case ReadText():
-                if self._evaluator.is_bounded:  # as no op of the program: a stream with such is joined as one without
-                    stream.runner.push([Later(lambda: self._evaluator.charge_for(stream), {}, place)])
+                if self._evaluator.is_bounded:  # not by `append`, after which branches could not be joined any more
+                    stream.runner.push([ExprOp(Text(""), place, make=lambda: self._evaluator.charge_for(stream))])
                 self._define(node, "", stream.read("text"), frame)
             case Assign(name=name, value=value):
                 self._define(node, name, self._evaluator.promise(value, frame), frame)
@@ -184,11 +184,11 @@ class Driver:
         if not pieces:
             return
 
-        async def make() -> Expr:
+        async def make() -> Text | None:
             text = await self._evaluator.text(pieces, frame)
-            return Text(text) if text else NOTHING
+            return Text(text) if text else None
 
-        stream.append_later(make, (), place_of(node))
+        stream.append(Text(""), place_of(node), make)
 
     def _generate(self, node: Generate, stream: Stream, frame: Frame) -> None:
         name = _own_name(node)
@@ -206,11 +206,11 @@ class Driver:
         def select(choices: Iterable[str]) -> Select:
             return Select(name, tuple(choices), node.method, node.temperature, node.seed)
 
-        async def make() -> Expr:
+        async def make() -> Select:
             return select([await self._evaluator.text(choice.pieces, frame) for choice in node.choices])
 
         if any(isinstance(piece, ValueRef) for choice in node.choices for piece in choice.pieces):
-            stream.append_later(make, (name,), place_of(node))
+            stream.append(select(()), place_of(node), make)
         else:
             choices = [known_text(choice.pieces, self._arguments) for choice in node.choices]
             stream.append(select(choices), place_of(node))
@@ -223,7 +223,7 @@ class Driver:
         for number, branch in zip(node.branches, branches, strict=True):
             frame.streams[number] = branch
             frame.drivers[number] = self._tasks.create_task(self._drive(number, frame))
-        # The stream ends behind these: its end would be that of its branches.
+        # The stream ends behind its branches, because its end would end them.
         self._forked.setdefault(stream, []).extend(frame.drivers[number] for number in node.branches)
 
     async def _join(self, node: Join, stream: Stream, frame: Frame) -> None:
@@ -251,7 +251,7 @@ class Driver:
     async def _loop_rounds(self, node: Loop, stream: Stream, frame: Frame) -> None:
         carried = {name: self._evaluator.promise(value, frame) for name, value in node.before}
         for _ in range(node.max_rounds):
-            await asyncio.sleep(0)  # a body without a model call would keep the loop to itself
+            await asyncio.sleep(0)  # a body without a call of the model would block the event loop
             inner = new_frame(node.body, frame, node.id)
             inner.streams[node.stream] = stream
             for name, variable in carried.items():
@@ -269,7 +269,7 @@ class Driver:
 
 
 def place_of(node: Node) -> Place:
-    """File name and line, as `Stream` takes them."""
+    """Gives file name and line in the form that `Stream` takes."""
     name, _, line = node.line.rpartition(":")
     return (name, int(line)) if line.isdecimal() else (node.line, 0)
 
@@ -284,8 +284,8 @@ def _failed(error: BaseException) -> Variable:
     return variable
 
 
-def _raiser(error: BaseException) -> Callable[[], Awaitable[Expr]]:
-    async def make() -> Expr:
+def _raiser(error: BaseException) -> Make:
+    async def make() -> Never:
         raise error
 
     return make

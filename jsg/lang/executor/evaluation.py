@@ -1,14 +1,14 @@
-"""The values of a graph that runs: put together as soon as what they read is there."""
+"""The values of a graph that runs. Each is made as soon as the values that it reads are known."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, assert_never
 
 from jsg.errors import RequestError
 from jsg.lang.executor import conditions
 from jsg.lang.executor.arguments import ArgumentValue
 from jsg.lang.executor.frames import Frame, text_len
-from jsg.lang.executor.reading import CalledRun, GraphState
+from jsg.lang.executor.reading import CalledState
 from jsg.lang.graphs.nodes import (
     ArgumentRef,
     Condition,
@@ -22,31 +22,28 @@ from jsg.lang.graphs.nodes import (
     ValueRef,
     VariableValue,
 )
-from jsg.lang.ir import ExprList
-from jsg.lang.streams.ops import ExprOp
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
 
-NOTHING = ExprList(())
-MATCH_COST = 64  # characters that are put together in the time in which a pattern reads one
+MATCH_COST = 64  # a pattern reads one character in the time in which so many are joined
 
 
 class Evaluator:
-    """Puts values together, within a budget of text."""
+    """Makes values, within a budget of text."""
 
     def __init__(self, arguments: Mapping[str, ArgumentValue], tasks: asyncio.TaskGroup, max_text: int | None) -> None:
         self._arguments = arguments
         self._tasks = tasks
         self._text_left = max_text
-        self._promised: set[Variable] = set()  # those that are not done
+        self._promised: set[Variable] = set()  # the variables that are not done
 
     @property
     def is_bounded(self) -> bool:
-        """Whether there is a budget."""
+        """Whether the text has a budget."""
         return self._text_left is not None
 
     def promise(self, value: Value, frame: Frame) -> Variable:
-        """A variable that will hold a value; the value's own where it is just another variable."""
+        """Gives a variable that will hold a value; where the value is just another variable, that variable."""
         slot = _whole_slot(value, frame)
         if slot is not None and slot.done():
             return slot.result()
@@ -57,12 +54,12 @@ class Evaluator:
         return variable
 
     def fail_promises(self, error: BaseException) -> None:
-        """Fails what was promised and will not be filled any more, as its task was cancelled."""
+        """Fails the promised variables whose tasks were cancelled."""
         for variable in tuple(self._promised):
             variable.fail(error)
 
     async def follow(self, variable: Variable, value: Value, frame: Frame) -> None:
-        """Fills a variable; piece by piece where its value is another variable."""
+        """Fills a variable with a value, piece by piece where the value is another variable."""
         slot = _whole_slot(value, frame)
         if slot is None:
             await self.fulfil(variable, value, frame)
@@ -76,7 +73,7 @@ class Evaluator:
             variable.fail(error)
 
     async def fulfil(self, variable: Variable, value: Value, frame: Frame) -> None:
-        """Fills a variable with a value, or with what kept it from being known."""
+        """Fills a variable with a value, or with the error that kept the value from being known."""
         try:
             variable.finish(await self._value(value, frame))
         except Exception as error:
@@ -98,12 +95,12 @@ class Evaluator:
                 variables = {name: self.promise(item, frame) for name, item in outputs}
                 outermost = frame.outermost()
                 await outermost.complete(number)
-                return GraphState(CalledRun(outermost.streams[number], variables))
+                return CalledState(outermost.streams[number], variables)
             case _:
                 assert_never(value)
 
     async def text(self, pieces: Iterable[Piece], frame: Frame) -> str:
-        """The text of pieces, once all values are there. Raises what kept one from being known; RequestError."""
+        """Gives the text of pieces, once all values are known. Raises the error of a value, or RequestError."""
         parts: list[str] = []
         for piece in pieces:
             match piece:
@@ -120,7 +117,7 @@ class Evaluator:
         return "".join(parts)
 
     def charge(self, num_chars: int) -> None:
-        """Takes characters from the budget. Raises RequestError when there are none left."""
+        """Takes characters from the budget. Raises RequestError when none are left."""
         if self._text_left is not None:
             self._text_left -= num_chars
             if self._text_left < 0:
@@ -128,13 +125,12 @@ class Evaluator:
                     "the program puts together more text than is allowed; append less, or loop less often"
                 )
 
-    async def charge_for(self, stream: Stream) -> Sequence[ExprOp]:
-        """Takes the text of a stream from the budget; gives nothing to append."""
+    async def charge_for(self, stream: Stream) -> None:
+        """Takes the text of a stream from the budget."""
         self.charge(text_len(stream))
-        return ()
 
     async def holds(self, condition: Condition, frame: Frame) -> bool:
-        """Whether a condition holds, once all that it reads is there. Raises as `text`."""
+        """Says whether a condition holds, once all that it reads is known. Raises the same as `text`."""
         texts = {value: await self.text(value.pieces, frame) for value in conditions.texts_of(condition)}
         if num_patterns := sum(1 for _ in conditions.patterns_of(condition)):
             self.charge(MATCH_COST * num_patterns * sum(map(len, texts.values())))
@@ -143,7 +139,7 @@ class Evaluator:
 
 
 def _as_text(value: Any, name: str) -> str:
-    """A value as a text has it. Raises RequestError for what holds others: its text could be of any length."""
+    """Gives a value as text. Raises RequestError for lists and dictionaries, whose text could have any length."""
     if isinstance(value, str):
         return value
     if value is None or isinstance(value, int | float):
@@ -152,7 +148,7 @@ def _as_text(value: Any, name: str) -> str:
 
 
 def _whole_slot(value: Value, frame: Frame) -> asyncio.Future[Variable] | None:
-    """Where the variable is that a value consists of."""
+    """Gives the slot of the variable that a value consists of, if it is just one."""
     match value:
         case TextValue((ValueRef(node, name, None),)) | VariableValue(ValueRef(node, name)):
             return frame.slot(node, name)

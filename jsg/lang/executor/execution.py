@@ -1,4 +1,4 @@
-"""One run of a graph on a backend, as tasks of the event loop that runs: no threads."""
+"""One run of a graph on a backend, as tasks of the running event loop, without threads."""
 
 import asyncio
 import contextlib
@@ -10,8 +10,9 @@ from jsg.lang.executor.arguments import ArgumentValue
 from jsg.lang.executor.driver import Driver
 from jsg.lang.executor.evaluation import Evaluator
 from jsg.lang.executor.frames import new_frame
+from jsg.lang.executor.reading import usage_of
 from jsg.lang.graphs.graph import Graph
-from jsg.lang.graphs.nodes import MAIN_STREAM, AnyNode, Join, Open
+from jsg.lang.graphs.nodes import MAIN_STREAM, AnyNode, Choose, Generate, Join, Open
 from jsg.lang.ir import PUBLISHED, SamplingArgs
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.stream import Stream
@@ -22,11 +23,11 @@ class Execution:
     """One run of a graph.
 
     Attributes:
-        stream: The program's own.
-        outputs: Its variables, growing as the values do that they will hold.
-        returned: What it returns.
-        submitted: Done when all of the program's own nodes were handed to its stream.
-        ended: Done when nothing is under way any more.
+        stream: The program's own stream.
+        outputs: The variables of the program; their text grows with that of their values.
+        returned: What the program returns.
+        submitted: Is done when the own stream has all its nodes.
+        ended: Is done when nothing is under way any more.
     """
 
     def __init__(
@@ -39,15 +40,15 @@ class Execution:
         defaults: SamplingArgs,
         max_text: int | None = None,
     ) -> None:
-        """Prepares it; `start` runs it.
+        """Prepares the run, which `start` starts.
 
         Args:
-            graph: A graph that is well-formed.
-            backend: Where.
-            arguments: All that the graph names, of their kinds.
-            loop: The loop on which the backend lives.
-            defaults: What the program's own gens are given where they say nothing.
-            max_text: Characters that may be put together from values, in all.
+            graph: A well-formed graph.
+            backend: The backend.
+            arguments: All arguments that the graph declares, of their kinds.
+            loop: The event loop of the backend.
+            defaults: The defaults of the program's own gens.
+            max_text: The number of characters that all texts made from values may have.
         """
 
         def open_stream(node: Open) -> Stream:
@@ -80,20 +81,24 @@ class Execution:
 
     @property
     def values(self) -> Sequence[tuple[AnyNode, Variable]]:
-        """Every variable that a node set so far."""
+        """All variables that nodes have set so far."""
         return self._driver.values
 
     @property
     def streams(self) -> Sequence[Stream]:
-        """Every stream so far."""
+        """All streams so far."""
         return self._driver.streams
 
+    def usage(self) -> dict[str, int]:
+        """The calls of the model so far, and their tokens."""
+        return usage_of(variable.meta for node, variable in self.values if isinstance(node, Generate | Choose))
+
     def start(self) -> None:
-        """Starts it; must be called on the loop."""
+        """Starts the run. Must be called on the loop."""
         self._root = asyncio.get_running_loop().create_task(self._run())
 
     def cancel(self, error: BaseException | None = None) -> None:
-        """Aborts all that is under way. From any thread."""
+        """Aborts all that is under way. May be called from any thread."""
         self._loop.post(lambda: self._cancel(error or AbortedError("the program was cancelled")))
 
     def _cancel(self, error: BaseException) -> None:
@@ -138,11 +143,11 @@ class Execution:
 
 
 def defaults_of(node: Open, given: SamplingArgs) -> SamplingArgs:
-    """What the gens of a program are given where they say nothing.
+    """Gives the defaults of the gens of a program.
 
     Args:
-        node: Opens the program's stream.
-        given: To the run of the graph.
+        node: The node that opens the program's stream.
+        given: The defaults that the run of the graph was given.
     """
     own = given if node.stream == MAIN_STREAM else node.defaults
     return PUBLISHED if own is None else own.over(PUBLISHED)

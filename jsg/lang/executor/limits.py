@@ -1,4 +1,4 @@
-"""What a graph that somebody sent may ask for, counted before anything of it runs."""
+"""The limits of a graph that a client sent, which are checked before anything of it runs."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -36,22 +36,21 @@ from jsg.processing.parts import file_size
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProgramLimits:
-    """What a graph may ask for. Whatever stands in a loop counts once for each of its rounds.
+    """The most that a graph may ask for. A node in a loop counts once for each round.
 
     Attributes:
-        nodes: Nodes as they are written.
-        steps: Nodes that run, and what they put together: a round of a loop is one, too, and so is each piece of a
-            text, each item of a value and each part of a condition.
-        outputs: Variables that the program and its blocks leave.
+        nodes: Nodes of the graph as it is written.
+        steps: Nodes that run, rounds of loops, pieces of texts, items of values and parts of conditions.
+        outputs: Variables that the program and its blocks set.
         calls: `gen`s and `select`s that run; a gen with n continuations counts n.
-        streams: Prompts that are opened or forked.
+        streams: Streams that are opened or forked.
         fan_out: Branches of one fork.
-        new_tokens: `max_tokens` of all gens together, times n.
-        text_chars: Of what is appended, constants, arguments and values together, and of choices.
-        answer_chars: Of what the program keeps and returns; each item of a list or dictionary counts 64 more.
-        rounds: `max_rounds` of one loop.
-        patterns: Of all conditions.
-        pattern_chars: Of one pattern.
+        new_tokens: The sum of `max_tokens` times n over all gens.
+        text_chars: Characters that are appended, from constants, arguments and values, and characters of choices.
+        answer_chars: Characters of what the program keeps and returns; each item of a list or dictionary adds 64.
+        rounds: The largest `max_rounds` of a loop.
+        patterns: Patterns in all conditions.
+        pattern_chars: Characters of one pattern.
     """
 
     nodes: int = 4096
@@ -74,11 +73,10 @@ def check_limits(
     limits: ProgramLimits,
     defaults: SamplingArgs = SamplingArgs(),  # noqa: B008 - frozen
 ) -> None:
-    """Checks what a graph asks for before anything of it runs.
+    """Checks that a graph stays within the limits.
 
     Raises:
-        GraphError: It is more than the limits allow, or a pattern of a condition is refused; the message names the
-            node at which it became too much.
+        GraphError: The graph exceeds a limit, or a pattern of a condition is refused. The message names the node.
     """
     count = _Count(limits, arguments, defaults)
     count.add_block(graph.block, 1)
@@ -91,16 +89,16 @@ def check_limits(
 
 
 def size_of(part: Any) -> int:
-    """Of how many values, conditions and pieces of text a part of a graph is put together."""
+    """Counts the values, conditions and pieces of text that a part of a graph consists of."""
     held = (inner for inner in parts(part) if isinstance(inner, Value | Condition))
     return sum(1 + len(inner.pieces) if isinstance(inner, TextValue) else 1 for inner in held)
 
 
 class _Count:
-    """What the nodes so far ask for.
+    """Counts what the nodes so far ask for.
 
     Attributes:
-        patterns: To be compiled, with where they stand.
+        patterns: The patterns to be compiled, with their nodes.
     """
 
     def __init__(self, limits: ProgramLimits, arguments: Mapping[str, ArgumentValue], defaults: SamplingArgs) -> None:
@@ -121,7 +119,7 @@ class _Count:
             self.add("steps", rounds * size_of(block.outputs), block.nodes[-1])
 
     def add(self, what: str, number: int, node: AnyNode) -> None:
-        """Counts more of something; raises GraphError where it is too much."""
+        """Adds to a count. Raises GraphError where it exceeds its limit."""
         self._counts[what] = self._counts.get(what, 0) + number
         self._check(what, self._counts[what], node)
 
@@ -161,7 +159,7 @@ class _Count:
             case Loop(max_rounds=max_rounds):
                 self._check("rounds", max_rounds, node)
                 rounds *= max_rounds
-                # What it carries is defined again in each round, whether the body sets it or not.
+                # Each round defines the variables of `before` again, whether the body sets them or not.
                 self.add("steps", rounds * (1 + size_of(node.before)), node)
                 self._add_condition(node.until, rounds, node)
                 self.add_block(node.body, rounds)
@@ -189,7 +187,7 @@ class _Count:
 
 
 def _text_of_args(args: SamplingArgs) -> int:
-    """Characters of all texts among the arguments of a gen; an item of a list that is no text counts as one."""
+    """Counts the characters of all texts in the arguments of a gen. A list item that is no text counts as one."""
     size = 0
     for value in args.given().values():
         for item in value if isinstance(value, tuple) else (value,) if isinstance(value, str) else ():

@@ -1,9 +1,9 @@
-"""Runs graphs for somebody who has them as data, such as a server: checked against limits first, as JSON at the end.
+"""Runs graphs that came as data, such as those that a server is sent, and gives the results as JSON.
 
     arguments = arguments_from_json(graph, body["arguments"])
     check_limits(graph, arguments, limits, defaults)
     async with execute(graph, backend, arguments, defaults=defaults) as run:
-        async for event in run.events():    # the program's variables as they grow; only if wanted
+        async for event in run.events():    # optional: the program's variables as they grow
             ...
         answer = await run.result()
 
@@ -24,9 +24,9 @@ from jsg.lang.executor.driver import place_of
 from jsg.lang.executor.execution import Execution
 from jsg.lang.executor.frames import text_len
 from jsg.lang.executor.limits import ProgramLimits
-from jsg.lang.executor.reading import CalledRun, GraphState
+from jsg.lang.executor.reading import CalledState
 from jsg.lang.graphs.graph import Graph
-from jsg.lang.graphs.nodes import AnyNode, Choose, Generate
+from jsg.lang.graphs.nodes import AnyNode
 from jsg.lang.graphs.reorder import reorder
 from jsg.lang.ir import SamplingArgs
 from jsg.lang.messages import messages_of
@@ -35,20 +35,20 @@ from jsg.lang.streams.variables import Variable
 
 logger = logging.getLogger(__name__)
 
-MAX_DEPTH = 64  # of what a program keeps and returns; lists in lists
-ITEM_COST = 64  # characters that are put together in the time in which an item is written into an answer
-_TURN = 1000  # items that are written before other tasks have their turn
+MAX_DEPTH = 64  # of lists in lists that a program keeps or returns
+ITEM_COST = 64  # an item is written into an answer in the time in which so many characters are
+_TURN = 1000  # items that are written before other tasks run
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VariableEvent:
-    """News of a variable of the program.
+    """A change of a variable of the program.
 
     Attributes:
-        name: Which.
-        delta: New text.
-        is_done: Nothing more will come of it.
-        has_failed: For it is not known how it goes on.
+        name: The variable.
+        delta: Its new text.
+        is_done: Whether no more text comes.
+        has_failed: Whether it ended by an error.
     """
 
     name: str
@@ -58,15 +58,15 @@ class VariableEvent:
 
 
 class ProgramRun:
-    """A graph that runs; see `execute`."""
+    """A run of a graph; see `execute`."""
 
     def __init__(self, execution: Execution, max_chars: int | None = None) -> None:
-        """`max_chars` bounds what it keeps and returns."""
+        """`max_chars` limits what the program keeps and returns."""
         self._execution = execution
         self._max_chars = max_chars
 
     async def events(self) -> AsyncIterator[VariableEvent]:
-        """The program's variables as they grow, those at its end; each ends with an event that says so."""
+        """Gives the variables that the program leaves, as they grow. The last event of each has `is_done`."""
         queue: asyncio.Queue[VariableEvent] = asyncio.Queue()
 
         async def follow(name: str, variable: Variable) -> None:
@@ -74,7 +74,7 @@ class ProgramRun:
             try:
                 async for piece in variable.follow_async():
                     queue.put_nowait(VariableEvent(name, piece))
-            except Exception:  # the result says why
+            except Exception:  # the result has the error
                 has_failed = True
             queue.put_nowait(VariableEvent(name, is_done=True, has_failed=has_failed))
 
@@ -92,17 +92,17 @@ class ProgramRun:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def result(self) -> dict[str, Any]:
-        """What came of it, when nothing is under way any more.
+        """Gives the result of the run, when nothing is under way any more.
 
         Returns:
-            `variables`: by name, None where it failed; `meta_info`: of those that a call of the model set; `text` and
-            `messages`: of the program's prompt, None where it failed; `return_value`; `errors`: what failed, see
-            `ProgramFailure`; `failed`: of `variables` by name, of `text` and of `return_value` the index of the error
-            that kept it from being known, None where none did; `usage`: `calls`, `prompt_tokens`,
-            `completion_tokens`, `cached_tokens` of all calls.
+            `variables`: the values by name, None for one that failed; `meta_info`: the reports of the calls that set
+            variables; `text` and `messages`: the program's prompt, None where it failed; `return_value`; `errors`: a
+            list of `ProgramFailure`; `failed`: the index of the error of each failed variable (`variables`, by name),
+            of `text` and of `return_value`, None where there is none; `usage`: `calls`, `prompt_tokens`,
+            `completion_tokens` and `cached_tokens` of all calls.
 
         Raises:
-            RequestError: The program returns or keeps more than is allowed.
+            RequestError: The program keeps or returns more than is allowed.
         """
         execution = self._execution
         await execution.ended.get()
@@ -127,7 +127,7 @@ class ProgramRun:
                 "text": index(execution.stream.runner.failure),
                 "return_value": index(execution.returned.error),
             },
-            "usage": usage(execution),
+            "usage": execution.usage(),
         }
 
 
@@ -140,15 +140,15 @@ async def execute(
     defaults: SamplingArgs | None = None,
     limits: ProgramLimits | None = None,
 ) -> AsyncIterator[ProgramRun]:
-    """Runs a graph on the loop that runs; cancels what is under way when the block is left.
+    """Runs a graph on the running loop. Cancels what is under way at the end of the block.
 
     Args:
-        graph: A graph that is well-formed (`check_graph`).
-        backend: Where; it lives on this loop.
-        arguments: All that the graph names (`arguments_from_json`).
-        defaults: What gens are given where they say nothing.
-        limits: Of which `text_chars` also bounds what is put together from values while it runs, and `answer_chars`
-            what comes of it.
+        graph: A well-formed graph (`check_graph`).
+        backend: The backend, on this loop.
+        arguments: All arguments that the graph declares (`arguments_from_json`).
+        defaults: The defaults of its gens.
+        limits: Their `text_chars` also limit the texts that are made from values during the run, and their
+            `answer_chars` the result.
     """
     execution = Execution(
         reorder(graph),
@@ -168,12 +168,12 @@ async def execute(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProgramFailure:
-    """Something that failed in a program.
+    """An error of a program.
 
     Attributes:
-        node: The first node that failed for it; None where it was not one that sets a variable.
-        file, line: Of the program's statement.
-        type: Class of the error.
+        node: The first node that failed by it; None where no node that sets a variable did.
+        file, line: The program's statement.
+        type: The class of the error.
         message: What went wrong.
     """
 
@@ -206,28 +206,13 @@ def _failure(node: AnyNode | None, error: BaseException) -> ProgramFailure:
 
 
 def noted_place(error: BaseException) -> tuple[str, int] | None:
-    """The program's statement that a stream has noted on an error."""
+    """Gives the program's statement that a stream has noted on an error."""
     for note in getattr(error, "__notes__", ()):
         _, is_place, place = note.partition("in the program: ")
         name, _, line = place.rpartition(":")
         if is_place and line.isdecimal():
             return name, int(line)
     return None
-
-
-def usage(execution: Execution) -> dict[str, int]:
-    """Calls of the model and their tokens."""
-    total: dict[str, int] = dict.fromkeys(("calls", "prompt_tokens", "completion_tokens", "cached_tokens"), 0)
-    seen: set[int] = set()
-    for node, variable in execution.values:
-        if not isinstance(node, Generate | Choose) or variable.meta is None or id(variable.meta) in seen:
-            continue
-        seen.add(id(variable.meta))  # the reasoning of a gen has the same as its answer
-        total["calls"] += 1
-        for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
-            value = variable.meta.get(name)
-            total[name] += value if isinstance(value, int) else 0
-    return total
 
 
 async def _or_none(variable: Variable) -> Any:
@@ -243,7 +228,7 @@ async def _messages(turns: Variable) -> list[dict[str, Any]] | None:
 
 
 class _Answer:
-    """Writes values as JSON has them, each as often as it is named: lists that name others twice double each time."""
+    """Writes values as JSON. A value that is named twice is written, and counted, twice."""
 
     def __init__(self, max_chars: int | None) -> None:
         self._max_chars = max_chars
@@ -251,7 +236,7 @@ class _Answer:
         self._num_items = 0
 
     async def read(self, variable: Variable, depth: int = 0) -> Any:
-        """The value of a variable, None where it failed. Raises RequestError where it is too much, or too deep."""
+        """Gives the value of a variable, None where it failed. Raises RequestError where it is too long or too deep."""
         return await self._write(await _or_none(variable), depth)
 
     async def _write(self, value: Any, depth: int) -> Any:
@@ -264,7 +249,7 @@ class _Answer:
         if self._num_items % _TURN == 0:
             await asyncio.sleep(0)
         match value:
-            case GraphState(readings=CalledRun(stream=stream, variables=variables)):
+            case CalledState(stream=stream, variables=variables):
                 self._charge(text_len(stream))
                 return {
                     "text": await _or_none(stream.read("text")),

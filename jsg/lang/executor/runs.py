@@ -1,14 +1,13 @@
-"""The two places where a graph runs: this process, and a server that is sent the whole."""
+"""The two places where a graph runs: this process, and a server that is sent the whole graph."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 from jsg.errors import AbortedError, BackendError, UnknownVariableError
 from jsg.lang.executor.execution import Execution
-from jsg.lang.executor.posted import usage
-from jsg.lang.executor.reading import after
+from jsg.lang.executor.reading import GraphState
 from jsg.lang.graphs.graph import Graph
 from jsg.lang.http.errors import failure_in_stream
 from jsg.lang.reading import What
@@ -17,7 +16,7 @@ from jsg.lang.streams.variables import Variable
 
 
 class GraphBackend(Protocol):
-    """A backend that runs graphs itself."""
+    """A backend that runs whole graphs."""
 
     def run_graph(
         self,
@@ -27,60 +26,67 @@ class GraphBackend(Protocol):
         stream: bool = False,
         sampling_params: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[dict[str, Any]]:
-        """Sends a graph and runs it there; closing it early cancels the program.
+        """Sends a graph, which the server runs. Closing the iterator early cancels the program.
 
         Yields:
-            With `stream` {"variable": name, "delta": text}; last {"result": what `ProgramRun.result` gives}.
+            With `stream` {"variable": name, "delta": text}; at the end {"result": what `ProgramRun.result` gives}.
         """
         ...
 
 
-class LocalRun:
-    """A run in this process; the `Readings` of its state."""
+@final
+class LocalState(GraphState):
+    """A run in this process."""
 
     def __init__(self, execution: Execution) -> None:
+        super().__init__(execution.outputs, execution.returned, execution.stream.log)
         self._execution = execution
-        self.variables = execution.outputs
-        self.returned = execution.returned
-        self.log = execution.stream.log
-
-    def read(self, what: What) -> Variable:
-        """Of the program's prompt, at the end; "nothing" is the end of all that it started."""
-        execution = self._execution
-        return execution.ended if what == "nothing" else after(execution.submitted, lambda: execution.stream.read(what))
-
-    def reported(self, variable: Variable) -> Variable:
-        """A variable brings what is reported of it."""
-        return variable
-
-    def failure(self) -> BaseException | None:
-        """What ended the program's own stream early, or kept it from returning."""
-        execution = self._execution
-        return execution.stream.runner.failure or execution.returned.error
-
-    def usage(self) -> dict[str, int]:
-        """Calls and tokens."""
-        return usage(self._execution)
 
     def cancel(self) -> None:
         """Aborts what is under way."""
         self._execution.cancel()
 
+    def _read(self, what: What) -> Variable:
+        """Reads the prompt at the program's end; for "nothing" waits for all that the program started."""
+        execution = self._execution
+        if what == "nothing":
+            return execution.ended
+        read = Variable()
+        execution.submitted.when_done(lambda: _copy(execution.stream.read(what), read))
+        return read
 
-class RemoteRun:
-    """A run on a server that was sent the whole; the `Readings` of its state."""
+    def _failure(self) -> BaseException | None:
+        return self._execution.stream.runner.failure or self.returned.error
+
+    def _usage(self) -> dict[str, int]:
+        return self._execution.usage()
+
+
+def _copy(source: Variable, target: Variable) -> None:
+    """Ends `target` as `source` ends."""
+
+    def copy() -> None:
+        if source.error is not None:
+            target.fail(source.error)
+        else:
+            target.finish(source.now(), source.meta)
+
+    source.when_done(copy)
+
+
+@final
+class RemoteState(GraphState):
+    """A run on a server that was sent the whole graph."""
 
     def __init__(self, graph: Graph, loop: Loop) -> None:
+        super().__init__({name: Variable() for name, _ in graph.block.outputs}, Variable(), Variable())
         self._loop = loop
-        self._started: asyncio.Task[None] | None = None  # kept here, for the loop itself holds tasks weakly
+        self._started: asyncio.Task[None] | None = None  # the loop itself references tasks weakly
         self._task: asyncio.Task[None] | None = None
         self._is_cancelled = False
-        self._failure: BaseException | None = None
-        self._usage: dict[str, int] = {}
-        self._read: dict[What, Variable] = {"text": Variable(), "turns": Variable(), "nothing": Variable()}
-        self.variables = {name: Variable() for name, _ in graph.block.outputs}
-        self.returned = Variable()
-        self.log = Variable()
+        self._error: BaseException | None = None
+        self._counts: dict[str, int] = {}
+        self._answers: dict[What, Variable] = {"text": Variable(), "turns": Variable(), "nothing": Variable()}
 
     def start(
         self,
@@ -91,12 +97,12 @@ class RemoteRun:
         *,
         stream: bool,
     ) -> None:
-        """Sends it and takes in what comes, as a task; must be called on the loop."""
+        """Sends the graph and takes in what comes, as a task; must be called on the loop."""
         answers = backend.run_graph(graph, arguments, stream=stream, sampling_params=sampling_params)
         self._started = asyncio.get_running_loop().create_task(self._run(answers))
 
     async def _run(self, answers: AsyncGenerator[dict[str, Any]]) -> None:
-        self._task = asyncio.current_task()  # not before it runs: a task that is cancelled sooner has no `finally`
+        self._task = asyncio.current_task()  # here, as a task that is cancelled before it begins runs no `finally`
         try:
             if self._is_cancelled:
                 raise AbortedError("the program was cancelled")
@@ -110,21 +116,21 @@ class RemoteRun:
         except Exception as error:
             self._fail(error)
         finally:
-            self._read["nothing"].finish(None)
+            self._answers["nothing"].finish(None)
 
     def _take(self, event: Mapping[str, Any]) -> None:
         variable = self.variables.get(event.get("variable", ""))
         if variable is not None and "delta" in event:
             variable.add(event["delta"])
         elif variable is not None and variable.num_pieces and not event.get("failed"):
-            variable.finish("".join(variable.pieces_between(0)))  # what is reported of it comes with the result
+            variable.finish("".join(variable.pieces_between(0)))  # its report comes with the result
         if (result := event.get("result")) is not None:
             self._finish(result)
 
     def _finish(self, result: Mapping[str, Any]) -> None:
         errors = [_error(error) for error in result["errors"]]
         failed = result["failed"]
-        self._usage = dict(result["usage"])
+        self._counts = dict(result["usage"])
         for name, variable in self.variables.items():
             if name in failed["variables"]:
                 variable.fail(errors[failed["variables"][name]])
@@ -135,48 +141,51 @@ class RemoteRun:
             variable.finish(value)
             variable.meta = result["meta_info"].get(name)
         if failed["text"] is not None:
-            error = self._failure = errors[failed["text"]]
-            for variable in (self._read["text"], self._read["turns"], self.log):
+            error = self._error = errors[failed["text"]]
+            for variable in (self._answers["text"], self._answers["turns"], self.log):
                 variable.fail(error)
         else:
-            self._read["text"].finish(result["text"])
-            self._read["turns"].finish(result["messages"])
+            self._answers["text"].finish(result["text"])
+            self._answers["turns"].finish(result["messages"])
             self.log.add(result["text"])
             self.log.finish(None)
         if failed["return_value"] is not None:
-            self._failure = self._failure or errors[failed["return_value"]]
+            self._error = self._error or errors[failed["return_value"]]
             self.returned.fail(errors[failed["return_value"]])
         else:
             self.returned.finish(result["return_value"])
 
     def _fail(self, error: BaseException) -> None:
-        self._failure = error
-        for variable in (*self.variables.values(), self.returned, self._read["text"], self._read["turns"], self.log):
+        self._error = error
+        for variable in (
+            *self.variables.values(),
+            self.returned,
+            self._answers["text"],
+            self._answers["turns"],
+            self.log,
+        ):
             variable.fail(error)
 
-    def read(self, what: What) -> Variable:
-        """As the server gave it; the turns are messages already."""
-        return self._read[what]
-
-    def reported(self, variable: Variable) -> Variable:
-        """A server tells it at the end, of a variable that grew."""
-        return variable if variable.meta is not None else self._read["nothing"]
-
-    def failure(self) -> BaseException | None:
-        """What ended the program early."""
-        return self._failure
-
-    def usage(self) -> dict[str, int]:
-        """Calls and tokens, as the server counted them."""
-        return self._usage
-
     def cancel(self) -> None:
-        """Has the server abort it, by closing the connection."""
+        """Has the server abort the run, by closing the connection."""
         self._loop.post(self._cancel)
+
+    def _read(self, what: What) -> Variable:
+        return self._answers[what]
+
+    def _reported(self, variable: Variable) -> Variable:
+        """A server sends the report of a variable that grew at the end of the run."""
+        return variable if variable.meta is not None else self._answers["nothing"]
+
+    def _failure(self) -> BaseException | None:
+        return self._error
+
+    def _usage(self) -> dict[str, int]:
+        return self._counts
 
     def _cancel(self) -> None:
         self._is_cancelled = True
-        if self._task is not None and not self._read["nothing"].is_done:
+        if self._task is not None and not self._answers["nothing"].is_done:
             self._task.cancel()
 
 

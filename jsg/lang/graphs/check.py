@@ -1,4 +1,4 @@
-"""Whether a graph is well-formed: what a graph that came over the network has to prove before anything runs."""
+"""The check that a graph is well-formed, which a graph from the network must pass before anything runs."""
 
 import dataclasses
 import json
@@ -45,10 +45,10 @@ _FIELDS = {
 
 
 def graph_from_json(source: str | bytes | Mapping[str, Any]) -> Graph:
-    """The graph of a JSON text, or of what was parsed from one. It is well-formed (`check_graph`).
+    """Reads a graph from a JSON text, or from the value of one, and checks that it is well-formed (`check_graph`).
 
     Raises:
-        GraphError: It is not such a text or not well-formed; the message names the node.
+        GraphError: It is no graph or not well-formed; the message names the node.
     """
     if isinstance(source, str | bytes):
         try:
@@ -69,8 +69,8 @@ def graph_from_json(source: str | bytes | Mapping[str, Any]) -> Graph:
 def check_graph(graph: Graph) -> None:
     """Raises GraphError, naming the node, unless the graph is well-formed.
 
-    That is: ids grow in program order, whatever a node refers to was defined before it and is visible there, every
-    stream is opened once and ends once, turns and scopes are closed as they were opened.
+    In a well-formed graph ids grow in program order, a node refers only to what was defined before it and is visible
+    there, each stream is opened once and ends once, and turns and scopes are properly nested.
     """
     names = [argument.name for argument in graph.arguments]
     if len(set(names)) < len(names):
@@ -84,7 +84,7 @@ def check_graph(graph: Graph) -> None:
 
 @dataclasses.dataclass(slots=True)
 class _Stream:
-    """What is known of a stream where the check stands."""
+    """The state of a stream at the node under check."""
 
     block: int
     is_outermost: bool
@@ -94,7 +94,7 @@ class _Stream:
 
 
 class _Checker:
-    """Walks a graph in program order."""
+    """Checks a graph in program order."""
 
     def __init__(self, graph: Graph) -> None:
         self._kinds = {argument.name: argument.kind for argument in graph.arguments}
@@ -105,7 +105,7 @@ class _Checker:
         self._last_id = -1
 
     def run_block(self, block: Block, holder: Cond | Loop | None) -> None:
-        """Checks a block. What its nodes define stays visible until the caller takes it away."""
+        """Checks a block. The variables that it defines stay visible until the caller removes them."""
         self._num_blocks += 1
         self._blocks.append(self._num_blocks)
         held = self._streams[holder.stream] if holder else None
@@ -134,7 +134,7 @@ class _Checker:
         self.check_reads(node.before if isinstance(node, Loop) else tuple(children(node)), node)
         try:
             self._take(node, self._live(node.stream, node))
-        except ProgramError as error:  # it breaks a rule of nesting
+        except ProgramError as error:  # the node breaks a rule of nesting
             self._fail(str(error), node)
         self._define(node, defined(node))
 
@@ -191,13 +191,13 @@ class _Checker:
         if node.max_rounds < 1:
             self._fail(f"max_rounds must be at least 1, but got {node.max_rounds}", node)
         visible, shapes = dict(self._shapes), defined(node)
-        self._define(node, {name: shapes[name] for name, _ in node.before})  # of the rounds behind the first, too
+        self._define(node, {name: shapes[name] for name, _ in node.before})  # the loop is read in later rounds, too
         self.run_block(node.body, node)
         self.check_reads(node.until, node)
         self._shapes = visible
 
     def check_reads(self, part: Any, node: Node) -> None:
-        """Raises GraphError where a part of a node, its blocks aside, reads what is not there."""
+        """Raises GraphError where a part of a node, apart from its blocks, reads something that is not visible."""
         match part:
             case tuple():
                 for inner in children(part):

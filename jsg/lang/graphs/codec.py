@@ -1,4 +1,4 @@
-"""The parts of a graph as JSON, and back: the types of the fields of a dataclass say both.
+"""Writes the parts of a graph as JSON, and reads them, by the types of the fields of their dataclasses.
 
     node       {"kind": "append", "id", "stream", "line", and the fields of its dataclass}
     piece      "text" · {"argument": name} · {"node": id, "name": variable, "index": i}
@@ -8,7 +8,7 @@
                {"all": [c]} · {"any": [c]}      (a text is a list of pieces)
     media      {"image": base64, "media_type"} · {"video": base64, "media_type", "num_frames"} · {"argument": name}
 
-Fields that hold their default are left out. Reading is strict, so that a graph of a later version or with a slip is
+Fields that hold their default are left out. Reading is strict, so that a graph of a later version or with a mistake is
 refused and never half run: a field that is unknown, missing, of a wrong type or out of range is a GraphError.
 """
 
@@ -48,9 +48,9 @@ from jsg.lang.ir import Image, SamplingArgs, Video
 from jsg.processing.media.base64_files import read_base64, write_base64
 
 MAX_DEPTH = 32
-"""Of blocks in blocks, values in values and conditions in conditions."""
+"""The largest depth of blocks in blocks, values in values and conditions in conditions."""
 _MAX_SHOWN = 40  # characters of a refused text
-_MAX_ABS = 2**53  # whole numbers that JSON carries exactly everywhere
+_MAX_ABS = 2**53  # the whole numbers that every JSON reader keeps exactly
 
 _TAGS: dict[type, str] = {
     ArgumentRef: "argument",
@@ -69,62 +69,62 @@ _TAGS: dict[type, str] = {
     Image: "image",
     Video: "video",
 }
-"""The key in place of the first field's name, which tells a part from the others that may stand in its place."""
+"""The key that stands for the name of a part's first field, and tells the kind of the part."""
 _LISTED = (Equals, Contains, Matches)  # the tag holds a list of all fields
 
 
 def write(kind: Any, value: Any) -> Any:
-    """A part of a graph as what `json.dumps` takes.
+    """Gives a part of a graph in the form that `json.dumps` takes.
 
     Args:
-        kind: What its place is declared to hold: a dataclass of `nodes`, a union of some, a tuple, ....
+        kind: The declared type of the part: a dataclass of `nodes`, a union of some, a tuple, ....
         value: The part.
     """
     return _form(kind).write(value)
 
 
 def read(kind: Any, source: Any, what: str, place: "Place") -> Any:
-    """The reverse of `write`.
+    """Reads what `write` gives.
 
     Args:
-        kind: As in `write`.
+        kind: The declared type, as in `write`.
         source: A parsed JSON value.
-        what: The field that holds it, for messages.
-        place: Where that field stands.
+        what: The field that holds the value, for messages.
+        place: The place of the field.
 
     Raises:
-        GraphError: It is nothing of that kind.
+        GraphError: The value is of another kind.
     """
     return _form(kind).read(source, what, place)
 
 
 class Place(NamedTuple):
-    """Where in a graph is read.
+    """A place in a graph that is read.
 
     Attributes:
-        name: For messages.
-        depth: Blocks, values and conditions around.
+        name: Its name in messages.
+        depth: The number of blocks, values and conditions around it.
     """
 
     name: str
     depth: int = 0
 
     def fail(self, rule: str) -> Never:
-        """Refuses what stands there."""
+        """Raises GraphError for this place."""
         raise GraphError(f"{self.name}: {rule}", param="graph")
 
     def refuse(self, rule: str, source: Any) -> Never:
-        """Refuses a value, which the message shows as far as it is short."""
+        """Raises GraphError for a value, which the message shows if it is short."""
         self.fail(f"{rule}, but got {_shown(source)}")
 
     def deeper(self) -> "Place":
-        """One level further in."""
+        """Gives the place one level deeper. Raises GraphError below the largest depth."""
         if self.depth == MAX_DEPTH:
             self.fail(f"blocks, values and conditions may be nested {MAX_DEPTH} deep at most")
         return Place(self.name, self.depth + 1)
 
     def check_keys(self, source: Any, required: Collection[str], optional: Collection[str] = ()) -> None:
-        """Refuses what is no object, lacks a field or has one too many."""
+        """Raises GraphError for a value that is no object, lacks a field or has an unknown one."""
         if not isinstance(source, dict):
             self.refuse(f"expected an object with the fields {', '.join(required)}", source)
         missing = [name for name in required if name not in source]
@@ -148,7 +148,7 @@ def _shown(source: Any) -> str:
 
 
 class _Form(NamedTuple):
-    """How what a type holds stands in JSON: what reads it, under the name of its field, and what writes it."""
+    """How values of a type are read from JSON and written."""
 
     read: Callable[[Any, str, Place], Any]
     write: Callable[[Any], Any] = lambda value: value
@@ -190,20 +190,20 @@ class _Field(NamedTuple):
 
 
 class _Fields(NamedTuple):
-    """Those of a dataclass, and their keys."""
+    """The fields of a dataclass, and their keys."""
 
     all: tuple[_Field, ...]
     required: tuple[str, ...]
     optional: frozenset[str]
 
     def read(self, source: Mapping[str, Any], place: Place, start: int = 0, end: int | None = None) -> dict[str, Any]:
-        """What an object, whose keys were checked, has for some of them."""
+        """Reads some of the fields of an object, whose keys were checked."""
         return {
             name: form.read(source[key], key, place) for name, key, form, _, _ in self.all[start:end] if key in source
         }
 
     def write(self, part: Any) -> dict[str, Any]:
-        """All but those that hold their default."""
+        """Writes all fields but those that hold their default."""
         values = [(field, getattr(part, field.name)) for field in self.all]
         return {
             field.key: field.form.write(value) for field, value in values if field.is_required or value != field.default
@@ -248,7 +248,7 @@ def _node(kinds: Iterable[type]) -> _Form:
             place.refuse(f"kind must be one of {', '.join(by_name)}", name)
         fields = _fields(by_name[name])
         place.check_keys(source, ("kind", *fields.required), fields.optional)
-        common = fields.read(source, place, 0, 3)  # of every node: messages name it by them
+        common = fields.read(source, place, 0, 3)  # every node has these, and messages name it by them
         place = Place(f"node {number} ({name}, {common['line']})", place.depth)
         return by_name[name](**common, **fields.read(source, place, 3))
 
@@ -269,7 +269,7 @@ def _listed(kind: type) -> _Form:
 
 
 def _choice(kinds: Sequence[type]) -> _Form:
-    """One of several parts, told apart by their keys; or text."""
+    """Gives the form of one of several parts, which their keys tell apart, or of text."""
     parts = [kind for kind in kinds if kind is not str]
     forms = {
         kind: _MEDIA if kind in (Image, Video) else (_listed if kind in _LISTED else _record)(kind) for kind in parts
@@ -398,12 +398,12 @@ def _written_media(media: Image | Video) -> dict[str, Any]:
 
 
 def sampling_from_dict(source: Any, where: str = "sampling_params") -> SamplingArgs:
-    """The reverse of `sampling_to_dict`. Raises GraphError; values that only a backend can judge are left to it."""
+    """Reads what `sampling_to_dict` gives. Raises GraphError. The backend checks the ranges of values."""
     return _sampling(source, where, Place(where))
 
 
 def sampling_to_dict(args: SamplingArgs) -> dict[str, Any]:
-    """The sampling arguments that are given."""
+    """Gives the sampling arguments that are not None."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in args.given().items()}
 
 
@@ -430,7 +430,7 @@ _FORMS: dict[Any, _Form] = {
     bool: _Form(_flag),
     Constant: _Form(_constant),
     Values: _Form(_named_values, lambda values: {name: write(Value, value) for name, value in values}),
-    TextValue: _Form(  # where nothing but a text may stand
+    TextValue: _Form(  # where only a text may stand, it has no tag
         lambda source, what, place: TextValue(read(tuple[Piece, ...], source, what, place)),
         lambda text: write(tuple[Piece, ...], text.pieces),
     ),

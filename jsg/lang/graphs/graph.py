@@ -1,4 +1,4 @@
-"""A traced program as a graph: its arguments, its nodes, what it returns. It prints, draws and becomes JSON."""
+"""A traced program as a graph, which prints, draws and becomes JSON."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ from jsg.lang.graphs import codec, text
 from jsg.lang.graphs.nodes import AnyNode, Argument, Block, Value, walk
 
 VERSION = 1
-"""Of the JSON."""
+"""The version of the JSON form."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,10 +17,11 @@ class Graph:
     """A traced program.
 
     Attributes:
-        name: Of the function.
-        arguments: What a run must give, all of them.
-        block: The nodes; the first is the `Open` of stream 0; `outputs` are the variables of stream 0 at its end.
-        returns: What the program returned.
+        name: The name of the function.
+        arguments: The arguments, all of which a run must give.
+        block: The nodes, of which the first is the `Open` of stream 0; `outputs` are the variables of stream 0 at its
+            end.
+        returns: The value that the program returns.
     """
 
     name: str
@@ -29,19 +30,19 @@ class Graph:
     returns: Value
 
     def nodes(self) -> Iterator[AnyNode]:
-        """All nodes, those within `cond` and `loop` behind the node that holds them."""
+        """Gives all nodes. Those of a `cond` or `loop` come behind it."""
         return walk(self.block)
 
     def __str__(self) -> str:
-        """One node a line."""
+        """Gives one line for each node."""
         return text.to_text(self.name, self.arguments, self.block, self.returns)
 
     def to_dot(self) -> str:
-        """A drawing in Graphviz' language."""
+        """Gives a drawing in the language of Graphviz."""
         return text.to_dot(self.block)
 
     def to_dict(self) -> dict[str, Any]:
-        """What `json.dumps` takes: `{"jsg_graph": 1, "name", "arguments", "nodes", "outputs", "returns"}`."""
+        """Gives `{"jsg_graph": 1, "name", "arguments", "nodes", "outputs", "returns"}`, which `json.dumps` takes."""
         return {
             "jsg_graph": VERSION,
             "name": self.name,
@@ -51,5 +52,5 @@ class Graph:
         }
 
     def to_json(self) -> str:
-        """As `from_json` of a compiled program reads it, and as `POST /v1/programs` takes it."""
+        """Gives the JSON text that `CompiledFunction.from_json` and `POST /v1/programs` take."""
         return json.dumps(self.to_dict(), ensure_ascii=False, separators=(",", ":"))

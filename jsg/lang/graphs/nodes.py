@@ -1,8 +1,8 @@
-"""What a graph is made of: frozen records of what a program appends to its streams, and what depends on what.
+"""The parts of a graph: frozen records of what a program appends to its streams.
 
-Nodes stand in program order, which is also an order in which everything a node needs comes before it: ids grow, and a
-node refers only to smaller ids. A node belongs to a stream; nodes of one stream run one after another, nodes of
-different streams only wait for the values they name. `cond` and `loop` hold their bodies as blocks of nodes.
+Nodes stand in program order: ids grow, and a node refers only to smaller ids. A node belongs to a stream. Nodes of one
+stream run one after another; nodes of different streams wait only for the values that they name. `cond` and `loop` hold
+their bodies as blocks of nodes.
 
     pieces of text          str · ArgumentRef · ValueRef
     values that are kept    TextValue · ListValue · DictValue · ConstantValue · VariableValue · StateValue
@@ -10,9 +10,9 @@ different streams only wait for the values they name. `cond` and `loop` hold the
     nodes                   Open · Append · Media · Generate · Choose · Turn · Scope · ReadText · Assign · Fork ·
                             Join · Cond · Loop
 
-A kind of node is a dataclass here and a member of `AnyNode`. By the types of its fields `codec` writes and reads it as
-JSON, and `parts` finds what it refers to. What it means stands in three more places: `tracing.traced_state` makes it,
-`executor.driver` runs it, and `shapes`, if it sets variables, or `check`, if it has rules of its own.
+A kind of node is a dataclass here and a member of `AnyNode`. By the types of its fields `codec` writes and reads it,
+and `parts` finds what it refers to. Three more files know it: `tracing.traced_state` makes it, `executor.driver` runs
+it, and `shapes` knows the variables that it sets, or `check` its rules.
 """
 
 import dataclasses
@@ -24,9 +24,7 @@ from jsg.lang.ir import Image, Role, SamplingArgs, Video
 from jsg.lang.nesting import JoinMode
 
 MAIN_STREAM = 0
-"""The stream of the program itself; the others are forks and called programs."""
-REASONING_SUFFIX = "_reasoning_content"
-"""Of the variable that holds the reasoning apart from the answer."""
+"""The stream of the program itself. Others are those of forks and of called programs."""
 ArgumentKind = Literal["text", "image", "video"]
 
 
@@ -39,13 +37,13 @@ class ArgumentRef:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ValueRef:
-    """The variable `name` as node `node` left it.
+    """The value that node `node` gave to the variable `name`.
 
     Attributes:
-        node: A `Generate`, `Choose`, `Scope` (its end), `ReadText`, `Assign`, `Cond` or `Loop`; within the body of a
-            loop also that loop, meaning what the round before left.
-        name: The variable; "" of a `ReadText`.
-        index: Which of the values, where the variable is a list.
+        node: A `Generate`, `Choose`, `Scope` (its end), `ReadText`, `Assign`, `Cond` or `Loop`. Within the body of a
+            loop that loop stands for the round before.
+        name: The variable; "" for a `ReadText`.
+        index: The index of the value, where the variable is a list.
     """
 
     node: int
@@ -56,7 +54,7 @@ class ValueRef:
 Piece = str | ArgumentRef | ValueRef
 Constant = bool | int | float | None
 type Values = tuple[tuple[str, "Value"], ...]
-"""What variables hold, by name."""
+"""The values of variables, by name."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,18 +87,18 @@ class ConstantValue:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VariableValue:
-    """Whatever a variable holds, where that is known only when it runs: a list or one value."""
+    """The value of a variable of which only the run knows whether it is a list or one value."""
 
     ref: ValueRef
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StateValue:
-    """A whole stream: a program that returns the state of a program it called.
+    """The state of a called program.
 
     Attributes:
-        stream: Which.
-        variables: What its variables hold.
+        stream: The number of its stream.
+        variables: Its variables.
     """
 
     stream: int
@@ -112,7 +110,7 @@ Value = TextValue | ListValue | DictValue | ConstantValue | VariableValue | Stat
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Equals:
-    """`value` is `text`, white space around both aside."""
+    """`value` is `text`, apart from white space around both."""
 
     value: TextValue
     text: TextValue
@@ -128,7 +126,7 @@ class Contains:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Matches:
-    """The whole of `value` matches the regular expression, in the dialect of `gen(regex=...)`."""
+    """All of `value` matches the regular expression, in the dialect of `gen(regex=...)`."""
 
     value: TextValue
     pattern: str
@@ -143,14 +141,14 @@ class Not:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AllOf:
-    """Every one of `conditions` holds."""
+    """Each of `conditions` holds."""
 
     conditions: "tuple[Condition, ...]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AnyOf:
-    """One of `conditions` holds at least."""
+    """At least one of `conditions` holds."""
 
     conditions: "tuple[Condition, ...]"
 
@@ -160,12 +158,12 @@ Condition = Equals | Contains | Matches | Not | AllOf | AnyOf
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """What every node has.
+    """The fields of every node.
 
     Attributes:
-        id: Its place in the program: larger than that of all before it.
-        stream: Whose prompt it extends.
-        line: File name and line of the program's statement, as `essay.py:12`.
+        id: A number that is larger than the ids of all nodes before.
+        stream: The number of the stream that the node belongs to.
+        line: File name and line of the program's statement, such as `essay.py:12`.
     """
 
     id: int
@@ -178,10 +176,10 @@ class Open(Node):
     """Begins an empty stream: the program's own, or that of a program it calls.
 
     Attributes:
-        program: Name of the function.
-        defaults: What the caller gave for its gens; None is nothing. A called program takes nothing from its caller's
-            run, as when it is interpreted.
-        num_api_spec_tokens: As `function` was given it.
+        program: The name of the function.
+        defaults: The defaults that the call gave to its gens, or None. As when it is interpreted, a called program
+            takes no defaults from the run of its caller.
+        num_api_spec_tokens: The argument of `function`.
     """
 
     program: str
@@ -194,9 +192,8 @@ class Append(Node):
     """Appends text.
 
     Attributes:
-        pieces: The text; two constant pieces never stand side by side.
-        part: Which group and which part of it (`unordered`): the parts of a group may stand in any order. None stays
-            where it is.
+        pieces: The text. Two constant pieces are never next to each other.
+        part: For `unordered`, the numbers of a group and of a part in it; the parts of a group may stand in any order.
     """
 
     pieces: tuple[Piece, ...]
@@ -208,9 +205,9 @@ class Media(Node):
     """Appends a picture or a video.
 
     Attributes:
-        source: The thing itself, or the argument that brings it.
-        num_frames: Of a video that an argument brings; None for a picture.
-        part: As in `Append`.
+        source: The picture or video, or the argument that brings it.
+        num_frames: The number of frames of a video that an argument brings; None for a picture.
+        part: The part of an unordered group, as in `Append`.
     """
 
     source: Image | Video | ArgumentRef
@@ -220,12 +217,12 @@ class Media(Node):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Generate(Node):
-    """Continues by the model.
+    """Lets the model continue.
 
     Attributes:
         name: The variable; None where only the text matters.
-        args: What the program asked for.
-        reasoning: Model type where the program separates the reasoning from the answer.
+        args: The arguments of the gen.
+        reasoning: The model type, where the program separates the reasoning from the answer.
     """
 
     name: str | None = None
@@ -235,7 +232,7 @@ class Generate(Node):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Choose(Node):
-    """Lets the model choose. Attributes as in `ir.Select`; a choice is text in pieces."""
+    """Lets the model choose. Its attributes are those of `ir.Select`."""
 
     name: str | None = None
     choices: tuple[TextValue, ...]
@@ -254,7 +251,7 @@ class Turn(Node):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scope(Node):
-    """Begins or ends the text that becomes the variable `name`."""
+    """Begins or ends a scope, whose text becomes the variable `name`."""
 
     name: str
     is_begin: bool
@@ -262,7 +259,7 @@ class Scope(Node):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReadText(Node):
-    """Makes the stream's whole text, as it is here, a value."""
+    """Reads the text that the stream has here."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,11 +272,11 @@ class Assign(Node):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fork(Node):
-    """Begins `branches`, new streams that go on from here.
+    """Begins `branches`, new streams that continue from here.
 
     Attributes:
-        branches: Their numbers.
-        offsets: `position_ids_offset`, one per branch.
+        branches: The numbers of the streams.
+        offsets: `position_ids_offset`, one number for each branch.
     """
 
     branches: tuple[int, ...]
@@ -296,11 +293,12 @@ class Join(Node):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Block:
-    """Nodes that run or do not, together.
+    """The body of a graph, a `cond` or a `loop`.
 
     Attributes:
-        nodes: In program order. They extend the stream of the node that holds them, or streams opened among them.
-        outputs: What the variables that they set hold at their end.
+        nodes: Its nodes, in program order. They extend the stream of the node that holds the block, or streams that are
+            opened in the block.
+        outputs: The values, at the end of the block, of the variables that it sets.
     """
 
     nodes: "tuple[AnyNode, ...]"
@@ -312,9 +310,9 @@ class Cond(Node):
     """Runs one of two blocks.
 
     Attributes:
-        condition: Of the first.
+        condition: Decides for the first block.
         then, otherwise: The blocks.
-        before: What variables that only one of the blocks sets hold if it does not run.
+        before: The values that variables keep if the block that sets them does not run.
     """
 
     condition: Condition
@@ -325,13 +323,13 @@ class Cond(Node):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Loop(Node):
-    """Runs `body` at least once, until `until` holds, `max_rounds` times at most.
+    """Runs `body` at least once, until `until` holds, and at most `max_rounds` times.
 
     Attributes:
-        body: The block. In it, and in `until`, a `ValueRef` to the loop is what the round before left.
-        until: Looked at after each round; None runs all rounds.
-        max_rounds: Bound.
-        before: What variables that the body sets hold before the first round.
+        body: The block. In it, and in `until`, a `ValueRef` to the loop stands for the round before.
+        until: The condition after each round on which the loop ends; None runs all rounds.
+        max_rounds: The largest number of rounds.
+        before: The values, before the first round, of the variables that the body sets or reads.
     """
 
     body: Block
@@ -345,7 +343,7 @@ AnyNode = Open | Append | Media | Generate | Choose | Turn | Scope | ReadText | 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Argument:
-    """What a run has to give: text (numbers are written as text), a picture or a video."""
+    """An argument of a graph: text (a number is given as text), a picture or a video."""
 
     name: str
     kind: ArgumentKind
@@ -355,7 +353,7 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 def children(part: Any) -> Sequence[Any]:
-    """The parts that a part of a graph directly holds, in its fields or as a tuple. Texts and numbers are none."""
+    """Gives the parts in the fields, or in the tuple, of a part of a graph. Texts and numbers are no parts."""
     held = part if isinstance(part, tuple) else [getattr(part, name) for name in _field_names(type(part))]
     return [child for child in held if type(child) not in _PLAIN]
 
@@ -367,19 +365,19 @@ def _field_names(kind: type) -> tuple[str, ...]:
 
 
 def parts(part: Any) -> Iterator[Any]:
-    """A part of a graph and all that it holds, each before its own parts."""
+    """Gives a part of a graph and all parts in it, each before its own parts."""
     yield part
     for child in children(part):
         yield from parts(child)
 
 
 def refs(part: Any) -> "Iterator[ArgumentRef | ValueRef]":
-    """The arguments and variables that a part of a graph reads, its blocks included."""
+    """Gives the arguments and variables that a part of a graph reads, its blocks included."""
     return (inner for inner in parts(part) if isinstance(inner, ArgumentRef | ValueRef))
 
 
 def walk(block: Block) -> "Iterator[AnyNode]":
-    """All nodes of a block, those of inner blocks behind the node that holds them."""
+    """Gives all nodes of a block. Those of inner blocks come behind the node that holds them."""
     for node in block.nodes:
         yield node
         for child in children(node):
@@ -388,12 +386,12 @@ def walk(block: Block) -> "Iterator[AnyNode]":
 
 
 def kind_of(node: Node) -> str:
-    """The name of a kind of node, as JSON has it."""
+    """Gives the name of the kind of a node, as it is in JSON."""
     return type(node).__name__.lower()
 
 
 def describe(node: Node) -> str:
-    """How messages name a node: `node 7 (gen 'verdict', essay.py:12)`."""
+    """Gives the name of a node in messages, such as `node 7 (gen 'verdict', essay.py:12)`."""
     kind = {Generate: "gen", Choose: "select"}.get(type(node)) or kind_of(node)
     name = getattr(node, "name", None)
     return f"node {node.id} ({f'{kind} {name!r}' if name else kind}, {node.line})"

@@ -1,8 +1,7 @@
-"""Puts the parts of each `unordered` group into the order in which prompts have most in common from the start.
+"""Orders the parts of each `unordered` group so that prompts have the longest common prefix.
 
-That order is constants, arguments (in a batch first those that are the same in all runs), variables. Whether a constant
-may move before an argument in a text is a matter of its meaning, which no analysis of dependencies can decide, so
-nothing moves but what the program itself declared to be in any order.
+Constants come first, then arguments (in a batch first those that are equal in all runs), then variables. Nothing else
+moves: whether a constant may move before an argument depends on what the text means, which only the program knows.
 """
 
 import dataclasses
@@ -14,17 +13,17 @@ from jsg.lang.graphs.nodes import AnyNode, Append, Argument, Block, Media, Value
 
 
 def reorder(graph: Graph, varying: Collection[str] = ()) -> Graph:
-    """The graph with the parts of each unordered group in the order that shares most.
+    """Gives the graph with the parts of each unordered group in that order.
 
     Args:
         graph: The graph.
-        varying: Arguments that differ between the runs of a batch; they come behind the others.
+        varying: The arguments that differ between the runs of a batch; they come behind the other arguments.
     """
     return dataclasses.replace(graph, block=_reorder_block(graph.block, frozenset(varying)))
 
 
 def varying_arguments(arguments: Iterable[Argument], runs: Sequence[Mapping[str, object]]) -> frozenset[str]:
-    """The arguments that are not the same in all runs."""
+    """Gives the names of the arguments that are not equal in all runs."""
     return frozenset(
         argument.name for argument in arguments if any(run[argument.name] != runs[0][argument.name] for run in runs)
     )

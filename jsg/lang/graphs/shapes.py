@@ -1,10 +1,9 @@
-"""Which variables a node sets, and how text may read them."""
+"""The variables that a node sets, and how text may read them."""
 
 from collections.abc import Iterable
 from typing import assert_never
 
 from jsg.lang.graphs.nodes import (
-    REASONING_SUFFIX,
     AnyNode,
     Assign,
     Choose,
@@ -21,15 +20,16 @@ from jsg.lang.graphs.nodes import (
     Value,
     VariableValue,
 )
+from jsg.lang.ir import REASONING_SUFFIX
 
 Shape = int | None
-"""Of a variable that text may read: None is one value, a number is the length of a list."""
+"""The shape of a variable that text may read: None for one value, or the length of a list."""
 OPAQUE = -1
-"""Of a variable that only `returns` may hold: a dictionary, a list of lists, or a list here and one value there."""
+"""The shape of a variable that text may not read: a dictionary, a list of lists, or sometimes a list."""
 
 
 def defined(node: AnyNode) -> dict[str, Shape]:
-    """The shapes of the variables that a node sets, by name; "" is that of a `ReadText`."""
+    """Gives the shapes of the variables that a node sets, by name; a `ReadText` sets ""."""
     match node:
         case Generate(name=str(name), args=args, reasoning=reasoning):
             names = (name,) if reasoning is None else (name, name + REASONING_SUFFIX)
@@ -49,7 +49,7 @@ def defined(node: AnyNode) -> dict[str, Shape]:
 
 
 def shape_of(value: Value) -> Shape:
-    """How text may read a variable that holds this value."""
+    """Gives the shape of a variable that holds this value."""
     match value:
         case ListValue(items):
             return len(items) if all(isinstance(item, TextValue | ConstantValue) for item in items) else OPAQUE
@@ -62,7 +62,7 @@ def shape_of(value: Value) -> Shape:
 
 
 def merged_shapes(*sides: Iterable[tuple[str, Value]]) -> dict[str, Shape]:
-    """How text may read variables that hold one of several values, by name."""
+    """Gives the shapes of variables that hold the value of one of several sides, by name."""
     shapes: dict[str, Shape] = {}
     for side in sides:
         for name, value in side:

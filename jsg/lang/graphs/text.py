@@ -1,4 +1,4 @@
-"""A graph for people: as text, one node a line, and as a drawing."""
+"""A graph for human readers: as text, one line for each node, and as a drawing."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -46,11 +46,11 @@ from jsg.lang.graphs.nodes import (
 from jsg.lang.ir import SamplingArgs, Video
 from jsg.processing.parts import file_size
 
-MAX_SHOWN = 60  # characters of a constant
+MAX_SHOWN = 60  # characters of a constant that are shown
 
 
 def to_text(name: str, arguments: Iterable[Argument], block: Block, returns: Value) -> str:
-    """A graph, one node a line: its number, its stream, what it does, where it stands in the program."""
+    """Gives a line for each node: its number, its stream, what it does, and its place in the program."""
     taken = ", ".join(
         argument.name if argument.kind == "text" else f"{argument.name}: {argument.kind}" for argument in arguments
     )
@@ -62,7 +62,7 @@ def to_text(name: str, arguments: Iterable[Argument], block: Block, returns: Val
 
 
 def to_dot(block: Block) -> str:
-    """A graph in Graphviz' language: streams are boxes, a dashed arrow is a value that a node takes from another."""
+    """Gives a drawing for Graphviz. Streams are boxes; a dashed arrow is a value that a node reads."""
     lines = ["digraph program {", "  rankdir=TB; node [shape=box, fontname=monospace, fontsize=10];"]
     by_stream: dict[int, list[AnyNode]] = {}
     for node in walk(block):
@@ -91,7 +91,7 @@ def to_dot(block: Block) -> str:
 
 
 def node_text(node: AnyNode) -> str:
-    """What a node does, in a few words."""
+    """Says what a node does, in a few words."""
     match node:
         case Open():
             return f"open {node.program}{_sampling(node.defaults)}"
@@ -131,7 +131,7 @@ def node_text(node: AnyNode) -> str:
 
 
 def shown(part: Piece | Value | Condition) -> str:
-    """A piece of text, a value or a condition, short."""
+    """Gives a short form of a piece of text, a value or a condition."""
     match part:
         case str():
             return repr(part if len(part) <= MAX_SHOWN else f"{part[: MAX_SHOWN // 2]}…{part[-MAX_SHOWN // 2 :]}")

@@ -1,8 +1,8 @@
-"""Calls to one server: JSON and events over HTTP, retried where that can do no harm.
+"""Calls to one server over HTTP, with JSON and events, which are retried where that does no harm.
 
-A call is tried again when the server could not be reached or was too busy to take it, and when a connection broke
-before any of the answer was there: then nothing of it has been seen, and a server of programs changes nothing but its
-cache. Once an answer has begun it is never begun again.
+A call is tried again when the server could not be reached or was too busy, and when the connection broke before the
+answer began. Then nobody has seen any of the answer, and the call has changed nothing at the server but its cache.
+After an answer has begun the call is never tried again.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from jsg.lang.http.errors import failure_in_stream, failure_of
 from jsg.lang.per_loop import PerLoop
 
 CONNECT_S = 10.0
-KEEP_ALIVE_S = 4.0  # a server closes idle connections after 5 s; ours must never be the one that is late
+KEEP_ALIVE_S = 4.0  # less than the 5 s after which a server closes an idle connection
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 8.0
 BUSY = (429, 503)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -29,7 +29,7 @@ _EVENT_END = b"\n\n"
 _DATA = b"data: "
 _DONE = b"[DONE]"
 _NOTHING_SEEN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
-"""What may be sent again: nothing of an answer was there."""
+"""Errors after which a call may be sent again, because no answer had begun."""
 
 
 @final
@@ -37,13 +37,13 @@ class HttpClient:
     """Calls to one server, from any number of tasks; each event loop has its own connections.
 
     Attributes:
-        base_url: Where the server is.
+        base_url: The address of the server.
     """
 
     def __init__(
         self, base_url: str, *, api_key: str | None, timeout_s: float, max_retries: int, verify: bool | str
     ) -> None:
-        """Connects to nothing yet. `verify` is a CA file, or False to trust anybody. Raises ConfigError."""
+        """Makes no connection yet. `verify` is a file of certificates, or False to trust any. Raises ConfigError."""
         self.base_url = base_url.rstrip("/")
         parts = urlsplit(self.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -52,29 +52,29 @@ class HttpClient:
         self._timeout = httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s), pool=None)
         self._max_retries = max_retries
         self._verify = _trusted(verify)
-        self._trust_env = parts.hostname not in LOOPBACK  # a proxy leads away from this machine
+        self._trust_env = parts.hostname not in LOOPBACK  # a proxy would not reach this machine
         self._clients = PerLoop(self._new_client, httpx.AsyncClient.aclose)
 
     async def get(self, path: str) -> Any:
-        """The JSON at a path. Raises JsgError."""
+        """Gets the JSON at a path. Raises JsgError."""
         return await self._json("GET", path, None)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The JSON that a request is answered with. Raises JsgError."""
+        """Posts a request; gives the JSON of the answer. Raises JsgError."""
         return await self._json("POST", path, body)
 
     async def events(
         self, path: str, body: Mapping[str, Any], *, max_retries: int | None = None
     ) -> AsyncGenerator[Any]:
-        """The events that a request is answered with, as they come. Closing it early disconnects.
+        """Posts a request; gives the events of the answer as they come. Closing the iterator early disconnects.
 
         Args:
-            path: Where.
+            path: The path.
             body: The request.
-            max_retries: None tries as often as any call.
+            max_retries: The number of retries; None takes that of all calls.
 
         Raises:
-            JsgError: The request is refused, or fails; BackendError also where the answer breaks off.
+            JsgError: The request is refused or fails; a BackendError also where the answer breaks off.
         """
         async with self._response("POST", path, body, max_retries) as response:
             try:
@@ -85,11 +85,11 @@ class HttpClient:
                 raise self._broken(error) from error
 
     async def close(self) -> None:
-        """Closes all connections, on whatever loop they are. A second time does nothing."""
+        """Closes all connections, of all event loops. A second call does nothing."""
         await self._clients.close()
 
     def shutdown(self) -> None:
-        """`close` for code that is no coroutine."""
+        """Does the same as `close`, for code that is no coroutine."""
         self._clients.shutdown()
 
     async def _json(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
@@ -110,7 +110,7 @@ class HttpClient:
     async def _response(
         self, method: str, path: str, body: Mapping[str, Any] | None, max_retries: int | None = None
     ) -> AsyncIterator[httpx.Response]:
-        """The response, once its status is a good one. Raises JsgError."""
+        """Gives the response, once its status says success. Raises JsgError."""
         content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
         delay_s = FIRST_DELAY_S
@@ -134,7 +134,7 @@ class HttpClient:
                 if not num_left or response.status_code not in BUSY or isinstance(failure, EngineDeadError):
                     raise failure
                 wait_s = max(wait_s, min(failure.retry_after_s or 0, MAX_DELAY_S))
-            await asyncio.sleep(wait_s * random.uniform(0.75, 1.25))  # those who were refused together come back apart
+            await asyncio.sleep(wait_s * random.uniform(0.75, 1.25))  # clients refused together come back apart
             delay_s = min(2 * delay_s, MAX_DELAY_S)
 
     async def _failure(self, response: httpx.Response) -> JsgError:
@@ -166,7 +166,7 @@ class HttpClient:
 
 
 def _trusted(verify: bool | str) -> bool | ssl.SSLContext:
-    """What httpx takes for a CA file. Raises ConfigError where that is none."""
+    """Gives what httpx takes for a file of certificates. Raises ConfigError where the file is none."""
     if isinstance(verify, bool):
         return verify
     try:
@@ -177,14 +177,14 @@ def _trusted(verify: bool | str) -> bool | ssl.SSLContext:
 
 @final
 class EventSplitter:
-    """Bytes of a stream → its events, in time that grows with their number only."""
+    """Splits the bytes of a stream into events, in time linear in their number."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
-        self._last = b""  # the last byte that came, for an end that is cut in two
+        self._last = b""  # the last byte that came, as an end of an event may be cut in two
 
     def push(self, chunk: bytes) -> list[bytes]:
-        """The events that end in this chunk."""
+        """Gives the events that end in this chunk."""
         *ends, rest = (self._last + chunk).split(_EVENT_END)
         if ends:
             ends[0] = b"".join((*self._parts, ends[0]))
@@ -195,11 +195,11 @@ class EventSplitter:
 
 
 async def _events(response: httpx.Response) -> AsyncGenerator[Any]:
-    """The data of each event up to [DONE]; then reads on to the end, or the connection could not be used again.
+    """Gives the data of each event up to [DONE], and reads to the end, so that the connection can be used again.
 
     Raises:
-        JsgError: An event says what failed.
-        ValueError: One is not a JSON object.
+        JsgError: An event is an error.
+        ValueError: An event is not a JSON object.
         httpx.HTTPError: The stream breaks off.
     """
     splitter, is_done = EventSplitter(), False

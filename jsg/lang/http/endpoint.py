@@ -1,6 +1,6 @@
 """`jsg.RuntimeEndpoint`: programs on a jsg server.
 
-Prompts go there as the tokens they became, so that a continuation or a fork finds all of them in the server's cache.
+Prompts are sent as the tokens that they became, so that a continuation or a fork finds them all in the server's cache.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ class RuntimeEndpoint:
     """A jsg server as the backend of programs.
 
     Attributes:
-        base_url: Where it is.
+        base_url: The address of the server.
     """
 
     def __init__(
@@ -36,16 +36,16 @@ class RuntimeEndpoint:
         verify: bool | str = True,
         cache_salt: str | None = None,
     ) -> None:
-        """Connects to nothing yet.
+        """Makes no connection yet.
 
         Args:
-            base_url: Such as "http://127.0.0.1:30000".
-            api_key: One of the server's `--api-key`s.
-            timeout_s: Seconds for which the server may be silent in an answer.
-            max_retries: How often a call is tried again that the server could not be reached for or was too busy to
-                take. An answer that has begun is never begun again.
-            verify: Of https: a file with certificates to trust; False trusts everybody.
-            cache_salt: Only programs of one salt share cached prefixes.
+            base_url: The address, such as "http://127.0.0.1:30000".
+            api_key: A key of the server's `--api-key`.
+            timeout_s: Seconds for which the server may be silent during an answer.
+            max_retries: How often a call is tried again when the server cannot be reached or is too busy. A call whose
+                answer has begun is never tried again.
+            verify: For https a file with the certificates to trust; False trusts any.
+            cache_salt: Programs share cached prefixes only with programs of the same salt.
 
         Raises:
             ConfigError: An argument cannot work.
@@ -60,11 +60,11 @@ class RuntimeEndpoint:
         self.base_url = self._http.base_url
 
     def as_backend(self) -> Backend:
-        """Itself."""
+        """Gives itself."""
         return self
 
     def open(self, *, num_api_spec_tokens: int | None = None) -> Session:
-        """An empty session. Raises RequestError as `open_session`."""
+        """Opens an empty session. Raises RequestError as `open_session` does."""
         return open_session(self._model, num_api_spec_tokens)
 
     async def run_graph(
@@ -75,20 +75,20 @@ class RuntimeEndpoint:
         stream: bool = False,
         sampling_params: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[dict[str, Any]]:
-        """Sends a compiled program whole and runs it there: one round trip. Closing it early cancels the program.
+        """Sends a whole compiled program, which the server runs. Closing the iterator early cancels the program.
 
         Args:
-            graph: What `Graph.to_dict` makes of it.
-            arguments: Of the program.
-            stream: Give variables as they grow.
-            sampling_params: What its gens are given where they say nothing: fields of `ir.SamplingArgs`.
+            graph: The result of `Graph.to_dict`.
+            arguments: The arguments of the program.
+            stream: Whether the server sends variables as they grow.
+            sampling_params: The defaults of its gens: fields of `ir.SamplingArgs`.
 
         Yields:
-            With `stream` the events {"variable": name, "delta": text} and {"variable": name, "done": True}; last
-            {"result": ...}, the answer of `POST /v1/programs`.
+            With `stream` the events {"variable": name, "delta": text} and {"variable": name, "done": True}; at the end
+            {"result": ...}, with the answer of `POST /v1/programs`.
 
         Raises:
-            JsgError: The program is refused, or the server failed. What fails in one branch is in the result.
+            JsgError: The program is refused, or the server failed. Errors within the program are in the result.
         """
         body = {"graph": graph, "arguments": arguments, "stream": stream} | self._common
         if sampling_params:
@@ -108,11 +108,11 @@ class RuntimeEndpoint:
             ) from None
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """What any endpoint of the server answers with, as JSON. Raises JsgError."""
+        """Posts to any endpoint of the server; gives the JSON of the answer. Raises JsgError."""
         return await self._http.post(path, body)
 
     async def flush_cache(self) -> bool:
-        """Forgets cached prefixes; False where requests run. Raises JsgError, such as where the key may not do it."""
+        """Forgets cached prefixes; False while requests run. Raises JsgError, as where the key forbids it."""
         try:
             await self._http.post("/flush_cache", {})
         except RequestError:
@@ -120,18 +120,18 @@ class RuntimeEndpoint:
         return True
 
     async def server_info(self) -> dict[str, Any]:
-        """The knobs of the server, its model and its counters. Raises JsgError."""
+        """Gives the options of the server, its model and its counters. Raises JsgError."""
         return await self._http.get("/get_server_info")
 
     async def close(self) -> None:
-        """Closes all connections, those of programs too, on whatever loop they are. A second time does nothing.
+        """Closes all connections, of all event loops, those of programs too. A second call does nothing.
 
-        Not the end: what is asked of it afterwards connects again.
+        A later call connects again.
         """
         await self._http.close()
 
     def shutdown(self) -> None:
-        """`close` for code that is no coroutine. A `with` block ends with it."""
+        """Does the same as `close`, for code that is no coroutine. A `with` block ends with it."""
         self._http.shutdown()
 
     def __enter__(self) -> Self:

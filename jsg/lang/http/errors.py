@@ -1,4 +1,4 @@
-"""What a server answers with when it refuses or fails → the exception that the same call raises in this process."""
+"""Makes of a server's refusal or failure the exception that the same call raises in this process."""
 
 import json
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ _BY_TYPE: dict[str, type[JsgError]] = {
     "permission_error": ForbiddenError,
     "rate_limit_error": RateLimitError,
 }
-"""What OpenAI's API calls errors, which endpoints under /v1/ do too."""
+"""The types of errors of OpenAI's API, which endpoints under /v1/ use."""
 _BY_CODE: dict[str, type[JsgError]] = {"context_length_exceeded": ContextLengthError}
 _BY_STATUS: dict[int, type[JsgError]] = {
     **dict.fromkeys((400, 413, 422), RequestError),
@@ -53,7 +53,7 @@ _BY_STATUS: dict[int, type[JsgError]] = {
 
 
 def failure_of(status: int, body: bytes, retry_after: str | None = None) -> JsgError:
-    """The exception that stands for an answer with a status of 400 or more."""
+    """Gives the exception for an answer with a status of 400 or more."""
     try:
         error = json.loads(body)["error"]
         message = error["message"]
@@ -67,7 +67,7 @@ def failure_of(status: int, body: bytes, retry_after: str | None = None) -> JsgE
 
 
 def failure_in_stream(error: Any) -> JsgError:
-    """The exception that stands for an event with an `error` in it."""
+    """Gives the exception for an event with an `error`."""
     if not isinstance(error, Mapping):
         return BackendError(f"the server failed in the middle of an answer: {str(error)[:MAX_QUOTED_CHARS]}")
     return _failure(error, str(error.get("message")), None)

@@ -1,4 +1,4 @@
-"""The model behind a jsg server, by its tokens: each call sends the prompt in parts, mostly tokens that exist."""
+"""The model behind a jsg server. Each call sends the prompt in parts, most of which are tokens that exist."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from jsg.lang.tokens.model import ScoredChoices, TokenCall, TokenDelta
 from jsg.processing.parts import Part
 from jsg.processing.turns import ChatTurns
 
-MAX_CALLS = 256  # at a time: each takes a connection, and a process commonly has 1024 files
+MAX_CALLS = 256  # at a time, as each takes a connection, and a process may commonly open 1024 files
 MAX_HOLDS = 256
 TEMPLATE_PATH = "/get_chat_template"
 _PREFILL = {"max_new_tokens": 0}
@@ -22,10 +22,10 @@ _PREFILL = {"max_new_tokens": 0}
 
 @final
 class HttpHold:
-    """A stream that is open as long as the server holds a prefix.
+    """A stream of events, which is open as long as the server holds a prefix.
 
     Attributes:
-        part_ids: As in `tokens.model.Outcome`.
+        part_ids: The tokens of the prompt, as in `tokens.model.Outcome`.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class HttpHold:
         self._on_release = on_release
 
     async def cached(self) -> None:
-        """Returns at once: it is computed."""
+        """Returns at once, because the prefix is computed."""
 
     async def release(self) -> None:
-        """Disconnects. A second time does nothing."""
+        """Disconnects. A second call does nothing."""
         events, self._events = self._events, None
         if events is not None:
             self._on_release()
@@ -62,11 +62,11 @@ class HttpModel:
         )
 
     async def turns(self) -> ChatTurns:
-        """The model's chat template.
+        """Gives the chat template of the model.
 
         Raises:
-            RequestError: It has none.
-            JsgError: The server failed, or is none of jsg's.
+            RequestError: The model has none.
+            JsgError: The server failed, or is no jsg server.
         """
         if self._turns is None:
             template = await self._handshake()
@@ -77,7 +77,7 @@ class HttpModel:
         return self._turns
 
     async def generate(self, call: TokenCall) -> AsyncGenerator[TokenDelta]:
-        """Continues a prompt; the text comes as the server sends it. Closing it early disconnects, which aborts.
+        """Continues a prompt, as the server sends the text. Closing the iterator early disconnects, which aborts.
 
         Raises:
             JsgError: The request is wrong, or the server failed.
@@ -101,7 +101,7 @@ class HttpModel:
     async def score(
         self, prompt: tuple[Part, ...], choices: Sequence[str], *, unconditional: bool = False
     ) -> ScoredChoices:
-        """How likely each choice comes next, in one call. Raises JsgError."""
+        """Scores choices in one call. Raises JsgError."""
         body = {"choices": list(choices), "unconditional": unconditional} | self._common
         may_name = _keeps_files(await self._handshake())
         async with self._room():
@@ -119,9 +119,9 @@ class HttpModel:
         raise AssertionError("the last attempt names nothing")
 
     async def hold(self, prompt: tuple[Part, ...]) -> HttpHold:
-        """Computes a prompt, and keeps it cached until it is released.
+        """Computes a prompt, and keeps it cached until the hold is released.
 
-        It is a hint: where the server, or this process, has too many already the prompt is only computed.
+        Where the server, or this process, has too many holds already, the prompt is only computed.
 
         Raises:
             JsgError: The prompt is wrong, or the server failed.
@@ -132,7 +132,7 @@ class HttpModel:
             events = self._events(prompt, body | {"hold": True}, max_retries=0)
             is_held = False
             try:
-                first: Any = await anext(events, None)  # what is no event of a hold is said as such below
+                first: Any = await anext(events, None)  # any other answer is an error below
                 with self._understood("/generate"):
                     hold = HttpHold(id_lists(first["meta_info"]["part_ids"]), events, self._forget_hold)
                 is_held = True
@@ -154,10 +154,10 @@ class HttpModel:
     async def _events(
         self, prompt: tuple[Part, ...], fields: Mapping[str, Any], *, max_retries: int | None = None
     ) -> AsyncGenerator[Any]:
-        """The events of `/generate`. Files that the server was sent before are named, and sent if it forgot them.
+        """Gives the events of `/generate`. Names files that were sent before, and sends them if the server forgot them.
 
         Raises:
-            JsgError: As `HttpClient.events`.
+            JsgError: As `HttpClient.events` does.
         """
         for written in self._files.attempts(prompt, may_name=_keeps_files(await self._handshake())):
             body = {"prompt": written.json, **fields}
@@ -176,7 +176,7 @@ class HttpModel:
                 self._files.refused(written)
 
     async def _handshake(self) -> dict[str, Any]:
-        """The template, which the server is asked for once; it also shows whether the server can do what is needed."""
+        """Gets the chat template once, which also shows whether the server is a jsg server."""
         template = self._template
         if template is None:
             try:
@@ -191,7 +191,7 @@ class HttpModel:
         return template
 
     def _room(self) -> asyncio.Semaphore:
-        """Lets in as many calls as there may be connections."""
+        """Gives the semaphore of the running loop, which limits the connections."""
         loop = asyncio.get_running_loop()
         if loop not in self._rooms:
             self._rooms[loop] = asyncio.Semaphore(MAX_CALLS)
@@ -209,5 +209,5 @@ class HttpModel:
 
 
 def _keeps_files(template: Any) -> bool:
-    """Whether a server takes names of files; an older one does not say so."""
+    """Says whether a server takes names of files. An older server does not say it."""
     return isinstance(template, dict) and template.get("keeps_files") is True

@@ -1,4 +1,4 @@
-"""Prompts in parts as the JSON that `/generate` and `/select` of jsg take, and answers of theirs as records."""
+"""Writes prompts in parts as the JSON of `/generate` and `/select`, and reads their answers."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,17 +9,17 @@ from jsg.processing.media.base64_files import write_base64
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
 
 _OUTCOME_FIELDS = ("part_ids", "kept_ids", "tail")
-"""What the server adds to `meta_info` for a prompt in parts."""
+"""The fields that the server adds to `meta_info` for a prompt in parts."""
 
 
 def whole_media(part: MediaPart) -> dict[str, Any]:
-    """A picture or a video with its file."""
+    """Writes a picture or a video with its file."""
     fields = {part.kind: write_base64(part.data), "media_type": part.media_type}
     return fields if part.num_frames is None else fields | {"num_frames": part.num_frames}
 
 
 def parts_to_json(parts: Sequence[Part], write_media: Callable[[MediaPart], dict[str, Any]] = whole_media) -> list[Any]:
-    """What the field `prompt` takes; `write_media` makes what stands for a picture or a video."""
+    """Writes the field `prompt`; `write_media` writes a picture or a video."""
     return [_part_to_json(part, write_media) for part in parts]
 
 
@@ -42,10 +42,10 @@ def _part_to_json(part: Part, write_media: Callable[[MediaPart], dict[str, Any]]
 
 
 def outcome(answer: Mapping[str, Any], others: Sequence[str] = ()) -> Outcome:
-    """The end of a continuation from the last object that `/generate` gave of it.
+    """Reads the end of a continuation from its last object of `/generate`.
 
     Raises:
-        KeyError, TypeError: The server gave something else.
+        KeyError, TypeError: The answer has another form.
     """
     meta = dict(answer["meta_info"])
     part_ids, kept_ids, tail = (meta.pop(name) for name in _OUTCOME_FIELDS)
@@ -53,10 +53,10 @@ def outcome(answer: Mapping[str, Any], others: Sequence[str] = ()) -> Outcome:
 
 
 def scored_choices(answer: Mapping[str, Any]) -> ScoredChoices:
-    """The scores that `/select` gave.
+    """Reads the scores of `/select`.
 
     Raises:
-        KeyError, TypeError: The server gave something else.
+        KeyError, TypeError: The answer has another form.
     """
     return ScoredChoices(
         part_ids=id_lists(answer["part_ids"]),
@@ -75,10 +75,10 @@ def scored_choices(answer: Mapping[str, Any]) -> ScoredChoices:
 
 
 def _finite_or_not(logprob: float | None) -> float:
-    """JSON has no infinity: null stands for what cannot be."""
+    """Reads a log-probability. JSON has no infinity, so null stands for that of an impossible token."""
     return -math.inf if logprob is None else logprob
 
 
 def id_lists(lists: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Lists of token ids, frozen."""
+    """Gives lists of token ids as tuples."""
     return tuple(tuple(ids) for ids in lists)

@@ -1,4 +1,4 @@
-"""`jsg.Runtime`: `jsg serve` in a process of its own, for programs of this one."""
+"""`jsg.Runtime`: `jsg serve` in a process of its own, for programs of this process."""
 
 import asyncio
 import collections
@@ -24,7 +24,7 @@ from jsg.lang.http.endpoint import RuntimeEndpoint
 from jsg.lang.streams.loop import shared_loop, wait_for
 
 START_TIMEOUT_S = 600.0
-END_S = 5.0  # beyond what the server gives to requests that are under way
+END_S = 5.0  # beyond the time that the server gives to requests under way
 NUM_KEPT_LINES = 200
 NUM_SHOWN_LINES = 20
 KEY_FIELDS = frozenset({"api_key", "admin_api_key"})
@@ -38,12 +38,12 @@ _READY = re.compile(r"is ready at (http://\S+) after")
 class Runtime:
     """A jsg server of one's own, and the backend that reaches it.
 
-    It ends with `shutdown`, at the end of a `with` block, and with this process, in whatever way that ends. What it
-    prints goes to the logger of this module.
+    The server ends with `shutdown`, at the end of a `with` block, and with this process, however this process ends. The
+    lines that it prints go to the logger of this module.
 
     Attributes:
-        url: Where it listens.
-        endpoint: Reaches it.
+        url: The address of the server.
+        endpoint: The backend that reaches it.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Runtime:
         """Starts the server and waits until it takes requests.
 
         Args:
-            model_path: Directory, hub name, or a model inside the package: "tiny", or "tiny-vision", which sees.
-            port: Where to listen; None takes a free one.
-            start_timeout_s: Seconds until it must be ready.
-            **flags: Options of `jsg serve`, named as fields of `jsg.config.EngineConfig` and `ServerConfig`. Keys are
-                handed over through a pipe, so the list of processes shows none. The backend has the admin's key, or the
-                first of `api_key`, or of `api_key_file`.
+            model_path: A directory, a hub name, or a model inside the package: "tiny", or "tiny-vision", which sees.
+            port: The port of the server; None takes a free one.
+            start_timeout_s: Seconds after which the server must be ready.
+            **flags: Options of `jsg serve`, named as fields of `jsg.config.EngineConfig` and `ServerConfig`. Keys go
+                through a pipe, so that the list of processes shows none. The backend uses the admin's key, or the
+                first key of `api_key` or of `api_key_file`.
 
         Raises:
             ConfigError: A flag is unknown or wrong.
-            BackendError: The server ended, or was not ready in time; with the last lines that it printed.
+            BackendError: The server ended, or was not ready in time. The message has its last lines.
         """
         arguments, secrets = serve_arguments({"model_path": model_path, "port": port or 0} | flags)
         key = _own_key(flags)
@@ -77,24 +77,24 @@ class Runtime:
         try:
             self.url = self._wait_until_ready(start_timeout_s)
             self.endpoint = RuntimeEndpoint(self.url, api_key=key)
-        except BaseException:  # Ctrl-C too: nobody could end it any more
+        except BaseException:  # Ctrl-C too, after which nobody could end the server
             self._end()
             raise
 
     def as_backend(self) -> RuntimeEndpoint:
-        """The backend that reaches it."""
+        """Gives the backend that reaches the server."""
         return self.endpoint
 
     def generate(
         self, prompt: str | Sequence[str], sampling_params: dict[str, Any] | None = None, **fields: Any
     ) -> Any:
-        """Continues one prompt or several, as `POST /generate` does with its other `fields`. Raises JsgError."""
+        """Continues one prompt or several. `fields` are further ones of `POST /generate`. Raises JsgError."""
         return wait_for(self._generate(prompt, sampling_params, fields))
 
     async def async_generate(
         self, prompt: str | Sequence[str], sampling_params: dict[str, Any] | None = None, **fields: Any
     ) -> Any:
-        """`generate` for asyncio; cancelling it aborts the request."""
+        """Does the same as `generate`, for asyncio. Cancelling it aborts the request."""
         return await asyncio.wrap_future(self._generate(prompt, sampling_params, fields))
 
     def _generate(
@@ -104,26 +104,26 @@ class Runtime:
         return shared_loop().submit(self.endpoint.post("/generate", body))
 
     def cache_prefix(self, prefix: str) -> None:
-        """Computes a prompt, so that what begins with it finds it in the cache. Raises JsgError."""
+        """Computes a prompt, so that longer prompts find it in the cache. Raises JsgError."""
         self.generate(prefix, {"max_new_tokens": 0})
 
     def get_server_info(self) -> dict[str, Any]:
-        """The knobs of the server, its model and its counters. Raises JsgError."""
+        """Gives the options of the server, its model and its counters. Raises JsgError."""
         return wait_for(shared_loop().submit(self.endpoint.server_info()))
 
     def flush_cache(self) -> bool:
-        """Forgets cached prefixes; False where requests run. Raises JsgError."""
+        """Forgets cached prefixes; gives False, and forgets nothing, while requests run. Raises JsgError."""
         return wait_for(shared_loop().submit(self.endpoint.flush_cache()))
 
     @property
     def log(self) -> str:
-        """The last lines that the server printed."""
+        """The last lines that the server has printed."""
         return "\n".join(self._lines)
 
     def shutdown(self) -> None:
-        """Ends the server in order: requests under way may finish. A second time does nothing.
+        """Ends the server, after requests under way have finished. A second call does nothing.
 
-        In a process that was forked from the one that started it, it only closes connections.
+        In a fork of the process that started the server, it only closes connections.
         """
         if self._end.alive:
             try:
@@ -161,7 +161,7 @@ class Runtime:
 
 
 def serve_arguments(flags: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """The arguments of `jsg serve` for these fields of `EngineConfig` and `ServerConfig`; those that hold keys apart.
+    """Gives the arguments of `jsg serve` for fields of `EngineConfig` and `ServerConfig`, and apart those with keys.
 
     Raises:
         ConfigError: A field is unknown or wrong.
@@ -169,7 +169,7 @@ def serve_arguments(flags: dict[str, Any]) -> tuple[list[str], list[str]]:
     engine, server = ({f.name for f in dataclasses.fields(c)} for c in (EngineConfig, ServerConfig))
     if unknown := sorted(set(flags) - engine - server):
         raise ConfigError(f"unknown option {unknown[0]!r} of a Runtime; known are {', '.join(sorted(engine | server))}")
-    EngineConfig(**{name: value for name, value in flags.items() if name in engine})  # what is wrong is said here
+    EngineConfig(**{name: value for name, value in flags.items() if name in engine})  # raises for a wrong value
     ServerConfig(**{name: value for name, value in flags.items() if name in server})
     arguments: list[str] = ["serve"]
     secrets: list[str] = []
@@ -183,7 +183,7 @@ def serve_arguments(flags: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def _own_key(flags: dict[str, Any]) -> str | None:
-    """The key that lets into the server of these flags, the admin's before others. Raises ConfigError."""
+    """Gives a key of the server with these flags, the admin's before others. Raises ConfigError."""
     given = flags.get("api_key") or ()
     keys = [flags.get("admin_api_key"), *([given] if isinstance(given, str) else given)]
     if (path := flags.get("api_key_file")) is not None:
@@ -196,7 +196,7 @@ def _own_key(flags: dict[str, Any]) -> str | None:
 
 
 def _start(arguments: Sequence[str], secrets: Sequence[str]) -> subprocess.Popen[str]:
-    """The server's process, which ends when this one does, and which Ctrl-C in a terminal does not reach."""
+    """Starts the server's process, which ends with this process, and which Ctrl-C in a terminal does not reach."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "jsg.lang.http.watched", "jsg.cli", *arguments],
         stdin=subprocess.PIPE,
@@ -208,13 +208,13 @@ def _start(arguments: Sequence[str], secrets: Sequence[str]) -> subprocess.Popen
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended already, and said why
+    with contextlib.suppress(BrokenPipeError):  # the process has ended already and has printed why
         os.write(process.stdin.fileno(), json.dumps(list(secrets)).encode() + b"\n")
     return process
 
 
 def _read(output: IO[str], lines: "collections.deque[str]", said: "queue.SimpleQueue[str | None]") -> None:
-    """Reads what the server prints until it ends; says at which URL it is ready, or None when it never will be."""
+    """Reads the lines of the server until it ends; puts its URL into `said` when it is ready, and None at its end."""
     with output:
         for line in output:
             lines.append(line.rstrip("\n"))
@@ -225,7 +225,7 @@ def _read(output: IO[str], lines: "collections.deque[str]", said: "queue.SimpleQ
 
 
 def _end(process: subprocess.Popen[str], grace_s: float, owner_pid: int) -> None:
-    if os.getpid() != owner_pid:  # a fork of the owner, whose server it is not
+    if os.getpid() != owner_pid:  # a fork of the owner does not own the server
         return
     process.terminate()
     try:

@@ -1,4 +1,4 @@
-"""Which files of pictures and videos a server has been sent, so that further calls only name them, by their SHA-256."""
+"""The files of pictures and videos that a server was sent, which further calls name by their SHA-256."""
 
 import dataclasses
 import hashlib
@@ -18,9 +18,9 @@ class WrittenPrompt:
     """A prompt as one call sends it.
 
     Attributes:
-        json: What the field `prompt` takes.
-        sent: The SHA-256 of each file that is in it.
-        named: Of each that it only names.
+        json: The field `prompt`.
+        sent: The SHA-256 of each file in it.
+        named: The SHA-256 of each file that it only names.
     """
 
     json: list[Any]
@@ -30,12 +30,12 @@ class WrittenPrompt:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _SentFile:
-    """What is known of one file.
+    """The state of one file.
 
     Attributes:
-        is_kept: It was sent, and not refused since.
-        num_misses: Times in a row that it was sent and then refused. Calls at the same time that are refused for one
-            loss are one miss.
+        is_kept: Whether it was sent, and not refused since.
+        num_misses: How many times in a row it was sent and refused later. Calls at the same time that are refused for
+            one loss count as one miss.
     """
 
     is_kept: bool = True
@@ -44,23 +44,22 @@ class _SentFile:
 
 @final
 class SentFiles:
-    """What one server keeps, as far as its answers tell. Any number of threads may use it.
+    """The files that one server keeps, as far as its answers show. Any number of threads may use it.
 
-    A server keeps what it was sent for a while. What it has forgotten when it is named is sent again. What it has
-    forgotten twice in a row it cannot keep, and is sent with each call from then on, so that not every call is made
-    twice.
+    A server keeps a file for a while. A file that it has forgotten when a call names it is sent again. A file that it
+    has forgotten twice in a row is sent with each call from then on, so that not every call is made twice.
     """
 
     def __init__(self) -> None:
-        self._files: dict[str, _SentFile] = {}  # by name; what was used last is last
+        self._files: dict[str, _SentFile] = {}  # by name, in the order of their last use
         self._lock = threading.Lock()
 
     def attempts(self, prompt: Sequence[Part], *, may_name: bool) -> Iterator[WrittenPrompt]:
-        """The prompt with the files named that the server should know; and whole, if that was refused.
+        """Gives the prompt with names of the files that the server should know, and then, if that is refused, whole.
 
         Args:
-            prompt: Of a call.
-            may_name: The server takes names. Where it does not the prompt comes once, whole.
+            prompt: The prompt of a call.
+            may_name: Whether the server takes names. Where it does not, the prompt comes once, whole.
         """
         if not may_name:
             yield WrittenPrompt(parts_to_json(prompt))
@@ -71,7 +70,7 @@ class SentFiles:
             yield self._write(prompt, may_name=False)
 
     def taken(self, written: WrittenPrompt) -> None:
-        """The server has answered: it has these files."""
+        """Notes that the server has answered, so it has these files."""
         with self._lock:
             for name in written.named:
                 self._use(name, _SentFile())
@@ -79,7 +78,7 @@ class SentFiles:
                 self._use(name, _SentFile(num_misses=self._misses_of(name)))
 
     def refused(self, written: WrittenPrompt) -> None:
-        """The server has forgotten a file that was named; it does not say which."""
+        """Notes that the server has forgotten a named file. It does not say which one."""
         with self._lock:
             for name in written.named:
                 if (file := self._files.get(name)) is not None and file.is_kept:
@@ -117,6 +116,6 @@ class SentFiles:
 
 
 def file_names(part: MediaPart) -> list[str]:
-    """The SHA-256 of a file, or of those of its frames, in hex."""
+    """Gives the SHA-256 of a file, or of the files of its frames, in hex."""
     files = (part.data,) if isinstance(part.data, bytes) else part.data
     return [hashlib.sha256(file).hexdigest() for file in files]

@@ -1,12 +1,12 @@
-r"""What a model wrote beyond the gen that was asked for, and which later gens it answers.
+r"""The text that a model wrote beyond a gen, and the later gens that it answers.
 
-A gen is answered from it only with what a call of its own could have given: it must begin where a token begins, its
-tokens are counted, it ends at its own stop, and whatever else it asks for must be what the call was made with.
+It answers a gen only with what a call for this gen could have given: the answer begins where a token begins, its tokens
+are counted, it ends at the stop of the gen, and all other arguments of the gen are those of the call.
 
     prompt of the call │ what the model wrote, in units whose borders are borders of tokens
     ───────────────────┼──────────┬────┬──────────┬─────┬──────
     Name:              │  Ada Lov │el  │ ace\nBo  │rn:  │ 1815\n ...
-                          gen       ▲ stop "\n"     constant "\nBorn:" is there: passed over
+                          gen       ▲ stop "\n"     the constant "\nBorn:" is skipped
 """
 
 import bisect
@@ -25,8 +25,8 @@ class Unit:
     """Text between two borders of tokens.
 
     Attributes:
-        text: Not empty.
-        num_tokens: Tokens in it; None where the API does not tell.
+        text: The text, which is not empty.
+        num_tokens: The number of its tokens; None where the API does not report them.
     """
 
     text: str
@@ -35,13 +35,13 @@ class Unit:
 
 @final
 class UnitReader:
-    """Reads units from what comes of a call."""
+    """Reads units from the deltas of a call."""
 
     def __init__(self) -> None:
         self._num_pending = 0
 
     def push(self, delta: Delta) -> list[Unit]:
-        """The units of new text. Tokens that are only part of a character make one unit with what completes it."""
+        """Gives the units of new text. Tokens that are part of a character make one unit with the rest of it."""
         if delta.tokens is None:
             return [Unit(delta.text, None)] if delta.text else []
         units: list[Unit] = []
@@ -63,13 +63,13 @@ class UnitReader:
 
 @final
 class GenCut:
-    """Ends a gen where a call of its own would have ended: at the first stop text, or after its last token.
+    """Ends a gen where a call for it would have ended: at the first stop text, or after its last token.
 
     Attributes:
-        finish: "stop" or "length" once it has ended.
-        matched: The stop text.
-        num_tokens: Of the units taken; None where one does not tell.
-        num_bytes: Of their text up to where it ended; never less than its tokens.
+        finish: "stop" or "length" once the gen has ended.
+        matched: The stop text that ended it.
+        num_tokens: The tokens of its units; None where a unit does not say them.
+        num_bytes: The bytes of its text, at least as many as its tokens.
     """
 
     def __init__(self, finder: StopFinder, max_tokens: int | None):
@@ -84,11 +84,11 @@ class GenCut:
 
     @property
     def text(self) -> str:
-        """The gen's text so far."""
+        """The text of the gen so far."""
         return "".join(self._text)
 
     def push(self, unit: Unit) -> str:
-        """Takes a unit; gives new text that belongs to the gen whatever follows."""
+        """Takes a unit; gives the new text that belongs to the gen whatever follows."""
         if self.finish is not None:
             return ""
         if not self._counts(unit):
@@ -106,11 +106,11 @@ class GenCut:
         return self.flush() if self.finish else self._show(len(self._text) - self._finder.held_len)
 
     def flush(self) -> str:
-        """What was held back as the possible beginning of a stop text."""
+        """Gives the text that was held back as the possible beginning of a stop text."""
         return self._show(len(self._text))
 
     def _counts(self, unit: Unit) -> bool:
-        """Counts the unit's tokens; False where there is no room for them. Part of a character shows no text."""
+        """Counts the tokens of a unit; False where the gen has no room for them."""
         if unit.num_tokens is None or self.num_tokens is None:
             self.num_tokens = None
             return True
@@ -126,31 +126,31 @@ class GenCut:
 
 
 def could_be_shared(args: SamplingArgs) -> bool:
-    """Whether one call may answer such a gen and others.
+    """Says whether one call may answer a gen with these arguments and others.
 
-    Not where the sampler's state begins anew with each call (penalties, a seed), where the answer's end or form is
-    bound to its own call, or where something is reported of it.
+    It may not where the state of the sampler begins anew with each call (penalties, a seed), where the end or the form
+    of the answer depends on its own call, or where the gen asks for a report.
     """
     settings = shared_settings(args).given()
     return all(GEN[name].is_stateless or (name == "seed" and args.temperature == 0.0) for name in settings)
 
 
 def shared_settings(args: SamplingArgs) -> SamplingArgs:
-    """What gens that share a call must have in common: all but where they end."""
+    """Gives the arguments in which gens of one call must agree: all but those that say where they end."""
     return dataclasses.replace(args, max_tokens=None, stop=None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Taken:
-    """A gen's answer.
+    """The answer to a gen.
 
     Attributes:
-        text: Of the gen.
-        num_tokens: Tokens that its own call would have made; None where the API does not tell.
+        text: The text.
+        num_tokens: The tokens of a call for this gen; None where the API does not report them.
         finish: "stop", "length", or the API's own word.
-        matched: The stop text that ended it.
-        num_before: Tokens of the call's answer before it, as far as they are known.
-        rest: What is left for others.
+        matched: The stop text that ended the gen.
+        num_before: The known tokens of the call's answer before this text.
+        rest: The text that is left for other gens.
     """
 
     text: str
@@ -163,15 +163,15 @@ class Taken:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ahead:
-    """What a model wrote behind a prompt.
+    """The text that a model wrote behind a prompt.
 
     Attributes:
-        units: All of it.
+        units: The whole text.
         finish: Why it ends: "stop" (the model ended by itself), "length", or the API's own word.
-        total_tokens: Tokens at most.
-        settings: What it was made with, see `shared_settings`.
-        prompt_tokens: Of the call.
-        position: Characters of it that the prompt holds by now.
+        total_tokens: The largest number of tokens that it can have.
+        settings: The arguments of the call, see `shared_settings`.
+        prompt_tokens: The tokens of the call's prompt.
+        position: The number of its characters that the prompt of the session has by now.
     """
 
     units: tuple[Unit, ...]
@@ -183,26 +183,26 @@ class Ahead:
 
     @property
     def left(self) -> str:
-        """What the prompt does not hold yet."""
+        """The text that the prompt does not have yet."""
         return "".join(unit.text for unit in self.units)[self.position :]
 
     @property
     def written(self) -> str:
-        """What the prompt holds."""
+        """The text that the prompt has."""
         return "".join(unit.text for unit in self.units)[: self.position]
 
     def behind(self, text: str) -> "Ahead | None":
-        """This, when `text` is appended to the prompt; None where the model wrote something else."""
+        """Gives this text after `text` is appended to the prompt; None where the model wrote something else."""
         if not self.left.startswith(text):
             return None
         return dataclasses.replace(self, position=self.position + len(text))
 
     def take(self, args: SamplingArgs, *, needs_border: bool = True) -> Taken | None:
-        """The answer to a gen at this place of the prompt; None where only a call of its own can give it.
+        """Gives the answer to a gen at this position; None where the gen needs a call of its own.
 
         Args:
-            args: Of the gen, normalised.
-            needs_border: It must begin where a token begins, as it would in a call of its own.
+            args: The normalised arguments of the gen.
+            needs_border: Whether the answer must begin where a token begins, as in a call of its own.
         """
         borders = list(itertools.accumulate((len(unit.text) for unit in self.units), initial=0))
         before = bisect.bisect_right(borders, self.position) - 1
@@ -230,5 +230,5 @@ class Ahead:
 
 
 def sum_known(units: Iterable[Unit]) -> int:
-    """Their tokens, as far as the API tells."""
+    """Sums up the tokens of units, as far as they are known."""
     return sum(unit.num_tokens or 0 for unit in units)

@@ -2,11 +2,9 @@
 
 from typing import Any, final
 
-from jsg.errors import ConfigError
 from jsg.lang.backend import OnUnsupported
-from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.arguments import Unsupported
-from jsg.lang.remote.remote_backend import RemoteBackend, missing_package, options_of
+from jsg.lang.remote.remote_backend import RemoteBackend, connect, missing_package, options_of
 from jsg.lang.remote.retry import RetryPolicy
 
 
@@ -15,19 +13,19 @@ class Anthropic(RemoteBackend):
     """A backend: `sgl.set_default_backend(sgl.Anthropic("claude-..."))`.
 
     Args:
-        model: Its name at the API.
-        base_url: Of a server that speaks the same, such as `jsg serve`; Anthropic's own by default.
-        api_key: By default what the `anthropic` package finds in ANTHROPIC_API_KEY; "none" with a `base_url`.
-        prefill: The model goes on in a turn of the assistant that has begun. Newer models do not; with False, or where
-            such a call is refused, a gen must be the first thing in its turn, or speculation must be on.
-        sampling: The model takes temperature, top_p and top_k. Newer models do not.
-        timeout_s: Longest silence of the server, in seconds.
-        max_retries: Further attempts of a call that failed and may do better; the package itself makes none.
-        retry: The waits between them, in place of `max_retries`.
-        on_unsupported: What happens with an argument that the API cannot honour: "error" raises UnsupportedError,
-            "warn" leaves it out with a warning, once per argument.
-        **client_options: Further arguments of `anthropic.AsyncAnthropic`. A `http_client` of one's own works on one
-            event loop only, which is that of programs.
+        model: The name of the model at the API.
+        base_url: The address of a server with the same API, such as `jsg serve`; Anthropic's by default.
+        api_key: By default the key in ANTHROPIC_API_KEY; "none" with a `base_url`.
+        prefill: Whether the model continues an open turn of the assistant, which newer models do not. With False a gen
+            must be the first thing in its turn, or speculation must be on.
+        sampling: Whether the model takes temperature, top_p and top_k, which newer models do not.
+        timeout_s: Seconds for which the server may be silent.
+        max_retries: Further attempts of a call after an error that may pass. The package itself makes none.
+        retry: The number of attempts and the waits between them, in place of `max_retries`.
+        on_unsupported: For an argument that the API cannot honour, "error" raises UnsupportedError and "warn" leaves it
+            out with a warning, once per argument.
+        **client_options: Further arguments of `anthropic.AsyncAnthropic`. An `http_client` given here works only on one
+            event loop, that of programs.
 
     Raises:
         ConfigError: The package `anthropic` is missing, or it refuses the options.
@@ -58,11 +56,7 @@ class Anthropic(RemoteBackend):
         def new_client() -> anthropic.AsyncAnthropic:
             return anthropic.AsyncAnthropic(**options)
 
-        try:
-            new_client()
-        except (anthropic.AnthropicError, TypeError) as error:
-            raise ConfigError(f"the anthropic package cannot be used like this: {error}") from error
-        clients = PerLoop(new_client, anthropic.AsyncAnthropic.close)
+        clients = connect("anthropic", new_client, anthropic.AsyncAnthropic.close, anthropic.AnthropicError)
         unsupported = Unsupported(f"Anthropic({model!r})", on_unsupported)
         api = MessagesApi(clients, model, unsupported, prefill=prefill, sampling=sampling)
         policy = retry or RetryPolicy(max_retries=max_retries)

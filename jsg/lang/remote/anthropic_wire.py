@@ -21,7 +21,7 @@ FINISHES: Mapping[str, str] = {
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
 }
-"""Why an answer ended, in the words of the language; others stay as they are."""
+"""The reasons why an answer ended, in the words of the language. Other reasons stay as they are."""
 _SAMPLING = {
     argument: field
     for field, parameter in named("anthropic").items()
@@ -29,7 +29,7 @@ _SAMPLING = {
 }
 _SCHEMA = {"json_schema": "output_config"}
 _TOOL = "choose"
-_TOKENS_OF_A_TOOL_CALL = 64  # around the choice itself
+_TOKENS_OF_A_TOOL_CALL = 64  # for the text around the choice itself
 
 
 @final
@@ -58,7 +58,7 @@ class MessagesApi(PackageApi[anthropic.AsyncAnthropic]):
         self._has_sampling = sampling
 
     async def stream(self, call: Call) -> AsyncGenerator[Delta]:
-        """As `Api.stream`."""
+        """Does what `Api.stream` says."""
         assert isinstance(call.prompt, tuple)
         system, messages = _split_system(call.prompt, self.name)
         messages, blank = _without_blank_end(_without_blank_turns(messages))
@@ -78,7 +78,7 @@ class MessagesApi(PackageApi[anthropic.AsyncAnthropic]):
                     yield dataclasses.replace(delta, text=text)
 
     def _arguments(self, call: Call, *, has_begun: bool) -> dict[str, Any]:
-        """Arguments of the package's method; `has_begun`: a turn is to be gone on with. Raises UnsupportedError."""
+        """Gives the arguments of the package's method; with `has_begun` to continue a turn. Raises UnsupportedError."""
         args = call.args
         if has_begun and args.json_schema is not None:
             self._unsupported.leave_out(
@@ -90,7 +90,7 @@ class MessagesApi(PackageApi[anthropic.AsyncAnthropic]):
         config = fields.pop("output_config", None)
         if args.temperature not in (None, 1.0):
             if self._has_sampling:
-                fields["temperature"] = args.temperature  # the package has no argument of that name any more
+                fields["temperature"] = args.temperature  # newer versions of the package have no argument of this name
             else:
                 self._unsupported.leave_out("temperature", "the model takes none; leave it at 1")
         given: dict[str, Any] = {
@@ -105,7 +105,7 @@ class MessagesApi(PackageApi[anthropic.AsyncAnthropic]):
         return {name: value for name, value in given.items() if value is not None}
 
     async def score(self, prompt: str, choices: tuple[str, ...]) -> Scored | None:
-        """None: the API gives no logprobs."""
+        """Gives None, as the API reports no logprobs."""
         return None
 
 
@@ -120,7 +120,7 @@ class _EventReader:
         self._cached_tokens = 0
 
     def push(self, event: Any) -> list[Delta]:
-        """What an event says."""
+        """Gives the deltas of an event."""
         match event.type:
             case "message_start":
                 usage = event.message.usage
@@ -145,7 +145,7 @@ class _EventReader:
         )
 
     def _choice(self) -> str:
-        """What the tool was called with; empty where it was not, for the caller to refuse."""
+        """Gives the choice with which the tool was called; "", which is refused, where the call has another form."""
         try:
             return str(json.loads("".join(self._tool_input))["choice"])
         except (ValueError, KeyError, TypeError):
@@ -153,7 +153,7 @@ class _EventReader:
 
 
 def _split_system(messages: Sequence[Message], name: str) -> tuple[list[str | Picture], list[Message]]:
-    """What the system says before all other turns, and those. Raises UnsupportedError if it speaks later again."""
+    """Splits off the turns of the system at the beginning. Raises UnsupportedError for a later one."""
     rest = list(messages)
     system: list[str | Picture] = []
     while rest and rest[0].role == "system":
@@ -164,10 +164,10 @@ def _split_system(messages: Sequence[Message], name: str) -> tuple[list[str | Pi
 
 
 def _without_blank_turns(messages: Sequence[Message]) -> list[Message]:
-    """The turns, without those of the assistant that say nothing: the API takes none but the last.
+    """Removes blank turns of the assistant, which the API refuses unless they are the last.
 
-    Such a turn stays in a conversation where the model ended at once, or wrote its stop first. The turns around it
-    become one, which is what the API makes of turns of one role that follow one another.
+    Such a turn is in a conversation where the model ended at once, or wrote its stop first. The turns around it become
+    one, as the API itself joins consecutive turns of one role.
     """
     kept: list[Message] = []
     has_gap = False
@@ -184,9 +184,9 @@ def _without_blank_turns(messages: Sequence[Message]) -> list[Message]:
 
 
 def _without_blank_end(messages: list[Message]) -> tuple[list[Message], str]:
-    """The turns, whose last must not end in white space if it is the assistant's, and the white space.
+    """Takes the white space off the end of a last turn of the assistant, which the API demands; gives it, too.
 
-    A turn that is only white space, or empty, is left out: the API takes none.
+    A turn that is empty then is left out, because the API takes none.
     """
     last = messages[-1] if messages else None
     if last is None or last.role != "assistant":
@@ -198,14 +198,14 @@ def _without_blank_end(messages: list[Message]) -> tuple[list[Message], str]:
 
 @final
 class _Start:
-    """The beginning of an answer to a prompt whose white space was taken off: there it comes again, or not."""
+    """Removes the prompt's white space, which was taken off, from the beginning of the answer where it comes again."""
 
     def __init__(self, blank: str) -> None:
         self._blank = blank
         self._held = ""
 
     def push(self, text: str, *, is_last: bool) -> str:
-        """What the answer has behind the prompt as the program wrote it."""
+        """Gives the text of the answer behind the prompt as the program wrote it."""
         if not self._blank:
             return text
         text = self._held + text

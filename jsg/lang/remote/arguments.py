@@ -1,4 +1,4 @@
-"""Arguments of a gen as fields of a request: each is honoured or refused by name."""
+"""Makes fields of a request from the arguments of a gen. Each is honoured, or refused by its name."""
 
 import json
 import warnings
@@ -7,21 +7,18 @@ from typing import Any, final
 
 from jsg.errors import RequestError, UnsupportedError
 from jsg.lang.backend import OnUnsupported
-from jsg.lang.ir import FORMS, PUBLISHED, SamplingArgs
+from jsg.lang.ir import PUBLISHED, SamplingArgs, check_forms
 from jsg.lang.patterns import DTYPE_PATTERNS
 
 _STRUCTURAL = frozenset(
     {"max_tokens", "n", "stop", "temperature", "return_logprob", "top_logprobs_num", "return_text_in_logprobs"}
 )
-"""Arguments that sessions deal with; the others are fields of a request, or not supported."""
+"""The arguments that sessions handle. The others are fields of a request, or not supported."""
 
 
 @final
 class Unsupported:
-    """What happens with arguments that a backend cannot honour.
-
-    With "warn" each is named once, and then left out.
-    """
+    """Refuses the arguments that a backend cannot honour, or leaves them out with a warning, once per argument."""
 
     def __init__(self, backend: str, policy: OnUnsupported):
         if policy not in ("error", "warn"):
@@ -41,17 +38,13 @@ class Unsupported:
 
 
 def normalised(args: SamplingArgs) -> SamplingArgs:
-    """These, with None for values that ask for nothing, and with `max_tokens` and `temperature` set.
+    """Gives arguments with None for values that ask for nothing, and with `max_tokens` and `temperature` set.
 
     Raises:
-        RequestError: More than one says what form the answer has; or alternatives are asked for, but no logprobs.
+        RequestError: More than one says what form the answer has, or alternatives are asked for without logprobs.
     """
     asked = args.asked().given()
-    forms = [name for name in FORMS if name in asked]
-    if len(forms) > 1:
-        raise RequestError(
-            f"at most one of {', '.join(FORMS[:-1])} and {FORMS[-1]} may be given, but got {forms}", forms[1]
-        )
+    check_forms(asked)
     if "top_logprobs_num" in asked and "return_logprob" not in asked:
         raise RequestError(
             f"top_logprobs_num must be left out without return_logprob, but got {asked['top_logprobs_num']}; ask for "
@@ -62,17 +55,17 @@ def normalised(args: SamplingArgs) -> SamplingArgs:
 
 
 def request_fields(args: SamplingArgs, names: Mapping[str, str], unsupported: Unsupported) -> dict[str, Any]:
-    """The arguments that are fields of a request.
+    """Gives the arguments that are fields of a request.
 
     Args:
-        args: Normalised.
-        names: Argument → field; a dot goes into an object. A `dtype` may be sent as the `regex` it stands for.
-            `response_format` and `output_config` are written as OpenAI and Anthropic want a schema.
-        unsupported: Hears of the others.
+        args: The normalised arguments.
+        names: The field of each argument; a dot leads into an object. A `dtype` is sent as the `regex` of its type.
+            `response_format` and `output_config` take a schema in the form of OpenAI and Anthropic.
+        unsupported: Refuses the other arguments.
 
     Raises:
-        UnsupportedError: One has no field.
-        RequestError: A schema is no JSON.
+        UnsupportedError: An argument has no field.
+        RequestError: A schema is not JSON.
     """
     fields: dict[str, Any] = {}
     for argument, value in args.given().items():
@@ -89,7 +82,7 @@ def request_fields(args: SamplingArgs, names: Mapping[str, str], unsupported: Un
 
 
 def put_field(fields: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """Sets a field, and gives them all. Raises RequestError where a schema is no JSON."""
+    """Sets a field; gives all fields. Raises RequestError where a schema is not JSON."""
     match path:
         case "response_format":
             schema = {"name": "answer", "schema": _schema(value), "strict": True}

@@ -1,4 +1,4 @@
-"""Calls an API: again where that may help, and counting what it costs."""
+"""Calls an API, with retries, and counts the costs."""
 
 import asyncio
 import contextlib
@@ -19,12 +19,12 @@ class Reply:
     """One whole answer.
 
     Attributes:
-        text: Of the answer.
-        tokens: Of the text; None where they are not told apart.
-        deltas: What it came in.
+        text: The text.
+        tokens: The tokens of the text; None where the API does not report them.
+        deltas: The deltas that it came in.
         finish: "stop", "length", or the API's own word.
-        matched: The stop text that ended it, where the API says so.
-        bill: Of the call.
+        matched: The stop text that ended it, where the API reports it.
+        bill: The cost of the call.
     """
 
     text: str
@@ -37,7 +37,7 @@ class Reply:
 
 @final
 class Caller:
-    """One API, with patience. Safe for any number of calls at a time."""
+    """Calls one API, with retries. It takes any number of calls at a time."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class Caller:
         self._sleep = sleep
 
     async def stream(self, call: Call) -> AsyncGenerator[Delta]:
-        """What comes of a call. It is made again only as long as no text has come of it.
+        """Gives the deltas of a call, which is made again only as long as no text has come.
 
-        What comes before the first text is held back until then, for a call that is made again begins anew.
+        Deltas before the first text are held back until then, because a call that is made again begins anew.
 
         Raises:
-            RequestError: The API refused it.
-            BackendError: It failed, in the end.
+            RequestError: The API refused the call.
+            BackendError: The last attempt failed.
         """
         num_failed = 0
         while True:
@@ -81,9 +81,9 @@ class Caller:
                 await self._wait(error, num_failed, may_retry=not has_text)
 
     async def collect(self, call: Call) -> list[Reply]:
-        """The answers to a call, one for each of its `n`. Nobody sees them before their end, so it is made again whole.
+        """Gives the `n` answers to a call. They are seen only at their end, so the whole call is made again.
 
-        Raises as `stream`.
+        Raises the same as `stream`.
         """
 
         async def collect() -> list[Reply]:
@@ -97,7 +97,7 @@ class Caller:
         return await self._patiently(collect)
 
     async def _attempt(self, call: Call) -> AsyncGenerator[Delta]:
-        """One attempt, counted as soon as something comes of it."""
+        """Makes one attempt, which counts as soon as a delta comes."""
         has_begun = has_ended = False
         bill: Bill | None = None
         try:
@@ -116,7 +116,7 @@ class Caller:
                 self.meter.count_call(bill, is_whole=has_ended and bill is not None)
 
     async def score(self, prompt: str, choices: tuple[str, ...]) -> Scored | None:
-        """As `Api.score`, with patience. Raises as `stream`."""
+        """Does what `Api.score` says, with retries. Raises the same as `stream`."""
         scored = await self._patiently(lambda: self.api.score(prompt, choices))
         if scored is not None:
             if len(scored.texts) != len(choices) + 1:
@@ -128,7 +128,7 @@ class Caller:
         return scored
 
     async def models(self) -> list[Any]:
-        """As `Api.models`, with patience. Raises as `stream`."""
+        """Does what `Api.models` says, with retries. Raises the same as `stream`."""
         return await self._patiently(self.api.models)
 
     async def _patiently[T](self, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -143,7 +143,7 @@ class Caller:
 
     @contextlib.contextmanager
     def _understood(self) -> Iterator[None]:
-        """Reads an answer. Raises BackendError where that has another form than the API's."""
+        """Surrounds the reading of an answer. Raises BackendError where the answer has not the form of the API."""
         try:
             yield
         except self.api.failures:
@@ -155,7 +155,7 @@ class Caller:
             ) from error
 
     async def _wait(self, error: Exception, num_failed: int, *, may_retry: bool) -> None:
-        """Until the next attempt. Raises the failure where there is none."""
+        """Waits until the next attempt. Raises the failure where none follows."""
         failure = self.api.explain(error)
         wait_s = self._backoff.wait_s(failure, num_failed) if may_retry else None
         if wait_s is None:
@@ -165,14 +165,14 @@ class Caller:
 
 
 def _check(delta: Delta, call: Call) -> None:
-    """Raises ValueError where a delta is none of the call's. The packages check little of what comes."""
+    """Raises ValueError where a delta does not belong to the call, which the packages do not check."""
     if not isinstance(delta.text, str) or delta.index not in range(call.args.n or 1):
         raise ValueError(f"the text {delta.text!r} of answer {delta.index!r}")
 
 
 @final
 class Collector:
-    """Puts one answer together."""
+    """Collects the deltas of one answer."""
 
     def __init__(self) -> None:
         self.bill: Bill | None = None
@@ -182,7 +182,7 @@ class Collector:
         self._matched: str | None = None
 
     def push(self, delta: Delta) -> None:
-        """Takes what came."""
+        """Takes a delta."""
         self._deltas.append(delta)
         if delta.tokens is not None and self._tokens is not None:
             self._tokens.extend(delta.tokens)
@@ -193,7 +193,7 @@ class Collector:
         self._matched = delta.matched or self._matched
 
     def reply(self, bill: Bill | None) -> Reply:
-        """The answer."""
+        """Gives the answer."""
         return Reply(
             text="".join(delta.text for delta in self._deltas),
             tokens=None if self._tokens is None else tuple(self._tokens),
@@ -205,7 +205,7 @@ class Collector:
 
 
 def error_of(name: str, failure: Failure, num_attempts: int) -> JsgError:
-    """The exception for a call that failed."""
+    """Gives the exception for a call that failed."""
     said = f"{name}: {failure.message}"
     if failure.status in _CLIENTS_FAULT:
         return RequestError(said)

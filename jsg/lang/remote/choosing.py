@@ -1,8 +1,8 @@
-"""`select` by an API: never anything but one of the choices, by the strongest means that the API has."""
+"""`select` on an API, which gives one of the choices, by the strongest means that the API has."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 from jsg.errors import BackendError, RequestError
 from jsg.lang.backend import Selection
@@ -10,27 +10,27 @@ from jsg.lang.choices import decide, greedy_token_selection, token_trie, uncondi
 from jsg.lang.ir import SamplingArgs, Select
 from jsg.lang.remote.arguments import Unsupported
 from jsg.lang.remote.caller import Caller, Reply
-from jsg.lang.remote.wire import Bill, Call, ModelPrompt, Scored
+from jsg.lang.remote.wire import Bill, Call, ModelPrompt, Scored, cost_of
 from jsg.lang.tokens.model import ScoredChoice, ScoredChoices
 
 NO_TEMPERATURE = 1.0
 NUM_TRIES = 3
-"""Calls that ask for a choice, and get another answer, before that is an error."""
+"""The number of calls whose answer is no choice before that is an error."""
 _DEFAULT, _GREEDY = token_trie.name, greedy_token_selection.name
 _UNCONDITIONAL = unconditional_likelihood_normalized.name
 
 
 class Encoder(Protocol):
-    """The model's tokenizer, such as a `tiktoken.Encoding`."""
+    """The tokenizer of the model, such as a `tiktoken.Encoding`."""
 
     def encode(self, text: str) -> Sequence[int]:
-        """The tokens of a text."""
+        """Gives the tokens of a text."""
         ...
 
 
 @final
 class Chooser:
-    """Chooses by one API, for all its sessions. Without state."""
+    """Chooses by one API, for all its sessions. It has no state."""
 
     def __init__(self, caller: Caller, unsupported: Unsupported, encoder: Encoder | None = None):
         self._caller = caller
@@ -38,10 +38,10 @@ class Chooser:
         self._encoder = encoder
 
     async def choose(self, prompt: ModelPrompt, select: Select) -> Selection:
-        """One of the choices, behind `prompt`.
+        """Chooses one of the choices behind `prompt`.
 
         Raises:
-            UnsupportedError: The method, or the temperature, is beyond the API.
+            UnsupportedError: The API cannot honour the method or the temperature.
             BackendError: The API gave none of the choices.
         """
         if not select.choices:
@@ -49,7 +49,7 @@ class Chooser:
         if isinstance(prompt, str) and (scored := await self._caller.score(prompt, select.choices)) is not None:
             return self._by_scores(scored, select)
         if len(select.choices) == 1:
-            return Selection(select.choices[0], (1.0,), _meta([]))
+            return Selection(select.choices[0], (1.0,), cost_of([]))
         can = self._caller.api.abilities
         is_inside = isinstance(prompt, str) or prompt[-1].role == "assistant"
         if can.forces_choices_inside if is_inside else can.forces_choices:
@@ -62,7 +62,7 @@ class Chooser:
         return await self._by_asking(prompt, select, is_forced=False)
 
     def _check_method(self, select: Select, *honoured: str) -> None:
-        """The default method stands for what the API does best; others are honoured to the letter, or not at all."""
+        """Refuses a method that is not among `honoured`. The default method stands for the best that the API can do."""
         if select.method not in honoured:
             self._unsupported.leave_out(
                 f'choices_method "{select.method}"', "it does not score its prompt; leave the method out"
@@ -81,13 +81,13 @@ class Chooser:
         shown = [[[one.logprob, None, one.text] for one in text] for text in scored.texts[1:]]
         own = [text[len(text) - len(one.token_ids) :] for text, one in zip(shown, choices.choices, strict=True)]
         return dataclasses.replace(
-            selection, meta=selection.meta | {"input_token_logprobs": own} | _meta([scored.bill])
+            selection, meta=selection.meta | {"input_token_logprobs": own} | cost_of([scored.bill])
         )
 
     async def _by_asking(self, prompt: ModelPrompt, select: Select, *, is_forced: bool) -> Selection:
-        """The model continues; what it says must be, or without force begin with, a choice."""
-        room = max(len(choice.encode()) for choice in select.choices) + 1  # a token has a byte at least
-        # Only a temperature that the program asked for is refused by an API that takes none.
+        """Lets the model continue. Its answer must be a choice, or, if it is not forced, begin with one."""
+        room = max(len(choice.encode()) for choice in select.choices) + 1  # a token has at least one byte
+        # An API that takes no temperature refuses only one that the program asked for.
         has_own = select.temperature != 0 or self._caller.api.abilities.takes_temperature
         args = SamplingArgs(
             max_tokens=room, temperature=select.temperature if has_own else NO_TEMPERATURE, seed=select.seed
@@ -97,14 +97,14 @@ class Chooser:
         while len(replies) < NUM_TRIES:
             replies += await self._caller.collect(call)
             if (choice := chosen(replies[-1].text, select.choices, is_forced=is_forced)) is not None:
-                return Selection(choice, None, _meta([reply.bill for reply in replies]))
+                return Selection(choice, None, cost_of(reply.bill for reply in replies))
         raise BackendError(
             f"{self._caller.api.name} was asked {NUM_TRIES} times for one of {list(select.choices)} and answered "
             f"{replies[-1].text[:200]!r} at last; name the choices in the prompt"
         )
 
     async def _by_race(self, prompt: str, select: Select) -> Selection:
-        """Token by token the most likely one that some choice goes on with, by the likeliest tokens that are told."""
+        """Takes, token by token, the likeliest reported token with which a choice continues."""
         args = SamplingArgs(max_tokens=1, temperature=0.0)
         num_top = self._caller.api.abilities.max_alternatives
         bills: list[Bill | None] = []
@@ -115,7 +115,7 @@ class Chooser:
             bills.append(reply.bill)
             step = race_step(alive, prefix, reply.tokens[0].top if reply.tokens else {})
             if step is None and self._encoder is not None:
-                # None of them is among the likeliest: they alone are allowed.
+                # No choice continues with a reported token, so a call allows only the first tokens of the choices.
                 firsts = {self._encoder.encode(choice[len(prefix) :])[0] for choice in alive}
                 (reply,) = await self._caller.collect(Call(prompt=prompt + prefix, args=args, allowed=tuple(firsts)))
                 bills.append(reply.bill)
@@ -130,13 +130,13 @@ class Chooser:
                 f"none of the {num_top} tokens that {self._caller.api.name} finds most likely begins one of "
                 f"{alive}; name the choices in the prompt, or give OpenAI(tokenizer=...)"
             )
-        return Selection(step, None, _meta(bills))
+        return Selection(step, None, cost_of(bills))
 
 
 def race_step(alive: Sequence[str], prefix: str, top: Mapping[str, float]) -> str | None:
-    """A longer prefix of some choice, or a whole choice; None where no token tells.
+    """Gives a longer prefix of some choice, or a whole choice; None where no token decides.
 
-    A token that goes beyond a choice speaks for it: "Yes." is an answer with "Yes".
+    A token that goes beyond a choice counts for it: "Yes." counts for "Yes".
     """
     for token, _ in sorted(top.items(), key=lambda item: -item[1]):
         text = prefix + token
@@ -148,7 +148,7 @@ def race_step(alive: Sequence[str], prefix: str, top: Mapping[str, float]) -> st
 
 
 def chosen(answer: str, choices: Sequence[str], *, is_forced: bool) -> str | None:
-    """The choice that an answer is; without force the longest that it begins with, white space apart."""
+    """Gives the choice that equals a forced answer, or the longest with which a free answer begins."""
     if is_forced:
         return answer if answer in choices else None
     begun = [choice for choice in choices if answer.startswith(choice) or answer.lstrip().startswith(choice.strip())]
@@ -156,7 +156,7 @@ def chosen(answer: str, choices: Sequence[str], *, is_forced: bool) -> str | Non
 
 
 def scored_choices(scored: Scored) -> ScoredChoices:
-    """Scores as the choices methods take them. An API names tokens by their text, so ids are made up."""
+    """Gives scores in the form of the choices methods. An API names tokens by their text, so ids are invented."""
     ids: dict[str, int] = {}
     alone, *texts = [[ids.setdefault(token.text, len(ids)) for token in text] for text in scored.texts]
     common_len = min(_common_len(alone, text) for text in texts)
@@ -184,10 +184,3 @@ def _common_len(one: Sequence[int], other: Sequence[int]) -> int:
             break
         length += 1
     return length
-
-
-def _meta(bills: Sequence[Bill | None]) -> dict[str, Any]:
-    """The cost of all calls together."""
-    paid = [bill or Bill() for bill in bills]
-    total = {f.name: sum(getattr(bill, f.name) for bill in paid) for f in dataclasses.fields(Bill)}
-    return total | {"api_calls": len(paid)}

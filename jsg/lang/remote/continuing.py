@@ -1,4 +1,4 @@
-"""Continues the prompt of one session by calls of an API, ahead of the program where it asked for that."""
+"""Continues the prompt of a session by calls of an API; with speculation, ahead of the program."""
 
 import asyncio
 import contextlib
@@ -13,45 +13,49 @@ from jsg.lang.ir import SamplingArgs
 from jsg.lang.remote.ahead import Ahead, GenCut, Taken, Unit, UnitReader, could_be_shared, shared_settings
 from jsg.lang.remote.arguments import Unsupported, normalised
 from jsg.lang.remote.caller import Caller, Collector, Reply
-from jsg.lang.remote.wire import Bill, Call, ModelPrompt, Token
+from jsg.lang.remote.wire import Bill, Call, ModelPrompt, Token, cost_of
 from jsg.processing.stop_strings import StopFinder, StopMatcher, find_stops
 from jsg.types import SamplingParams
 
 
 @final
 class Continuer:
-    """One session's calls. All that speculation knows is here, so programs never meet."""
+    """Makes the calls of one session. All that speculation knows is here, so programs never meet.
+
+    Attributes:
+        ahead: What the model wrote behind the prompt, for gens to come.
+    """
 
     def __init__(self, caller: Caller, unsupported: Unsupported, num_ahead: int | None, ahead: Ahead | None = None):
         self.caller = caller
         self.unsupported = unsupported
         self.num_ahead = num_ahead
-        self._ahead = ahead
+        self.ahead = ahead
         self._is_blind = False
 
     def copy(self) -> "Continuer":
-        """Another, for a fork. What was sampled ahead answers one branch only, or the branches would be alike."""
-        keeps = self._ahead is not None and self._ahead.settings.temperature == 0.0
-        return Continuer(self.caller, self.unsupported, self.num_ahead, self._ahead if keeps else None)
+        """A copy for a branch of a fork. What was sampled ahead answers no branch, or all branches would be alike."""
+        keeps = self.ahead is not None and self.ahead.settings.temperature == 0.0
+        return Continuer(self.caller, self.unsupported, self.num_ahead, self.ahead if keeps else None)
 
     def extended(self, text: str) -> None:
-        """The program appended a constant."""
-        self._ahead = self._ahead.behind(text) if self._ahead is not None else None
+        """Notes that the program appended a constant."""
+        self.ahead = self.ahead.behind(text) if self.ahead is not None else None
 
     def broke_off(self) -> None:
-        """The program went on in a way that the model cannot have foreseen."""
-        self._ahead = None
+        """Notes that the turn ended, or that the program went on in a way that the model cannot have foreseen."""
+        self.ahead = None
 
     async def generate(self, prompt: ModelPrompt, given: SamplingArgs) -> AsyncGenerator[Piece]:
-        """As `Session.generate`, behind `prompt`."""
+        """Does what `Session.generate` says, behind `prompt`."""
         args = normalised(given)
-        taken = None if self._ahead is None else self._ahead.take(args)
+        taken = None if self.ahead is None else self.ahead.take(args)
         if taken is not None:
             self.caller.meter.count_saving(taken.rest.prompt_tokens + taken.num_before)
-            self._ahead = taken.rest
+            self.ahead = taken.rest
             yield Piece(taken.text, saved_meta(taken))
             return
-        self._ahead = None
+        self.ahead = None
         runs_ahead = self.num_ahead is not None and could_be_shared(args)
         pieces = self._generate_ahead(prompt, args) if runs_ahead else self._generate_alone(prompt, args)
         async with contextlib.aclosing(pieces):
@@ -59,10 +63,10 @@ class Continuer:
                 yield piece
 
     async def _generate_ahead(self, prompt: ModelPrompt, args: SamplingArgs) -> AsyncGenerator[Piece]:
-        """Asks for more than the gen needs, and without its stop."""
+        """Asks for more than the gen needs, without its stop."""
         assert args.max_tokens is not None and self.num_ahead is not None
         tells = self.caller.api.abilities.reports_tokens and not self._is_blind
-        # Where tokens are not told apart, the gen's own limit is all that can be honoured.
+        # Where the API does not report tokens, only the limit of the gen itself can be honoured.
         asked = max(args.max_tokens, self.num_ahead) if tells else args.max_tokens
         call = Call(prompt=prompt, args=dataclasses.replace(args, max_tokens=asked, stop=None), wants_tokens=tells)
         reader, collector = UnitReader(), Collector()
@@ -81,7 +85,7 @@ class Continuer:
         reply = collector.reply(collector.bill)
         ahead = ahead_of(reply, units, args, asked)
         if cut.num_tokens is None and ahead.total_tokens > args.max_tokens < cut.num_bytes:
-            # It was asked for more than the gen may have, and does not tell where that begins.
+            # The answer is longer than the gen may be, and nothing says where the rest begins.
             if num_shown:
                 raise BackendError(f"{self.caller.api.name} told only some of its tokens apart; use another dialect")
             self._is_blind = True
@@ -89,14 +93,14 @@ class Continuer:
                 async for piece in pieces:
                     yield piece
             return
-        self._ahead = dataclasses.replace(ahead, position=len(cut.text))
+        self.ahead = dataclasses.replace(ahead, position=len(cut.text))
         meta = meta_of(reply.bill, cut.finish or reply.finish, cut.matched)
         if cut.num_tokens is not None:
             meta["completion_tokens"] = cut.num_tokens
         yield Piece(cut.text[num_shown:], meta)
 
     async def _generate_alone(self, prompt: ModelPrompt, args: SamplingArgs) -> AsyncGenerator[Piece]:
-        """Asks for what the gen needs."""
+        """Asks for just what the gen needs."""
         args, make_finder = self._split_stops(args)
         args = self._with_reports(args)
         top = args.top_logprobs_num or 0
@@ -123,13 +127,13 @@ class Continuer:
         replies = [*(one.reply(bill) for one in collectors), *more]
         meta = self._meta(args, replies[0], cut)
         if cut.finish is not None and len(collectors) == 1:
-            meta["completion_tokens"] = None  # the call was ended before the API told
+            meta["completion_tokens"] = None  # the call was ended before the API reported it
         if others:
-            meta |= _sum_bills([replies[0], *more])
+            meta |= cost_of(reply.bill for reply in (replies[0], *more))
         yield Piece(cut.flush(), meta, tuple(_cut_text(reply.text, make_finder()) for reply in replies[1:]))
 
     def _with_reports(self, args: SamplingArgs) -> SamplingArgs:
-        """The arguments without what the API does not report. Raises UnsupportedError where that is an error."""
+        """Removes reports that the API does not have. Raises UnsupportedError where that is an error."""
         can = self.caller.api.abilities
         if args.return_logprob and not can.reports_tokens:
             self.unsupported.leave_out("return_logprob", "the API reports none")
@@ -141,7 +145,7 @@ class Continuer:
         return args
 
     def _split_stops(self, args: SamplingArgs) -> tuple[SamplingArgs, Callable[[], StopFinder]]:
-        """The arguments with the stops that the API takes, and what finds stops here if it does not take all."""
+        """Gives the arguments with the stops that the API takes, and a maker of finders for the other stops."""
         can, stops, patterns = self.caller.api.abilities, args.stop or (), args.stop_regex or ()
         taken = tuple(stop for stop in stops if can.takes_blank_stops or stop.strip())[: can.max_stops]
         args = dataclasses.replace(args, stop=taken or None)
@@ -154,7 +158,7 @@ class Continuer:
         return dataclasses.replace(args, stop_regex=None), lambda: find_stops(own, make)
 
     def _ask_others(self, call: Call) -> "list[asyncio.Task[list[Reply]]]":
-        """Calls for the second and further answers of an API that gives one at a time."""
+        """Starts the calls for the second and further answers of an API that gives one answer a call."""
         one = dataclasses.replace(call, args=dataclasses.replace(call.args, n=None))
         return [asyncio.create_task(self.caller.collect(one)) for _ in range((call.args.n or 1) - 1)]
 
@@ -168,7 +172,7 @@ class Continuer:
 
 
 def ahead_of(reply: Reply, units: Sequence[Unit], args: SamplingArgs, asked: int) -> Ahead:
-    """What a call for `asked` tokens, made with the arguments of a gen, gave."""
+    """Gives the text of a call for `asked` tokens, which had the arguments of a gen."""
     return Ahead(
         units=tuple(units),
         finish=reply.finish,
@@ -179,19 +183,19 @@ def ahead_of(reply: Reply, units: Sequence[Unit], args: SamplingArgs, asked: int
 
 
 def meta_of(bill: Bill | None, finish: str, matched: str | None) -> dict[str, Any]:
-    """What is reported of a gen; None for what the API did not say because the call was ended early."""
+    """Gives the report about a gen. Counts are None where the call was ended before the API reported them."""
     counts = dataclasses.asdict(bill) if bill else dict.fromkeys(f.name for f in dataclasses.fields(Bill))
     return {**counts, "finish_reason": {"type": finish} | ({"matched": matched} if matched else {}), "api_calls": 1}
 
 
 def saved_meta(taken: Taken) -> dict[str, Any]:
-    """What is reported of a gen that needed no call."""
+    """Gives the report about a gen that needed no call."""
     meta = meta_of(Bill(0, taken.num_tokens or 0, 0), taken.finish, taken.matched)
     return {**meta, "completion_tokens": taken.num_tokens, "api_calls": 0}
 
 
 def logprobs_meta(tokens: Sequence[Token], *, with_top: bool) -> dict[str, Any]:
-    """Logprobs in the published form; such APIs give no token ids."""
+    """Gives logprobs in the published form, without token ids, which such APIs do not report."""
     meta: dict[str, Any] = {"output_token_logprobs": [[token.logprob, None, token.text] for token in tokens]}
     if with_top:
         meta["output_top_logprobs"] = [
@@ -204,9 +208,3 @@ def _cut_text(text: str, finder: StopFinder) -> str:
     cut = GenCut(finder, None)
     cut.push(Unit(text, None))
     return cut.text
-
-
-def _sum_bills(replies: Sequence[Reply]) -> dict[str, Any]:
-    bills = [reply.bill or Bill() for reply in replies]
-    names = [f.name for f in dataclasses.fields(Bill)]
-    return {name: sum(getattr(bill, name) for bill in bills) for name in names} | {"api_calls": len(replies)}

@@ -1,4 +1,4 @@
-"""What servers that speak OpenAI's wire format take beyond it, and what they leave out."""
+"""The fields that servers with OpenAI's API take beyond it, and those that they do not take."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,19 +21,19 @@ _GO_ON = {"continue_final_message": True, "add_generation_prompt": False}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """One kind of server. `dataclasses.replace` makes another of it.
+    """A kind of server. `dataclasses.replace` makes a variant of it.
 
     Attributes:
-        chat_fields: Argument of a gen → field of a chat request; a dot goes into an object, and
-            `response_format` is written as OpenAI wants a schema.
-        text_fields: The same of a completions request.
+        chat_fields: The field of a chat request for each argument of a gen; a dot leads into an object, and
+            `response_format` takes a schema in OpenAI's form.
+        text_fields: The same for a completions request.
         max_tokens: The field of a chat request that limits its answer.
-        go_on: Fields that make a chat answer go on in the last message; None if nothing does.
-        choices: The field that holds an answer to a list: `response_format`, a list of texts, or the field of `regex`.
-        can_score: A completions request with `echo`, `logprobs` and no new token gives the prompt's logprobs.
-        has_logprobs: The tokens of an answer are told apart.
-        max_stops: Stop texts of one request.
-        max_chat_alternatives, max_text_alternatives: Most likely tokens that are reported at each place.
+        go_on: Fields with which a chat answer continues the last message; None if no fields do that.
+        choices: The field that forces one of several answers: `response_format`, a list of texts, or that of `regex`.
+        can_score: Whether a completions request with `echo`, `logprobs` and no new token gives the prompt's logprobs.
+        has_logprobs: Whether the server reports the tokens of an answer.
+        max_stops: The largest number of stop texts in a request.
+        max_chat_alternatives, max_text_alternatives: The largest number of likeliest tokens at each position.
     """
 
     chat_fields: Mapping[str, str]
@@ -87,14 +87,14 @@ DIALECTS: Mapping[str, Dialect] = {
         max_text_alternatives=20,
     ),
 }
-"""By the name that `jsg.OpenAI(dialect=...)` takes. "compatible" is the least that such servers have in common."""
+"""The dialects by the names of `jsg.OpenAI(dialect=...)`. "compatible" has what all such servers take."""
 
 
 def dialect_of(given: Dialect | str | None, base_url: str | None) -> Dialect:
-    """The dialect that was asked for; OpenAI's own where nothing was, and "compatible" at another address.
+    """Gives the dialect of that name; by default OpenAI's own, or "compatible" at another address.
 
     Raises:
-        ConfigError: There is none of that name.
+        ConfigError: No dialect has that name.
     """
     if isinstance(given, Dialect):
         return given

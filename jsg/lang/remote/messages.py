@@ -1,4 +1,4 @@
-"""A conversation as a program writes it."""
+"""The conversation that a program writes."""
 
 import base64
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from jsg.lang.remote.wire import Message, Picture
 BEGIN = "<|im_start|>{role}\n"
 END = "<|im_end|>\n"
 PICTURE = "<image>"
-"""How a state's text shows turns and pictures of a backend that has no text of its own for them."""
+"""The marks of turns and pictures in a state's text, on a backend that has no text for them."""
 
 
 @final
@@ -26,21 +26,21 @@ class Conversation:
         self._is_open = is_open
 
     def copy(self) -> "Conversation":
-        """Another that begins as this one is now."""
+        """Makes a conversation that begins as this one is now."""
         return Conversation(self._messages, is_open=self._is_open)
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """All turns; the open one last."""
+        """All turns, the open one last."""
         return tuple(self._messages)
 
     @property
     def open_role(self) -> Role | None:
-        """Whose turn is open."""
+        """The role of the open turn."""
         return self._messages[-1].role if self._is_open else None
 
     def begin(self, role: Role) -> str:
-        """Opens a turn; gives its marker. Raises RequestError inside another."""
+        """Opens a turn; gives its mark. Raises RequestError inside another turn."""
         if self._is_open:
             raise RequestError(
                 f"a turn must be ended before another begins, but {role} begins inside {self.open_role}; "
@@ -51,14 +51,14 @@ class Conversation:
         return BEGIN.format(role=role)
 
     def end(self, role: Role) -> str:
-        """Closes the turn; gives its marker. Raises RequestError if it is not the open one."""
+        """Closes the turn; gives its mark. Raises RequestError if another turn, or none, is open."""
         if self.open_role != role:
             raise RequestError(f"only the open turn can be ended, but {role} is not: {self.open_role or 'none'} is")
         self._is_open = False
         return END
 
     def add(self, part: str | Picture) -> None:
-        """Appends to the open turn."""
+        """Appends a part to the open turn."""
         turn = self._messages[-1]
         parts = turn.parts
         if isinstance(part, str) and parts and isinstance(parts[-1], str):
@@ -67,5 +67,5 @@ class Conversation:
 
 
 def picture_of(image: Image) -> Picture:
-    """An image as every call will carry it."""
+    """Gives an image in the form in which calls carry it."""
     return Picture(image.media_type, base64.b64encode(image.data).decode("ascii"))

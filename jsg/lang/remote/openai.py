@@ -1,14 +1,13 @@
-"""Programs on OpenAI's APIs, and on every server that speaks them."""
+"""Programs on OpenAI's APIs, and on every server that offers them."""
 
 from typing import Any, Literal, final
 
 from jsg.errors import ConfigError
 from jsg.lang.backend import OnUnsupported
-from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.arguments import Unsupported
 from jsg.lang.remote.choosing import Encoder
 from jsg.lang.remote.dialects import Dialect, dialect_of
-from jsg.lang.remote.remote_backend import RemoteBackend, missing_package, options_of
+from jsg.lang.remote.remote_backend import RemoteBackend, connect, missing_package, options_of
 from jsg.lang.remote.retry import RetryPolicy
 
 TEXT_MODELS = frozenset({"gpt-3.5-turbo-instruct", "gpt-3.5-turbo-instruct-0914", "davinci-002", "babbage-002"})
@@ -20,23 +19,23 @@ class OpenAI(RemoteBackend):
     """A backend: `sgl.set_default_backend(sgl.OpenAI("gpt-4o-mini"))`.
 
     Args:
-        model: Its name at the API.
-        base_url: Of a server that speaks the same, such as `http://127.0.0.1:30000/v1`; OpenAI's own by default.
-        api_key: By default what the `openai` package finds in OPENAI_API_KEY; "none" with a `base_url`.
-        api: "chat" or "completions"; by default "completions" for OpenAI's models that have nothing else.
-        is_chat_model: The same in SGLang's words.
-        dialect: What the server takes beyond OpenAI's fields: "openai", "compatible" (the default with a `base_url`),
-            "jsg", "sglang", "vllm", or a `jsg.lang.remote.dialects.Dialect`.
-        tokenizer: The model's, with `encode(text)`; `select` on a completions API then finds choices that are not among
-            the likeliest tokens.
-        timeout_s: Longest silence of the server, in seconds.
-        max_retries: Further attempts of a call that failed and may do better; the package itself makes none.
-        retry: The waits between them, in place of `max_retries`.
-        on_unsupported: What happens with an argument that the API cannot honour: "error" raises UnsupportedError,
-            "warn" leaves it out with a warning, once per argument.
+        model: The name of the model at the API.
+        base_url: The address of a server with the same API, such as `http://127.0.0.1:30000/v1`; OpenAI's by default.
+        api_key: By default the key in OPENAI_API_KEY; "none" with a `base_url`.
+        api: "chat" or "completions"; by default "completions" for those models of OpenAI that have no chat API.
+        is_chat_model: The same choice under the name that SGLang gives it.
+        dialect: The fields that the server takes beyond OpenAI's: "openai", "compatible" (the default with a
+            `base_url`), "jsg", "sglang", "vllm", or a `jsg.lang.remote.dialects.Dialect`.
+        tokenizer: The tokenizer of the model, with `encode(text)`. With it `select` on a completions API finds choices
+            that are not among the likeliest tokens.
+        timeout_s: Seconds for which the server may be silent.
+        max_retries: Further attempts of a call after an error that may pass. The package itself makes none.
+        retry: The number of attempts and the waits between them, in place of `max_retries`.
+        on_unsupported: For an argument that the API cannot honour, "error" raises UnsupportedError and "warn" leaves it
+            out with a warning, once per argument.
         **client_options: Further arguments of `openai.AsyncOpenAI`. With a `base_url` OPENAI_ORG_ID and
-            OPENAI_PROJECT_ID are not sent: give `organization` and `project` if that server wants them. A
-            `http_client` of one's own works on one event loop only, which is that of programs.
+            OPENAI_PROJECT_ID are not sent; `organization` and `project` are, if given here. An `http_client` given here
+            works only on one event loop, that of programs.
 
     Raises:
         ConfigError: The package `openai` is missing, or it refuses the options (no key, ...).
@@ -75,16 +74,12 @@ class OpenAI(RemoteBackend):
 
         def new_client() -> openai.AsyncOpenAI:
             client = openai.AsyncOpenAI(**options)
-            if base_url is not None:  # whose account at OpenAI this is concerns no other server
+            if base_url is not None:  # another server must not see the account at OpenAI
                 client.organization = client_options.get("organization")
                 client.project = client_options.get("project")
             return client
 
-        try:
-            new_client()
-        except (openai.OpenAIError, TypeError) as error:
-            raise ConfigError(f"the openai package cannot be used like this: {error}") from error
-        clients = PerLoop(new_client, openai.AsyncOpenAI.close)
+        clients = connect("openai", new_client, openai.AsyncOpenAI.close, openai.OpenAIError)
         unsupported = Unsupported(f"OpenAI({model!r})", on_unsupported)
         made = (ChatApi if is_chat else TextApi)(clients, model, dialect_of(dialect, base_url), unsupported)
         policy = retry or RetryPolicy(max_retries=max_retries)

@@ -22,14 +22,14 @@ _OF_THE_PACKAGE = frozenset(
         *("response_format", "logprobs", "top_logprobs", "logit_bias"),
     }
 )
-"""Fields that its methods take by name; others go beside them."""
+"""The fields that methods of the package take by name. Others go into `extra_body`."""
 
 
 class _Api(PackageApi[openai.AsyncOpenAI]):
     """What both APIs have in common.
 
     Attributes:
-        fields: Argument of a gen → field of a request.
+        fields: The field of a request for each argument of a gen.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class _Api(PackageApi[openai.AsyncOpenAI]):
         self._dialect = dialect
 
     def _arguments(self, call: Call, fields: dict[str, Any], max_tokens: str) -> dict[str, Any]:
-        """Arguments of a method of the package, the prompt left out."""
+        """Gives the arguments of a method of the package, without the prompt."""
         args = call.args
         fields = request_fields(args, self.fields, self._unsupported) | fields | _choices_field(call, self._dialect)
         named = {name: value for name, value in fields.items() if name in _OF_THE_PACKAGE}
@@ -115,7 +115,7 @@ class ChatApi(_Api):
         return fields
 
     async def score(self, prompt: str, choices: tuple[str, ...]) -> Scored | None:
-        """None: a chat API tells nothing of its prompt."""
+        """Gives None, as a chat API reports nothing of its prompt."""
         return None
 
 
@@ -143,7 +143,7 @@ class TextApi(_Api):
                 yield delta
 
     async def score(self, prompt: str, choices: tuple[str, ...]) -> Scored | None:
-        """As `Api.score`: all of them in one request."""
+        """Scores all choices in one request."""
         if not self._dialect.can_score:
             return None
         answer = await self._clients.here().completions.create(
@@ -161,7 +161,7 @@ class TextApi(_Api):
 
 
 async def _deltas(stream: Any, read: Callable[[Any], tuple[str, tuple[Token, ...] | None]]) -> AsyncGenerator[Delta]:
-    """What comes of a call; `read` gives the text and the tokens of a choice."""
+    """Gives the deltas of a call; `read` gives the text and the tokens of a choice."""
     async with stream:
         async for chunk in stream:
             for choice in chunk.choices:
@@ -190,7 +190,7 @@ def _part(part: str | Picture) -> dict[str, Any]:
 
 
 def _choices_field(call: Call, dialect: Dialect) -> dict[str, Any]:
-    """What holds the answer to the call's choices."""
+    """Gives the field that forces the answer to be one of the call's choices."""
     if not call.choices:
         return {}
     match dialect.choices:
@@ -216,7 +216,7 @@ def _literally(text: str) -> str:
 
 
 def _unwrap(text: str) -> str:
-    """The choice in the object that holds it; the text itself if it is none, for the caller to refuse."""
+    """Gives the choice in a JSON object; the text itself, which the caller refuses, if it is no such object."""
     try:
         return str(json.loads(text)["choice"])
     except (ValueError, KeyError, TypeError):
@@ -243,7 +243,7 @@ def _chat_tokens(logprobs: Any, text: str) -> tuple[Token, ...] | None:
 
 
 def _matched(choice: Any) -> str | None:
-    """The stop text that ended an answer: SGLang and jsg call it `matched_stop`, vLLM `stop_reason`."""
+    """Gives the stop text that ended an answer, which is `matched_stop` for SGLang and jsg, `stop_reason` for vLLM."""
     extra: Mapping[str, Any] = choice.model_extra or {}
     found = extra.get("matched_stop", extra.get("stop_reason"))
     return found if isinstance(found, str) else None

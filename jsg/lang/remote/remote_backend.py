@@ -1,4 +1,4 @@
-"""What backends that are APIs of others have in common."""
+"""What the backends on APIs of others have in common."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from jsg.errors import ConfigError, UnsupportedError
 from jsg.lang.backend import Session
+from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.arguments import Unsupported
 from jsg.lang.remote.caller import Caller
 from jsg.lang.remote.chat_session import ChatSession
@@ -18,9 +19,9 @@ from jsg.lang.remote.wire import Api
 
 
 class RemoteBackend:
-    """A `Backend` over one API with one model. All that it remembers of programs is in their sessions.
+    """A `Backend` on one API with one model. It remembers nothing of programs outside of their sessions.
 
-    `OpenAI` and `Anthropic` are this with an API that they make.
+    `OpenAI` and `Anthropic` are such backends, which make their API.
     """
 
     def __init__(
@@ -41,14 +42,14 @@ class RemoteBackend:
         self._model = model
 
     def open(self, *, num_api_spec_tokens: int | None = None) -> Session:
-        """As `Backend.open`."""
+        """Does what `Backend.open` says."""
         if num_api_spec_tokens is not None and num_api_spec_tokens < 1:
             raise ConfigError(f"num_api_spec_tokens must be at least 1, but got {num_api_spec_tokens}")
         continuer = Continuer(self._caller, self._unsupported, num_api_spec_tokens)
         return ChatSession(continuer, self._chooser) if self._is_chat else TextSession(continuer, self._chooser)
 
     def usage(self) -> Usage:
-        """What all calls cost so far, and what speculation saved."""
+        """Gives what all calls have cost so far, and what speculation saved."""
         return self._caller.meter.usage
 
     async def flush_cache(self) -> bool:
@@ -56,18 +57,18 @@ class RemoteBackend:
         raise UnsupportedError(f"{self._caller.api.name} gives no access to its cache")
 
     async def server_info(self) -> dict[str, Any]:
-        """The model, and what else the API offers."""
+        """Gives the model, and the other models of the API."""
         return {"model_path": self._model, "api": self._caller.api.name, "models": await self._caller.models()}
 
     async def close(self) -> None:
-        """Closes all connections, those of programs too, on whatever loop they are. A second time does nothing.
+        """Closes all connections, of all event loops, those of programs too. A second call does nothing.
 
-        Not the end: what is asked of it afterwards connects again.
+        A later call connects again.
         """
         await self._caller.api.close()
 
     def shutdown(self) -> None:
-        """`close` for code that is no coroutine. A `with` block ends with it."""
+        """Does the same as `close`, for code that is no coroutine. A `with` block ends with it."""
         self._caller.api.shutdown()
 
     def __enter__(self) -> Self:
@@ -78,11 +79,22 @@ class RemoteBackend:
 
 
 def options_of(base_url: str | None, api_key: str | None, timeout_s: float, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a client of either package, which is to try nothing again by itself."""
+    """Gives the arguments of a client of either package, which makes no retries itself."""
     key = api_key or (None if base_url is None else "none")
     return {"base_url": base_url, "api_key": key, "timeout": timeout_s, "max_retries": 0, **given}
 
 
+def connect[Client](
+    package: str, make: Callable[[], Client], close: Callable[[Client], Awaitable[object]], failure: type[Exception]
+) -> PerLoop[Client]:
+    """Clients of a package, one for each event loop. Raises ConfigError where the package refuses the options."""
+    try:
+        make()
+    except (failure, TypeError) as error:
+        raise ConfigError(f"the {package} package cannot be used like this: {error}") from error
+    return PerLoop(make, close)
+
+
 def missing_package(name: str) -> ConfigError:
-    """The error where an optional package is not there."""
+    """Gives the error for an optional package that is not installed."""
     return ConfigError(f"this backend needs the package {name}, which is not installed; pip install 'jsg[{name}]'")

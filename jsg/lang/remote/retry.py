@@ -1,4 +1,4 @@
-"""When a call that failed is made again."""
+"""The waits before a call that failed is made again."""
 
 import dataclasses
 import email.utils
@@ -12,20 +12,20 @@ from jsg.errors import ConfigError
 from jsg.lang.remote.wire import Failure
 
 PASSING_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
-"""Answers after which the same call may do better."""
+"""The statuses after which the same call may succeed later."""
 LONGEST_WAIT_S = 60.0
-"""An API that asks to wait longer has the call fail instead: the program's owner must decide."""
+"""A call fails where the API asks to wait longer, because the owner of the program must decide."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often, and how long to wait before.
+    """The number of retries, and the waits before them.
 
     Attributes:
         max_retries: Further attempts of one call; 0 makes one attempt only.
-        first_wait_s: Before the first of them; doubled each time.
-        max_wait_s: At most.
-        seed: Of the jitter, which is up to half of each wait; None draws one.
+        first_wait_s: Seconds before the first retry, doubled for each further one.
+        max_wait_s: The longest wait.
+        seed: The seed of the jitter, which is up to half of each wait; None draws one.
     """
 
     max_retries: int = 3
@@ -51,7 +51,7 @@ class Backoff:
         self._random = random.Random(policy.seed)
 
     def wait_s(self, failure: Failure, num_failed: int) -> float | None:
-        """Seconds until the next attempt after `num_failed` of them; None: give up."""
+        """Gives the seconds until the next attempt after `num_failed` attempts; None gives up."""
         policy = self._policy
         if not failure.is_passing or num_failed > policy.max_retries:
             return None
@@ -63,7 +63,7 @@ class Backoff:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """What `retry-after-ms` or `Retry-After`, seconds or a date, ask to wait."""
+    """Gives the seconds that `retry-after-ms` or `Retry-After`, as seconds or a date, ask to wait."""
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             wait = float(headers.get(name, "")) * unit_s
@@ -75,7 +75,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def is_passing(status: int, headers: Mapping[str, str]) -> bool:
-    """Whether the same call may do better later. `x-should-retry` has the last word."""
+    """Says whether the same call may succeed later. `x-should-retry` decides where it is given."""
     match headers.get("x-should-retry"):
         case "true":
             return True

@@ -1,4 +1,4 @@
-"""What the packages of OpenAI and Anthropic, which are of one make, do alike."""
+"""What the packages of OpenAI and Anthropic, which are made alike, have in common."""
 
 import sys
 from typing import Any
@@ -14,7 +14,7 @@ _PASSING_TYPES = frozenset(
 
 
 class PackageApi[Client]:
-    """The half of an `Api` that is the same for both packages; `stream` and `score` are the other half."""
+    """The part of an `Api` that is the same for both packages. `stream` and `score` differ."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class PackageApi[Client]:
     ):
         self.name = unsupported.backend
         self.abilities = abilities
-        # What breaks through while a stream is read are errors of the HTTP packages that are loaded.
+        # While a stream is read, errors of the HTTP package come through, whichever is loaded.
         loaded = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
         self.failures = (failure, *(module.HTTPError for module in loaded))
         self._clients = clients
@@ -52,7 +52,7 @@ class PackageApi[Client]:
 
 
 def explain(error: Exception) -> Failure:
-    """What an error of such a package, or of HTTP below it, means."""
+    """Explains an error of such a package, or of the HTTP package below it."""
     response = getattr(error, "response", None)
     status = getattr(error, "status_code", None)
     message = " ".join(str(getattr(error, "message", None) or error or type(error).__name__).split())[:2000]
@@ -63,11 +63,11 @@ def explain(error: Exception) -> Failure:
     if body is not None:  # an event of a stream
         return Failure(message, None, _type_of(body) in _PASSING_TYPES)
     cause = f" ({type(error.__cause__).__name__})" if error.__cause__ is not None else ""
-    return Failure(f"{message}{cause}", None, is_passing=True)  # no connection, or a time-out
+    return Failure(f"{message}{cause}", None, is_passing=True)  # no connection, or a timeout
 
 
 def _type_of(body: Any) -> Any:
-    """What an error calls itself; Anthropic's is inside of another object."""
+    """Gives the type of an error, which for Anthropic is inside of another object."""
     if not isinstance(body, dict):
         return None
     inner = body.get("error")

@@ -1,4 +1,4 @@
-"""What the calls of a backend cost, and what speculation saved."""
+"""Counts what the calls of a backend cost, and what speculation saved."""
 
 import dataclasses
 from typing import final
@@ -11,12 +11,12 @@ class Usage:
     """Totals of a backend.
 
     Attributes:
-        calls: Calls that the API answered, or began to.
+        calls: Calls that the API answered, or began to answer.
         retries: Attempts that failed and were made again.
-        prompt_tokens, completion_tokens, cached_tokens: As the API counted them.
-        unreported_calls: Calls that ended before the API said all that they cost; the rest is not in the tokens.
-        saved_calls: Gens answered by what an earlier call said beyond its own.
-        saved_prompt_tokens: What the prompts of those would have cost.
+        prompt_tokens, completion_tokens, cached_tokens: Tokens as the API counted them.
+        unreported_calls: Calls that ended before the API reported all of their tokens.
+        saved_calls: Gens that were answered from the text of an earlier call.
+        saved_prompt_tokens: The tokens of the prompts that those gens would have needed.
     """
 
     calls: int = 0
@@ -31,30 +31,23 @@ class Usage:
 
 @final
 class Meter:
-    """Counts. Read from any thread, written on the event loop."""
+    """Counts for one backend. Any thread may read it; only the event loop writes it."""
 
     def __init__(self) -> None:
         self.usage = Usage()
 
     def count_call(self, bill: Bill | None, *, is_whole: bool) -> None:
-        """A call ended, with its bill as far as one came."""
-        now, paid = self.usage, bill or Bill()
-        self.usage = dataclasses.replace(
-            now,
-            calls=now.calls + 1,
-            prompt_tokens=now.prompt_tokens + paid.prompt_tokens,
-            completion_tokens=now.completion_tokens + paid.completion_tokens,
-            cached_tokens=now.cached_tokens + paid.cached_tokens,
-            unreported_calls=now.unreported_calls + (not is_whole),
-        )
+        """Counts a call that ended, with its bill as far as one came."""
+        self._add(calls=1, unreported_calls=int(not is_whole), **dataclasses.asdict(bill or Bill()))
 
     def count_retry(self) -> None:
-        """An attempt failed and is made again."""
-        self.usage = dataclasses.replace(self.usage, retries=self.usage.retries + 1)
+        """Counts an attempt that failed and is made again."""
+        self._add(retries=1)
 
     def count_saving(self, prompt_tokens: int) -> None:
-        """A gen needed no call of its own, whose prompt would have had so many tokens."""
-        now = self.usage
-        self.usage = dataclasses.replace(
-            now, saved_calls=now.saved_calls + 1, saved_prompt_tokens=now.saved_prompt_tokens + prompt_tokens
-        )
+        """Counts a gen that needed no call of its own, and the tokens that the prompt of this call would have had."""
+        self._add(saved_calls=1, saved_prompt_tokens=prompt_tokens)
+
+    def _add(self, **counts: int) -> None:
+        now = dataclasses.asdict(self.usage)
+        self.usage = Usage(**now | {name: now[name] + count for name, count in counts.items()})

@@ -1,4 +1,4 @@
-"""Speculation on a chat API that always begins its own turn: the whole turn in one call, matched with the program."""
+"""Speculation on a chat API that always begins a turn: a call gives the whole turn, which the program must match."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from jsg.lang.remote.continuing import Continuer, ahead_of, meta_of, saved_meta
 from jsg.lang.remote.wire import Bill, Call, Message
 
 NUM_TRIES = 3
-"""Calls for one turn before it is an error that none of the answers is what the program prescribes."""
+"""The number of calls for one turn before it is an error that no answer has the form of the program."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Miss:
-    """Where an answer left the program, and whether that was only for lack of tokens."""
+    """Why an answer does not fit the program, and whether it was only too short."""
 
     reason: str
     is_short: bool = False
@@ -27,34 +27,23 @@ class _Miss:
 
 @final
 class WholeTurn:
-    """What is known of the assistant's open turn in one session."""
+    """Answers the gens of the open turn of the assistant by calls that ask for the whole turn.
 
-    def __init__(self, continuer: Continuer, ahead: Ahead | None = None):
+    What the model wrote beyond them stays in `Continuer.ahead`.
+    """
+
+    def __init__(self, continuer: Continuer) -> None:
         self._continuer = continuer
-        self._ahead = ahead
-
-    def copy(self, continuer: Continuer) -> "WholeTurn":
-        """Another, for a fork. What was sampled ahead answers one branch only."""
-        keeps = self._ahead is not None and self._ahead.settings.temperature == 0.0
-        return WholeTurn(continuer, self._ahead if keeps else None)
-
-    def extended(self, text: str) -> None:
-        """The program appended a constant."""
-        self._ahead = self._ahead.behind(text) if self._ahead is not None else None
-
-    def broke_off(self) -> None:
-        """The turn ended, or the program went on in a way that the model cannot have foreseen."""
-        self._ahead = None
 
     async def generate(
         self, conversation: tuple[Message, ...], begun: str, items: Sequence[Text | Gen]
     ) -> Sequence[Piece]:
-        """The answers of the gens in `items`.
+        """Answers the gens in `items`.
 
         Args:
-            conversation: All before the turn.
-            begun: What the turn holds already.
-            items: How it goes on. Constants behind the last gen need not be what the model would have written.
+            conversation: All turns before the open one.
+            begun: The text of the open turn.
+            items: The rest of the turn. The model need not have written constants behind the last gen.
 
         Raises:
             UnsupportedError: The gens cannot share a call.
@@ -63,10 +52,11 @@ class WholeTurn:
         gens = [normalised(item.args) for item in items if isinstance(item, Gen)]
         if not gens:
             for item in items:
-                self.extended(item.text if isinstance(item, Text) else "")
+                self._continuer.extended(item.text if isinstance(item, Text) else "")
             return []
         self._check(gens)
-        if self._ahead is not None and not isinstance(known := self._match(self._ahead, items), _Miss):
+        ahead = self._continuer.ahead
+        if ahead is not None and not isinstance(known := self._match(ahead, items), _Miss):
             return self._pieces(known, None, 0)
         first_gen = next(number for number, item in enumerate(items) if isinstance(item, Gen))
         is_constant = not begun
@@ -114,7 +104,7 @@ class WholeTurn:
             )
 
     async def _ask(self, conversation: tuple[Message, ...], args: SamplingArgs, asked: int) -> tuple[Reply, Ahead]:
-        """One answer, as far as it goes."""
+        """Asks for a turn of `asked` tokens; gives the answer."""
         caller = self._continuer.caller
         tells = caller.api.abilities.reports_tokens
         settings = dataclasses.replace(args, max_tokens=asked, stop=None)
@@ -124,7 +114,7 @@ class WholeTurn:
         return reply, ahead_of(reply, units, args, asked)
 
     def _match(self, ahead: Ahead, items: Sequence[Text | Gen]) -> "list[Taken] | _Miss":
-        """The gens' answers in what the model wrote."""
+        """Finds the answers of the gens in the text that the model wrote."""
         answers: list[Taken] = []
         num_gens = sum(isinstance(item, Gen) for item in items)
         for item in items:
@@ -142,9 +132,9 @@ class WholeTurn:
             elif (behind := ahead.behind(item.text)) is not None:
                 ahead = behind
             else:
-                self._ahead = None
+                self._continuer.ahead = None
                 return answers
-        self._ahead = ahead
+        self._continuer.ahead = ahead
         return answers
 
     def _pieces(self, answers: Sequence[Taken], reply: Reply | None, num_calls: int) -> list[Piece]:
@@ -162,16 +152,16 @@ class WholeTurn:
 
     @staticmethod
     def _enough(begun: str, items: Sequence[Text | Gen]) -> int:
-        """Tokens that the turn can have at most: a token of a constant has a byte at least."""
+        """Gives the most tokens that the turn can have, as a token of a constant has at least one byte."""
         constants = begun + "".join(item.text for item in items if isinstance(item, Text))
         gens = [normalised(item.args) for item in items if isinstance(item, Gen)]
         return len(constants.encode()) + sum(args.max_tokens or 0 for args in gens)
 
 
 def _start(ahead: Ahead, begun: str, *, is_constant: bool) -> Ahead | None:
-    """Behind what the turn begins with; chat models leave white space at its beginning out.
+    """Gives the rest of the text behind the beginning of the turn, where chat models leave out white space.
 
-    White space alone says nothing of where the model is, unless it is a constant that nothing precedes.
+    Where the turn begins with white space only, its position is unknown unless nothing precedes that constant.
     """
     bare = begun.lstrip()
     if (start := ahead.behind(begun)) is not None or ahead.left[:1].isspace():

@@ -1,7 +1,7 @@
-"""The seam between sessions and the APIs of others: one call, what comes back of it, and how it fails."""
+"""The seam between sessions and the APIs of others: a call, its answer, and its failure."""
 
 import dataclasses
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, Protocol
 
 from jsg.lang.ir import Role, SamplingArgs
@@ -9,11 +9,11 @@ from jsg.lang.ir import Role, SamplingArgs
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture, encoded once, however many calls carry it.
+    """A picture, which is encoded once for all calls.
 
     Attributes:
-        media_type: Of its file.
-        base64: Its file.
+        media_type: The media type of its file.
+        base64: The file in Base64.
     """
 
     media_type: str
@@ -22,19 +22,19 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Message:
-    """One turn: texts and pictures in the order of the program; never two texts next to each other."""
+    """One turn: texts and pictures in the order of the program. No two texts are next to each other."""
 
     role: Role
     parts: tuple[str | Picture, ...]
 
     @property
     def text(self) -> str:
-        """Its texts."""
+        """Its texts as one."""
         return "".join(part for part in self.parts if isinstance(part, str))
 
 
 ModelPrompt = str | tuple[Message, ...]
-"""What a model is asked to go on with: a text, or turns. Turns that end with the assistant's are gone on with in it."""
+"""The prompt of a call: a text, or turns. If the last turn is the assistant's, the model continues it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +42,12 @@ class Call:
     """One request.
 
     Attributes:
-        prompt: Not empty.
-        args: `max_tokens` and `temperature` are set; `stop` is what the API itself looks for.
-        wants_tokens: The answer's tokens are to be told apart.
-        num_alternatives: So many of the most likely tokens are to be reported at each place.
-        choices: The answer must be one of these.
-        allowed: No other tokens may come; a text API only.
+        prompt: The prompt, which is not empty.
+        args: The arguments, with `max_tokens` and `temperature`; `stop` has only the stops that the API looks for.
+        wants_tokens: Whether the tokens of the answer are reported.
+        num_alternatives: The number of likeliest tokens that are reported at each position.
+        choices: The texts of which the answer must be one.
+        allowed: The only tokens that may come, on a text API.
     """
 
     prompt: ModelPrompt
@@ -63,9 +63,9 @@ class Token:
     """One token of an answer.
 
     Attributes:
-        text: Its text; may be empty, or not what the answer shows, where it is part of a character.
-        logprob: Natural logarithm; None where it is not known.
-        top: The most likely tokens at this place, as text → logprob.
+        text: Its text. For a part of a character it may be empty, or differ from the text of the answer.
+        logprob: The natural logarithm of its probability; None where it is not known.
+        top: The log-probabilities of the likeliest tokens at this position, by text.
     """
 
     text: str
@@ -75,11 +75,18 @@ class Token:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bill:
-    """What one call cost, as the API says."""
+    """The tokens of one call, as the API counts them."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+
+
+def cost_of(bills: Iterable[Bill | None]) -> dict[str, int]:
+    """What several calls cost together, and `api_calls`, their number."""
+    paid = [bill or Bill() for bill in bills]
+    total = {field.name: sum(getattr(bill, field.name) for bill in paid) for field in dataclasses.fields(Bill)}
+    return total | {"api_calls": len(paid)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +94,12 @@ class Delta:
     """New text of one answer.
 
     Attributes:
-        text: May be empty.
-        index: Of the answer, with n > 1.
-        tokens: Of this text; None where they are not told apart.
+        text: The text, which may be empty.
+        index: The index of the answer, with n > 1.
+        tokens: The tokens of this text; None where the API does not report them.
         finish: Why the answer ends here: "stop", "length", or the API's own word.
-        matched: The stop text that ended it, where the API says so.
-        bill: Of the call so far; of the whole call in one of the last deltas.
+        matched: The stop text that ended it, where the API reports it.
+        bill: The cost of the call so far. One of the last deltas has that of the whole call.
     """
 
     text: str = ""
@@ -105,11 +112,11 @@ class Delta:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scored:
-    """The prompt with each choice behind it.
+    """The scores of the prompt, alone and with each choice behind it.
 
     Attributes:
-        texts: Their tokens, in the order of the choices.
-        bill: Of the call.
+        texts: The tokens of the prompt, and then of the prompt with each choice.
+        bill: The cost of the call.
     """
 
     texts: tuple[tuple[Token, ...], ...]
@@ -118,13 +125,13 @@ class Scored:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Failure:
-    """How one attempt failed.
+    """The failure of an attempt.
 
     Attributes:
-        message: What the API said.
-        status: Of HTTP; None where there was no answer.
-        is_passing: The same call may do better later.
-        retry_after_s: What the API asked to wait.
+        message: The message of the API.
+        status: The HTTP status; None where there was no answer.
+        is_passing: Whether the same call may succeed later.
+        retry_after_s: The seconds that the API asked to wait.
     """
 
     message: str
@@ -135,19 +142,19 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
-    """What an API can do, as far as sessions care.
+    """The abilities of an API.
 
     Attributes:
-        continues: It goes on in an open turn of the assistant. A text API always does.
-        reports_tokens: It tells tokens apart.
-        max_stops: Stop texts that it takes in one call.
-        takes_blank_stops: Stop texts may be white space only.
-        takes_temperature: Its answers can be made more or less likely ones.
-        takes_stop_regex: It ends an answer at the match of a pattern.
-        has_n: It gives several answers at once.
-        forces_choices: It can be held to a list of choices, at the beginning of a turn...
-        forces_choices_inside: ... and within one.
-        max_alternatives: Most likely tokens that it reports at each place.
+        continues: Whether it continues an open turn of the assistant. A text API always continues its text.
+        reports_tokens: Whether it reports the tokens of an answer.
+        max_stops: The largest number of stop texts in a call.
+        takes_blank_stops: Whether a stop text may be only white space.
+        takes_temperature: Whether it takes a temperature.
+        takes_stop_regex: Whether it ends an answer at the match of a pattern.
+        has_n: Whether one call can give several answers.
+        forces_choices: Whether it can force one of several answers at the beginning of a turn.
+        forces_choices_inside: Whether it can do so within a turn.
+        max_alternatives: The largest number of likeliest tokens that it reports at each position.
     """
 
     continues: bool
@@ -163,34 +170,34 @@ class Abilities:
 
 
 class Api(Protocol):
-    """One API with one model. All state is in its connections."""
+    """One API with one model. It has no state but its connections."""
 
     name: str
-    """In messages."""
+    """Its name in messages."""
     abilities: Abilities
     failures: tuple[type[Exception], ...]
-    """What an attempt raises that `explain` knows."""
+    """The exceptions of an attempt that `explain` knows."""
 
     def stream(self, call: Call) -> AsyncGenerator[Delta]:
-        """One attempt. Closing it early aborts. Raises UnsupportedError, or one of `failures`."""
+        """Makes one attempt. Closing the iterator early aborts. Raises UnsupportedError, or one of `failures`."""
         ...
 
     def explain(self, error: Exception) -> Failure:
-        """What one of `failures` means."""
+        """Explains one of `failures`."""
         ...
 
     async def score(self, prompt: str, choices: tuple[str, ...]) -> Scored | None:
-        """The tokens of the prompt with each choice behind it; None where the API does not tell. Raises as `stream`."""
+        """Scores choices behind a prompt; gives None where the API cannot. Raises the same as `stream`."""
         ...
 
     async def models(self) -> list[Any]:
-        """The models on offer. Raises one of `failures`."""
+        """Gives the models of the API. Raises one of `failures`."""
         ...
 
     async def close(self) -> None:
-        """Closes all connections, on whatever loop they are."""
+        """Closes all connections, of all event loops."""
         ...
 
     def shutdown(self) -> None:
-        """`close` for code that is no coroutine."""
+        """Does the same as `close`, for code that is no coroutine."""
         ...

@@ -1,7 +1,6 @@
-"""The event loop on which programs run: one daemon thread for the process, or a loop that runs already.
+"""The event loop of programs: that of one daemon thread of the process, or a loop that runs already.
 
-Backends live on that loop and nothing else of a user runs there, so a program that waits never keeps another one from
-going on.
+Backends are on that loop, and no other code of users is, so a program that waits never blocks another one.
 """
 
 import asyncio
@@ -15,9 +14,9 @@ from typing import Any
 
 
 class Loop:
-    """An event loop to which every thread may hand calls; a burst of calls wakes it once.
+    """An event loop that takes calls from any thread. Many calls in a row wake it once.
 
-    Invariant: while `_posted` is not empty a drain is scheduled or under way.
+    Invariant: while `_posted` is not empty, a drain is scheduled or under way.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, thread_id: int):
@@ -27,23 +26,23 @@ class Loop:
         self._is_scheduled = False
 
     def is_here(self) -> bool:
-        """Whether the calling thread is the loop's own."""
+        """Says whether the calling thread is that of the loop."""
         return threading.get_ident() == self._thread_id
 
     def post(self, call: Callable[[], object]) -> None:
-        """Has the loop make a call soon, after those posted before, in a context of its own.
+        """Lets the loop make a call soon, after all calls that were posted before, in a context of its own.
 
-        What a call starts serves many: a connection that is opened for one program is used by others, too.
+        The context is not the caller's, because other programs use what a call starts, such as a connection.
         """
         self._posted.append(call)
-        # Two threads that both see False schedule two drains, of which one finds nothing: cheaper than a lock.
+        # Two threads that both see False schedule two drains, one of which finds nothing. A lock would cost more.
         if not self._is_scheduled:
             self._is_scheduled = True
             call_soon = self.loop.call_soon if self.is_here() else self.loop.call_soon_threadsafe
             call_soon(self._drain, context=contextvars.Context())
 
     def submit[T](self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Runs a coroutine there, in a context of its own; cancelling the future cancels it."""
+        """Runs a coroutine on the loop, in a context of its own. Cancelling the future cancels the coroutine."""
         return contextvars.Context().run(asyncio.run_coroutine_threadsafe, coroutine, self.loop)
 
     def _drain(self) -> None:
@@ -52,13 +51,13 @@ class Loop:
             call = self._posted.popleft()
             try:
                 call()
-            except Exception as error:  # one program's fault must not lose the calls of the others
+            except Exception as error:  # an error of one program must not lose the calls of others
                 context = {"message": "a call posted to jsg's loop failed", "exception": error}
                 self.loop.call_exception_handler(context)
 
 
 def running_loop() -> Loop:
-    """The loop that runs in this thread, for programs that are to run there."""
+    """Gives the loop that runs in this thread."""
     return Loop(asyncio.get_running_loop(), threading.get_ident())
 
 
@@ -68,7 +67,7 @@ _shared_lock = threading.Lock()
 
 
 def shared_loop() -> Loop:
-    """The process's loop for programs; its daemon thread starts when it is first asked for."""
+    """Gives the loop of the process for programs. Its daemon thread starts with the first call."""
     global _shared, _shared_pid
     if _shared is not None and _shared_pid == os.getpid():
         return _shared
@@ -92,7 +91,7 @@ def _start() -> Loop:
 
 
 def wait_for[T](future: concurrent.futures.Future[T]) -> T:
-    """A future's result; when the wait is interrupted the coroutine behind it is cancelled."""
+    """Gives the result of a future. An interrupt of the wait cancels the coroutine behind it."""
     try:
         return future.result()
     except BaseException:

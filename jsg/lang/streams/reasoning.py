@@ -1,4 +1,4 @@
-"""Telling a model's reasoning from its answer while it writes."""
+"""Separates the reasoning of a model from its answer while it writes."""
 
 import dataclasses
 
@@ -7,12 +7,12 @@ from jsg.errors import RequestError
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Markers:
-    """How a kind of model marks its reasoning.
+    """The marks of the reasoning of a kind of model.
 
     Attributes:
-        begin: Text that opens it.
-        end: Text that closes it.
-        starts_inside: The chat template has opened it already, so the answer begins with reasoning.
+        begin: The text that opens the reasoning.
+        end: The text that closes it.
+        starts_inside: Whether the chat template opens it, so that the answer begins with reasoning.
     """
 
     begin: str
@@ -29,11 +29,11 @@ MARKERS = {
     "qwen3-thinking": Markers("<think>", "</think>", True),
     "step3": Markers("<think>", "</think>", True),
 }
-"""By `model_type` of `separate_reasoning`."""
+"""The markers by the `model_type` of `separate_reasoning`."""
 
 
 def markers_of(model_type: str) -> Markers:
-    """The markers of a kind of model. Raises RequestError for one that is not known."""
+    """Gives the markers of a kind of model. Raises RequestError for an unknown one."""
     if model_type not in MARKERS:
         raise RequestError(
             f"model_type must be one of {', '.join(sorted(MARKERS))}, but got {model_type!r}", param="model_type"
@@ -50,12 +50,12 @@ class ReasoningSplitter:
     def __init__(self, markers: Markers):
         self._markers = markers
         self._is_inside = markers.starts_inside
-        self._may_open = True  # nothing but white space so far
+        self._may_open = True  # only white space so far
         self._is_at_start = markers.starts_inside  # white space here is dropped
         self._held = ""  # text that may be part of a marker, or white space at the reasoning's end
 
     def feed(self, text: str) -> tuple[str, str]:
-        """What more of the reasoning and of the answer is certain with `text`."""
+        """Takes text; gives the new reasoning and the new answer that are certain now."""
         self._held += text
         reasoning = ""
         if self._may_open:
@@ -71,7 +71,7 @@ class ReasoningSplitter:
         return reasoning, "" if self._is_inside else self._outside()
 
     def finish(self) -> tuple[str, str]:
-        """What was held back, when the answer has ended."""
+        """Gives the reasoning and the answer that were held back, at the end."""
         held, self._held = self._held, ""
         if self._is_inside:
             return (held.strip() if self._is_at_start else held.rstrip()), ""

@@ -1,4 +1,4 @@
-"""The half of a stream that lives on the event loop: one task at a time executes its ops on its session."""
+"""The part of a stream on the event loop: one task at a time executes its ops on its session."""
 
 import asyncio
 import collections
@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Any, assert_never, cast
+from typing import Any, Literal, assert_never, cast
 
 from jsg.errors import AbortedError
 from jsg.lang.backend import BlockSession, Piece, Session
-from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Text, Video
+from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, VarScopeBegin, VarScopeEnd, Video
 from jsg.lang.streams.loop import Loop
-from jsg.lang.streams.ops import Append, Choose, Close, CloseScope, Generate, Later, Mark, OpenScope, Place
+from jsg.lang.streams.ops import Close, ExprOp, Mark, Place
 from jsg.lang.streams.reasoning import Markers, ReasoningSplitter
 from jsg.lang.streams.transcript import Said, Transcript
 from jsg.lang.streams.variables import Variable
@@ -20,12 +20,12 @@ from jsg.lang.streams.variables import Variable
 logger = logging.getLogger(__name__)
 
 _NOTE = "in the program: "
-_TURN = 100  # ops that may need nothing to be awaited before other tasks have their turn
+_TURN = 100  # ops that run without a wait before other tasks run
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fork:
-    """Starts the children from here."""
+    """Starts the children with the prompt as it is here."""
 
     children: "Sequence[Runner]"
     offsets: tuple[int, ...] | None
@@ -34,37 +34,36 @@ class Fork:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Join:
-    """Appends what the branches have, when each is where it was at the join; that ends them."""
+    """Appends the text of the branches, when each has come to the join, and ends the branches."""
 
     branches: "Sequence[Runner]"
     arrivals: Sequence[Variable]
     place: Place | None
 
 
-Op = Append | Generate | Choose | OpenScope | CloseScope | Fork | Join | Mark | Later | Close
-BlockOp = Append | Generate | OpenScope | CloseScope
+Op = ExprOp | Fork | Join | Mark | Close
 
 
 class Runner:
     """Executes ops in the order in which they were pushed.
 
-    Invariants: a call of the session's methods begins when the one before has ended; with a `failure` no further op
-    touches the session, each fails its variables, and the session is closed as soon as the op at hand lets go of it.
+    Invariants: a call of the session begins only when the call before has ended. After a `failure` no op uses the
+    session, each op fails its variables, and the session is closed as soon as the current op has released it.
 
     Attributes:
-        failure: What ended it early.
-        transcript: What its prompt says.
+        failure: The error that ended it early.
+        transcript: The text and the turns of its prompt.
     """
 
     def __init__(self, loop: Loop, open_session: Callable[[], Session] | None):
-        """`open_session` makes the session when the first op needs it; None for a child, which is given one."""
+        """`open_session` makes the session when the first op needs it; None for a child, which a fork gives one."""
         self.loop = loop
         self.failure: BaseException | None = None
         self.transcript = Transcript()
         self._open = open_session
         self._session: Session | None = None
         self._queue: collections.deque[Op] = collections.deque()
-        self._block: list[BlockOp] = []
+        self._block: list[ExprOp] = []
         self._task: asyncio.Task[None] | None = None
         self._is_at_work = False
         self._num_ops = 0
@@ -74,16 +73,16 @@ class Runner:
     # From any thread.
 
     def push(self, ops: Iterable[Op]) -> None:
-        """Queues ops."""
+        """Queues ops. May be called from any thread."""
         self._queue.extend(ops)
         self.loop.post(self._wake)
 
     def wanted(self) -> None:
-        """Looks again whether somebody waits for a variable."""
+        """Looks again whether anybody waits for a variable."""
         self.loop.post(self._wake)
 
     def cancel(self, error: BaseException) -> None:
-        """Ends it with `error`; what it has under way is aborted."""
+        """Ends it with `error`, and aborts what it has under way."""
         self.loop.post(lambda: self._cancel(error))
 
     # On the loop.
@@ -95,11 +94,11 @@ class Runner:
         self.transcript.log.fail(error)
         if self._task is None:
             self._wake()
-        elif self._is_at_work:  # a task that has not begun would end without having looked at the failure
+        elif self._is_at_work:  # a task that has not begun would end without a look at the failure
             self._task.cancel()
 
     def _begin(self, session: Session, transcript: Transcript) -> None:
-        """Starts a child; its transcript's log takes over from the one that readers may follow already."""
+        """Starts a child. Readers may follow its log already, so the log stays and gets the text of the fork."""
         self._session = session
         self._has_begun = True
         log = self.transcript.log
@@ -123,7 +122,7 @@ class Runner:
     async def _run(self) -> None:
         self._is_at_work = True
         try:
-            # Nothing is awaited between the last look and the end: what is pushed later finds no task and wakes one.
+            # Nothing is awaited between the last look and the end, so a later push finds no task and wakes one.
             while self._has_work():
                 await self._attempt(self._queue.popleft() if self._queue else None)
         finally:
@@ -131,10 +130,10 @@ class Runner:
             self._is_at_work = False
 
     async def _attempt(self, op: Op | None) -> None:
-        """Executes an op, or the block where `op` is None; its fault ends the stream."""
+        """Executes an op, or the block where `op` is None. An error ends the stream."""
         try:
             if self.failure is not None:
-                await self._close_session()  # before anything that waits is told, so that who was told finds it closed
+                await self._close_session()  # first, so that a reader of a failed variable finds it closed
                 self._drop_block(self.failure)
                 _fail_op(op, self.failure)
             else:
@@ -150,7 +149,7 @@ class Runner:
         except Exception as error:
             self._fail(op, error)
         if isinstance(op, Mark):
-            self.transcript.log.touch()  # who follows the text up to a mark looks at the mark
+            self.transcript.log.touch()  # readers of the text up to a mark have to look at the mark
 
     def _fail(self, op: Op | None, error: BaseException) -> None:
         if op is not None and op.place is not None and not isinstance(error, asyncio.CancelledError):
@@ -171,15 +170,15 @@ class Runner:
         if session is not None:
             try:
                 await session.close()
-            except Exception:  # the answers are there; a connection that does not close is no fault of the program
+            except Exception:  # the answers are there, so this is no error of the program
                 logger.warning("closing the session of a program failed", exc_info=True)
 
     def _is_block_wanted(self) -> bool:
-        return any(variable.is_wanted for op in self._block for variable in variables_of(op))
+        return any(variable.is_wanted for op in self._block for variable in op.variables)
 
     async def _execute(self, op: Op | None) -> None:
         match op:
-            case Append(Text()) | Generate() | OpenScope() | CloseScope() if self._collects():
+            case ExprOp(Text() | Gen() | VarScopeBegin() | VarScopeEnd(), make=None) if self._collects():
                 self._block.append(op)
                 return
         if self._block:
@@ -187,28 +186,17 @@ class Runner:
         match op:
             case None:
                 pass
-            case Append(item):
-                await self._extend(item)
-            case Generate():
-                await self._generate(op)
-            case Choose(select, variable):
-                selection = await self._live().select(select)
-                self.transcript.write(selection.choice)
-                self.transcript.add(Said(selection.choice))
-                variable.add(selection.choice)
-                variable.finish(selection.choice, {"probabilities": selection.probabilities, **selection.meta})
-            case OpenScope(name):
-                self.transcript.open_scope(name)
-            case CloseScope(name, variable):
-                _set_text(variable, self.transcript.close_scope(name))
+            case ExprOp() if op.make is not None:
+                if (expr := await op.make()) is not None:
+                    self._queue.appendleft(dataclasses.replace(op, expr=expr, make=None))
+            case ExprOp():
+                await self._execute_expr(op)
             case Fork(children, offsets):
                 await self._fork(children, offsets)
             case Join(branches, arrivals):
                 await self._join(branches, arrivals)
             case Mark(read, variable):
                 variable.finish(self._read(read))
-            case Later():
-                self._queue.extendleft(reversed(await op.expand()))
             case Close():
                 self._has_ended = True
                 await self._close_session()
@@ -216,13 +204,43 @@ class Runner:
             case _:
                 assert_never(op)
 
+    async def _execute_expr(self, op: ExprOp) -> None:
+        match op.expr:
+            case Gen():
+                reply = _Reply(op, self.transcript)
+                async with contextlib.aclosing(cast(Any, self._live().generate(op.expr))) as pieces:
+                    async for piece in cast(AsyncIterator[Piece], pieces):
+                        reply.add(piece)
+                reply.finish()
+            case Select():
+                selection = await self._live().select(op.expr)
+                self.transcript.write(selection.choice)
+                self.transcript.add(Said(selection.choice))
+                (variable,) = op.variables
+                variable.add(selection.choice)
+                variable.finish(selection.choice, {"probabilities": selection.probabilities, **selection.meta})
+            case VarScopeBegin() | VarScopeEnd():
+                self._cross_scope(op)
+            case item:
+                await self._extend(item)
+
+    def _cross_scope(self, op: ExprOp) -> None:
+        match op.expr:
+            case VarScopeBegin(name):
+                self.transcript.open_scope(name)
+            case VarScopeEnd(name):
+                (variable,), text = op.variables, self.transcript.close_scope(name)
+                if text:
+                    variable.add(text)
+                variable.finish(text)
+
     def _live(self) -> Session:
         if self._session is None:
             assert self._open is not None, "used after its end"
             self._session = self._open()
         return self._session
 
-    def _read(self, what: str) -> Any:
+    def _read(self, what: Literal["nothing", "text", "turns", "size"]) -> Any:
         match what:
             case "text":
                 return self.transcript.text()
@@ -243,13 +261,6 @@ class Runner:
                 self.transcript.add(item)
         self.transcript.write(text)
 
-    async def _generate(self, op: Generate) -> None:
-        reply = _Reply(op, self.transcript)
-        async with contextlib.aclosing(cast(Any, self._live().generate(op.gen))) as pieces:
-            async for piece in cast(AsyncIterator[Piece], pieces):
-                reply.add(piece)
-        reply.finish()
-
     async def _fork(self, children: "Sequence[Runner]", offsets: tuple[int, ...] | None) -> None:
         sessions = await self._live().fork(len(children), offsets)
         transcripts = self.transcript.fork(len(children))
@@ -260,7 +271,7 @@ class Runner:
         for arrival in arrivals:
             await arrival.get()
         for branch in branches:
-            if branch.failure is not None:  # cancelled behind its arrival
+            if branch.failure is not None:  # it was cancelled after it had come to the join
                 raise branch.failure
         await self._live().join([branch._live() for branch in branches])
         for branch in branches:
@@ -269,13 +280,13 @@ class Runner:
                 self.transcript.add(content)
             branch.push([Close()])
 
-    # Blocks: a session that wants to see the whole turn first.
+    # Blocks, for a session that needs the whole turn at once.
 
     def _collects(self) -> bool:
         return self.transcript.role == "assistant" and getattr(self._live(), "wants_blocks", False)
 
     async def _execute_block(self) -> None:
-        block = tuple(self._block)  # kept until it is done, so that a failure finds it
+        block = tuple(self._block)  # `_block` stays until it is done, so that a failure finds it
         try:
             pieces = iter(await self._call_block(block))
         except Exception as error:
@@ -284,21 +295,19 @@ class Runner:
             raise
         self._block = []
         for op in block:
-            match op:
-                case Append(Text() as item):
-                    self.transcript.add(item)
-                    self.transcript.write(item.text)
-                case Generate():
+            match op.expr:
+                case Text(text):
+                    self.transcript.add(op.expr)
+                    self.transcript.write(text)
+                case Gen():
                     reply = _Reply(op, self.transcript)
                     reply.add(next(pieces))
                     reply.finish()
-                case OpenScope(name):
-                    self.transcript.open_scope(name)
-                case CloseScope(name, variable):
-                    _set_text(variable, self.transcript.close_scope(name))
+                case _:
+                    self._cross_scope(op)
 
-    async def _call_block(self, block: Sequence[BlockOp]) -> Sequence[Piece]:
-        items = [item for op in block if (item := _block_item(op)) is not None]
+    async def _call_block(self, block: Sequence[ExprOp]) -> Sequence[Piece]:
+        items = [op.expr for op in block if isinstance(op.expr, Text | Gen)]
         if any(isinstance(item, Gen) for item in items):
             return await cast(BlockSession, self._live()).generate_block(items)
         for item in items:
@@ -307,9 +316,9 @@ class Runner:
 
 
 class _Reply:
-    """Where the pieces of a continuation go: the transcript, the variable, and its reasoning."""
+    """Writes the pieces of a continuation into the transcript, the variable of the answer and that of its reasoning."""
 
-    def __init__(self, op: Generate, transcript: Transcript):
+    def __init__(self, op: ExprOp, transcript: Transcript):
         self._op = op
         self._transcript = transcript
         self._splitter = None if op.markers is None else ReasoningSplitter(op.markers)
@@ -336,36 +345,33 @@ class _Reply:
             reasoning, answer = ("", other) if self._op.markers is None else _split(self._op.markers, other)
             answers.append(answer)
             reasonings.append(reasoning)
-        is_list = (self._op.gen.args.n or 1) > 1
-        self._op.variable.finish(answers if is_list else answers[0], self._meta)
-        if self._op.reasoning is not None:
-            self._op.reasoning.finish(reasonings if is_list else reasonings[0], self._meta)
+        is_list = isinstance(self._op.expr, Gen) and (self._op.expr.args.n or 1) > 1
+        for variable, texts in zip(self._op.variables, (answers, reasonings), strict=False):
+            variable.finish(texts if is_list else texts[0], self._meta)
 
     def _share(self, reasoning: str, answer: str) -> None:
         if reasoning:
             self._reasoning.append(reasoning)
-            if self._op.reasoning is not None:
-                self._op.reasoning.add(reasoning)
+            for variable in self._op.variables[1:]:
+                variable.add(reasoning)
         if answer:
             self._answer.append(answer)
-            self._op.variable.add(answer)
+            self._op.variables[0].add(answer)
 
 
 def variables_of(op: Op) -> Sequence[Variable]:
-    """What would never be known if the op were not executed."""
+    """The variables that would never be done if the op were not executed."""
     match op:
-        case Generate():
-            return (op.variable,) if op.reasoning is None else (op.variable, op.reasoning)
-        case Choose() | CloseScope() | Mark():
+        case ExprOp():
+            return op.variables
+        case Mark():
             return (op.variable,)
-        case Later():
-            return tuple(op.variables.values())
-        case Append() | OpenScope() | Fork() | Join() | Close():
+        case Fork() | Join() | Close():
             return ()
 
 
 def note(error: BaseException, place: Place) -> None:
-    """Notes the program's statement on an error; only the first one, which is where it happened."""
+    """Notes the program's statement on an error, but only the first statement, where the error happened."""
     if not any(text.startswith(_NOTE) for text in getattr(error, "__notes__", ())):
         error.add_note(f"{_NOTE}{place[0]}:{place[1]}")
 
@@ -382,21 +388,6 @@ def _fail_op(op: Op | None, error: BaseException) -> None:
         case Join(branches):
             for branch in branches:
                 branch.push([Close()])
-
-
-def _block_item(op: BlockOp) -> Text | Gen | None:
-    match op:
-        case Append(Text() as item):
-            return item
-        case Generate(gen):
-            return gen
-    return None
-
-
-def _set_text(variable: Variable, text: str) -> None:
-    if text:
-        variable.add(text)
-    variable.finish(text, None)
 
 
 def _split(markers: Markers, text: str) -> tuple[str, str]:

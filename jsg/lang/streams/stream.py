@@ -1,30 +1,32 @@
-"""A stream: one prompt of a program, extended op by op by a task of its own.
+"""A stream: one prompt of a program, which a task of its own extends op by op.
 
-For programs without threads, such as a graph that a server executes, on the loop that runs:
+Code without threads, such as the run of a graph on a server, uses a stream on the running loop:
 
     stream = Stream(running_loop(), lambda: backend.open())
     stream.append(Text("Q: ") + Gen("answer"))          # nothing here waits ...
     branches = stream.fork(2)
     branches[0].append(Gen("a"))
-    branches[1].append_later(make_expression, ["b"])    # awaits `make_expression()` when it is its turn
+    branches[1].append(Text(""), make=make_text)        # awaits `make_text()` when it is its turn
+    branches[1].append(Gen("b"))
     names = stream.join(branches)                       # `a` and `b` are lists now
-    value = await stream.variable("a").get()            # ... but this, and
+    value = await stream.variable("a").get()            # ... but this waits, and
     async for piece in stream.variable("answer").follow_async(): ...
-    text = await stream.read("text").get()              # all text of what was appended up to here
+    text = await stream.read("text").get()              # all text that was appended up to here
     stream.close()                                      # its session ends behind what was appended; or stream.cancel()
 
-Everything is called from any thread: what a program appends gets its variables at once, in program order, so a name
-that is set twice is never read stale, and a fork knows its parent's variables before any is computed. An error ends a
-stream: what it was to set from there on, and text that is read from there on, raises the error that happened.
+Any thread may call any method. Appending makes the variables at once, in program order, so that a name that is set
+twice is never read stale, and a fork knows the variables of its parent before they are computed. An error ends a
+stream: all variables that it would set later, and later reads of its text, raise the error.
 """
 
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from jsg.errors import AbortedError, ProgramError, UnknownVariableError
 from jsg.lang.backend import Session
 from jsg.lang.ir import (
+    REASONING_SUFFIX,
     Expr,
     ExprList,
     Gen,
@@ -44,18 +46,7 @@ from jsg.lang.ir import (
 )
 from jsg.lang.nesting import JoinMode, Nesting, check_join
 from jsg.lang.streams.loop import Loop
-from jsg.lang.streams.ops import (
-    Append,
-    Choose,
-    Close,
-    CloseScope,
-    ExprOp,
-    Generate,
-    Later,
-    Mark,
-    OpenScope,
-    Place,
-)
+from jsg.lang.streams.ops import Close, ExprOp, Make, Mark, Place
 from jsg.lang.streams.reasoning import Markers, markers_of
 from jsg.lang.streams.runner import Fork, Join, Runner
 from jsg.lang.streams.variables import Variable, gather, known
@@ -68,11 +59,11 @@ class Stream:
     """One prompt of a program.
 
     Attributes:
-        variables: What each name means now, in program order: set, or to be set by what was appended.
-        assigned: Those that were set since its fork; of a stream that is no fork, all.
-        nesting: What is open behind what was appended.
-        ended: Done when it and all its forks have ended.
-        runner: What executes it.
+        variables: The variable that each name means now, in program order, whether it is done or not.
+        assigned: The variables that were set since the fork; all variables of a stream that is no fork.
+        nesting: The open turn and scopes.
+        ended: Is done when the stream and all its forks have ended.
+        runner: Executes the ops.
     """
 
     def __init__(
@@ -82,7 +73,7 @@ class Stream:
         defaults: SamplingArgs | None = None,
         parent: "Stream | None" = None,
     ):
-        """`open_session` is called when the first op needs it; None with `parent`, whose fork it then is."""
+        """`open_session` is called when the first op needs a session. A fork has None, and a `parent`."""
         self.runner = Runner(loop, open_session)
         self.variables: dict[str, Variable] = {} if parent is None else dict(parent.variables)
         self.assigned: dict[str, Variable] = {}
@@ -100,18 +91,20 @@ class Stream:
 
     # Appending.
 
-    def append(self, value: "Expr | str", place: Place | None = None) -> None:
+    def append(self, value: "Expr | str", place: Place | None = None, make: Make | None = None) -> None:
         """Appends an expression; waits for nothing.
 
         Args:
             value: The expression.
-            place: The program's statement, to be named by errors.
+            place: The program's statement, which errors name.
+            make: Makes the expression when everything before is done, on the loop. Until then `value`, which is a
+                single text, gen or select, says which variable it sets.
 
         Raises:
-            ProgramError: It breaks a rule; nothing of it was appended.
+            ProgramError: The expression breaks a rule; nothing of it was appended.
         """
         self._check_open()
-        draft = _Draft(self, place, self.nesting)
+        draft = _Draft(self, place, self.nesting, make)
         for part in parts_of(value):
             draft.add(part)
         self.nesting = draft.nesting
@@ -119,48 +112,19 @@ class Stream:
             self._assign(name, variable)
         self._push(draft.ops)
 
-    def append_later(
-        self, make: Callable[[], Awaitable[Expr]], names: Iterable[str] = (), place: Place | None = None
-    ) -> None:
-        """Appends what `make` gives when everything before is done. It must not open or close turns or scopes.
-
-        Args:
-            make: Called and awaited on the loop.
-            names: The variables that the expression sets.
-            place: As in `append`.
-        """
-        self._check_open()
-        promised = {name: Variable(self.runner.wanted) for name in names}
-        nesting = self.nesting.fork()
-
-        async def expand() -> Sequence[ExprOp]:
-            draft = _Draft(self, place, nesting, promised)
-            for part in parts_of(await make()):
-                draft.add(part)
-            if draft.nesting != nesting:
-                raise ProgramError("an expression that is made later cannot open or close a turn or a scope")
-            missing = promised.keys() - {name for name, _ in draft.created}
-            if missing:
-                raise ProgramError(f"an expression was to set {', '.join(sorted(missing))}, but does not")
-            return draft.ops
-
-        for name, variable in promised.items():
-            self._assign(name, variable)
-        self._push([Later(expand, promised, place)])
-
     def set(self, name: str, value: Any) -> None:
-        """Sets a variable to a value that is known. Raises ProgramError where a join would no longer find it."""
+        """Sets a variable to a known value. Raises ProgramError in a branch that was joined."""
         if self._end == _JOINED:
             raise ProgramError(_JOINED)
         self._assign(name, known(value))
 
     def fork(self, size: int = 1, offsets: Sequence[int] | None = None, place: Place | None = None) -> "list[Stream]":
-        """Streams that begin as this one is now; waits for nothing.
+        """Makes streams that begin as this one is now; waits for nothing.
 
         Args:
-            size: How many.
-            offsets: For each, by how much the positions of what it appends are shifted.
-            place: As in `append`.
+            size: The number of streams.
+            offsets: For each stream a number by which the positions of its own text are shifted.
+            place: The program's statement.
         """
         self._check_open()
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -178,22 +142,22 @@ class Stream:
     def join(
         self, branches: "Sequence[Stream]", mode: JoinMode = "gather_variable", place: Place | None = None
     ) -> list[str]:
-        """Takes in what branches have; waits for nothing. The branches end.
+        """Joins branches into this stream; waits for nothing. The branches end.
 
         Args:
             branches: Forks of this stream.
             mode: "gather_variable": each name that a branch set becomes a list, None where a branch did not set it.
                 "concate_and_append": what each branch appended is appended here, side by side.
-            place: As in `append`.
+            place: The program's statement.
 
-        A branch that was cancelled is joined like one that failed: what it lacks raises that where it is read.
+        A branch that was cancelled is joined like one that failed: a variable that it lacks raises the error.
 
         Returns:
             The names that were set.
 
         Raises:
-            ProgramError: A branch is none of this stream, has ended, or has an open scope. "concate_and_append": this
-                stream was extended after the fork; a branch opened or closed a turn.
+            ProgramError: A branch belongs to another stream, has ended, or has an open scope. With "concate_and_append"
+                also: this stream was extended after the fork, or a branch opened or closed a turn.
         """
         self._check_open()
         for branch in branches:
@@ -209,7 +173,7 @@ class Stream:
                     self._assign(name, gather([branch.assigned.get(name) for branch in branches]))
                 for branch in branches:
                     branch.close(_JOINED)
-                    branch._end = _JOINED  # also of one that was cancelled
+                    branch._end = _JOINED  # also where it was cancelled
                 return names
             case "concate_and_append":
                 if any(branch._forked_at != self._num_appended for branch in branches):
@@ -224,7 +188,7 @@ class Stream:
     def _arrive(self) -> Variable:
         arrival = Variable()
         self._end = _JOINED
-        if self._cancelled is not None:  # its runner may hear of that only behind the mark
+        if self._cancelled is not None:  # its runner may hear of the cancel only behind the mark
             arrival.fail(self._cancelled)
         self.runner.push([Mark("nothing", arrival)])
         self._disappoint(None)
@@ -235,22 +199,22 @@ class Stream:
     # Reading.
 
     def variable(self, name: str) -> Variable:
-        """What a name means now. Raises UnknownVariableError where nothing appended so far sets it."""
+        """Gives the variable that a name means now. Raises UnknownVariableError where nothing so far sets the name."""
         variable = self.variables.get(name)
         if variable is None:
             raise UnknownVariableError(f"the program has not set a variable {name!r}; {self._known()}")
         return variable
 
     def expect(self, name: str, error: BaseException | None = None) -> Variable:
-        """Becomes the `Variable` of a name as soon as something sets that.
+        """Gives a variable that gets the `Variable` of a name as its value, as soon as something sets the name.
 
         Args:
             name: The name.
-            error: With what it fails where the stream has ended without; UnknownVariableError where None.
+            error: The error where the stream has ended without the name; by default UnknownVariableError.
         """
         expected = Variable()
         self._expected[expected] = name
-        # Behind the entry: whoever sets the name, or ends the stream, in between has not seen it.
+        # After the entry above, because a thread that sets the name, or ends the stream, just before has not seen it.
         if name in self.variables:
             self.forget(expected)
             expected.finish(self.variables[name])
@@ -259,14 +223,14 @@ class Stream:
         return expected
 
     def forget(self, expected: Variable) -> None:
-        """Says that nobody waits any more for what `expect` gave; it may never be done then."""
+        """Says that nobody waits any more for a variable of `expect`, which may never be done then."""
         self._expected.pop(expected, None)
 
     def read(self, what: Literal["nothing", "text", "turns", "size"]) -> Variable:
-        """Something that is known when all that was appended so far is done.
+        """Gives a variable that is done when all that was appended so far is done.
 
         Args:
-            what: "text": all text; "turns": the `transcript.Turn`s; "size": pieces of text; "nothing": only that.
+            what: Its value: all text, the `transcript.Turn`s, the number of pieces of text, or None for "nothing".
         """
         variable = Variable()
         self.runner.push([Mark(what, variable)])
@@ -274,31 +238,31 @@ class Stream:
 
     @property
     def log(self) -> Variable:
-        """All text as it grows; done when the stream has ended."""
+        """All text as it grows. It is done when the stream has ended."""
         return self.runner.transcript.log
 
     # Ending.
 
     def close(self, reason: str = _ENDED, error: BaseException | None = None) -> None:
-        """Ends it, and its forks, behind what was appended; what is set stays readable. A second time does nothing.
+        """Ends the stream and its forks behind all that was appended. Variables stay readable. A second call is void.
 
         Args:
-            reason: What whoever appends to it then is told.
-            error: What whoever expects a name then gets.
+            reason: The message of the error for a later `append`.
+            error: The error for those who wait for a name.
         """
         self.release(reason, error)
         for child in self.children():
             child.close()
 
     def release(self, reason: str = _ENDED, error: BaseException | None = None) -> None:
-        """As `close`, but its forks go on."""
+        """Does the same as `close`, but lets the forks go on."""
         if self._end is None:
             self._end = reason
             self.runner.push([Close()])
             self._disappoint(error)
 
     def cancel(self, error: BaseException | None = None) -> None:
-        """Aborts what it and its forks have under way; reads raise `error`, or that it was cancelled."""
+        """Aborts what the stream and its forks have under way. Reads raise `error`, or an AbortedError."""
         error = error or AbortedError("the program was cancelled")
         self._cancelled = self._cancelled or error
         self._end = self._end or _ENDED
@@ -308,7 +272,7 @@ class Stream:
             child.cancel(error)
 
     def children(self) -> "list[Stream]":
-        """Its forks that have not ended, or have forks that have not."""
+        """Gives the forks that have not ended, or have forks that have not ended."""
         return list(self._children)
 
     def _forget(self, child: "Stream") -> None:
@@ -321,7 +285,8 @@ class Stream:
 
     def _push(self, ops: Sequence[Any]) -> None:
         if ops:
-            if not all(isinstance(op, OpenScope | CloseScope) for op in ops):  # which leave the prompt as it is
+            # The border of a scope leaves the prompt as it is.
+            if not all(isinstance(op, ExprOp) and isinstance(op.expr, VarScopeBegin | VarScopeEnd) for op in ops):
                 self._num_appended += 1
             self.runner.push(ops)
 
@@ -350,41 +315,39 @@ class Stream:
 
 
 class _Draft:
-    """The ops of one expression, and how the stream will be behind it; dropped where a part breaks a rule."""
+    """The ops of one expression, and the nesting behind it. It is dropped where a part breaks a rule."""
 
-    def __init__(
-        self, stream: Stream, place: Place | None, nesting: Nesting, promised: dict[str, Variable] | None = None
-    ):
+    def __init__(self, stream: Stream, place: Place | None, nesting: Nesting, make: Make | None):
         self.ops: list[ExprOp] = []
         self.created: list[tuple[str, Variable]] = []
         self.nesting = nesting
         self._wanted = stream.runner.wanted
         self._defaults = stream._defaults
         self._place = place
-        self._promised = promised
+        self._make = make
 
     def add(self, part: Expr, markers: Markers | None = None) -> None:
         match part:
             case Text() | Image() | Video():
-                self.ops.append(Append(part, self._place))
+                self._push(part)
             case Gen(name, args):
                 if self._defaults is not None:
                     part = Gen(name, args.over(self._defaults))
-                reasoning = None
+                reasoning = ()
                 if markers is not None and name is not None:
-                    reasoning = self._variable(f"{name}_reasoning_content")
-                self.ops.append(Generate(part, self._variable(name), reasoning, markers, self._place))
+                    reasoning = (self._variable(name + REASONING_SUFFIX),)
+                self._push(part, self._variable(name), *reasoning, markers=markers)
             case Select(name):
-                self.ops.append(Choose(part, self._variable(name), self._place))
+                self._push(part, self._variable(name))
             case RoleBegin(role) | RoleEnd(role):
                 self.nesting = self.nesting.turn(role, is_begin=isinstance(part, RoleBegin))
-                self.ops.append(Append(part, self._place))
+                self._push(part)
             case VarScopeBegin(name):
                 self.nesting = self.nesting.scope(name, is_begin=True)
-                self.ops.append(OpenScope(name, self._place))
+                self._push(part)
             case VarScopeEnd(name):
                 self.nesting = self.nesting.scope(name, is_begin=False)
-                self.ops.append(CloseScope(name, self._variable(name), self._place))
+                self._push(part, self._variable(name))
             case SeparateReasoning(body, model_type):
                 for item in parts_of(body):
                     self.add(item, markers_of(model_type))
@@ -396,12 +359,11 @@ class _Draft:
             case _:
                 raise ProgramError(f"a state cannot be extended by {type(part).__name__}")
 
+    def _push(self, expr: Any, *variables: Variable, markers: Markers | None = None) -> None:
+        self.ops.append(ExprOp(expr, self._place, variables, markers, self._make))
+
     def _variable(self, name: str | None) -> Variable:
         variable = Variable(self._wanted)
         if name is not None:
-            if self._promised is not None:
-                if name not in self._promised:
-                    raise ProgramError(f"an expression sets {name!r}, which was not announced")
-                variable = self._promised[name]
             self.created.append((name, variable))
         return variable

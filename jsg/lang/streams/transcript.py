@@ -1,4 +1,4 @@
-"""What a stream's prompt says so far: its text as it grows, its turns, and the spans that are to become variables."""
+"""The transcript of a stream: its text as it grows, its turns, and its open scopes."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from jsg.lang.streams.variables import Variable
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Said:
-    """What the model wrote in a turn: its answer, without the reasoning, and that."""
+    """Text of the model in a turn: the answer without the reasoning, and the reasoning."""
 
     text: str
     reasoning: str = ""
@@ -26,13 +26,13 @@ class Turn:
 
 
 class Transcript:
-    """Of one stream; only the stream's task changes it.
+    """The transcript of one stream. Only the task of the stream changes it.
 
     Attributes:
-        log: All text, markers of turns included; done when the stream has ended.
+        log: All text, marks of turns included. It is done when the stream has ended.
         turns: All turns, the open one last.
-        role: Of the open turn.
-        fork_len: Pieces that a fork began with.
+        role: The role of the open turn.
+        fork_len: The number of pieces with which a fork began.
     """
 
     def __init__(self, text: str = "", turns: tuple[Turn, ...] = (), role: Role | None = None):
@@ -46,23 +46,23 @@ class Transcript:
         self._scopes: dict[str, int] = {}
 
     def text(self, start: int = 0) -> str:
-        """All text from a piece on."""
+        """Gives all text from a piece on."""
         return "".join(self.log.pieces_between(start))
 
     def fork(self, size: int) -> "list[Transcript]":
-        """Copies that go their own way."""
+        """Gives copies for branches."""
         text = self.text()
         return [Transcript(text, self.snapshot(), self.role) for _ in range(size)]
 
     def snapshot(self) -> tuple[Turn, ...]:
-        """The turns as they are now."""
+        """Gives the turns as they are now."""
         if not self.turns:
             return ()
         last = self.turns[-1]
-        return (*self.turns[:-1], Turn(last.role, list(last.content)))  # only the last one can still grow
+        return (*self.turns[:-1], Turn(last.role, list(last.content)))  # only the last turn can still grow
 
     def new_content(self) -> list[Content]:
-        """What was added to the turn that was open at the fork, and to those after it."""
+        """Gives what was added since the fork to the turn that was open then, and to later turns."""
         num_turns, num_items = self._fork_content
         new = self.turns[num_turns - 1].content[num_items:] if num_turns else []
         return [*new, *(content for turn in self.turns[num_turns:] for content in turn.content)]
@@ -73,7 +73,7 @@ class Transcript:
             self.log.add(text)
 
     def add(self, content: Content) -> None:
-        """Notes it as part of the open turn."""
+        """Adds content to the open turn, if one is open."""
         if self.role is not None:
             self.turns[-1].content.append(content)
 
@@ -87,9 +87,9 @@ class Transcript:
         self.role = None
 
     def open_scope(self, name: str) -> None:
-        """From here on the text is to become a variable."""
+        """Begins a scope, whose text becomes a variable."""
         self._scopes[name] = self.log.num_pieces
 
     def close_scope(self, name: str) -> str:
-        """The text since `open_scope`."""
+        """Ends a scope; gives its text."""
         return self.text(self._scopes.pop(name))

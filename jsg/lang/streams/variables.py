@@ -1,6 +1,6 @@
-"""A variable of a program: set once, awaited from any thread or event loop, its text readable while it grows.
+"""A variable of a program: it is set once, awaited from any thread or event loop, and its text is readable as it grows.
 
-Whoever waits is told by a callback, so nobody polls and no thread is parked for a task.
+A callback tells each reader, so that nothing polls and no thread waits for a task.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ Callback = Callable[[], object]
 
 
 class Variable:
-    """Something that a program will know.
+    """A value that a program will have.
 
-    Invariants: pieces are only ever appended, and none once it is done; it is done once, with a value or an error.
+    Invariants: pieces are only appended, and none after it is done. It is done once, with a value or an error.
 
     Attributes:
-        is_done: It has its value or its error.
-        is_wanted: Somebody waits for it, or has.
-        meta: What the backend reported; None before it is done, and where no call of a model set it.
+        is_done: Whether it has its value or its error.
+        is_wanted: Whether anybody waits for it, or has waited.
+        meta: The report of the backend; None before it is done, and where no call of a model set it.
     """
 
     __slots__ = (
@@ -39,7 +39,7 @@ class Variable:
     )
 
     def __init__(self, on_wanted: Callback | None = None):
-        """`on_wanted` is called, from any thread, when somebody begins to wait."""
+        """`on_wanted` is called, from any thread, when a reader begins to wait."""
         self.is_done = False
         self.is_wanted = False
         self.meta: dict[str, Any] | None = None
@@ -52,7 +52,7 @@ class Variable:
         self._on_change: list[Callback] = []
         self._lock = threading.Lock()
 
-    # What the interpreter does.
+    # For the interpreter.
 
     def add(self, text: str) -> None:
         """Appends a piece of text."""
@@ -61,18 +61,18 @@ class Variable:
             self.touch()
 
     def touch(self) -> None:
-        """Has those that follow its text look again."""
+        """Lets those that follow its text look again."""
         with self._lock:
             callbacks, self._on_change = self._on_change, []
         for callback in callbacks:
             callback()
 
     def finish(self, value: Any, meta: dict[str, Any] | None = None) -> None:
-        """Sets it. Does nothing when it is done."""
+        """Sets the value. Does nothing where the variable is done."""
         self._end(value, None, meta)
 
     def fail(self, error: BaseException) -> None:
-        """Has every read raise `error`. Does nothing when it is done."""
+        """Lets each read raise `error`. Does nothing where the variable is done."""
         self._end(None, error, None)
 
     def _end(self, value: Any, error: BaseException | None, meta: dict[str, Any] | None) -> None:
@@ -87,31 +87,31 @@ class Variable:
         for callback in callbacks:
             callback()
 
-    # What readers do.
+    # For readers.
 
     @property
     def error(self) -> BaseException | None:
-        """What reading it raises, as far as is known."""
+        """The error that reading it raises, once it is done."""
         return self._error
 
     @property
     def num_pieces(self) -> int:
-        """Pieces of text so far."""
+        """The number of pieces of text so far."""
         return len(self._pieces)
 
     def pieces_between(self, start: int, end: int | None = None) -> Sequence[str]:
-        """Pieces that are there."""
+        """Gives some of the pieces so far."""
         return self._pieces[start:end]
 
     def now(self) -> Any:
-        """The value of a variable that is done; raises its error."""
+        """Gives the value of a done variable, or raises its error."""
         assert self.is_done
         if self._error is not None:
-            raise self._error.with_traceback(self._traceback)  # else the trace would grow with every read
+            raise self._error.with_traceback(self._traceback)  # else the trace would grow with each read
         return self._value
 
     def want(self) -> None:
-        """Says that somebody waits."""
+        """Says that a reader waits."""
         if not self.is_wanted:
             self.is_wanted = True
             on_wanted = self._on_wanted
@@ -119,7 +119,7 @@ class Variable:
                 on_wanted()
 
     def when_done(self, callback: Callback) -> None:
-        """Calls back once, from any thread: at once if it is done."""
+        """Calls back once, from any thread; at once where the variable is done."""
         with self._lock:
             if not self.is_done:
                 self._on_done.append(callback)
@@ -127,10 +127,10 @@ class Variable:
         callback()
 
     def wait(self, timeout: float | None = None) -> Any:
-        """The value, when it is there; blocks the thread.
+        """Waits for the value, and gives it; blocks the thread.
 
         Raises:
-            TimeoutError: It did not come within `timeout` seconds.
+            TimeoutError: The value did not come within `timeout` seconds.
         """
         if not self.is_done:
             self.want()
@@ -144,7 +144,7 @@ class Variable:
         return self.now()
 
     async def get(self) -> Any:
-        """The value, when it is there."""
+        """Waits for the value, and gives it."""
         if not self.is_done:
             self.want()
             future, callback = _woken()
@@ -156,10 +156,10 @@ class Variable:
         return self.now()
 
     def follow(self, until: "Variable | None" = None) -> Iterator[str]:
-        """Pieces as they come, until it is done; blocks the thread between them. Then raises its error.
+        """Gives the pieces as they come, and blocks the thread between them. Raises the error at the end.
 
         Args:
-            until: Ends, too, when this is done, behind as many pieces as its value says.
+            until: Its value is the number of pieces after which to end, once it is done.
         """
         seen = 0
         while True:
@@ -177,7 +177,7 @@ class Variable:
                     self._forget(changed.set)
 
     async def follow_async(self, until: "Variable | None" = None) -> AsyncIterator[str]:
-        """As `follow`, for tasks of any loop."""
+        """Gives the same as `follow`, for tasks of any loop."""
         seen = 0
         while True:
             is_done, new = self._read(seen, until)
@@ -197,15 +197,15 @@ class Variable:
     def _read(self, seen: int, until: "Variable | None") -> tuple[bool, Sequence[str]]:
         if until is not None and until.is_done:
             return True, self._pieces[seen:] if until.error is not None else self._pieces[seen : until.now()]
-        is_done = self.is_done  # before the pieces: what is added up to then is seen
+        is_done = self.is_done  # read before the pieces, so that all pieces up to the end are seen
         return is_done and until is None, self._pieces[seen:]
 
     def _watch(self, callback: Callback, seen: int, until: "Variable | None") -> bool:
-        """Calls back at the next change; False when there has been one since `seen`."""
+        """Calls back at the next change. Gives False, and does not, where a change has come since `seen`."""
         self.want()
         with self._lock:
             self._on_change.append(callback)
-        # Looked at again behind the entry: a change that came in between has called nobody.
+        # Looks again after the entry, because a change in between has called nobody back.
         has_ended = self.is_done if until is None else until.is_done
         if len(self._pieces) > seen or has_ended:
             self._forget(callback)
@@ -220,7 +220,7 @@ class Variable:
 
 
 def known(value: Any) -> Variable:
-    """A variable that has its value."""
+    """Gives a variable that has its value."""
     variable = Variable()
     if isinstance(value, str) and value:
         variable.add(value)
@@ -229,7 +229,7 @@ def known(value: Any) -> Variable:
 
 
 def gather(sources: Sequence[Variable | None]) -> Variable:
-    """A list of the values, once all are there; None where there is no variable. Its error is the first source's."""
+    """Gives a variable for the list of all values, with None where there is no source, or for the first error."""
     present = [source for source in sources if source is not None]
 
     def want() -> None:
@@ -259,7 +259,7 @@ def gather(sources: Sequence[Variable | None]) -> Variable:
 
 
 def _woken() -> tuple[asyncio.Future[None], Callback]:
-    """A future of the running loop, and what completes it from any thread."""
+    """Gives a future of the running loop, and a callback that completes it from any thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
 
@@ -271,7 +271,7 @@ def _woken() -> tuple[asyncio.Future[None], Callback]:
         if asyncio._get_running_loop() is loop:
             complete()
         else:
-            with contextlib.suppress(RuntimeError):  # a loop that is closed waits for nothing
+            with contextlib.suppress(RuntimeError):  # a closed loop waits for nothing
                 loop.call_soon_threadsafe(complete)
 
     return future, callback

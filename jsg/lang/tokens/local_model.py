@@ -1,4 +1,4 @@
-"""A `TokenModel` in the process that encodes its prompts: what `jsg.Engine` and the served model have in common."""
+"""What the `TokenModel`s of `jsg.Engine` and of a server have in common: they encode prompts in their process."""
 
 import abc
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -15,19 +15,19 @@ from jsg.processing.turns import ChatTurns
 from jsg.types import SamplingParams
 
 HELD = SamplingParams(max_new_tokens=0)
-"""How a prompt is sampled that is only to be held."""
+"""The sampling parameters of a prompt that is only held."""
 
 
 class LocalModel(abc.ABC):
-    """Prompts are encoded, run and read here; a subclass says by what."""
+    """Encodes, runs and reads prompts, with the means of a subclass."""
 
     def __init__(self, tokenizer: Tokenizer, limits: ScoreLimits | None = None) -> None:
-        """A model with this tokenizer. Choices beyond `limits` are refused."""
+        """Makes a model with this tokenizer, which refuses choices beyond `limits`."""
         self._tokenizer = tokenizer
         self._limits = limits
 
     async def generate(self, call: TokenCall) -> AsyncGenerator[TokenDelta]:
-        """As `TokenModel.generate`."""
+        """Does what `TokenModel.generate` says."""
         reports = dict(call.reports)
         texts = self._tokenizer if reports.pop("return_text_in_logprobs", False) else None
         encoded = await self._encode(call.prompt)
@@ -52,7 +52,7 @@ class LocalModel(abc.ABC):
     async def score(
         self, prompt: tuple[Part, ...], choices: Sequence[str], *, unconditional: bool = False
     ) -> ScoredChoices:
-        """As `TokenModel.score`."""
+        """Does what `TokenModel.score` says."""
         encoded = await self._encode_choices(prompt, choices)
         size = sum(map(len, encoded.choice_ids)) + len(encoded.prefix_ids) * len(choices)
         fields = self._new_fields()
@@ -71,28 +71,28 @@ class LocalModel(abc.ABC):
 
     @abc.abstractmethod
     async def turns(self) -> ChatTurns:
-        """As `TokenModel.turns`."""
+        """Does what `TokenModel.turns` says."""
 
     @abc.abstractmethod
     async def hold(self, prompt: tuple[Part, ...]) -> Hold:
-        """As `TokenModel.hold`."""
+        """Does what `TokenModel.hold` says."""
 
     @abc.abstractmethod
     async def _encode(self, parts: tuple[Part, ...]) -> EncodedPrompt:
-        """The tokens of a prompt. Raises JsgError."""
+        """Gives the tokens of a prompt. Raises JsgError."""
 
     @abc.abstractmethod
     async def _encode_choices(self, parts: tuple[Part, ...], choices: Sequence[str]) -> EncodedChoices:
-        """The tokens of choices behind a prompt. Raises JsgError."""
+        """Gives the tokens of choices behind a prompt. Raises JsgError."""
 
     @abc.abstractmethod
     def _run(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[Sequence[Answer], int, str]]:
-        """Runs prompts together: all answers, which of them grew, and by what text. Closing it early aborts."""
+        """Runs prompts together; gives all answers, the index of the one that grew, and its new text."""
 
     @abc.abstractmethod
     async def _beside[T](self, work: Callable[[], T], size: int) -> T:
-        """What work on so many characters or tokens gives; beside the event loop where that takes long."""
+        """Does work on `size` characters or tokens, in a thread where it would block the event loop for long."""
 
     @abc.abstractmethod
     def _new_fields(self) -> dict[str, Any]:
-        """The name of a new request, and what else all prompts of this model have in common."""
+        """Gives the name of a new request, and the further fields that all prompts of this model share."""

@@ -1,7 +1,7 @@
-"""The seam between a `TokenSession` and a model whose tokens jsg knows: in this process, or behind `jsg serve`.
+"""The seam between a `TokenSession` and a model whose tokens jsg knows, in this process or behind `jsg serve`.
 
-Prompts go down in parts and come back as the tokens they became, so that the next call sends those tokens and every one
-of them is found in the prefix cache.
+Prompts are sent in parts and come back as the tokens that they became, so that the next call sends those tokens and the
+prefix cache has each of them.
 """
 
 import dataclasses
@@ -17,9 +17,9 @@ class TokenCall:
     """One continuation.
 
     Attributes:
-        prompt: What is continued.
-        sampling: Fields of `SamplingParams.from_dict`; `n` is 1 unless a gen asks for more.
-        reports: `return_logprob`, `logprob_start_len`, `top_logprobs_num`, as `jsg.Engine.generate` takes them.
+        prompt: The prompt.
+        sampling: The fields of `SamplingParams.from_dict`; `n` is 1 unless a gen asks for more.
+        reports: `return_logprob`, `logprob_start_len`, `top_logprobs_num`, as in `jsg.Engine.generate`.
     """
 
     prompt: tuple[Part, ...]
@@ -29,15 +29,15 @@ class TokenCall:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a continuation ended.
+    """The end of a continuation.
 
     Attributes:
-        part_ids: The tokens of each `TextPart` of the prompt, in order, those in branches included. Text parts one
-            behind another are one text: all its tokens stand with the first of them, and the others have none.
-        kept_ids: Output tokens whose text lies wholly in the answer.
-        tail: The rest of the answer's text, which is only the beginning of a token that a stop string cut.
-        meta: `meta_info` of `/generate`.
-        others: Texts of the second and further continuations.
+        part_ids: The tokens of each `TextPart` of the prompt, in order, those in branches included. Consecutive text
+            parts are one text: the first of them has all its tokens, and the others have none.
+        kept_ids: The output tokens whose text is wholly in the answer.
+        tail: The rest of the answer, which is the beginning of a token that a stop string cut.
+        meta: The `meta_info` of `/generate`.
+        others: The texts of the second and further continuations.
     """
 
     part_ids: tuple[tuple[int, ...], ...]
@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """New text; `outcome` in the last one."""
+    """New text. The last delta has the `outcome`."""
 
     text: str
     outcome: Outcome | None = None
@@ -60,10 +60,11 @@ class ScoredChoice:
     """One choice, encoded together with the text before it.
 
     Attributes:
-        token_ids: Its tokens, from the first position on where a choice departs from the prompt's text encoded alone.
-        token_texts: Their texts.
-        logprobs: Of each, given all before it.
-        unconditional: Of each, given nothing but the choice's tokens before it (None at the first); empty unless asked.
+        token_ids: Its tokens, from the first position on at which a choice differs from the text of the prompt alone.
+        token_texts: The texts of the tokens.
+        logprobs: The log-probability of each token, given all tokens before it.
+        unconditional: The log-probability of each token, given only the tokens of the choice before it (None for the
+            first token); empty unless asked for.
     """
 
     token_ids: tuple[int, ...]
@@ -74,14 +75,14 @@ class ScoredChoice:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredChoices:
-    """All choices, scored in one engine call.
+    """The scores of all choices.
 
     Attributes:
-        part_ids: As in `Outcome`, without the text parts that the prompt ends in, which were encoded together with each
-            choice.
-        common_ids: Tokens of those up to where a choice departs from them.
-        choices: In the order given.
-        meta: `prompt_tokens`, `cached_tokens`, as `/generate` reports them, over all choices.
+        part_ids: As in `Outcome`, without the text parts at the end of the prompt, which were encoded together with
+            each choice.
+        common_ids: The tokens of those text parts up to the first position at which a choice differs.
+        choices: The choices, in the order given.
+        meta: The report over all choices: `prompt_tokens`, `cached_tokens` and others of `/generate`.
     """
 
     part_ids: tuple[tuple[int, ...], ...]
@@ -94,36 +95,36 @@ class Hold(Protocol):
     """A prefix that stays in the cache."""
 
     part_ids: tuple[tuple[int, ...], ...]
-    """As in `Outcome`."""
+    """The tokens of the prompt, as in `Outcome`."""
 
     async def cached(self) -> None:
-        """Returns when it is computed, or when it will not be."""
+        """Returns when the prefix is computed, or when it will not be."""
         ...
 
     async def release(self) -> None:
-        """Ends it. A second time does nothing."""
+        """Ends the hold. A second call does nothing."""
         ...
 
 
 class TokenModel(Protocol):
-    """A model by its tokens. Safe for any number of sessions at a time; all on one event loop."""
+    """A model whose tokens jsg knows. It serves any number of sessions at a time, all on one event loop."""
 
     async def turns(self) -> ChatTurns:
-        """The model's chat template. Raises RequestError where it has none."""
+        """Gives the chat template. Raises RequestError where the model has none."""
         ...
 
     def generate(self, call: TokenCall) -> AsyncIterator[TokenDelta]:
-        """Continues a prompt. Closing it early aborts. Raises JsgError."""
+        """Continues a prompt. Closing the iterator early aborts. Raises JsgError."""
         ...
 
     async def score(
         self, prompt: tuple[Part, ...], choices: Sequence[str], *, unconditional: bool = False
     ) -> ScoredChoices:
-        """How likely each choice comes next, in one engine call. Raises JsgError."""
+        """Scores how likely each choice comes next, in one submission. Raises JsgError."""
         ...
 
     async def hold(self, prompt: tuple[Part, ...]) -> Hold:
-        """Has a prompt computed and kept cached until `Hold.release`, as long as memory allows; need not wait for it.
+        """Lets a prompt be computed, and kept cached until `Hold.release` if memory allows. Need not wait for it.
 
         Raises JsgError.
         """

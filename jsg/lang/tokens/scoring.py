@@ -1,8 +1,8 @@
-"""How the probabilities of choices are asked of an engine: all requests at once, and as few as will do.
+"""The requests that score choices on an engine: all at once, and as few as possible.
 
-Two ways lead to the same numbers. Either one request for each choice that no other goes on from, which scores its
-prompt; or one for each node of the trie from which something goes on, which scores what may follow it. The second is
-one request where the choices differ in one token, and the only way behind branches that were joined.
+Two ways give the same numbers. One makes a request for each leaf of the trie, which scores its prompt. The other makes
+a request for each inner node, which scores the tokens that may follow. The second needs one request where the choices
+differ in one token, and is the only way behind joined branches.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScoreLimits:
-    """What may be asked of an engine to score some choices.
+    """The limits of the requests that score some choices.
 
     Attributes:
-        prompts: Requests.
-        tokens: Of all their prompts.
-        scores: Tokens of all choices, those that are the same counted once.
+        prompts: The number of requests.
+        tokens: The tokens of all their prompts.
+        scores: The tokens of all choices, where equal choices count once.
     """
 
     prompts: int
@@ -44,7 +44,7 @@ class ScoreLimits:
             )
 
     def check_prompts(self, num_prompts: int, num_tokens: int) -> None:
-        """Raises RequestError where that is too much."""
+        """Raises RequestError where the requests are too many, or have too many tokens."""
         for what, number, most in (("requests", num_prompts, self.prompts), ("tokens", num_tokens, self.tokens)):
             if number > most:
                 raise RequestError(
@@ -60,10 +60,10 @@ _SCORE_NEXT = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
 
 @final
 class ScorePlan:
-    """The requests that score some choices, and how their answers are read.
+    """The requests that score some choices, and the reading of their answers.
 
     Attributes:
-        prompts: To be submitted together, each with one answer.
+        prompts: The requests, which are submitted together and have one answer each.
     """
 
     def __init__(
@@ -75,16 +75,16 @@ class ScorePlan:
         limits: "ScoreLimits | None" = None,
         **fields: Any,
     ) -> None:
-        """Plans; `fields` are further ones of every `Prompt`, such as `namespace`.
+        """Plans the requests. `fields` are further fields of each `Prompt`, such as `namespace`.
 
         Args:
             encoded: The choices.
-            rid: Begins the name of every request.
-            unconditional: Score each choice by itself as well.
-            limits: Of all requests together.
+            rid: The beginning of the name of each request.
+            unconditional: Whether each choice is also scored by itself.
+            limits: The limits of all requests together.
 
         Raises:
-            RequestError: They would go beyond the limits; none of them is made then.
+            RequestError: The requests would exceed the limits.
         """
         if limits is not None:
             limits.check_choices(encoded, unconditional=unconditional)
@@ -104,11 +104,11 @@ class ScorePlan:
         self.prompts = (*(ask.prompt for ask in self._asks), *map(self._score_alone, self._alone))
 
     def read(self, answers: Sequence[Answer], tokenizer: Tokenizer) -> ScoredChoices:
-        """What the answers say, which are those of `prompts` in their order."""
+        """Reads the answers to `prompts`, in their order."""
         asked, alone = answers[: len(self._asks)], answers[len(self._asks) :]
         logprobs: dict[int, float] = {}
         for ask, answer in zip(self._asks, asked, strict=True):
-            # A node that several requests pass has one score, or choices would be told apart by rounding.
+            # A node on the paths of several requests has one score, or rounding would make equal choices differ.
             for node, logprob in zip(ask.nodes, ask.scores(answer), strict=True):
                 logprobs.setdefault(node, logprob)
         unconditional = {
@@ -137,7 +137,7 @@ class ScorePlan:
         )
 
     def _prompt_lens(self, *, by_node: bool) -> list[int]:
-        """Tokens of each prompt that `_by_node` or `_by_leaf` makes."""
+        """Gives the number of tokens of each prompt that `_by_node` or `_by_leaf` makes."""
         start, depths = len(self._encoded.prefix_ids), self._trie.depths()
         if not by_node:
             return [start + depths[leaf] for leaf in self._trie.leaves if leaf]
@@ -191,7 +191,7 @@ class ScorePlan:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Ask:
-    """One request, and the nodes of the trie whose scores it gives."""
+    """A request, and the nodes of the trie that it scores."""
 
     prompt: Prompt
     nodes: tuple[int, ...]

@@ -1,8 +1,8 @@
 """One stream of a program on a model whose tokens jsg knows.
 
-The prompt is a list of parts. What was sent to the model once is tokens and stays the same tokens; what a program has
-appended since is text, and is encoded as one text when the model is asked next, or when the session is forked. So every
-token that was computed is found in the prefix cache, and no token ends where a program happened to cut its text.
+The prompt is a list of parts. A part that was sent to the model is tokens from then on. Text that a program has
+appended since is encoded as one text at the next call of the model, or when the session is forked. So the prefix cache
+has all tokens that were computed, and no token ends where a program happened to cut its text.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Any, assert_never, cast, final
 from jsg.errors import RequestError
 from jsg.lang.backend import Piece, PromptItem, Selection, Session
 from jsg.lang.choices import decide, method_named
-from jsg.lang.ir import FORMS, GEN, Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text, Video
+from jsg.lang.ir import GEN, Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text, Video, check_forms
 from jsg.lang.patterns import DTYPE_PATTERNS
 from jsg.lang.tokens.model import Hold, TokenCall, TokenModel
 from jsg.lang.tokens.shared_prefix import SharedPrefix, commit, try_hold
@@ -22,18 +22,18 @@ from jsg.lang.tokens.turn_writer import TurnWriter
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
 
 _SAMPLING_NAMES = {name: p.name for name, p in GEN.items() if p.role in ("sampling", "grammar")}
-"""`SamplingArgs` → `SamplingParams`."""
+"""The names of `SamplingParams`, by those of `SamplingArgs`."""
 _REPORT_NAMES = frozenset(name for name, p in GEN.items() if p.role == "report")
 _NUMBER_STOPS = (" ", "\n")
-"""A number could go on for ever; these end it, as its pattern allows them behind it."""
+"""These end a number, which could go on for ever. Its pattern allows them at its end."""
 
 
 @final
 class TokenSession:
     """A `backend.Session` on a `TokenModel`.
 
-    Invariants: `_parts[:_floor]` is what it shares with the session it was forked from, and no text of it is encoded
-    together with what follows. While `_prefix` is set, that comes before `_parts` and `_floor` is 0.
+    Invariants: `_parts[:_floor]` are the parts that it shares with the session from which it was forked, and none of
+    their text is encoded together with later text. While `_prefix` is set, it comes before `_parts`, and `_floor` is 0.
     """
 
     def __init__(self, model: TokenModel) -> None:
@@ -45,16 +45,16 @@ class TokenSession:
         self._turn = TurnWriter()
         self._held: list[SharedPrefix] = []
         self._hint: Hold | None = None
-        self._point: object | None = None  # names the prompt as it was last forked; None once it has changed
-        self._origin: object | None = None  # the same of the session that this one was forked from
+        self._point: object | None = None  # identifies the prompt at the last fork; None once it has changed
+        self._origin: object | None = None  # the `_point` of the session from which this one was forked
 
     async def extend(self, item: PromptItem) -> str:
-        """Appends; gives what this added to the prompt.
+        """Appends an item; gives the text that this added to the prompt.
 
-        White space at the end of a turn, which the template may take off, counts as added.
+        White space at the end of a turn counts as added, though the template may remove it.
 
         Raises:
-            RequestError: The model has no chat template, or it does not take this turn.
+            RequestError: The model has no chat template, or the template does not take this turn.
         """
         match item:
             case Text(text):
@@ -72,7 +72,7 @@ class TokenSession:
                 assert_never(item)
 
     async def generate(self, gen: Gen) -> AsyncGenerator[Piece]:
-        """Continues the prompt, which then ends with the first continuation. Closing it early leaves it as it was.
+        """Continues the prompt, which then ends with the first continuation. After an early close it is as before.
 
         Raises:
             JsgError: An argument is wrong or not supported, or the model failed.
@@ -94,7 +94,7 @@ class TokenSession:
                 yield Piece(delta.text, outcome.meta, outcome.others)
 
     async def select(self, select: Select) -> Selection:
-        """Chooses; the prompt then ends with the tokens of the choice. Raises as `generate`."""
+        """Chooses; the prompt then ends with the tokens of the choice. Raises the same as `generate`."""
         method = method_named(select.method)
         await self._begin_content(is_reply=False)
         prompt = await self._resolve()
@@ -110,10 +110,10 @@ class TokenSession:
         return selection
 
     async def fork(self, size: int, position_ids_offset: Sequence[int] | None = None) -> "Sequence[TokenSession]":
-        """So many sessions that begin as this one is now; does not wait for the hint that it sends.
+        """Makes `size` sessions that begin as this one is now. Does not wait for the hold of the common prompt.
 
         Raises:
-            RequestError: There is not one offset for each.
+            RequestError: There is not one offset for each session.
         """
         offsets = (0,) * size if position_ids_offset is None else tuple(position_ids_offset)
         if len(offsets) != size or any(offset < 0 for offset in offsets):
@@ -131,11 +131,11 @@ class TokenSession:
         return [self._branch(prefix, size, offset) for offset in offsets]
 
     async def join(self, branches: Sequence[Session]) -> None:
-        """Puts what the branches have behind this prompt side by side. The conversation goes on as in the last of them.
+        """Puts the branches behind this prompt, side by side. The conversation goes on as in the last of them.
 
         Raises:
-            RequestError: One was not forked from what this session is now, or ends in another turn than it began in;
-                or there are branches in the prompt already.
+            RequestError: A branch was not forked from the prompt as it is now, or ends in another turn than it began
+                in, or the prompt has branches already.
         """
         ours = [branch for branch in branches if isinstance(branch, TokenSession) and branch._origin is self._point]
         if self._point is None or len(ours) < len(branches):
@@ -163,9 +163,9 @@ class TokenSession:
             self._turn = turns[-1]
 
     async def hint(self) -> None:
-        """Computes the prompt as it is now and keeps it cached until `close` or the next hint; changes nothing.
+        """Computes the prompt and keeps it cached until `close` or the next hint.
 
-        Returns when it is computed, or when the model has refused.
+        Returns when the prompt is computed, or when the model has refused.
         """
         prompt = await self._resolve()
         if not prompt or any(isinstance(part, JoinedPart) for part in prompt):
@@ -179,7 +179,7 @@ class TokenSession:
         await hold.cached()
 
     async def close(self) -> None:
-        """Gives back the prefixes that it holds. A second time does nothing."""
+        """Releases the prefixes that the session holds. A second call does nothing."""
         hint, self._hint = self._hint, None
         if hint is not None:
             await hint.release()
@@ -203,7 +203,7 @@ class TokenSession:
         return added + text
 
     async def _extend_media(self, media: MediaPart) -> str:
-        """In a turn the template's own text goes around it, as around a picture of a chat."""
+        """Appends a picture or a video. In a turn the template writes its own text around it, as in a chat."""
         added = await self._begin_content(is_reply=False)
         before, behind = (await self._model.turns()).around_media(media.kind) if self._turn.is_open else ("", "")
         added += self._add_markup(before)
@@ -211,7 +211,7 @@ class TokenSession:
         return added + self._add_markup(behind)
 
     async def _begin_content(self, *, is_reply: bool) -> str:
-        """Writes what the template still has to write before a content, or before a text outside of turns."""
+        """Appends the text of the template that is still due before a content, or before a text outside of turns."""
         if self._turn.is_open:
             self._turn, markup = self._turn.begin(is_reply=is_reply)
         elif self._turn.roles:
@@ -236,7 +236,7 @@ class TokenSession:
 
     @property
     def _is_empty(self) -> bool:
-        """Nothing stands in the prompt yet."""
+        """Whether the prompt has neither text nor tokens nor media."""
         return self._prefix is None and all(isinstance(part, OffsetPart) for part in self._parts)
 
     def _add_markup(self, text: str) -> str:
@@ -244,17 +244,17 @@ class TokenSession:
         return text
 
     def _add(self, part: Part) -> None:
-        """Appends a part, an empty one of text or tokens left out."""
+        """Appends a part, unless it is an empty text or has no tokens."""
         match part:
             case TextPart("", is_template=True) if self._is_empty:
-                pass  # says that the prompt begins as the template has it, though that writes nothing here
+                pass  # marks that the prompt begins with the template, even if that writes nothing here
             case TextPart("") | TokenPart(()):
                 return
         self._point = None
         self._parts.append(part)
 
     async def _resolve(self) -> tuple[Part, ...]:
-        """The whole prompt, as soon as what it shares is known."""
+        """Gives the whole prompt, as soon as the shared prefix is known."""
         if self._prefix is not None:
             shared = await self._prefix.parts()
             self._prefix, self._parts, self._floor = None, [*shared, *self._parts], len(shared)
@@ -262,12 +262,12 @@ class TokenSession:
         return tuple(self._parts)
 
     def _merge(self) -> None:
-        """Joins its own parts that are alike, all at once: one by one, many short ones would take long."""
+        """Merges its own neighbouring parts of one kind. It does so once for many, as one by one would take long."""
         if len(self._parts) > self._floor + 1:
             self._parts[self._floor :] = merged(self._parts[self._floor :])
 
     def _commit(self, part_ids: tuple[tuple[int, ...], ...]) -> None:
-        """Puts tokens in place of all texts."""
+        """Replaces all texts by their tokens."""
         shared, own = self._parts[: self._floor], self._parts[self._floor :]
         num_shared = sum(map(_num_texts, shared))
         committed = commit(shared, part_ids[:num_shared])
@@ -278,12 +278,12 @@ class TokenSession:
     def _branch(self, prefix: SharedPrefix | None, size: int, offset: int) -> "TokenSession":
         branch = TokenSession(self._model)
         branch._prefix = prefix
-        branch._parts = list(self._parts)  # all that is left of an empty prompt: its offsets
+        branch._parts = list(self._parts)  # of an empty prompt only the offsets
         branch._floor = len(self._parts)
         branch._turn = self._turn
         branch._origin = self._point
         branch._held = [prefix] if prefix is not None and size > 1 else []
-        if size == 1:  # it holds nothing of its own, so what this session holds must outlive both
+        if size == 1:  # it holds no prefix of its own, so both sessions must keep those of this one
             branch._held += self._held
             for held in self._held:
                 held.add_user()
@@ -293,11 +293,11 @@ class TokenSession:
 
 
 def open_session(model: TokenModel, num_api_spec_tokens: int | None) -> TokenSession:
-    """An empty session.
+    """Opens an empty session.
 
     Raises:
-        RequestError: `num_api_spec_tokens` is given: it saves calls of a remote API, which must be sent all of its
-            prompt again; jsg has the prompt cached.
+        RequestError: `num_api_spec_tokens` is given. It saves calls of a remote API, each of which sends the whole
+            prompt, but jsg has the prompt cached.
     """
     if num_api_spec_tokens is not None:
         raise RequestError(
@@ -309,7 +309,7 @@ def open_session(model: TokenModel, num_api_spec_tokens: int | None) -> TokenSes
 
 
 def merged(parts: Sequence[Part]) -> list[Part]:
-    """The same prompt, each run of texts of one kind, or of tokens, as one part."""
+    """Gives the same prompt, with one part for neighbouring texts of one kind, or neighbouring tokens."""
     made: list[Part] = []
     for kind, run in itertools.groupby(parts, _kind):
         some = list(run)
@@ -324,7 +324,7 @@ def merged(parts: Sequence[Part]) -> list[Part]:
 
 
 def _kind(part: Part) -> tuple[bool, ...] | None:
-    """The same for parts that may become one; None for those that stay as they are."""
+    """Gives a key that is equal for parts that may be merged; None for parts that may not."""
     match part:
         case TextPart(_, is_markup, is_template):
             return (is_markup, is_template)
@@ -348,14 +348,12 @@ def _num_texts(part: Part) -> int:
 
 
 def sampling_of(args: SamplingArgs) -> dict[str, Any]:
-    """What `SamplingParams.from_dict` takes; raises RequestError where a type stands beside a grammar."""
+    """Gives the argument of `SamplingParams.from_dict`. Raises RequestError for a type beside a grammar."""
     given = args.given()
     sampling = {_SAMPLING_NAMES[name]: value for name, value in given.items() if name in _SAMPLING_NAMES}
     if args.dtype is None:
         return sampling
-    for name in FORMS:
-        if name in sampling:
-            raise RequestError(f"dtype must stand alone, but {name} is given beside it; leave one out", param="dtype")
+    check_forms(given)
     sampling["regex"] = DTYPE_PATTERNS[args.dtype]
     if args.dtype in ("int", "float"):
         sampling["stop"] = (*sampling.get("stop", ()), *_NUMBER_STOPS)
@@ -363,5 +361,5 @@ def sampling_of(args: SamplingArgs) -> dict[str, Any]:
 
 
 def reports_of(args: SamplingArgs) -> dict[str, Any]:
-    """What `tokens.model.TokenCall.reports` takes."""
+    """Gives the `reports` of a `tokens.model.TokenCall`."""
     return {name: value for name, value in args.given().items() if name in _REPORT_NAMES}

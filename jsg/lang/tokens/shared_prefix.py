@@ -1,4 +1,4 @@
-"""A prompt that several sessions begin with: encoded once, computed once, and held until they are closed."""
+"""The common prompt of several sessions, which is encoded once, computed once, and held until they are closed."""
 
 import asyncio
 import logging
@@ -11,30 +11,30 @@ from jsg.processing.parts import JoinedPart, Part, TextPart, TokenPart
 
 logger = logging.getLogger(__name__)
 _CUT = TokenPart(())
-"""Behind a text: the text ends here, and what follows is encoded by itself."""
+"""Ends a text, so that later text is not encoded together with it."""
 
 
 @final
 class SharedPrefix:
-    """What a session was when it was forked.
+    """The prompt of a session when it was forked.
 
-    The hint goes to the model at once, and a branch waits for it only when it asks the model something. It is a hint: a
-    model that cannot hold the prefix is asked without.
+    The model is asked for a hold at once. A branch waits for it only at its first call of the model. A model that
+    cannot hold the prefix is called without.
 
-    Invariant: once `_parts` is the prompt, `_outer` and `_own_parts` are gone.
+    Invariant: once `_parts` has the prompt, `_outer` is None and `_own_parts` is empty.
     """
 
     def __init__(
         self, model: TokenModel, outer: "SharedPrefix | None", parts: Sequence[Part], num_users: int, *, is_held: bool
     ) -> None:
-        """Begins to compute it; must be called on the event loop.
+        """Begins to compute the prompt; must be called on the event loop.
 
         Args:
-            model: Where it is to be held.
-            outer: What the forked session itself began with and had not waited for.
-            parts: What stands behind `outer`.
-            num_users: Sessions that will release it.
-            is_held: Compute it now and keep it cached; otherwise its text is only cut off from what follows.
+            model: The model that holds it.
+            outer: The prefix of the forked session, if it had not waited for that.
+            parts: The parts behind `outer`.
+            num_users: The number of sessions that will release it.
+            is_held: Whether it is computed now and kept cached; otherwise its text is only cut off from later text.
         """
         self._model = model
         self._outer = outer
@@ -45,7 +45,7 @@ class SharedPrefix:
         self._task = asyncio.get_running_loop().create_task(self._compute()) if is_held else None
 
     async def parts(self) -> tuple[Part, ...]:
-        """The prompt; as tokens, where the model has taken the hint."""
+        """Gives the prompt, as tokens where the model holds it."""
         if self._task is not None:
             await asyncio.wait((self._task,))
         if self._parts is not None:
@@ -53,11 +53,11 @@ class SharedPrefix:
         return self._settle(_cut_off(await self._whole()))
 
     def add_user(self) -> None:
-        """One more session that will release it."""
+        """Counts one more session that will release it."""
         self._num_users += 1
 
     async def release(self) -> None:
-        """One user less; the last one ends the hold."""
+        """Counts one session less. The last one ends the hold."""
         self._num_users -= 1
         if self._num_users or self._task is None:
             return
@@ -68,8 +68,8 @@ class SharedPrefix:
             await self._hold.release()
 
     async def _whole(self) -> tuple[Part, ...]:
-        """The prompt without a cut at its end. A chain of forks may be long, so this goes along it in a loop."""
-        pieces = [self._own_parts]  # the last first
+        """Gives the prompt without a cut at its end, by a loop, because a chain of forks may be long."""
+        pieces = [self._own_parts]  # in reverse order
         outer = self._outer
         while outer is not None:
             if outer._task is not None:
@@ -84,7 +84,7 @@ class SharedPrefix:
     async def _compute(self) -> None:
         whole = await self._whole()
         parts = _cut_off(whole)
-        if not any(isinstance(part, JoinedPart) for part in whole):  # the cache does not keep what is behind branches
+        if not any(isinstance(part, JoinedPart) for part in whole):  # the cache keeps nothing behind branches
             self._hold = await try_hold(self._model, whole)
             if self._hold is not None:
                 parts = commit(whole, self._hold.part_ids)
@@ -96,9 +96,9 @@ class SharedPrefix:
 
 
 async def try_hold(model: TokenModel, prompt: tuple[Part, ...]) -> Hold | None:
-    """Has a model hold a prompt; None where it does not, which is no error: it is a hint.
+    """Asks a model to hold a prompt; gives None where it does not.
 
-    Whatever is wrong with the prompt, or the model, is said when the prompt is continued.
+    That is no error, because an error of the prompt, or of the model, is raised when the prompt is continued.
     """
     try:
         return await model.hold(prompt)
@@ -110,7 +110,7 @@ async def try_hold(model: TokenModel, prompt: tuple[Part, ...]) -> Hold | None:
 
 
 def commit(parts: Sequence[Part], part_ids: Iterable[Sequence[int]]) -> tuple[Part, ...]:
-    """The parts with tokens in place of texts; `part_ids` as in `tokens.model.Outcome`."""
+    """Gives the parts with tokens in place of texts; `part_ids` is that of `tokens.model.Outcome`."""
     ids = iter(part_ids)
 
     def tokens_of(some: Sequence[Part]) -> tuple[Part, ...]:

@@ -6,11 +6,11 @@ from typing import final
 
 @final
 class TokenTrie:
-    """Token sequences that begin at one point. Node 0 is that point; every edge is a token.
+    """Token sequences as a tree with node 0 as its root. Each edge is a token.
 
     Attributes:
-        children: For each node its edges: token id → node.
-        ends: For each sequence the node at which it ends.
+        children: The edges of each node: the next node by token id.
+        ends: The node at which each sequence ends.
     """
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
@@ -20,23 +20,23 @@ class TokenTrie:
 
     @property
     def inner_nodes(self) -> list[int]:
-        """Nodes from which something goes on."""
+        """The nodes with edges."""
         return [node for node, edges in enumerate(self.children) if edges]
 
     @property
     def leaves(self) -> list[int]:
-        """Nodes from which nothing goes on."""
+        """The nodes without edges."""
         return [node for node, edges in enumerate(self.children) if not edges]
 
     def depths(self) -> list[int]:
-        """For each node the number of tokens that lead to it."""
+        """Gives for each node the number of tokens that lead to it."""
         depths = [0] * len(self.children)
-        for node in range(1, len(depths)):  # behind its parent
+        for node in range(1, len(depths)):  # a node comes after its parent
             depths[node] = depths[self._parents[node][0]] + 1
         return depths
 
     def path(self, node: int) -> list[int]:
-        """The nodes on the way from node 0, which is left out, to this one."""
+        """Gives the nodes on the path to this one, without node 0."""
         nodes: list[int] = []
         while node:
             nodes.append(node)
@@ -44,7 +44,7 @@ class TokenTrie:
         return nodes[::-1]
 
     def token(self, node: int) -> int:
-        """The token of the edge that leads to a node."""
+        """Gives the token of the edge to a node."""
         return self._parents[node][1]
 
     def _insert(self, sequence: Sequence[int]) -> int:

@@ -1,4 +1,4 @@
-"""What a chat template writes between the contents of a program's turns, as they open and close."""
+"""The text that a chat template writes between the contents of a program's turns."""
 
 import dataclasses
 from typing import final
@@ -10,14 +10,14 @@ from jsg.processing.turns import ChatTurns, Opening
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class TurnWriter:
-    """Where a prompt is in its conversation.
+    """The position of a prompt in its conversation.
 
     Attributes:
-        roles: Of all turns so far.
-        is_open: The last of them is not closed.
-        opening: Of the open turn, while its content has not begun.
-        trims_end: The template takes white space off the end of the open turn's content.
-        written: What stands behind the last content already: the beginning of what the template writes there.
+        roles: The roles of all turns so far.
+        is_open: Whether the last of them is open.
+        opening: The text before the content of the open turn, while that content has not begun.
+        trims_end: Whether the template removes white space at the end of the open turn's content.
+        written: The part of the template's text behind the last content that the prompt has already.
     """
 
     roles: tuple[str, ...] = ()
@@ -28,19 +28,19 @@ class TurnWriter:
 
     @property
     def open_role(self) -> str | None:
-        """Whose turn is open."""
+        """The role of the open turn."""
         return self.roles[-1] if self.is_open else None
 
     def open(self, turns: ChatTurns, role: str, *, is_first: bool) -> "tuple[TurnWriter, str]":
-        """Opens a turn; gives what is certain to stand before its content, and is not written yet.
+        """Opens a turn; gives the text that comes before its content in any case and is not written yet.
 
         Args:
             turns: The template.
-            role: Whose turn it is.
-            is_first: Nothing stands in the prompt yet. Else a BOS at the front of the template is left out.
+            role: The role of the turn.
+            is_first: Whether the prompt is empty. Else a BOS at the front of the template is left out.
 
         Raises:
-            RequestError: A turn is open, or the template does not take this one.
+            RequestError: A turn is open, or the template does not take this turn.
         """
         if self.is_open:
             raise RequestError(f"a turn must be closed before the next, but {self.roles[-1]} is open; close it", "role")
@@ -57,19 +57,19 @@ class TurnWriter:
         return made, _behind(certain, self.written)
 
     def begin(self, *, is_reply: bool) -> "tuple[TurnWriter, str]":
-        """Begins the content of the open turn, where it has not begun; gives what is to be written before it."""
+        """Begins the content of the open turn, if it has not begun; gives the text that is still due before it."""
         if self.opening is None:
             return self, ""
         whole = self.opening.reply if is_reply else self.opening.text
         return dataclasses.replace(self, opening=None, written=""), _behind(whole, self.written)
 
     def close(self, turns: ChatTurns) -> "tuple[TurnWriter, str]":
-        """Closes the open turn, whose content has begun; gives what follows it whatever comes next."""
+        """Closes the open turn, whose content has begun; gives the text that follows it in any case."""
         closing = turns.closing(self.roles)
         return TurnWriter(self.roles, written=closing), closing
 
     def end(self, turns: ChatTurns) -> "tuple[TurnWriter, str]":
-        """Leaves the conversation for a text outside of turns; gives what the template writes at its end."""
+        """Leaves the conversation for a text outside of turns; gives the template's text at its end."""
         if self.is_open or not self.roles:
             return self, ""
         ending = turns.ending(self.roles)
@@ -77,6 +77,6 @@ class TurnWriter:
 
 
 def _behind(whole: str, written: str) -> str:
-    """What is left to write of a text of which the beginning is written."""
+    """Gives the part of a text that is still to be written."""
     shared = next((i for i, pair in enumerate(zip(whole, written, strict=False)) if pair[0] != pair[1]), None)
     return whole[min(len(whole), len(written)) if shared is None else shared :]

@@ -1,4 +1,4 @@
-"""What a trace under way has noted: nodes in their blocks, the numbers it gave out, and its symbols."""
+"""The record of a trace under way: its nodes, blocks, numbers and symbols."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from jsg.lang.graphs.nodes import AnyNode, ArgumentKind, ArgumentRef, Piece
 from jsg.lang.ir import Symbol
 from jsg.lang.tracing.symbols import ADVICE, Symbols, Traced, program_line
 
-MAX_NODES = 100_000  # a body that appends without end is not traced to the end of memory
+MAX_NODES = 100_000  # ends the trace of a body that appends without end
 
 
 @dataclasses.dataclass(slots=True)
@@ -17,8 +17,8 @@ class _OpenBlock:
     """A block that is being traced.
 
     Attributes:
-        nodes: So far.
-        streams: Those that may be extended in it.
+        nodes: Its nodes so far.
+        streams: The streams that may be extended in it.
     """
 
     nodes: list[AnyNode]
@@ -26,11 +26,11 @@ class _OpenBlock:
 
 
 class Recorder:
-    """One trace under way: numbers nodes and streams, and knows in which block the body stands.
+    """The record of one trace. It numbers nodes and streams, and knows the current block.
 
     Attributes:
-        symbols: Its symbols.
-        arguments: Kinds of the arguments, by name.
+        symbols: The symbols.
+        arguments: The kinds of the arguments, by name.
     """
 
     def __init__(self) -> None:
@@ -44,29 +44,29 @@ class Recorder:
 
     @property
     def nodes(self) -> list[AnyNode]:
-        """Of the outermost block."""
+        """The nodes of the outermost block."""
         return self._blocks[0].nodes
 
     def next_id(self) -> int:
-        """A node's number."""
+        """Gives the id of a new node."""
         self._num_nodes += 1
         if self._num_nodes > MAX_NODES:
             raise TraceError(f"the program has more than {MAX_NODES} nodes at {program_line()}; use jsg.loop")
         return self._num_nodes - 1
 
     def next_group(self) -> int:
-        """A number for the parts of one `unordered`."""
+        """Gives the number of a new `unordered` group."""
         self._num_groups += 1
         return self._num_groups - 1
 
     def new_stream(self) -> int:
-        """A stream that may be extended in the block at hand."""
+        """Gives the number of a new stream, which may be extended in the current block."""
         self._num_streams += 1
         self._blocks[-1].streams.add(self._num_streams - 1)
         return self._num_streams - 1
 
     def emit(self, node: AnyNode) -> None:
-        """Adds a node to the block at hand."""
+        """Adds a node to the current block."""
         if node.stream not in self._blocks[-1].streams:
             raise TraceError(
                 f"the body of a cond or loop extends another state than the one it is given, at {node.line}; fork "
@@ -75,7 +75,7 @@ class Recorder:
         self._blocks[-1].nodes.append(node)
 
     def block(self, stream: int, body: Callable[[], object]) -> tuple[AnyNode, ...]:
-        """The nodes of what `body` appends, as a block that extends `stream`."""
+        """Gives the nodes that `body` appends in a block that extends `stream`."""
         if stream not in self._blocks[-1].streams:
             raise TraceError(
                 f"a cond or loop within a body must be on the state that the body is given, at {program_line()}"
@@ -88,7 +88,7 @@ class Recorder:
             self._blocks.pop()
 
     def media_argument(self, symbol: Symbol, kind: ArgumentKind) -> ArgumentRef:
-        """The argument behind `image(symbol)`, which a run will give as such."""
+        """Gives the argument of `image(symbol)` or `video(symbol)`, and notes its kind."""
         ref = symbol.ref if isinstance(symbol, Traced) else None
         if not isinstance(ref, ArgumentRef):
             raise TraceError(f"an {kind} must be known or an argument, not a variable, at {program_line()}")
@@ -97,7 +97,7 @@ class Recorder:
         return ref
 
     def pieces(self, value: Any) -> tuple[Piece, ...]:
-        """A text in pieces, see `Symbols.pieces`."""
+        """Gives the pieces of a text, as `Symbols.pieces` does, and notes its arguments as texts."""
         pieces = self.symbols.pieces(value)
         for piece in pieces:
             if isinstance(piece, ArgumentRef):
@@ -105,7 +105,7 @@ class Recorder:
         return pieces
 
     def constant(self, text: str, what: str) -> str:
-        """Text that must not hold a value of a run."""
+        """Gives the text. Raises TraceError where it holds a value of a run."""
         if self.symbols.is_symbolic(text):
             raise TraceError(f"{what} must be constant in a program that is traced, at {program_line()}; {ADVICE}")
         return text

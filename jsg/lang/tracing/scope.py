@@ -1,9 +1,11 @@
-"""Whether the code that runs is being traced: the one thing that the interpreter has to ask the tracer.
+"""The trace to which the running code belongs, which is all that the interpreter has to know of the tracer.
 
-Held in a context variable, so that a trace in one thread or task is not seen by another.
+A context variable holds it, so that no thread or task sees the trace of another one.
 """
 
+import contextlib
 import contextvars
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from jsg.lang.ir import SamplingArgs
@@ -13,18 +15,18 @@ class Tracing(Protocol):
     """A trace under way."""
 
     has_ended: bool
-    """It is under way no more; tasks and threads that the traced body began may still find it."""
+    """Whether it has ended. Tasks and threads that the traced body began may still find it."""
 
     def call(
         self, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], defaults: SamplingArgs | None = None
     ) -> Any:
-        """Traces a program (an `SglFunction`) that the traced program calls; gives its symbolic state.
+        """Traces a program (an `SglFunction`) that the traced program calls; gives its `TracedState`.
 
         Args:
-            program: The function.
-            args: Without the state.
-            kwargs: The same.
-            defaults: What the call gave for its gens; None where it gave nothing.
+            program: The program.
+            args: Its positional arguments, without the state.
+            kwargs: Its keyword arguments.
+            defaults: The defaults that the call gave to its gens; None where it gave none.
         """
         ...
 
@@ -33,16 +35,17 @@ _ACTIVE: contextvars.ContextVar[Tracing | None] = contextvars.ContextVar("jsg_tr
 
 
 def active() -> Tracing | None:
-    """The trace that the running code belongs to, or None."""
+    """Gives the trace to which the running code belongs, or None."""
     tracing = _ACTIVE.get()
     return None if tracing is None or tracing.has_ended else tracing
 
 
-def enter(tracing: Tracing) -> contextvars.Token[Tracing | None]:
-    """From now on the running code belongs to `tracing`, until `leave`."""
-    return _ACTIVE.set(tracing)
-
-
-def leave(token: contextvars.Token[Tracing | None]) -> None:
-    """Undoes `enter`."""
-    _ACTIVE.reset(token)
+@contextlib.contextmanager
+def inside(tracing: Tracing) -> Iterator[None]:
+    """Makes the code of the block belong to `tracing`, which ends with the block."""
+    token = _ACTIVE.set(tracing)
+    try:
+        yield
+    finally:
+        tracing.has_ended = True
+        _ACTIVE.reset(token)

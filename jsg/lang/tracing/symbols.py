@@ -1,9 +1,9 @@
-"""Values of a traced program that only a run has: arguments and variables, and text that is put together with them.
+"""Values of a traced program that only a run has: arguments, variables, and text with them.
 
-A symbol put into text (`f"Q: {question}"`) writes a marker there, which is split off again when the text is appended.
-A marker holds every printable ASCII character and white space at both ends, so a string method that would have changed
-the value (`strip`, `lower`, `replace`, a slice, ...) damages it, and a damaged marker is an error. Where Python lets a
-class of its own through (`str(x)`, `f"{x}"`, `+`), such text is a `TracedText`, which cannot be looked into at all.
+A symbol in text (`f"Q: {question}"`) writes a marker, which is found again when the text is appended. A marker has
+every printable ASCII character, and white space at both ends, so that a string method that would have changed the value
+(`strip`, `lower`, `replace`, a slice, ...) damages it, and a damaged marker is an error. Where Python keeps the class
+of the text (`str(x)`, `f"{x}"`, `+`), it is a `TracedText`, which refuses to be read.
 """
 
 import re
@@ -18,7 +18,7 @@ from jsg.lang.graphs.nodes import ArgumentRef, Piece, ValueRef
 from jsg.lang.ir import ExprList, Symbol, Text
 from jsg.lang.places import program_place
 
-_OPEN, _CLOSE = "\U0010f5a1", "\U0010f5a2"  # private use, plane 16: in nobody's text
+_OPEN, _CLOSE = "\U0010f5a1", "\U0010f5a2"  # of the private use plane 16, which no text uses
 _CANARY = "".join(sorted(set(string.printable) - set(string.digits)))
 
 ADVICE = (
@@ -28,13 +28,13 @@ ADVICE = (
 
 
 def program_line() -> str:
-    """File name and line of the program's statement that runs."""
+    """Gives file name and line of the program's statement that runs."""
     place = program_place()
     return "?" if place is None else f"{Path(place[0]).name}:{place[1]}"
 
 
 def traced(error: ProgramError) -> TraceError:
-    """A rule of the language that was broken, with the program's line."""
+    """Gives the TraceError for a broken rule of the language, with the program's line."""
     return TraceError(f"{error}, at {program_line()}")
 
 
@@ -47,15 +47,15 @@ class Symbols:
         self._marker = re.compile(f" {_OPEN}{self._nonce}{re.escape(_CANARY)}([0-9]+)/{self._nonce}{_CLOSE} ")
 
     def symbol(self, ref: ArgumentRef | ValueRef) -> "Traced":
-        """A value that only a run has."""
+        """Makes the symbol of a value that only a run has."""
         self._refs.append(ref)
         return Traced(ref, f" {_OPEN}{self._nonce}{_CANARY}{len(self._refs) - 1}/{self._nonce}{_CLOSE} ")
 
     def pieces(self, value: Any) -> tuple[Piece, ...]:
-        """The pieces of a text, a symbol, or texts and symbols joined by `+`.
+        """Gives the pieces of a text, of a symbol, or of texts and symbols joined by `+`.
 
         Raises:
-            TraceError: A marker in it was damaged, or it is something else.
+            TraceError: A marker was damaged, or the value is none of these.
         """
         match value:
             case str():
@@ -69,7 +69,7 @@ class Symbols:
         raise TraceError(f"expected text, but got {type(value).__name__} at {program_line()}")
 
     def is_symbolic(self, text: str) -> bool:
-        """Whether there is a marker in a text, damaged or not."""
+        """Says whether a text has a marker, damaged or not."""
         text = plain(text)
         return _OPEN in text or _CLOSE in text or self._nonce in text.lower()
 
@@ -91,7 +91,7 @@ class Symbols:
 
 
 def merge_pieces(pieces: list[Piece]) -> tuple[Piece, ...]:
-    """The same text, constants that stand side by side made one, empty ones left out."""
+    """Gives the same text with neighbouring constants merged and empty ones left out."""
     merged: list[Piece] = []
     for piece in pieces:
         if isinstance(piece, str) and merged and isinstance(merged[-1], str):
@@ -102,7 +102,7 @@ def merge_pieces(pieces: list[Piece]) -> tuple[Piece, ...]:
 
 
 def plain(text: str) -> str:
-    """The same text as an ordinary `str`, which can be looked into."""
+    """Gives the same text as an ordinary `str`, which can be read."""
     return str.__str__(text)
 
 
@@ -116,12 +116,12 @@ _LOOKING = {
     "compared": "eq ne lt le gt ge",
     "looked up": "hash",
 }
-"""What needs the value itself: what messages call it, and the methods by which Python asks for it."""
+"""Operations that need the value: their names in messages, and the methods with which Python does them."""
 _CALCULATING = "mul rmul sub rsub truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg abs round"
 
 
 def _refusing[Kind: type](operations: Mapping[str, str]) -> Callable[[Kind], Kind]:
-    """Gives a class methods that refuse what they are asked for."""
+    """Decorates a class with methods that refuse these operations."""
 
     def refuse(what: str) -> Callable[..., NoReturn]:
         return lambda self, *args, **kwargs: _refuse(self, what)
@@ -143,7 +143,7 @@ def _refuse(value: "TracedText | Traced", what: str) -> NoReturn:
 
 @_refusing({**_LOOKING, "calculated with": "mul rmul", "used as a format": "mod"})
 class TracedText(str):
-    """Text that holds markers. It can be appended and put into other text; whatever looks into it is refused."""
+    """Text with markers. It can be appended and put into other text; it refuses to be read."""
 
     __slots__ = ()
 
@@ -156,7 +156,7 @@ class TracedText(str):
         return self
 
     def __repr__(self) -> str:
-        return f"<traced text {plain(self)[:20].strip()}>"  # half a marker, as of `Traced`
+        return f"<traced text {plain(self)[:20].strip()}>"  # half a marker, as in `Traced`
 
     def __add__(self, other: str) -> str:
         return TracedText(plain(self) + plain(other)) if isinstance(other, str) else NotImplemented
@@ -172,7 +172,7 @@ class TracedText(str):
 
 @_refusing({**_LOOKING, "calculated with": _CALCULATING, "called": "call"})
 class Traced(Symbol):
-    """A value that only a run has. It can be appended, put into text and given to other programs, nothing else."""
+    """A value that only a run has. It can only be appended, put into text and given to other programs."""
 
     __slots__ = ("marker", "ref")
 
@@ -203,10 +203,10 @@ class Traced(Symbol):
         return self.marker
 
     def __repr__(self) -> str:
-        # Half a marker: f"{value!r}" is found out when it is appended, as the quotes of a run would be missing.
+        # Half a marker makes f"{value!r}" an error when it is appended, because it would lack the quotes of a run.
         return f"<traced {self.kind} {self.name!r} {plain(self.marker)[:20].strip()}>"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
-            raise AttributeError(name)  # what Python itself asks an object
+            raise AttributeError(name)  # Python itself looks for these attributes
         _refuse(self, f"asked for .{name}")

@@ -1,4 +1,4 @@
-"""What the body of a program is given while it is traced: a state that notes what is appended and knows no values."""
+"""The state that a traced body is given: it records what is appended, and has no values."""
 
 import contextlib
 import dataclasses
@@ -65,26 +65,26 @@ Part = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OrderFree(Expr):
-    """Parts that mean the same in any order, each of text, pictures and videos."""
+    """Parts of text, pictures and videos that mean the same in any order."""
 
     parts: tuple[Expr, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Mixed:
-    """A variable that is a list the one way and a single value the other way, or a list of lists."""
+    """A variable that is a list on one way through the program and one value on another, or a list of lists."""
 
     ref: ValueRef
 
 
 @final
 class TracedState(Readable):
-    """The state of a stream of a traced program; offers what `ProgramState` does as far as no value is needed.
+    """The state of a stream of a traced program. It has the methods of `ProgramState` that need no value.
 
     Attributes:
-        stream: Number of its stream.
-        variables: What a read gives: symbols, lists of them, or what the program set.
-        ret_value: What the program of this stream returned.
+        stream: The number of its stream.
+        variables: The results of reads: symbols, lists of symbols, or values that the program set.
+        ret_value: The value that the program of this stream returned.
     """
 
     def __init__(self, recorder: Recorder, stream: int, parent: "TracedState | None" = None) -> None:
@@ -93,8 +93,8 @@ class TracedState(Readable):
         self.ret_value: Any = None
         self._recorder = recorder
         self._nesting = parent._nesting.fork() if parent else Nesting()
-        self._set: dict[str, None] = {}  # variables set since the stream, or the block at hand, began
-        # Variables that only one way through the program sets; those that `in` asked for in vain, and where.
+        self._set: dict[str, None] = {}  # variables set since the beginning of the stream or of the current block
+        # Variables that only one way through the program sets; and names for which `in` was False, with the lines.
         self._perhaps: set[str] = set(parent._perhaps) if parent else set()
         self._missed: dict[str, str] = parent._missed if parent else {}
         self._is_written = False
@@ -103,7 +103,7 @@ class TracedState(Readable):
     # Appending
 
     def extend(self, value: Any) -> "TracedState":
-        """Notes text or an expression; as `+=`."""
+        """Records text or an expression; does the same as `+=`."""
         try:
             self._append(value)
         except ProgramError as error:
@@ -201,7 +201,7 @@ class TracedState(Readable):
         return name in self.variables
 
     def set_var(self, name: str, value: Any) -> None:
-        """Sets a variable; as `s[name] = value`."""
+        """Sets a variable; does the same as `s[name] = value`."""
         self._constant(name, "the name of a variable")
         with self._written():
             node = self._emit(Assign, name=name, value=value_of(value, self._recorder))
@@ -212,7 +212,7 @@ class TracedState(Readable):
                 value = TracedText(plain(value))
         self._define(name, value)
 
-    # What is read is there at once: a symbol, a list of symbols, or what the program set itself.
+    # A read gives at once a symbol, a list of symbols, or a value that the program set.
 
     def _known(self, name: str) -> Variable | None:
         value = self.variables.get(name)
@@ -240,19 +240,19 @@ class TracedState(Readable):
     # Turns and scopes
 
     def system(self, expr: Any = None) -> Span | None:
-        """A turn of the system: of `expr`, or around a `with` block."""
+        """Appends a turn of the system: with `expr`, or around a `with` block."""
         return self._turn("system", expr)
 
     def user(self, expr: Any = None) -> Span | None:
-        """A turn of the user: of `expr`, or around a `with` block."""
+        """Appends a turn of the user: with `expr`, or around a `with` block."""
         return self._turn("user", expr)
 
     def assistant(self, expr: Any = None) -> Span | None:
-        """A turn of the assistant: of `expr`, or around a `with` block."""
+        """Appends a turn of the assistant: with `expr`, or around a `with` block."""
         return self._turn("assistant", expr)
 
     def var_scope(self, name: str) -> Span:
-        """Around a `with` block: its text becomes the variable `name`."""
+        """Makes the text of a `with` block the variable `name`."""
         return Span(self, VarScopeBegin(name), VarScopeEnd(name))
 
     def _turn(self, role: Role, expr: Any) -> Span | None:
@@ -264,7 +264,7 @@ class TracedState(Readable):
     # Forks
 
     def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> "ProgramStateGroup[TracedState]":
-        """Branches that go on from here."""
+        """Makes branches that continue from here."""
         if isinstance(size, Symbol) or size < 1:
             raise TraceError(f"fork takes a number of at least 1 that is known, at {program_line()}")
         branches = tuple(self._recorder.new_stream() for _ in range(size))
@@ -276,7 +276,7 @@ class TracedState(Readable):
     def copy(
         self, position_ids_offset: Sequence[int] | None = None
     ) -> "contextlib.AbstractContextManager[TracedState]":
-        """Around a `with` block: a branch that is joined at its end."""
+        """Makes a branch, which is joined at the end of the `with` block."""
         return joined_at_end(self.fork(1, position_ids_offset))
 
     def _join(self, branches: "Sequence[TracedState]", mode: JoinMode) -> None:
@@ -301,7 +301,7 @@ class TracedState(Readable):
     # Blocks
 
     def cond(self, condition: Condition, then: Callable[..., object], otherwise: Callable[..., object] | None) -> None:
-        """See `control.cond`."""
+        """Does what `control.cond` says."""
         number, line = self._recorder.next_id(), program_line()
         before, perhaps_before = dict(self.variables), self._perhaps
         blocks: list[Block] = []
@@ -328,7 +328,7 @@ class TracedState(Readable):
         self._perhaps = self.variables.keys() - (sure[0] & sure[1])
 
     def loop(self, body: Callable[..., object], until: Callable[..., Condition] | None, max_rounds: int) -> None:
-        """See `control.loop`."""
+        """Does what `control.loop` says."""
         number, line = self._recorder.next_id(), program_line()
         before = {name: value_of(value, self._recorder) for name, value in self.variables.items()}
         outer, missed_outside = self.variables, self._missed
@@ -364,7 +364,7 @@ class TracedState(Readable):
     def _block(
         self, body: Callable[..., object], until: Callable[..., Condition] | None = None
     ) -> tuple[Block, Condition | None]:
-        """What `body` appends to this state, and the condition after it; `variables` are those at its end."""
+        """Gives the block that `body` appends, and the condition after it. `variables` are then those at its end."""
         outer, before = self._set, self._nesting
         self._set = {}
         condition: list[Condition] = []
@@ -384,7 +384,7 @@ class TracedState(Readable):
         return Block(nodes, outputs), condition[0] if condition else None
 
     def outputs(self) -> tuple[tuple[str, Value], ...]:
-        """What the variables hold."""
+        """Gives the values of all variables."""
         with self._written():
             return tuple((name, value_of(value, self._recorder)) for name, value in self.variables.items())
 
@@ -406,7 +406,7 @@ class TracedState(Readable):
 
     @contextlib.contextmanager
     def _written(self) -> Iterator[None]:
-        """While what it holds is written down: what it comes to again then would have no end."""
+        """Surrounds the writing of the state's values, which would have no end in a state that holds itself."""
         if self._is_written:
             raise TraceError(f"a state cannot be kept in itself, as it is at {program_line()}")
         self._is_written = True
@@ -438,10 +438,10 @@ class TracedState(Readable):
 
 
 def value_of(value: Any, recorder: Recorder) -> Value:
-    """What a program keeps or returns, as a graph says it.
+    """Gives a value that a program keeps or returns, in the form of a graph.
 
     Raises:
-        TraceError: A graph cannot say it.
+        TraceError: A graph has no such values.
     """
     match value:
         case None | bool() | int() | float():
@@ -476,4 +476,4 @@ def _texts_of(args: SamplingArgs) -> Iterator[str]:
 
 
 def _nothing(state: TracedState) -> None:
-    """The other branch of a `cond` that has none."""
+    """Is the second body of a `cond` that has none."""

@@ -1,6 +1,6 @@
-"""Traces a program: runs its Python body once with symbols for what only a run has, and keeps what it would append.
+"""Traces a program: runs its body once with symbols for the values of a run, and records what it appends.
 
-Everything a body does besides happens then, once, and never again when the graph runs.
+All else that a body does happens once, during the trace, and never when the graph runs.
 """
 
 import inspect
@@ -20,26 +20,22 @@ from jsg.lang.tracing.traced_state import TracedState, value_of
 
 
 def trace(program: Any, constants: Mapping[str, Any] | None = None) -> Graph:
-    """The graph of a program.
+    """Gives the graph of a program.
 
     Args:
         program: An `SglFunction`.
-        constants: Arguments that are known: the body sees these values. The others that have no default become symbols,
-            which a run has to give.
+        constants: The known arguments, whose values the body sees. Other arguments without a default become symbols,
+            and a run must give them.
 
     Raises:
-        TraceError: The body looks at a value that only a run has, or does what a graph cannot say; the message names
-            file and line.
+        TraceError: The body reads a value that only a run has, or does something that a graph cannot do. The message
+            names file and line.
     """
     recorder = Recorder()
     arguments = _arguments(program, dict(constants or {}), recorder)
     tracing = Tracer(recorder)
-    token = scope.enter(tracing)
-    try:
+    with scope.inside(tracing):
         state = tracing.call(program, (), arguments)
-    finally:
-        tracing.has_ended = True
-        scope.leave(token)
     outputs = state.outputs()
     graph = Graph(
         name=program.func.__name__,
@@ -71,14 +67,14 @@ def _arguments(program: Any, constants: dict[str, Any], recorder: Recorder) -> d
 
 
 class Tracer:
-    """One trace under way; the `Tracing` of `scope`."""
+    """A trace under way: the `Tracing` of `scope`."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.has_ended = False
         self._recorder = recorder
 
     def pieces(self, value: Any) -> tuple[Piece, ...]:
-        """The pieces of a text; see `Recorder.pieces`."""
+        """Gives the pieces of a text, as `Recorder.pieces` does."""
         return self._recorder.pieces(value)
 
     def call(
@@ -88,7 +84,7 @@ class Tracer:
         kwargs: dict[str, Any],
         defaults: SamplingArgs | None = None,
     ) -> TracedState:
-        """Traces a program on a stream of its own; as `scope.Tracing.call`."""
+        """Traces a program on a stream of its own, as `scope.Tracing.call` says."""
         recorder = self._recorder
         stream = recorder.new_stream()
         code, name = program.func.__code__, program.func.__name__
@@ -119,7 +115,7 @@ def _run_body(func: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
 
 
 def _finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What an `async def` body returns; while it is traced nothing in it has to wait."""
+    """Gives the result of an `async def` body, in which nothing waits during a trace."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -133,7 +129,7 @@ def _finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _raised_at(error: BaseException, func: Callable[..., Any]) -> str:
-    """The innermost line of the program's file; of the body where it has none."""
+    """Gives the innermost line in the file of the program, or "?"."""
     place, inner = "?", error.__traceback__
     while inner is not None:
         path = inner.tb_frame.f_code.co_filename
