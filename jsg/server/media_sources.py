@@ -92,13 +92,14 @@ class MediaSources:
 
     Attributes:
         reader: The model's; None where it sees nothing.
+        kept: The files that requests may name; None where the model sees nothing.
     """
 
     def __init__(self, reader: MediaReader | None, threads: TextThreads, config: ServerConfig | None = None) -> None:
         """With the limits of `config`. Raises ConfigError where they cannot be."""
         config = config or ServerConfig()
         self.reader = reader
-        self._kept = None if reader is None else KeptFiles()
+        self.kept = None if reader is None else KeptFiles()
         self._threads = threads
         self._limits = media_limits(config)
         policy = FetchPolicy(
@@ -118,10 +119,6 @@ class MediaSources:
     def reader_within(self, namespace: str) -> MediaReader | None:
         """The reader for the requests of one part of the prefix cache."""
         return None if self.reader is None else self.reader.within(namespace)
-
-    def kept_within(self, namespace: str) -> KeptFiles | None:
-        """The files that may be named in the requests of one part of the prefix cache; None for who sees nothing."""
-        return None if self._kept is None else self._kept.within(namespace)
 
     @property
     def max_body_bytes(self) -> int:

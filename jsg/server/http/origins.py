@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import final
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jsg.errors import ConfigError
 from jsg.server.http.failures import failure_body, failure_response
+from jsg.server.http.request_id import with_headers
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\-_\[\]:]+")
 READING = ("GET", "HEAD", "OPTIONS")  # they change nothing, and the browser keeps the answer from the page
@@ -57,7 +58,7 @@ class CheckOrigin:
             if is_preflight:
                 await _answer_preflight(granted, headers, send)
             else:
-                await self._app(scope, receive, _with_headers(send, granted))
+                await self._app(scope, receive, with_headers(send, granted))
         elif is_preflight or (scope["method"] not in READING and not _is_own(origin, headers.get(b"host", b""))):
             message = (
                 "web pages may use this server only if their origin was named, but this one's was not; start the "
@@ -85,15 +86,6 @@ async def _answer_preflight(granted: list[tuple[bytes, bytes]], headers: dict[by
     ]
     await send({"type": "http.response.start", "status": 204, "headers": granted})
     await send({"type": "http.response.body", "body": b""})
-
-
-def _with_headers(send: Send, more: list[tuple[bytes, bytes]]) -> Send:
-    async def send_with_headers(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], *more]}
-        await send(message)
-
-    return send_with_headers
 
 
 def _is_own(origin: bytes, host: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 import re
 import uuid
+from collections.abc import Sequence
 from typing import final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,13 +24,7 @@ class NameRequests:
             return
         scope.setdefault("state", {})["request_id"] = _given(scope) or fresh_request_id()
         named = [(name.encode(), value.encode()) for name, value in request_id_headers(scope).items()]
-
-        async def send_named(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *named]}
-            await send(message)
-
-        await self._app(scope, receive, send_named)
+        await self._app(scope, receive, with_headers(send, named))
 
 
 def request_id_headers(scope: Scope) -> dict[str, str]:
@@ -39,6 +34,17 @@ def request_id_headers(scope: Scope) -> dict[str, str]:
         return {}
     headers = {"x-request-id": request_id}
     return headers | {"request-id": request_id} if scope["path"].startswith("/v1/messages") else headers
+
+
+def with_headers(send: Send, more: Sequence[tuple[bytes, bytes]]) -> Send:
+    """Sends a response with more headers."""
+
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *more]}
+        await send(message)
+
+    return send_with_headers
 
 
 def fresh_request_id() -> str:

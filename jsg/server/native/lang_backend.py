@@ -34,14 +34,7 @@ class Budget:
         self._spent = (0, 0, 0)
 
     def spend(self, prompts: Sequence[Prompt]) -> None:
-        """Counts these; raises RequestError where that is too much, and counts nothing then."""
-        self._spent = self._with(prompts)
-
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        """Raises RequestError where these are too much."""
-        self._with(prompts)
-
-    def _with(self, prompts: Sequence[Prompt]) -> tuple[int, int, int]:
+        """Counts these prompts. Raises RequestError where they are too much, and counts nothing then."""
         num_tokens, num_held, num_scores = self._spent
         for prompt in prompts:
             if prompt.hold:  # hints, which a program must not owe its answers to
@@ -59,7 +52,7 @@ class Budget:
                     f"the calls of a program must have at most {most} {what} in all, but have {spent} so far; ask for "
                     "less, or run it in parts"
                 )
-        return num_tokens, num_held, num_scores
+        self._spent = num_tokens, num_held, num_scores
 
 
 @final
@@ -178,9 +171,7 @@ class FrontModel(LocalModel):
         return {"rid": f"{self._rid}-{self._num_calls}", "namespace": self._namespace, "priority": self._priority}
 
     def _begin(self, prompts: Sequence[Prompt]) -> Generation:
-        if self._budget is not None:
-            self._budget.check(prompts)
-        generation = self._front.generator.begin(self._call, prompts)
+        generation = self._front.generator.begin(self._call, prompts)  # a call that is refused here costs nothing
         if self._budget is not None:
             self._budget.spend(prompts)
         return generation

@@ -74,25 +74,28 @@ type PromptParts = Checked[str | TokenIds | PromptPart]
 
 async def read_parts(front: Front, given: Sequence[str | list[int] | BranchPart], namespace: str) -> tuple[Part, ...]:
     """`to_parts` for one namespace of the prefix cache; beside the event loop where files are to be decoded."""
-    kept = front.media.kept_within(namespace)
+    kept = front.media.kept
     num_chars = sum(map(_num_file_chars, given))
     if not num_chars:
-        return to_parts(given, kept)
-    return await front.threads.run(lambda: to_parts(given, kept), num_chars)
+        return to_parts(given, kept, namespace)
+    return await front.threads.run(lambda: to_parts(given, kept, namespace), num_chars)
 
 
-def to_parts(given: Sequence[str | list[int] | BranchPart], kept: KeptFiles | None = None) -> tuple[Part, ...]:
+def to_parts(
+    given: Sequence[str | list[int] | BranchPart], kept: KeptFiles | None = None, namespace: str = ""
+) -> tuple[Part, ...]:
     """The parts that a prompt holds; a bare text is one whose special tokens are plain characters.
 
     Args:
         given: As the body has them.
-        kept: Files that may be named; those that are sent are added. None for a model that sees nothing.
+        kept: The files that parts may name; files that parts bring are added. None for a model that sees nothing.
+        namespace: The part of the prefix cache whose files these are.
 
     Raises:
         RequestError: A part has none or several of what makes it a part, or there are branches twice.
         NotFoundError: A file is named that is not kept.
     """
-    reader = _PartReader(kept)
+    reader = _PartReader(kept, namespace)
     parts = tuple(reader.read(item, f"prompt[{index}]") for index, item in enumerate(given))
     if sum(isinstance(part, JoinedPart) for part in parts) > 1:
         raise RequestError("prompt must have branches once at most, but has them more often; join once", "prompt")
@@ -113,8 +116,9 @@ def _num_file_chars(item: Any) -> int:
 class _PartReader:
     """Reads the parts of one prompt."""
 
-    def __init__(self, kept: KeptFiles | None) -> None:
+    def __init__(self, kept: KeptFiles | None, namespace: str) -> None:
         self._kept = kept
+        self._namespace = namespace
 
     def read(self, item: str | list[int] | BranchPart, place: str) -> Part:
         """One part; `place` is where it stands, for messages."""
@@ -157,13 +161,13 @@ class _PartReader:
             raise RequestError(f"{place} must have a media_type beside {kind}, but has none; add it", "prompt")
         if self._kept is not None:
             for file in (data,) if isinstance(data, bytes) else data:
-                self._kept.put(file)
+                self._kept.put(self._namespace, file)
         return MediaPart(kind, data, item.media_type, item.num_frames)
 
     def _named(self, kind: MediaKind, names: str, num_frames: int | None, place: str) -> MediaPart:
         if self._kept is None:
             raise sees_no(kind, "prompt")
-        files = [self._kept.get(bytes.fromhex(name)) for name in names.split(",")]
+        files = [self._kept.get(self._namespace, bytes.fromhex(name)) for name in names.split(",")]
         found = tuple(file for file in files if file is not None)
         if len(found) < len(files):
             raise NotFoundError(

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, final
 
@@ -18,6 +18,7 @@ from jsg.server.http.event_stream import Event, respond_with_events, until_disco
 from jsg.server.http.failures import json_response
 from jsg.server.openai.body import OpenAIBody
 from jsg.server.shared.answers import token_text
+from jsg.types import TokenLogprob
 
 LEAST_LOGPROB = -9999.0  # OpenAI's for a token that is as good as impossible; JSON has no infinity
 
@@ -143,6 +144,17 @@ class TokenNames:
     def raw(self, token_id: int) -> list[int]:
         """Its bytes."""
         return list(self.tokenizer.token_bytes(token_id))
+
+    def scores(self, tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+        """The log-probabilities of tokens and of their alternatives, as chat completions and responses show them."""
+        return [
+            self._score(token.token_id, token.logprob or 0.0)
+            | {"top_logprobs": [self._score(*candidate) for candidate in token.top]}
+            for token in tokens
+        ]
+
+    def _score(self, token_id: int, logprob: float) -> dict[str, Any]:
+        return {"token": self.name(token_id), "bytes": self.raw(token_id), "logprob": shown_logprob(logprob)}
 
 
 def now() -> int:

@@ -9,7 +9,7 @@ from typing import Any, final
 from jsg.processing.answer import Answer, AnswerDelta
 from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.server.generation import Generation
-from jsg.server.openai.common import TokenNames, shown_logprob
+from jsg.server.openai.common import TokenNames
 from jsg.server.openai.scored_reader import ScoredReader
 from jsg.server.shared.answers import constraint_of, finish_of
 from jsg.server.tool_use import AnswerReader, ToolUse
@@ -110,7 +110,7 @@ class Reply:
                     message = self.items[-1]
                     message.text += text
                     message.logprobs += logprobs
-                    shown = {"delta": text, "logprobs": self._scores(logprobs)}
+                    shown = {"delta": text, "logprobs": self._names.scores(logprobs)}
                     yield "response.output_text.delta", {**_place_in(message), **shown}
                 case CallDelta():
                     yield from self._grow_call(part)
@@ -195,20 +195,8 @@ class Reply:
 
     def _part(self, message: OutputItem) -> Object:
         """The one part of a message's content."""
-        scores = self._scores(message.logprobs)
+        scores = self._names.scores(message.logprobs)
         return {"type": "output_text", "annotations": [], "logprobs": scores, "text": message.text}
-
-    def _scores(self, logprobs: Sequence[TokenLogprob]) -> list[Object]:
-        """Log-probabilities of tokens; none where they were not asked for."""
-        return [
-            self._score(token.token_id, token.logprob or 0.0)
-            | {"top_logprobs": [self._score(*candidate) for candidate in token.top]}
-            for token in logprobs
-        ]
-
-    def _score(self, token_id: int, logprob: float) -> Object:
-        names = self._names
-        return {"token": names.name(token_id), "bytes": names.raw(token_id), "logprob": shown_logprob(logprob)}
 
     def _shown(self, status: str, output: list[Object], error: Object | None = None) -> Object:
         is_cut = status == "incomplete"

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import threading
 import urllib.parse
-from typing import Any, Protocol, Self, final
+from typing import Any, Self, final
 
 import jsg
 from jsg.errors import ConfigError
@@ -26,18 +26,6 @@ CLOSE_TIMEOUT_S = 2.0
 CHAT_ROUTES = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 
 
-class TracerProvider(Protocol):
-    """What is used of the OpenTelemetry SDK's class of this name; the packages of the SDK may be missing."""
-
-    def get_tracer(self, name: str, version: str, /) -> Any:
-        """What makes spans."""
-        ...
-
-    def shutdown(self) -> None:
-        """Sends what waits."""
-        ...
-
-
 @final
 class SpanExport:
     """An `ExchangeObserver` that sends spans to a collector, from a thread of the OpenTelemetry SDK.
@@ -45,8 +33,8 @@ class SpanExport:
     A collector that is slow or away costs spans, never requests.
     """
 
-    def __init__(self, provider: TracerProvider, model_name: str) -> None:
-        """Makes spans with this provider."""
+    def __init__(self, provider: Any, model_name: str) -> None:
+        """Makes spans with a `TracerProvider` of the OpenTelemetry SDK, which may not be installed."""
         self._provider = provider
         self._tracer = provider.get_tracer("jsg", jsg.__version__)
         self._model_name = model_name
