@@ -1,4 +1,4 @@
-"""A name for each HTTP request: the client's own where it is harmless, else a fresh one."""
+"""A name for each HTTP request: the client's own name where it is harmless, otherwise a new one."""
 
 import re
 import uuid
@@ -7,7 +7,7 @@ from typing import final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-HARMLESS = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # it goes into headers, logs and traces
+HARMLESS = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # the name goes into headers, logs and traces
 
 
 @final
@@ -53,6 +53,6 @@ def fresh_request_id() -> str:
 
 
 def _given(scope: Scope) -> str | None:
-    """The client's name for it; None when there is none, or several, or one that could do harm."""
+    """The client's name for the request; None where it gave none or several, or one that is not harmless."""
     given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"]
     return given[0] if len(given) == 1 and HARMLESS.fullmatch(given[0]) else None
