@@ -1,8 +1,7 @@
-"""Who asks: a key's tenant, and one HTTP request of it that generates."""
+"""The caller of a request, as its key tells, and one HTTP request that generates."""
 
 import dataclasses
 import hashlib
-import uuid
 from typing import Annotated, final
 
 from fastapi import Depends, Request
@@ -17,18 +16,19 @@ class Caller:
     """Who sent a request, as its key tells.
 
     Attributes:
-        tenant: Names what is the caller's own: its requests, its stored responses, its cached prefixes. Empty where
-            the server has no keys. It says nothing of the key.
-        is_admin: Whether it may touch what is not its own.
+        tenant: The owner of the caller's requests, stored responses and cached prefixes. Empty where the server has no
+            keys. It does not show the key.
+        is_admin: Whether the caller may touch what belongs to others.
     """
 
     tenant: str = ""
     is_admin: bool = True
 
     def namespace(self, cache_salt: str | None = None, extra_key: str | None = None) -> str:
-        """The part of the prefix cache that its requests share: nobody can name another tenant's.
+        """The namespace of the prefix cache that the caller's requests share. Nobody can name another tenant's.
 
-        A digest, so that what clients chose as a secret salt is in no dump, and no choice of words makes two equal.
+        It is a digest, so that no dump shows a salt, which may be a secret, and no choice of salts makes two namespaces
+        equal.
         """
         if not self.tenant and cache_salt is None and extra_key is None:
             return ""
@@ -45,22 +45,20 @@ class ApiCall:
     Attributes:
         caller: Who sent it.
         route: The endpoint, such as "/v1/completions".
-        request_id: Names it in headers, logs and traces; sanitised.
-        user: The end user whom the client named, for the log.
-        observer: Is told of what is generated for it; None where nobody asks.
-        is_let_in: It belongs to something that was let in, and goes on with it while the server ends.
+        user: The end user, as the client named it, for the log.
+        observer: Observes what is generated for this request; None for nobody.
+        is_let_in: The call belongs to a program that was let in, and may enter while the server ends.
     """
 
     caller: Caller
     route: str
-    request_id: str
     user: str | None = None
     observer: Observer | None = None
     is_let_in: bool = False
 
 
 def caller_of(scope: Scope) -> Caller:
-    """Who sent the request of this scope; `access.py` has put it there."""
+    """Who sent the request of this scope; `access.py` puts the caller there."""
     return scope.get("state", {}).get("caller", Caller())
 
 
@@ -69,13 +67,8 @@ async def _current_caller(request: Request) -> Caller:
 
 
 async def _current_call(request: Request) -> ApiCall:
-    state = request.scope.get("state", {})
-    return ApiCall(
-        caller=caller_of(request.scope),
-        route=request.url.path,
-        request_id=state.get("request_id") or uuid.uuid4().hex,
-        observer=state.get("exchange"),
-    )
+    exchange = request.scope.get("state", {}).get("exchange")
+    return ApiCall(caller=caller_of(request.scope), route=request.url.path, observer=exchange)
 
 
 CurrentCaller = Annotated[Caller, Depends(_current_caller)]

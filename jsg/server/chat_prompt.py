@@ -1,11 +1,11 @@
-"""Chat messages → prompt tokens. What clients write in them stays words, see `jsg.processing.client_text`.
+"""Chat messages → prompt tokens. Text of clients never becomes a special token, see `jsg.processing.client_text`.
 
-Marks find two more things in what a template wrote. One behind the last content says where a prompt that continues it
-ends. And an answer that this server gave may be put back as the very tokens that the model chose: its text could be
-encoded in several ways, and only the model's own is in the prefix cache.
+Marks in the rendered text show two more things. A mark behind the last content shows where a prompt ends that continues
+this content. Marks around an earlier answer of this server show where the tokens that the model chose go back in: its
+text can be encoded in several ways, and only the model's own tokens are in the prefix cache.
 
-A picture in a content is a part that the template writes as the model's placeholder. Only what the template writes is
-one; the same characters in a client's text are characters.
+For a picture in a content the template writes the model's placeholder. The same characters in a client's text are no
+placeholder, just characters.
 """
 
 import functools
@@ -29,38 +29,33 @@ RESERVED_KWARGS = frozenset(
     ]
 )
 
-_END = 1  # marks the end of the content that is continued
-_FIRST_ANSWER = 2  # and those from here on mark contents that are replaced by tokens
+_END = 1  # this mark stands at the end of the content that is continued
+_FIRST_ANSWER = 2  # marks with this number and larger ones stand around contents that tokens replace
 
 Message = Mapping[str, Any]
 
 
 @final
 class ChatPrompt:
-    """A model's template and tokenizer together. Immutable: any number of threads may encode at a time."""
+    """A model's chat template with its tokenizer. It is immutable, so any number of threads may encode at a time.
+
+    Attributes:
+        template: The model's chat template.
+        max_tokens: What a conversation and its answer may have together; None for no limit.
+    """
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int | None = None, media: MediaReader | None = None) -> None:
-        """Compiles the tokenizer's chat template. Conversations far over `max_tokens` are refused early.
+        """Compiles the tokenizer's chat template. Raises ModelError where the template cannot be compiled.
 
-        `media` reads pictures and videos, for a model that sees. Raises ModelError when it is no template.
+        `media` reads pictures and videos, for a model that sees. Conversations far over `max_tokens` are refused early.
         """
         self._tokenizer = tokenizer
         self._placeholders = {} if media is None else dict(media.placeholders)
         self._placeholder_ids = frozenset(() if media is None else media.placeholder_ids.values())
-        self._max_tokens = max_tokens
-        self._template = ChatTemplate(
+        self.max_tokens = max_tokens
+        self.template = ChatTemplate(
             tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
         )
-
-    @property
-    def max_tokens(self) -> int | None:
-        """Of a conversation and its answer."""
-        return self._max_tokens
-
-    @property
-    def template(self) -> ChatTemplate:
-        """The model's template."""
-        return self._template
 
     def encode(self, messages: Sequence[Message], **options: Any) -> tuple[int, ...]:
         """The prompt tokens of a conversation without pictures; takes and raises what `prompt` does."""
@@ -80,22 +75,24 @@ class ChatPrompt:
         """The prompt of a conversation.
 
         Args:
-            messages: Role and content, and whatever else the template reads. Every text in them is the client's; they
-                are never changed. A content with pictures is a list of parts, each a text or only its type, `image` or
-                `video`. Where the template has no place for those, the placeholder and a line break stand in the text.
-            media: Those pictures and videos, in order.
-            add_generation_prompt: End with the beginning of the assistant's turn.
-            continue_final_message: End with the last content instead, which must be the assistant's, so that the
-                answer goes on in it.
+            messages: Each has a role, a content, and whatever else the template reads. Every text in them is the
+                client's, and none is changed. A content with pictures is a list of parts; a part is a text, or only a
+                type, `image` or `video`. Where the template has no place for such a part, the text gets the placeholder
+                and a line break.
+            media: The pictures and videos of these parts, in order.
+            add_generation_prompt: The prompt ends with the beginning of the assistant's turn.
+            continue_final_message: The prompt ends with the last content instead, which must be the assistant's, and
+                the answer continues it.
             template_kwargs: More variables of the template, such as `enable_thinking`, as a client gave them.
-            answers: By index of a message, the tokens that the model wrote and of which its content is the text. They
-                stand in the prompt as they are where the template leaves the content alone.
-            tools: What the model may call, for the template; the texts in them are the client's too.
+            answers: Index of a message → the tokens that the model wrote, whose text is the message's content. The
+                prompt gets these tokens as they are where the template does not change the content.
+            tools: The tools that the model may call, for the template; the texts in them are the client's too.
 
         Raises:
-            RequestError: The template does not take the messages, leaves out or repeats a picture; or a variable of the
-                template breaks a rule.
-            ContextLengthError: The conversation has more than twice the most tokens, or with pictures more than that.
+            RequestError: The template does not take the messages, or leaves out or repeats a picture; or a variable of
+                the template breaks a rule.
+            ContextLengthError: The conversation has more than twice `max_tokens`, or with pictures more than
+                `max_tokens`.
         """
         guard = Guard(self._tokenizer.special_pattern)
         marks = guard.marks
@@ -103,23 +100,23 @@ class ChatPrompt:
         exact = self._mark_answers(marked, messages, answers or {}, guard)
         if continue_final_message:
             _mark_end(marked, marks)
-        rendered = self._template.render(
+        rendered = self.template.render(
             [self._as_template_takes_it(message) for message in marked],
             add_generation_prompt=add_generation_prompt and not continue_final_message,
             tools=None if tools is None else guard.json(list(tools)),
-            **guard.json(_checked_kwargs(template_kwargs or {}, self._template.variables)),
+            **guard.json(_checked_kwargs(template_kwargs or {}, self.template.variables)),
         )
         if continue_final_message:
             rendered = _until_end(rendered, marks)
         ids, places = self._with_bos(*self._encode_pieces(rendered, exact, marks))
-        input_ids, inputs = fill_placeholders(ids, places, media, "messages", self._max_tokens)
+        input_ids, inputs = fill_placeholders(ids, places, media, "messages", self.max_tokens)
         return EncodedPrompt(input_ids=input_ids, media=inputs)
 
     def _with_bos(self, ids: list[int], places: list[int]) -> tuple[list[int], list[int]]:
-        """A prompt and the indices of its placeholders; of a model that sees, with the tokenizer's BOS in front.
+        """A prompt and the indices of its placeholders; for a model that sees, BOS is put in front if it is missing.
 
-        Hugging Face's processors encode what a template wrote as they do any text, and their templates count on it; its
-        tokenizers add nothing. One that the template wrote is enough.
+        Hugging Face's processors encode a rendered template like any text, with BOS, and their templates rely on that.
+        Hugging Face's tokenizers add nothing to a rendered template.
         """
         bos_ids = self._tokenizer.bos_ids
         if not self._placeholder_ids or tuple(ids[: len(bos_ids)]) == bos_ids:
@@ -127,13 +124,13 @@ class ChatPrompt:
         return [*bos_ids, *ids], [place + len(bos_ids) for place in places]
 
     def _as_template_takes_it(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A message whose content is a text, or a list of parts, as its template writes it whole."""
+        """A message whose content has the form that the template takes: a text, or a list of parts."""
         content = message.get("content")
         if isinstance(content, list) and not self._has_place_for({part["type"] for part in content}):
             content = "".join(
                 part["text"] if part["type"] == "text" else f"{self._placeholders[part['type']]}\n" for part in content
             )
-        if isinstance(content, str) and not self._template.takes_text:
+        if isinstance(content, str) and not self.template.takes_text:
             content = [{"type": "text", "text": content}]
         return message if content is None else {**message, "content": content}
 
@@ -143,7 +140,7 @@ class ChatPrompt:
     @functools.cached_property
     def _kinds_with_place(self) -> set[str]:
         written = self._placeholders.items()
-        return {kind for kind, placeholder in written if self._template.around_media(kind, placeholder) is not None}
+        return {kind for kind, placeholder in written if self.template.around_media(kind, placeholder) is not None}
 
     def _mark_answers(
         self,
@@ -152,7 +149,7 @@ class ChatPrompt:
         answers: Mapping[int, Sequence[int]],
         guard: Guard,
     ) -> dict[int, tuple[str, Sequence[int]]]:
-        """Puts marks around the contents that may stand as the tokens they came from; says which, by their marks."""
+        """Puts marks around the contents that tokens may replace. Returns mark → the content and its tokens."""
         exact: dict[int, tuple[str, Sequence[int]]] = {}
         if self._tokenizer.strips_leading_space:
             return exact  # each piece that is encoded alone would get a space at its front
@@ -167,7 +164,7 @@ class ChatPrompt:
     def _encode_pieces(
         self, rendered: str, exact: Mapping[int, tuple[str, Sequence[int]]], marks: Marks
     ) -> tuple[list[int], list[int]]:
-        """The tokens, and the indices of those placeholders that the template wrote."""
+        """The tokens, and the indices of the placeholders that the template wrote."""
         for number, (content, _) in exact.items():
             if rendered.count(marks.mark(number)) != 2 or marks.around(number, content) not in rendered:
                 rendered = rendered.replace(marks.mark(number), "")  # the template cuts or repeats it: encode its text
@@ -189,11 +186,11 @@ class ChatPrompt:
                 stretch = Stretch(piece, is_markup=is_template)
                 last_id = ids[-1] if ids else None
                 ids += encode_stretches(
-                    self._tokenizer, [stretch], param="messages", last_id=last_id, max_tokens=self._max_tokens
+                    self._tokenizer, [stretch], param="messages", last_id=last_id, max_tokens=self.max_tokens
                 )
                 if is_template and self._placeholder_ids:
                     places += [i for i in range(start, len(ids)) if ids[i] in self._placeholder_ids]
-            check_prompt_len(len(ids), self._max_tokens, "messages")
+            check_prompt_len(len(ids), self.max_tokens, "messages")
         return ids, places
 
 
@@ -221,7 +218,7 @@ def _until_end(rendered: str, marks: Marks) -> str:
 
 
 def _checked_kwargs(kwargs: Mapping[str, Any], read: frozenset[str]) -> dict[str, Any]:
-    """The variables that a client chose, of those that the template reads. Raises RequestError."""
+    """The variables that a client chose. Raises RequestError for one that the template does not read."""
     if len(kwargs) > MAX_TEMPLATE_KWARGS:
         raise _kwargs_error(f"have at most {MAX_TEMPLATE_KWARGS} variables, but got {len(kwargs)}; leave some out")
     for name, value in kwargs.items():

@@ -1,4 +1,4 @@
-"""What the endpoints share: the engine's client and, once the engine is ready, what generates with it."""
+"""What the endpoints share: the `FrontDoor` from the start on and, once the engine is ready, the `Front`."""
 
 import functools
 import time
@@ -27,8 +27,8 @@ class Front:
     Attributes:
         model_name: The one model that is served here, as clients call it.
         created: When it was ready, in seconds since the epoch.
-        speech: How the model reads of tools and calls them.
-        media: Reads pictures and videos, or says that the model cannot see.
+        speech: How the model reads about tools and writes calls.
+        media: Reads pictures and videos, or refuses them where the model cannot see.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Front:
 
 @final
 class FrontDoor:
-    """Holds the `Front` from the moment it is ready; the app answers before that, and reads bodies."""
+    """Holds the `Front` once it is ready. Before that the app can answer and read bodies already."""
 
     def __init__(self) -> None:
         self.front: Front | None = None
@@ -77,9 +77,9 @@ class FrontDoor:
 
     @property
     def status(self) -> str:
-        """In a word: "loading", "ok", "shutting down", "stalled" (the engine gives no sign) or "dead" (it ended).
+        """One of "loading", "ok", "shutting down", "stalled" (the engine gives no sign of life) and "dead" (it ended).
 
-        Of several engines "degraded", while some of them work.
+        With several engines also "degraded", while some of them work.
         """
         if self.front is None:
             return "loading"
@@ -94,22 +94,22 @@ class FrontDoor:
 
     @property
     def media_body_bytes(self) -> int:
-        """What a body may have beside `--max-request-bytes`, for the pictures in it."""
+        """How many bytes a body may have for pictures and videos, beside `--max-request-bytes`."""
         return 0 if self.front is None else self.front.media.max_body_bytes
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the engine, or one of several, is warm and works, for `/health`: who restarts a server asks this."""
+        """Whether at least one engine is warm and works. `/health` tells it to whoever restarts servers."""
         return self.is_open or self.status == "shutting down"
 
     @property
     def is_open(self) -> bool:
-        """Whether it also takes new requests, for `/ready`: who routes requests asks this."""
+        """Whether the server also takes new requests. `/ready` tells it to whoever routes requests."""
         return self.status in ("ok", "degraded")
 
 
 def public_name(model_path: str) -> str:
-    """A hub name as it is; of a directory only the last part, for clients need not know where models lie."""
+    """A hub name as it is; of a directory only its last part, because clients need not know where models lie."""
     path = Path(model_path)
     return path.resolve().name if path.is_dir() else model_path
 
@@ -125,7 +125,7 @@ ReadyFront = Annotated[Front, Depends(_ready_front)]
 
 
 def state_of(engine: EngineClient) -> str:
-    """Of one engine process in a word: "ok", "stalled" or "dead"."""
+    """The state of one engine process: "ok", "stalled" or "dead"."""
     if not engine.is_alive:
         return "dead"
     return "stalled" if engine.is_stalled else "ok"

@@ -1,4 +1,4 @@
-"""Prompts in, answers out: every endpoint generates through here."""
+"""Prompts in, answers out: every endpoint generates through this module."""
 
 import asyncio
 import contextlib
@@ -25,9 +25,9 @@ from jsg.types import FinishReason, FinishType, GrammarSpec, RequestOutput
 
 HELD = FinishReason(FinishType.STOP)
 MAX_ANSWERS = 1024  # of one HTTP request: prompts times n
-MAX_PROMPT_TOKENS = 2**23  # of one HTTP request, those of a prompt counted n times; each takes the engine 40 bytes
-MAX_INLINE_CHARS = 1024  # takes less time than a thread costs
-MAX_SCORES = 2**19  # log-probabilities of one HTTP request; making JSON of so many takes the front about a second
+MAX_PROMPT_TOKENS = 2**23  # of one HTTP request, each prompt counted n times; a token takes 40 bytes in the engine
+MAX_INLINE_CHARS = 1024  # work on so few takes less time than a thread costs
+MAX_SCORES = 2**19  # log-probabilities of one HTTP request; the front takes about a second to make JSON of so many
 
 
 @final
@@ -35,8 +35,7 @@ class Generation:
     """The answers to one HTTP request, while they are made.
 
     Attributes:
-        call: Who asked, and where.
-        prompts: What is continued.
+        call: The HTTP request.
         answers: `n` for each prompt in turn.
         started_at: `time.monotonic()` when it was accepted.
     """
@@ -51,7 +50,6 @@ class Generation:
         observers: Sequence[Observer],
     ) -> None:
         self.call = call
-        self.prompts = prompts
         self.answers = answers
         self.started_at = time.monotonic()
         self._client = client
@@ -61,18 +59,18 @@ class Generation:
         self._is_held = False
 
     async def run(self, *, is_read: bool = True) -> AsyncGenerator[tuple[int, AnswerDelta]]:
-        """Generates all answers at once; yields (index of the answer, what came since it was last yielded). Once.
+        """Generates all answers side by side; yields (index of an answer, all that is new of it). May be called once.
 
-        A reader that is slower than the engine gets larger deltas, not more of them: what is yielded brings its answer
-        up to date. Closing it early, or the failure of one answer, aborts them all.
+        A reader that is slower than the engine gets larger deltas, not more of them: each delta brings its answer up to
+        date. Closing the generator early, or the failure of one answer, aborts all answers.
 
         Args:
-            is_read: Somebody reads the answers as they grow; else they come in fewer and larger deltas.
+            is_read: Somebody reads the answers as they grow. Otherwise they come in fewer and larger deltas.
 
         Raises:
-            ShuttingDownError, RateLimitError, RequestError: It is not let in.
-            TimeLimitError: An answer was not there in time.
-            JsgError: What `EngineClient.generate` raises, or the engine failed an answer.
+            ShuttingDownError, RateLimitError, RequestError: The request is not let in.
+            TimeLimitError: An answer did not come in time.
+            JsgError: `EngineClient.generate` raised it, or the engine failed an answer.
         """
         tenant, is_let_in = self.call.caller.tenant, self.call.is_let_in
         with self._admission.enter(tenant, len(self.answers), is_let_in=is_let_in) as leave:
@@ -82,17 +80,16 @@ class Generation:
                     yield index, delta
 
     async def hold(self) -> AsyncGenerator[AnswerDelta]:
-        """Holds the prompt of its one answer, whose request is a hold, in the cache. Once.
+        """Holds the prompt of its one answer, whose request is a hold, in the cache. May be called once.
 
         Yields a delta without finish once the prompt is cached. The last delta comes when the hold ends by itself:
-        after `Limits.hold_s`, when the server ends, or when the engine needs the memory. Closing it ends it too.
-
-        Who observes is told that it finished when it was cached; the wait that follows is nobody's time.
+        after `Limits.hold_s`, when the server ends, or when the engine needs the memory. Closing the generator ends the
+        hold too. To observers the answer finishes when the prompt is cached: the wait that follows is no latency.
 
         Raises:
-            ShuttingDownError, RateLimitError: It is not let in.
+            ShuttingDownError, RateLimitError: The hold is not let in.
             TimeLimitError: The prompt was not cached in time.
-            JsgError: What `EngineClient.generate` raises.
+            JsgError: `EngineClient.generate` raised it.
         """
         with self._admission.hold(self.call.caller.tenant) as watch:
             async with contextlib.aclosing(self._watched([self._held(self.answers[0], watch)])) as deltas:
@@ -125,7 +122,7 @@ class Generation:
         is_streamed = is_read or not answer.ends_in_engine
         outputs = self._client.generate(answer.request, self.call.caller.tenant, is_streamed=is_streamed)
         try:
-            # The reader of these deltas only puts them aside, so that what the timer interrupts is the engine's wait.
+            # `_merge` only puts these deltas aside, so the timer interrupts a wait for the engine and nothing else.
             async with (
                 asyncio.timeout_at(limits.due(self.started_at, has_token=has_token)) as timer,
                 contextlib.aclosing(outputs),
@@ -138,7 +135,7 @@ class Generation:
                     yield delta
                     if delta.finish is not None:
                         leave()
-                        return  # at a stop string the engine does not know yet: closing `outputs` aborts the request
+                        return  # closing `outputs` aborts the request: of a stop string the engine does not know yet
         except TimeoutError:
             raise limits.exceeded(has_token=has_token) from None
 
@@ -183,7 +180,7 @@ class Generator:
 
     Attributes:
         tokenizer: The model's.
-        admission: Lets generations in, or refuses them.
+        admission: Lets generations in or refuses them.
     """
 
     def __init__(
@@ -210,7 +207,7 @@ class Generator:
 
     @property
     def markers(self) -> frozenset[str]:
-        """Written forms of the special tokens that a grammar may name with this model."""
+        """The written forms of the special tokens that a grammar for this model may name."""
         return frozenset(nameable_tokens(self.tokenizer, self.info.vocab_size, self.info.eos_token_ids).values())
 
     async def encode(self, prompts: Sequence[str | list[int]]) -> list[tuple[int, ...]]:
@@ -223,11 +220,11 @@ class Generator:
         return await self._threads.run(encode_all, sum(len(p) for p in prompts if isinstance(p, str)))
 
     async def beside[T](self, work: Callable[[], T], num_chars: int) -> T:
-        """What work on texts of so many characters gives; it is done beside the event loop where it takes long."""
+        """The result of work on texts of so many characters. Long work is done beside the event loop."""
         return work() if num_chars <= MAX_INLINE_CHARS else await self._threads.run(work, num_chars)
 
     def begin(self, call: ApiCall, prompts: Sequence[Prompt]) -> Generation:
-        """The generation of `n` answers to each prompt. Nothing runs before it is asked to.
+        """The generation of `n` answers to each prompt. Nothing runs before `run` or `hold` is called.
 
         Everything that `n` multiplies is checked before it is multiplied.
 
@@ -270,17 +267,17 @@ class Generator:
 
 
 def new_rid() -> str:
-    """A name for a request whose client gave none."""
+    """A name for a request that its client did not name."""
     return uuid.uuid4().hex
 
 
 async def _merge(sources: Sequence[AsyncGenerator[AnswerDelta]]) -> AsyncGenerator[tuple[int, AnswerDelta]]:
-    """Runs all sources, each up to its finish, at once; yields (index, all that waits of that source) as they come.
+    """Runs all sources side by side, each up to its finish; yields (index of a source, all its deltas that wait).
 
-    The first failure closes them all.
+    The first failure closes all sources.
     """
     waiting: list[list[AnswerDelta]] = [[] for _ in sources]
-    arrived: asyncio.Queue[int | Exception] = asyncio.Queue()  # the sources of which something waits, each once
+    arrived: asyncio.Queue[int | Exception] = asyncio.Queue()  # the sources whose deltas wait, each once
 
     async def drain(index: int, source: AsyncGenerator[AnswerDelta]) -> None:
         try:
@@ -289,7 +286,7 @@ async def _merge(sources: Sequence[AsyncGenerator[AnswerDelta]]) -> AsyncGenerat
                     if not waiting[index]:
                         arrived.put_nowait(index)
                     waiting[index].append(delta)
-        except Exception as error:  # not swallowed: it is raised where the deltas are read
+        except Exception as error:  # the loop below raises it
             arrived.put_nowait(error)
 
     tasks = [asyncio.create_task(drain(index, source)) for index, source in enumerate(sources)]

@@ -1,11 +1,10 @@
-"""Files of pictures and videos that clients sent lately, so that they can name them and need not send them again.
+"""The files of pictures and videos that clients sent lately: clients can name these instead of sending them again.
 
-A program sends its prompt with each call. Of a file that it has sent before it sends the SHA-256. What is kept is the
-file, not what was made of it: a prompt that names a file is read as one that brings it.
+A program sends its prompt with each call, and sends the SHA-256 of a file that it has sent before. The file is kept,
+not what was made of it: a prompt that names a file is read like one that brings it.
 """
 
 import collections
-import copy
 import hashlib
 import threading
 from typing import final
@@ -16,33 +15,9 @@ ENTRY_BYTES = 512  # what an entry takes beside its file, or empty files would b
 
 @final
 class KeptFiles:
-    """What was sent or named last, up to `KEPT_BYTES`. Any number of threads may use it.
+    """The files that were sent or named last, up to `KEPT_BYTES` in all. Any number of threads may use it.
 
-    Each namespace of the prefix cache has files of its own: none finds, or learns of, what another has sent.
-    """
-
-    def __init__(self) -> None:
-        self._files = _Files()
-        self._namespace = ""
-
-    def within(self, namespace: str) -> "KeptFiles":
-        """The files of one namespace; the bound is for all of them together."""
-        view = copy.copy(self)
-        view._namespace = namespace
-        return view
-
-    def put(self, file: bytes) -> None:
-        """Keeps a file, if it is not too large alone, and drops what was not used for longest."""
-        self._files.put((self._namespace, hashlib.sha256(file).digest()), file)
-
-    def get(self, sha256: bytes) -> bytes | None:
-        """The file with that digest, which then was used last."""
-        return self._files.get((self._namespace, sha256))
-
-
-@final
-class _Files:
-    """The files of all namespaces.
+    Each namespace of the prefix cache has its own files: no namespace finds, or learns of, the files of another.
 
     Invariant: `_num_bytes` is what all of `_kept` take, and at most `KEPT_BYTES`.
     """
@@ -52,8 +27,9 @@ class _Files:
         self._num_bytes = 0
         self._lock = threading.Lock()
 
-    def put(self, key: tuple[str, bytes], file: bytes) -> None:
-        """As `KeptFiles.put`."""
+    def put(self, namespace: str, file: bytes) -> None:
+        """Keeps a file, unless it is too large alone, and drops the least recently used ones."""
+        key = namespace, hashlib.sha256(file).digest()
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -63,8 +39,9 @@ class _Files:
             while self._num_bytes > KEPT_BYTES:
                 self._num_bytes -= len(self._kept.popitem(last=False)[1]) + ENTRY_BYTES
 
-    def get(self, key: tuple[str, bytes]) -> bytes | None:
-        """As `KeptFiles.get`."""
+    def get(self, namespace: str, sha256: bytes) -> bytes | None:
+        """The file with that digest, which becomes the most recently used one; None where it is not kept."""
+        key = namespace, sha256
         with self._lock:
             file = self._kept.get(key)
             if file is not None:

@@ -1,4 +1,4 @@
-"""How much may be under way, how long it may take, and when to come back."""
+"""How many requests may be under way, how long each may take, and when a refused client should come back."""
 
 import asyncio
 import collections
@@ -20,22 +20,22 @@ from jsg.errors import (
 )
 
 WINDOW_S = 10.0  # how far back the drain rate looks
-MAX_ENDS = 1024  # remembered at most; more than that in a window tell the rate of a part of it
-MIN_SPAN_S = 1.0  # a single end a moment ago is no rate of thousands a second
+MAX_ENDS = 1024  # so many are remembered at most; of more in a window, the last ones tell the rate
+MIN_SPAN_S = 1.0  # without it, a single end a moment ago would be a rate of thousands a second
 MAX_RETRY_AFTER_S = 60
 MAX_OTHERS = 4096  # holds at a time, and programs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request, and one key, may take; None is no limit.
+    """The limits of one request and of one key; None is no limit.
 
     Attributes:
-        max_per_key: Answers that one key may have under way.
-        first_token_s: Seconds until the first token of an answer.
-        request_s: Seconds for all answers of a request.
+        max_per_key: Most answers that one key may have under way.
+        first_token_s: Most seconds until the first token of an answer.
+        request_s: Most seconds for all answers of a request.
         hold_s: Seconds for which a prefix is held once it is cached.
-        program_s: Seconds for a whole program.
+        program_s: Most seconds for a whole program.
         shutdown_s: Seconds that running requests get once the server is told to end.
     """
 
@@ -59,12 +59,12 @@ class Limits:
         )
 
     def due(self, started_at: float, *, has_token: bool) -> float | None:
-        """When an answer of a request that started then must have its next thing: a token, later its end."""
+        """When an answer must have its first token, or where it has one its end; None without a limit."""
         spans = [span for span in (None if has_token else self.first_token_s, self.request_s) if span is not None]
         return started_at + min(spans) if spans else None
 
     def exceeded(self, *, has_token: bool) -> TimeLimitError:
-        """The error of an answer that was not there when it was due."""
+        """The error for an answer that did not come by the time `due`."""
         if not has_token and self.first_token_s is not None and self.first_token_s <= (self.request_s or math.inf):
             return FirstTokenTimeoutError(
                 f"the first token must come within {self.first_token_s:g} s (--first-token-timeout), but none did; "
@@ -78,7 +78,7 @@ class Limits:
 
 @final
 class DrainRate:
-    """How fast answers come to their ends, from those of the last `WINDOW_S` seconds."""
+    """How many answers end per second, measured over the last `WINDOW_S` seconds."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -89,9 +89,9 @@ class DrainRate:
         self._ends.append(self._now())
 
     def seconds_until(self, num_ends: int) -> int:
-        """Whole seconds until so many more have ended, if they go on as they did; from 1 to `MAX_RETRY_AFTER_S`.
+        """Whole seconds until so many more answers have ended at the present rate; from 1 to `MAX_RETRY_AFTER_S`.
 
-        Where nothing ended lately nothing is known, and the answer is the longest.
+        Where no answer ended lately the rate is not known, and this gives `MAX_RETRY_AFTER_S`.
         """
         now = self._now()
         while self._ends and self._ends[0] < now - WINDOW_S:
@@ -107,14 +107,14 @@ class Admission:
     """Lets requests in, as long as the server is not ending and their key has room.
 
     Invariant: an answer is counted from the `enter` that let it in until it has left, and every answer leaves. Holds
-    and programs are counted apart: a key may have as many of each as answers, and none keeps an answer out.
+    and programs are counted apart: a key may have as many of each as of answers, and they keep no answer out.
     """
 
     def __init__(self, limits: Limits, now: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self.is_closed = False
         self._under_way: collections.Counter[str] = collections.Counter()
-        self._others: collections.Counter[tuple[str, str]] = collections.Counter()  # of that kind, of that tenant
+        self._others: collections.Counter[tuple[str, str]] = collections.Counter()  # by kind and tenant
         self._hold_timers: set[asyncio.Timeout] = set()
         self._waiting: collections.defaultdict[str, list[asyncio.Future[None]]] = collections.defaultdict(list)
         self._is_over = False
@@ -122,26 +122,23 @@ class Admission:
         self._drain_rates: collections.defaultdict[str, DrainRate] = collections.defaultdict(lambda: DrainRate(now))
 
     def close(self) -> None:
-        """From now on nothing enters; what is under way goes on, but holds end: they wait for nothing."""
+        """From now on nothing enters. Answers under way go on; holds end, because nothing would come of waiting."""
         self.is_closed = True
         for timer in self._hold_timers:
-            if not timer.expired():  # whose hold is ending already
+            if not timer.expired():  # the hold of an expired timer is ending already
                 timer.reschedule(asyncio.get_running_loop().time())
 
     def end(self) -> None:
-        """From now on nothing enters that belongs to something under way either."""
+        """From now on nothing enters, not even for a program that is under way."""
         self.close()
         self._is_over = True
 
-    def num_under_way(self, tenant: str) -> int:
-        """Answers of that tenant that have entered and not left."""
-        return self._under_way[tenant]
-
     @contextlib.contextmanager
     def hold(self, tenant: str) -> Iterator[Callable[[asyncio.Timeout], Callable[[], None]]]:
-        """Lets a hold in; gives what is told of its timer, which then ends in `Limits.hold_s`, or when the server ends.
+        """Lets a hold in. Gives a function that takes the timer of the hold once its prompt is cached.
 
-        It gives what is to be called before that timer is left: one that was left cannot be set any more.
+        From then on the timer expires after `Limits.hold_s`, or when the server ends. The function returns another one,
+        which must be called before the timer's block ends, because the timer cannot be set after that.
 
         Raises:
             ShuttingDownError: The server is ending.
@@ -168,7 +165,7 @@ class Admission:
         return self._other("programs", tenant)
 
     async def room(self, tenant: str, num_answers: int) -> None:
-        """Waits until a tenant may have so many more answers under way, if it ever may."""
+        """Waits until a tenant may have so many more answers under way. Returns at once where it never may."""
         most = self.limits.max_per_key
         while most is not None and num_answers <= most < self._under_way[tenant] + num_answers:
             left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -177,14 +174,14 @@ class Admission:
 
     @contextlib.contextmanager
     def enter(self, tenant: str, num_answers: int, *, is_let_in: bool = False) -> Iterator[Callable[[], None]]:
-        """Lets so many answers of a request in; gives what each of them calls when it has ended.
+        """Lets so many answers of a request in. Gives a function that each answer calls once, when it has ended.
 
-        Those that have not left at the end of the context, leave then.
+        Answers that have not ended at the end of the block leave then.
 
         Args:
-            tenant: Whose they are.
-            num_answers: At least one.
-            is_let_in: They belong to something that is under way, and go on with it while the server ends.
+            tenant: The tenant that asks.
+            num_answers: How many, at least one.
+            is_let_in: The answers belong to a program that is under way, and may enter while the server ends.
 
         Raises:
             ShuttingDownError: The server is ending.
@@ -207,7 +204,7 @@ class Admission:
             yield leave
         except QueueFullError as error:
             error.retry_after_s = self._drain_rate.seconds_until(num_answers)
-            self._under_way[tenant] -= num_inside  # they were never in the engine: their going makes no room there
+            self._under_way[tenant] -= num_inside  # they were never in the engine, so they leave no room there
             num_inside = 0
             self._wake(tenant)
             raise
@@ -216,14 +213,14 @@ class Admission:
                 leave()
 
     def shutting_down(self) -> ShuttingDownError:
-        """The error of whoever comes, or is still here, when the server ends."""
+        """The error for requests that come, or are still under way, when the server ends."""
         error = ShuttingDownError("the server is shutting down; send the request again, to another server or later")
         error.retry_after_s = min(max(math.ceil(self.limits.shutdown_s), 1), MAX_RETRY_AFTER_S)
         return error
 
     @contextlib.contextmanager
     def _other(self, kind: str, tenant: str) -> Iterator[None]:
-        """Counts something that is no answer."""
+        """Counts a hold or a program."""
         if self.is_closed:
             raise self.shutting_down()
         most = self.limits.max_per_key

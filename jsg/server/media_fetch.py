@@ -1,9 +1,11 @@
-"""Files from `http` and `https` URLs that clients name: only from hosts that whoever runs the server has allowed.
+"""Fetches files from `http` and `https` URLs that clients name, from hosts that the operator has allowed and no others.
 
-A server that opens what strangers name can be sent into the network that it stands in. So: the host must be allowed;
-its addresses are looked up once, every one is checked, and the very address that was checked is connected to, whatever
-the name means a moment later; a redirect is an error; no proxy, cookie, key or password goes along; size and time are
-bounded while reading. What comes back is a file like any other: its bytes decide its type.
+A server that opens the URLs of strangers can be made to reach into its own network. Therefore:
+
+- The host must be allowed. Its addresses are looked up once, and every one is checked.
+- The server connects to an address that was checked, even if the name leads elsewhere a moment later.
+- A redirect is an error. No proxy, cookie, key or password is sent.
+- Size and time are bounded while the file is read. The bytes of the file decide its type.
 """
 
 import asyncio
@@ -34,17 +36,18 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FetchPolicy:
-    """From where files are fetched, and how much of them.
+    """Which hosts files are fetched from, and how large a file may be.
 
     Attributes:
-        allowed_hosts: Each `host` or `host:port`, without a port the scheme's own: a name; a name with a dot in front,
-            for every name below it but not itself; or an address, IPv6 in brackets. A private address is only ever
-            connected to where it stands here itself: a name that leads to one is refused.
-        max_bytes: Of one file.
-        timeout_s: Seconds for one file, the look-up of its host included.
+        allowed_hosts: Each is `host` or `host:port`; without a port the scheme's own is meant. A host is a name; a name
+            with a dot in front, which allows every name below it but not the name itself; or an address, IPv6 in
+            brackets. The server connects to a private address only where this address itself is allowed: a name that
+            leads to one is refused.
+        max_bytes: Most bytes of one file.
+        timeout_s: Most seconds for one file, with the look-up of its host.
 
     Raises:
-        ConfigError: A host is not written so, or a limit is below its least.
+        ConfigError: A host has another form, or a limit is too low.
     """
 
     allowed_hosts: tuple[str, ...] = ()
@@ -75,10 +78,10 @@ class FetchPolicy:
 
 @final
 class MediaFetcher:
-    """Fetches files as one policy allows. Any number of tasks may use it; no connection outlives its file."""
+    """Fetches files within one policy. Any number of tasks may use it. Each file has a connection of its own."""
 
     def __init__(self, policy: FetchPolicy, ssl_context: ssl.SSLContext | None = None):
-        """`ssl_context` says whom https trusts; by default those that httpx trusts, without the environment's."""
+        """`ssl_context` says whom https trusts: by default whom httpx trusts, whatever the environment names."""
         self._policy = policy
         self._ssl = httpx.create_ssl_context(trust_env=False) if ssl_context is None else ssl_context
 
@@ -105,7 +108,7 @@ class MediaFetcher:
             ) from None
 
     def _checked(self, url: str) -> httpx.URL:
-        """The URL as it will be asked for: what is checked and what is asked come from one reading of it."""
+        """The URL, parsed once: the same parsed URL is checked and then fetched. Raises RequestError."""
         if len(url) > MAX_URL_LENGTH:
             raise RequestError(f"a URL may have at most {MAX_URL_LENGTH} characters, but has {len(url)}; shorten it")
         try:
@@ -125,14 +128,14 @@ class MediaFetcher:
         return target
 
     async def _read(self, url: httpx.URL, addresses: Sequence[_Address]) -> bytes:
-        """What the first address that can be reached answers."""
-        # `fetch` watches the time; but an address that swallows what is sent to it leaves some for the next.
+        """The file from the first address that can be reached."""
+        # `fetch` limits the whole time. This limit leaves time for the next address where one does not answer at all.
         timeout = httpx.Timeout(None, connect=self._policy.timeout_s / (len(addresses) + 1))
-        # A client of its own, so no cookie and no connection of one file serves another.
+        # Each file has its own client, so that no cookie and no connection of one file serves another.
         options = {"trust_env": False, "follow_redirects": False, "timeout": timeout}
         async with httpx.AsyncClient(verify=self._ssl, **options) as client:
             for address in addresses:
-                # The name stays where the far side looks: in the Host header and in the certificate.
+                # The other side looks for the name in the Host header and in the certificate, so it stays there.
                 request = client.build_request(
                     "GET",
                     url.copy_with(host=str(address)),
@@ -154,7 +157,7 @@ class MediaFetcher:
             raise _failed(host, "broke off its answer") from None
 
     async def _body(self, response: httpx.Response, host: str) -> bytes:
-        """The bytes as they come: nothing is unpacked."""
+        """The bytes of the body, as they were sent: nothing is decompressed."""
         if response.has_redirect_location:
             raise _failed(host, f"answered with a redirect ({response.status_code}), which is not followed")
         if response.status_code != 200:
@@ -180,7 +183,7 @@ class MediaFetcher:
 
 
 def _port(url: httpx.URL) -> int:
-    """The port of a URL, written or not. Raises KeyError where its scheme is another, ValueError without a host."""
+    """The port of a URL, or its scheme's. Raises KeyError for another scheme, ValueError where there is no host."""
     default = PORTS[url.scheme]
     if not url.raw_host:
         raise ValueError("a URL without a host")
@@ -188,12 +191,12 @@ def _port(url: httpx.URL) -> int:
 
 
 def _is_below(host: str, suffix: str) -> bool:
-    """Whether a name ends in `.suffix` and has more in front. An address is below nothing."""
+    """Whether a name ends in `.suffix` and has more in front. An address is never below a name."""
     return host.endswith(suffix) and len(host) > len(suffix) and _literal(host) is None
 
 
 def _literal(host: str) -> _Address | None:
-    """The address that a host is, where it is no name."""
+    """The host as an address; None where it is a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -204,10 +207,10 @@ async def _look_up(host: str, port: int) -> list[_Address]:
     """The addresses of a host, all of them checked.
 
     Raises:
-        RequestError: It has none, or it is a name and one of them is not public.
+        RequestError: The host has none, or it is a name and one of its addresses is not public.
     """
     if (literal := _literal(host)) is not None:
-        return [literal]  # only an entry that is this very address lets it come here
+        return [literal]  # it was allowed as this very address
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -219,15 +222,15 @@ async def _look_up(host: str, port: int) -> list[_Address]:
 
 
 def is_public(address: _Address) -> bool:
-    """Whether an address belongs to the internet, and not to this machine, its network or no one at all."""
+    """Whether an address is on the internet: not on this machine, not in a private network, and not unassigned."""
     if address.version == 4:
         return address.is_global and not address.is_multicast and not address.is_reserved and address not in _ASSIGNED
     inside = address.ipv4_mapped
-    if address in _NAT64:  # how networks without IPv4 reach all of it
+    if address in _NAT64:  # networks without IPv4 reach IPv4 addresses in this way
         inside = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
     if inside is not None:
         return is_public(inside)
-    # Tunnels carry an IPv4 address too, and hardly anybody has one by now.
+    # Addresses of 6to4 and Teredo tunnels contain an IPv4 address too; they are refused, for hardly anybody uses them.
     return address in _UNICAST and address.is_global and address.sixtofour is None and address.teredo is None
 
 

@@ -1,7 +1,7 @@
 """Pictures and videos as clients name them in requests → what the model is shown.
 
-A client sends a file as a `data:` URL or in base64, or names an `http` URL, which is fetched where whoever runs the
-server allowed its host. Fetching waits on the event loop; decoding is done beside it.
+A client sends a file as a `data:` URL or in base64, or names an `http` URL, which is fetched if the operator has
+allowed its host. Files are fetched on the event loop and decoded in threads.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ from jsg.server.kept_files import KeptFiles
 from jsg.server.media_fetch import FetchPolicy, MediaFetcher
 from jsg.server.text_threads import TextThreads
 
-BASE64_RATIO = 4 / 3  # characters of base64 by bytes
-MAX_FETCHING = 32  # requests whose URLs are fetched at a time; others wait
+BASE64_RATIO = 4 / 3  # characters of base64 for each byte
+MAX_FETCHING = 32  # requests whose URLs are fetched at the same time; others wait
 
 UNTYPED = "application/octet-stream"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MediaSource:
-    """Where a picture or a video is.
+    """The place of a picture or a video.
 
     Attributes:
         url: A `data:` URL, an `http` or `https` URL, or a file in base64 with nothing around it. Frames may stand in
             place of a video's file, as `read_base64` takes them.
-        num_frames: Of a video: how many are shown; None for the usual number.
+        num_frames: How many frames of a video are shown; None for the usual number.
     """
 
     kind: MediaKind
@@ -49,7 +49,7 @@ class MediaSource:
 
 
 def media_limits(config: ServerConfig) -> MediaLimits:
-    """What one request may bring."""
+    """The limits on the pictures and videos of one request."""
     return MediaLimits(
         max_images=config.max_images_per_request,
         max_videos=config.max_videos_per_request,
@@ -61,7 +61,7 @@ def media_limits(config: ServerConfig) -> MediaLimits:
 
 
 def split_media(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[MediaSource]]:
-    """Messages as templates take them, and the sources that stood in their contents, in order."""
+    """Messages in the form that templates take, and the sources in their contents, in order."""
     shown: list[dict[str, Any]] = []
     sources: list[MediaSource] = []
     for message in messages:
@@ -74,7 +74,7 @@ def split_media(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, A
 
 
 def joined_content(pieces: Sequence[str | MediaSource]) -> str | list[Any]:
-    """A content of texts and pictures: one text where there are only texts, else a list whose texts are parts."""
+    """A content of texts and pictures: one text where there are texts only, otherwise a list of parts."""
     content: list[Any] = []
     for is_media, run in itertools.groupby(pieces, lambda piece: isinstance(piece, MediaSource)):
         if is_media:
@@ -88,17 +88,18 @@ def joined_content(pieces: Sequence[str | MediaSource]) -> str | list[Any]:
 
 @final
 class MediaSources:
-    """Reads what clients name, for one model.
+    """Reads the pictures and videos that clients name, for one model.
 
     Attributes:
-        reader: The model's; None where it sees nothing.
+        reader: The model's reader; None where the model sees nothing.
+        kept: The files that requests may name; None where the model sees nothing.
     """
 
     def __init__(self, reader: MediaReader | None, threads: TextThreads, config: ServerConfig | None = None) -> None:
-        """With the limits of `config`. Raises ConfigError where they cannot be."""
+        """Takes the limits from `config`. Raises ConfigError where they cannot work."""
         config = config or ServerConfig()
         self.reader = reader
-        self._kept = None if reader is None else KeptFiles()
+        self.kept = None if reader is None else KeptFiles()
         self._threads = threads
         self._limits = media_limits(config)
         policy = FetchPolicy(
@@ -112,20 +113,16 @@ class MediaSources:
 
     @property
     def placeholders(self) -> Mapping[str, str]:
-        """The written forms of the tokens that stand for a picture and for a video, where the model takes them."""
+        """The written forms of the tokens for a picture and for a video, as far as the model takes these."""
         return {} if self.reader is None else self.reader.placeholders
 
     def reader_within(self, namespace: str) -> MediaReader | None:
-        """The reader for the requests of one part of the prefix cache."""
+        """The reader for the requests of one namespace of the prefix cache."""
         return None if self.reader is None else self.reader.within(namespace)
-
-    def kept_within(self, namespace: str) -> KeptFiles | None:
-        """The files that may be named in the requests of one part of the prefix cache; None for who sees nothing."""
-        return None if self._kept is None else self._kept.within(namespace)
 
     @property
     def max_body_bytes(self) -> int:
-        """What all pictures and videos of a request may take in its body, in base64."""
+        """How many characters of base64 all pictures and videos of a request may have in its body."""
         return 0 if self.reader is None else int(self._limits.max_bytes * BASE64_RATIO) + 4
 
     async def read(
@@ -134,21 +131,21 @@ class MediaSources:
         """What the model is shown of all pictures and videos of one request, in order.
 
         Args:
-            sources: Of all its prompts.
-            field: Where they stand, for messages.
-            max_tokens: As `MediaReader.read` takes it.
-            namespace: As `MediaReader.within` takes it.
+            sources: The sources of all prompts of the request.
+            field: The field that names them, for error messages.
+            max_tokens: As in `MediaReader.read`.
+            namespace: As in `MediaReader.within`.
 
         Raises:
             RequestError: The model sees nothing, a URL is not allowed or cannot be fetched, or as `MediaReader.read`.
-            QueueFullError: Too many requests wait for theirs.
+            QueueFullError: Too many requests wait for their pictures and videos.
         """
         if not sources:
             return []
         reader = self.reader_within(namespace)
         if reader is None:
             raise sees_no(sources[0].kind, field)
-        # One picture may stand in each of many prompts, and megabytes of URLs take their time to compare.
+        # One picture may be in each of many prompts, and megabytes of URLs take long to compare.
         once = list({id(source): source for source in sources}.values())
         distinct = await self._threads.run(lambda: self._distinct(once, field), sum(len(source.url) for source in once))
         urls = dict.fromkeys(source.url for source in distinct if source.is_remote)
@@ -173,14 +170,14 @@ class MediaSources:
         namespace: str,
         **options: Any,
     ) -> EncodedPrompt:
-        """The prompt of a conversation in whose contents sources may stand.
+        """The prompt of a conversation whose contents may have sources.
 
         Args:
             chat: The model's template and tokenizer.
-            build: Makes the messages, beside the event loop; a part of a content may be a source.
-            num_bytes: About the size of the messages.
-            namespace: As `MediaReader.within` takes it.
-            options: As `ChatPrompt.prompt` takes them.
+            build: Makes the messages, in a thread; a part of a content may be a source.
+            num_bytes: The approximate size of the messages.
+            namespace: As in `MediaReader.within`.
+            options: As in `ChatPrompt.prompt`.
 
         Raises:
             RequestError: As `build`, `read` and `ChatPrompt.prompt`.
@@ -198,7 +195,7 @@ class MediaSources:
         return await self._threads.run(lambda: chat.prompt(shown, media=media, **options), num_chars)
 
     def _distinct(self, sources: Sequence[MediaSource], field: str) -> list[MediaSource]:
-        """Each source once. Raises RequestError before anything is fetched that cannot be let in."""
+        """Each source once. Raises RequestError for too many of them, before anything is fetched."""
         distinct = list(dict.fromkeys(sources))
         for kind, most in (("image", self._limits.max_images), ("video", self._limits.max_videos)):
             count = sum(source.kind == kind for source in distinct)
@@ -229,7 +226,7 @@ class MediaSources:
         return files
 
     def _parts(self, sources: Sequence[MediaSource], files: Mapping[str, bytes]) -> dict[MediaSource, MediaPart]:
-        """The file of each source. Raises RequestError; no more is decoded than one file over what all may have."""
+        """The file of each source. Raises RequestError at the first file that exceeds the limit on all together."""
         parts: dict[MediaSource, MediaPart] = {}
         num_bytes = 0
         for source in sources:
@@ -250,7 +247,7 @@ class MediaSources:
             data = files[source.url]
         elif source.url[:5].lower() == "data:":
             data = read_data_url(source.url, source.kind, self._limits.max_bytes)
-        elif ":" in source.url[:20]:  # which base64 has not
+        elif ":" in source.url[:20]:  # base64 has no colon
             raise RequestError(
                 "a file must be a data: URL, an http URL or base64, but begins with "
                 f"{source.url[:20]!r}; encode its bytes"

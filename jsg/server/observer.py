@@ -1,4 +1,4 @@
-"""What watches generations without changing them: metrics, and what is written down of a request."""
+"""The interface of what watches generations without changing them: metrics, request log and traces."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ class Begun:
     """A generation as observers see it.
 
     Attributes:
-        route: The endpoint that it was asked of.
-        user: The end user whom the client named.
-        prompts: What is continued.
-        answers: `n` for each prompt in turn; they grow by themselves.
+        route: The endpoint.
+        user: The end user, as the client named it.
+        prompts: The prompts that are continued.
+        answers: `n` for each prompt in turn; they grow while they are generated.
         started_at: `time.monotonic()` when it was accepted.
     """
 
@@ -31,16 +31,17 @@ class Observer(Protocol):
     """Is told of each generation. Must be quick, and must not raise."""
 
     def on_start(self, begun: Begun) -> None:
-        """It was accepted and goes to the engine."""
+        """The generation was accepted and goes to the engine."""
         ...
 
     def on_delta(self, begun: Begun, answer: Answer, delta: AnswerDelta) -> None:
-        """The engine gave something for one of its answers; the answer holds it already."""
+        """The engine gave a delta of one answer; the answer holds it already."""
         ...
 
     def on_end(self, begun: Begun, error: BaseException | None) -> None:
-        """All is over: `error` is None when every answer finished, else what ended it (cancelled: the client left).
+        """The generation has ended. An answer without a finish was cut short.
 
-        An answer without a finish was cut short.
+        `error` is None when every answer finished. Otherwise it ended the generation; a cancellation means that the
+        client left.
         """
         ...

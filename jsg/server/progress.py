@@ -1,40 +1,27 @@
-"""Progress of a start or of a conversion, for people: bars on stderr, plans as text."""
+"""The progress of a start or of a conversion, for people: bars on stderr, plans as text."""
 
 import time
-from types import TracebackType
-from typing import Self, final
+from contextlib import ExitStack
+from typing import final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from jsg.engine.child import protocol
 
+_TEXT = TextColumn("{task.fields[text]}")
+
 
 @final
-class StartDisplay:
-    """Shows `protocol.Progress` records as they come. Used as a context; without a terminal it prints plans only."""
+class StartDisplay(ExitStack):
+    """Shows `protocol.Progress` records until its context ends. Without a terminal it prints plans only."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._console = Console(stderr=True, highlight=False)
-        self._bars = Progress(
-            TextColumn("{task.description:>8}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[text]}"),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _TEXT)
+        self._bars = self.enter_context(_bars(self._console, *columns))
         self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
 
     def show(self, progress: protocol.Progress) -> None:
         """Moves the stage's bar; the plan is a text to print."""
@@ -49,30 +36,15 @@ class StartDisplay:
 
 
 @final
-class ByteDisplay:
-    """Shows how many bytes are done and how fast. Used as a context; without a terminal, a line for each tenth."""
+class ByteDisplay(ExitStack):
+    """Shows how many bytes are done and how fast, until its context ends. Without a terminal: a line for each tenth."""
 
     def __init__(self, stage: str) -> None:
+        super().__init__()
         self._console = Console(stderr=True, highlight=False)
-        self._bar = Progress(
-            TextColumn("{task.description:>8}"),
-            BarColumn(),
-            TextColumn("{task.fields[text]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
+        self._bar = self.enter_context(_bars(self._console, BarColumn(), _TEXT, TimeElapsedColumn()))
         self._stage, self._task = stage, self._bar.add_task(stage, total=None, text="")
         self._started_at, self._tenths = time.monotonic(), 0
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
 
     def show(self, done: int, total: int) -> None:
         """Moves the bar; both in bytes."""
@@ -83,3 +55,8 @@ class ByteDisplay:
         if not self._console.is_terminal and tenths > self._tenths:
             self._tenths = tenths
             self._console.print(f"{self._stage}: {text}", markup=False, soft_wrap=True)
+
+
+def _bars(console: Console, *columns: ProgressColumn) -> Progress:
+    """Bars that show on a terminal only."""
+    return Progress(TextColumn("{task.description:>8}"), *columns, console=console, disable=not console.is_terminal)

@@ -1,9 +1,9 @@
 """The front process from its first socket to its exit.
 
-The socket listens at once, so a probe sees 503 rather than a refused connection while the engine loads. One signal
-ends the server in order: no new requests, `--shutdown-timeout` for those under way, then an error for the rest. A
-second one ends it at once. When the engine dies, of several the last one, streams end with an error and probes see 503
-for a moment before the exit.
+The socket listens at once, so a probe sees 503 rather than a refused connection while the engine loads. A first signal
+ends the server in order: it takes no new requests, gives those under way `--shutdown-timeout`, then ends the rest with
+an error. A second signal ends it at once. When the engine, or the last of several, dies, streams end with an error, and
+probes see 503 for a moment before the exit.
 """
 
 import asyncio
@@ -39,6 +39,7 @@ from jsg.server.app import create_app
 from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.front import Front, FrontDoor, public_name
 from jsg.server.generation import Generator
+from jsg.server.http.access import has_keys
 from jsg.server.http.http_protocol import http_protocol
 from jsg.server.limits import Limits
 from jsg.server.media_sources import MediaSources, media_limits
@@ -50,9 +51,9 @@ logger = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.02
 FIRST_REQUEST_S = 1.0
-"""Nothing else begins for so long when the server is ready: the request that it was started for comes now."""
-CLOSE_S = 2  # for the last bytes of what was under way
-DEATH_NOTICE_S = 1.0  # how long probes see 503 after the engine's death
+"""For so long after it is ready the server begins no other work: the request that it was started for comes now."""
+CLOSE_S = 2  # for the last bytes of responses under way
+DEATH_NOTICE_S = 1.0  # probes see 503 for so long after the engine's death
 M_MMAP_THRESHOLD = -3  # of <malloc.h>
 MMAP_THRESHOLD_BYTES = 128 * 2**10  # glibc's own at the start
 SIGNALLED = 128  # exit status after a second signal, with its number added
@@ -67,23 +68,23 @@ async def serve(
     started_at: float,
     model_dir: Path | None = None,
 ) -> None:
-    """Serves as the only work of this process, until a signal comes.
+    """Serves until a signal comes. This process must do nothing else.
 
     Args:
-        engine: The knobs, with the model under the name that clients see.
-        server: The knobs of the front.
+        engine: The engine's knobs, with the model under the name that clients see.
+        server: The front's knobs.
         children: The engine processes, which may still be loading.
-        tokenizer_dir: Where the tokenizer is.
-        started_at: `time.monotonic()` at the start of the program, for the message that it is ready.
-        model_dir: Where the model is, which says how it wants pictures; None for one that sees nothing.
+        tokenizer_dir: The directory of the tokenizer.
+        started_at: `time.monotonic()` at the start of the program, for the greeting.
+        model_dir: The directory of the model, which says how it takes pictures; None for one that sees nothing.
 
     Raises:
-        ConfigError: The address is not free, or a key, an origin or what watches the server cannot work.
+        ConfigError: The address is not free, or a key, an origin or an option of telemetry cannot work.
         EngineDeadError: The engine process ended; of several, all of them.
-        JsgError: What the engine's start raised.
+        JsgError: The engine's start raised it.
     """
     _give_back_buffers()
-    told_to_end = _on_signals(children)  # first: who sees that it listens may tell it to end
+    told_to_end = _on_signals(children)  # first: whoever sees that the server listens may send a signal
     directories, greet = Directories(tokenizer_dir, model_dir), functools.partial(print, flush=True)
     with StartDisplay() as display:
         client = open_engines(children, engine, display.show)
@@ -101,7 +102,7 @@ async def serve_until(
 ) -> None:
     """Serves until the event is set, and closes the client. Raises as `serve` does.
 
-    `greet` is given the message that the server is ready; see `serve` for the rest.
+    `greet` takes the greeting of a ready server; see `serve` for the other arguments.
     """
     try:
         telemetry = Telemetry(server, server.served_model_name or public_name(engine.model_path))
@@ -113,13 +114,13 @@ async def serve_until(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Directories:
-    """Where the files are that the front reads."""
+    """The directories of the files that the front reads."""
 
     tokenizer: Path
     model: Path | None
 
     def load(self, server: ServerConfig) -> tuple[Tokenizer, MediaReader | None]:
-        """The tokenizer, and what reads pictures for a model that sees."""
+        """The tokenizer, and the reader of pictures for a model that sees."""
         tokenizer = load_tokenizer(self.tokenizer)
         if self.model is None:
             return tokenizer, None
@@ -170,9 +171,9 @@ async def _serve(
 
 
 async def _drain(http: "_HttpServer", front: Front) -> None:
-    """Takes no new requests, waits until those under way have ended, and ends those that have not in time.
+    """Takes no new requests, waits until those under way have ended, and ends those that take too long.
 
-    The listener stays open meanwhile: who asks for `/ready` shall read 503, not guess at a refused connection.
+    The listener stays open meanwhile, so that `/ready` answers 503 and no connection is refused.
     """
     admission = front.generator.admission
     admission.close()
@@ -192,7 +193,7 @@ async def _open(
     directories: Directories,
     threads: TextThreads,
 ) -> Front:
-    """Loads what the front needs while the engine loads what it needs."""
+    """Loads the tokenizer and the reader of pictures while the engine loads the model."""
     (tokenizer, reader), _ = await asyncio.gather(asyncio.to_thread(directories.load, server), client.ready())
     generator = Generator(
         client,
@@ -207,7 +208,7 @@ async def _open(
 
 
 async def _warm(client: ServedEngine) -> None:
-    """Does what first requests of some kinds would otherwise wait for, once the very first one has had its time."""
+    """Prepares what the first requests with a grammar or a pattern would wait for, after the very first request."""
     await asyncio.sleep(FIRST_REQUEST_S)
     await client.grammars.warm()
     await asyncio.to_thread(warm_patterns)
@@ -215,7 +216,7 @@ async def _warm(client: ServedEngine) -> None:
 
 @final
 class _HttpServer(uvicorn.Server):
-    """Uvicorn without its signal handling, which raises the signal again at the end: the exit would be no 0."""
+    """Uvicorn without its signal handling, which raises the signal again at the end: the exit status would not be 0."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -238,10 +239,11 @@ def _uvicorn_config(door: FrontDoor, server: ServerConfig, telemetry: Telemetry)
 
 
 def _give_back_buffers() -> None:
-    """Keeps large buffers out of the heap (glibc), as they were before the first one was freed.
+    """Keeps large buffers out of glibc's heap, by fixing its threshold for large blocks at the initial value.
 
-    asyncio receives into buffers of 256 KiB. By itself glibc takes the size of a freed one as the new threshold for
-    the heap, where they then leave holes: free heap grew from 3.5 to 9.6 MB in 39 000 requests, in use stayed 18 MB.
+    asyncio receives into buffers of 256 KiB. By default glibc raises the threshold to the size of a freed buffer, so
+    that further buffers are in the heap and leave holes there: in 39 000 requests the free heap grew from 3.5 to 9.6 MB
+    while 18 MB stayed in use.
     """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
@@ -250,7 +252,7 @@ def _give_back_buffers() -> None:
 
 
 def _on_signals(children: Sequence[EngineChild]) -> asyncio.Event:
-    """What the first SIGINT or SIGTERM sets; a second one ends all processes on the spot."""
+    """The event that the first SIGINT or SIGTERM sets. A second signal kills all processes at once."""
     loop = asyncio.get_running_loop()
     told_to_end = asyncio.Event()
 
@@ -268,14 +270,14 @@ def _on_signals(children: Sequence[EngineChild]) -> asyncio.Event:
 
 
 def _listen(server: ServerConfig) -> socket.socket:
-    """Binds the one address that was asked for."""
+    """Listens at the address that `--host` and `--port` name. Raises ConfigError."""
     if not server.host:
         raise ConfigError("--host must be an address or a host name, but it is empty; name one, such as 127.0.0.1")
     try:
         family, _, _, _, address = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address, family=family, backlog=2048)
-        # Connections inherit it. asyncio would set it only on sockets that say they are TCP, which these do not, and
-        # an answer of two writes would wait 40 ms for the client to acknowledge the first.
+        # Connections inherit this option. asyncio sets it only on sockets that say they are TCP, which these do not.
+        # Without it a response of two writes waits 40 ms until the client has acknowledged the first write.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
@@ -287,15 +289,11 @@ def _listen(server: ServerConfig) -> socket.socket:
 
 def _warn_if_open_to_all(listener: socket.socket, server: ServerConfig) -> None:
     address = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
-    if not address.is_loopback and not _has_keys(server):
+    if not address.is_loopback and not has_keys(server):
         logger.warning(
             "the server listens beyond this machine and asks for no key: everybody who reaches it may use it; set "
             "--api-key-file, or leave out --host"
         )
-
-
-def _has_keys(server: ServerConfig) -> bool:
-    return bool(server.api_key) or server.api_key_file is not None
 
 
 def _greeting(front: Front, listener: socket.socket, seconds: float) -> str:
@@ -308,7 +306,7 @@ def _greeting(front: Front, listener: socket.socket, seconds: float) -> str:
         question = {"role": "user", "content": "What is the capital of France?"}
         path, body = "/v1/chat/completions", {"model": front.model_name, "messages": [question], "max_tokens": 64}
     headers = ["Content-Type: application/json"]
-    if _has_keys(front.server_config):
+    if has_keys(front.server_config):
         headers.append("Authorization: Bearer YOUR_KEY")
     command = ["curl", url + path, *(word for header in headers for word in ("-H", header)), "-d", json.dumps(body)]
     return f"{front.model_name} is ready at {url} after {seconds:.1f} s; try:\n\n{shlex.join(command)}\n"

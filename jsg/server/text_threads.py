@@ -1,4 +1,4 @@
-"""Threads for parsing, templates, tokens, pictures. Long work has its own: short texts never wait for it."""
+"""Threads for parsing, templates, tokens and pictures. Long work has its own threads: short texts never wait for it."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ from typing import final
 
 from jsg.errors import QueueFullError
 
-LONG_BYTES = 2**17  # takes some 30 ms; a thread that is busy for longer is one of those for long texts
+LONG_BYTES = 2**17  # take about 30 ms; larger texts go to the threads for long work
 MAX_MEDIA = 2048  # a program may have a thousand branches, each with its pictures
 
 
@@ -16,9 +16,9 @@ MAX_MEDIA = 2048  # a program may have a thousand branches, each with its pictur
 class TextThreads:
     """Runs work beside the event loop.
 
-    Long work has a quarter of the cores: whoever sends many long texts waits for his own, and the cores that the event
-    loop and short texts need stay free. So have pictures. A file of a few kilobytes may be one that takes a second, and
-    hundreds of megabytes while it is decoded; with so few at a time the memory for that has a bound.
+    Long work gets a quarter of the cores. Whoever sends many long texts waits for them, and the cores that the event
+    loop and short texts need stay free. Pictures get a quarter of the cores too: decoding a file of a few kilobytes may
+    take a second and hundreds of megabytes, and few threads bound that memory.
     """
 
     def __init__(self) -> None:
@@ -29,19 +29,19 @@ class TextThreads:
         self._media = ThreadPoolExecutor(max(1, num_cores // 4), "jsg-media")
 
     async def run[T](self, work: Callable[[], T], num_bytes: int) -> T:
-        """What the work gives, or raises.
+        """Runs work; returns its result, or raises what it raises.
 
         Args:
-            work: Touches nothing that others change.
-            num_bytes: About the size of the texts, or of the body that they came in.
+            work: It must not touch anything that other threads change.
+            num_bytes: The approximate size of the texts, or of the body that they came in.
         """
         pool = self._long if num_bytes > LONG_BYTES else self._short
         return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     async def decode[T](self, work: Callable[[], T]) -> T:
-        """What work on pictures and videos gives, or raises; it touches nothing that others change.
+        """Runs work on pictures and videos, which must not touch anything that other threads change.
 
-        Raises QueueFullError where `MAX_MEDIA` are under way or wait, each with the files of its request.
+        Raises QueueFullError where `MAX_MEDIA` requests, each with its files, are being decoded or wait.
         """
         if self._num_media >= MAX_MEDIA:
             raise QueueFullError(
@@ -54,6 +54,6 @@ class TextThreads:
             self._num_media -= 1
 
     def close(self) -> None:
-        """Forgets what has not begun and waits for nothing."""
+        """Drops work that has not begun, and does not wait for the rest."""
         for pool in (self._short, self._long, self._media):
             pool.shutdown(wait=False, cancel_futures=True)

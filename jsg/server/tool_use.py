@@ -1,7 +1,7 @@
-"""Tools that an answer may call: shown to the model, held to by a grammar, read back from the text.
+"""Tools that an answer may call: the model is shown them, a grammar enforces their form, a parser reads the calls.
 
-The same for every API: each makes a `ToolUse` of its own fields, and shows the `Part`s of an answer in its own form.
-What a call looks like in text is a dialect, which the model has learnt; `jsg.processing.tool_calls` knows them.
+This module serves every API. Each API makes a `ToolUse` of its own fields, and shows the text and the calls of an
+answer in its own form. A dialect is how a model writes calls in text; `jsg.processing.tool_calls` has the dialects.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from jsg.types import GrammarSpec
 
 MAX_TOOLS = 128
 
-_PLACE = re.compile(r"the structural tag((?:\.\w+|\[\d+\])+): (.*)", re.DOTALL)  # how the compiler begins
+_PLACE = re.compile(r"the structural tag((?:\.\w+|\[\d+\])+): (.*)", re.DOTALL)  # begins the compiler's messages
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 DIALECTS: Mapping[str, Dialect] = {name: name for name in get_args(Dialect)}
 ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
@@ -44,11 +44,11 @@ class Tool:
     """A function of the client's.
 
     Attributes:
-        name: What it is called by.
-        description: What it is for.
+        name: The name by which it is called.
+        description: What it does.
         parameters: A JSON Schema of its arguments, which are an object; None where the client gave none.
-        field: Where the client wrote the parameters.
-        is_strict: False where the client said that arguments need not match the schema: then they are any object.
+        field: The field in which the client wrote the parameters.
+        is_strict: False where the client allows arguments that do not match the schema: then they are any object.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Tool:
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """What the arguments of a call match."""
+        """The JSON Schema that the arguments of a call match."""
         if not self.is_strict:
             return ANY_ARGUMENTS
         return NO_ARGUMENTS if self.parameters is None else self.parameters
@@ -76,9 +76,9 @@ class Choice:
     """Which tools an answer calls.
 
     Attributes:
-        mode: None; some or none, as the model likes; or at least one.
-        names: Those that it may call; None for all.
-        is_one_call: It calls no more than one.
+        mode: "none" allows no calls, "auto" leaves it to the model, "required" demands at least one.
+        names: The tools that it may call; None for all.
+        is_one_call: Whether it makes at most one call.
     """
 
     mode: Literal["none", "auto", "required"] = "auto"
@@ -89,12 +89,12 @@ class Choice:
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class Speech:
-    """How a model reads of tools and writes calls.
+    """How a model reads about tools and writes calls.
 
     Attributes:
         template: Its chat template.
         dialect: How it writes calls; None where that is not known.
-        special: Markers of calls that are special tokens of it.
+        special: The markers of calls that are special tokens of the model.
     """
 
     template: ChatTemplate
@@ -108,12 +108,12 @@ class ToolUse:
     """The tools of one request, and how they are called.
 
     Attributes:
-        shown: All that the model is shown, as the chat template takes them.
-        callable: Those that it may call.
-        is_required: It calls at least one; otherwise it may answer in text.
-        is_parallel: It may call several at once.
+        shown: All tools that the model is shown, as the chat template takes them.
+        callable: The tools that the answer may call.
+        is_required: Whether the answer must have a call; otherwise it may be text only.
+        is_parallel: Whether the answer may have several calls.
         dialect: How calls are written.
-        special: Markers of calls that are special tokens of the model.
+        special: The markers of calls that are special tokens of the model.
     """
 
     shown: Sequence[Mapping[str, Any]]
@@ -125,7 +125,7 @@ class ToolUse:
 
     @classmethod
     def of(cls, tools: Sequence[Tool], choice: Choice, speech: Speech) -> "ToolUse | None":
-        """The use of these tools by a model; None where it may call none.
+        """How a model uses these tools; None where it may call none.
 
         Raises:
             RequestError: A rule about names and numbers is broken, or the model was not made for tools.
@@ -152,7 +152,7 @@ class ToolUse:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of those that it may call."""
+        """The names of the tools that the answer may call."""
         return frozenset(tool.name for tool in self.callable)
 
     @property
@@ -162,12 +162,12 @@ class ToolUse:
 
     @property
     def has_special_marks(self) -> bool:
-        """Whether what stands around calls are special tokens, so that these must not be left out of the text."""
+        """Whether special tokens mark calls, so that the text of an answer must keep its special tokens."""
         return not self.special.isdisjoint(markers(self.dialect))
 
     @contextlib.contextmanager
     def naming(self) -> Iterator[None]:
-        """A GrammarError that is raised inside names the tool that is at fault, where it can be told."""
+        """A GrammarError that is raised inside names the faulty tool, where it can be found."""
         try:
             yield
         except GrammarError as error:
@@ -180,7 +180,7 @@ class ToolUse:
             raise
 
     def grammar(self) -> GrammarSpec:
-        """What the whole text of an answer matches: calls and, unless they are required, free text."""
+        """The grammar of the whole text of an answer: calls and, unless a call is required, free text."""
         spec = tool_grammars.tools_to_structural_tag(
             [tool_grammars.Tool(tool.name, tool.schema) for tool in self.callable],
             "required" if self.is_required else "auto",
@@ -194,29 +194,29 @@ class ToolUse:
 
 @final
 class AnswerReader:
-    """Tells the words of one answer from its calls, whole or as they come."""
+    """Tells the text of one answer from its calls, for the whole answer or while it grows."""
 
     def __init__(self, answer: Answer, tools: ToolUse | None) -> None:
         self._answer = answer
         self._tools = tools
-        self._nonce = uuid.uuid4().hex  # not the request's name: clients may use one for many requests
+        self._nonce = uuid.uuid4().hex  # not the request's name, which clients may use for many requests
         self._parser = None
         if tools is not None:
             self._parser = ToolCallParser(tools.dialect, tools.names, self._new_id)
 
     def read(self, delta: AnswerDelta) -> list[ToolDelta]:
-        """What a delta of the answer adds. Given every delta once and in order."""
+        """The text and calls that a delta of the answer adds. Takes every delta once and in order."""
         return self.read_text(delta.text, is_last=delta.finish is not None)
 
     def read_text(self, text: str, *, is_last: bool) -> list[ToolDelta]:
-        """The same for a piece of the answer's text."""
+        """As `read`, for a piece of the answer's text."""
         if self._parser is None:
             return [ContentDelta(text)] if text else []
         found = self._parser.push(text)
         return found + self._parser.finish() if is_last else found
 
     def whole(self, *, only_complete: bool = False) -> ParsedAnswer:
-        """All of the answer so far; with `only_complete` a call that was cut short is text."""
+        """The text and calls of the answer so far. With `only_complete` a call that was cut short counts as text."""
         if self._tools is None:
             return ParsedAnswer(self._answer.text, ())
         dialect, names = self._tools.dialect, self._tools.names
@@ -224,28 +224,28 @@ class AnswerReader:
 
     @property
     def held_len(self) -> int:
-        """Characters at the end of what was read of which is not known yet what they are."""
+        """How many characters at the end of the text that was read may still become text or a call."""
         return 0 if self._parser is None else self._parser.held_len
 
     @property
     def has_calls(self) -> bool:
-        """Whether what was read has calls."""
+        """Whether the text that was read has calls."""
         return self._parser is not None and self._parser.num_calls > 0
 
     @property
     def is_cut(self) -> bool:
-        """Whether what was read ends inside a call."""
+        """Whether the text that was read ends inside a call."""
         return self._parser is not None and self._parser.is_cut
 
     def _new_id(self, index: int) -> str:
-        """A name for a call, which no other answer has. Mistral's templates take nine letters and digits only."""
+        """A name for a call that no other answer has. Mistral's templates take nine letters and digits only."""
         digest = hashlib.sha256(f"{self._nonce} {index}".encode()).hexdigest()
         is_mistral = self._tools is not None and self._tools.dialect == "mistral"
         return digest[:9] if is_mistral else f"call_{digest[:24]}"
 
 
 def _schema_at(tag: Any, place: str) -> Any:
-    """The innermost schema around a place of a structural tag; None where there is none."""
+    """The innermost JSON Schema around a place in a structural tag; None where there is none."""
     schema = None
     for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):
         try:
@@ -263,7 +263,7 @@ def naming(tools: ToolUse | None) -> contextlib.AbstractContextManager[None]:
 
 
 def dialect_of(chosen: str, template_source: str | None) -> Dialect | None:
-    """The dialect that the server was told, or with "auto" the one that the chat template shows."""
+    """The dialect that `--tool-call-parser` names, or with "auto" the one that the chat template shows."""
     return detect_dialect(template_source) if chosen == "auto" else DIALECTS[chosen]
 
 

@@ -1,5 +1,6 @@
 """What tests of several files of the language share: the tokenizer, one engine and one server of the embedded model."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,13 @@ from tests.processing.conftest import all_tokenizers, directories  # noqa: F401
 
 SMALL = {"max_running_requests": 8, "max_total_tokens": 8192, "context_length": 1024}
 """Options of a server that takes little memory."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _leaves_nothing_open() -> Iterator[None]:
+    """Finds connections that were never closed in the file that left them, and not in one that runs later."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from typing import Any
 import certifi
 import httpx
 import pytest
+from httpcore._backends.anyio import AnyIOBackend
 
 from jsg.errors import (
     BackendError,
@@ -475,6 +476,45 @@ class TestTheRest:
                     assert clients[0].is_closed
         assert clients[1].is_closed
         assert clients[0] is not clients[1]
+
+    def test_it_closes_a_connection_that_was_being_opened(self, server, monkeypatch):
+        server.replies["/get_server_info"] = [Reply({})]
+        connect, opened = AnyIOBackend.connect_tcp, []
+
+        async def work(endpoint: RuntimeEndpoint) -> None:
+            is_connecting, may_connect = asyncio.Event(), asyncio.Event()
+
+            async def held(*args: Any, **options: Any) -> Any:
+                is_connecting.set()
+                await may_connect.wait()
+                opened.append(await connect(*args, **options))
+                return opened[-1]
+
+            monkeypatch.setattr(AnyIOBackend, "connect_tcp", held)
+            asking = asyncio.create_task(endpoint.server_info())
+            await is_connecting.wait()
+            await endpoint.close()
+            may_connect.set()
+            assert await asking == {}
+
+        run(server, work)
+        assert [stream.get_extra_info("socket").fileno() for stream in opened] == [-1]
+
+    def test_a_call_is_not_tried_again_once_the_endpoint_is_closed(self, server, monkeypatch):
+        clients = []
+
+        async def work(endpoint: RuntimeEndpoint) -> None:
+            async def send(client: httpx.AsyncClient, *args: Any, **options: Any) -> Any:
+                clients.append(client)
+                await endpoint.close()
+                raise httpx.ReadError("")  # what a request under way then raises
+
+            monkeypatch.setattr(httpx.AsyncClient, "send", send)
+            with pytest.raises(BackendError):
+                await endpoint.server_info()
+
+        run(server, work)
+        assert len(clients) == 1
 
     def test_n4_a_file_of_certificates_is_taken(self, server):
         server.replies["/get_server_info"] = [Reply({})]

@@ -193,20 +193,20 @@ def test_what_was_not_used_for_longest_goes_first(monkeypatch):
     kept = KeptFiles()
     a, b, c, d = (bytes([number]) * 100 for number in range(4))
     for file in (a, b, c, a):
-        kept.put(file)
+        kept.put("", file)
     digest = {file: hashlib.sha256(file).digest() for file in (a, b, c, d)}
-    assert kept.get(digest[b]) == b
-    kept.within("another").put(d)  # one bound for all
-    assert [kept.get(digest[file]) for file in (a, b, c, d)] == [a, b, None, None]
-    assert kept.within("another").get(digest[d]) == d
-    kept.put(bytes(3 * (100 + ENTRY_BYTES)))  # too large alone: drops nothing
-    assert [kept.get(digest[file]) for file in (a, b)] == [a, b]
+    assert kept.get("", digest[b]) == b
+    kept.put("another", d)  # one bound for all
+    assert [kept.get("", digest[file]) for file in (a, b, c, d)] == [a, b, None, None]
+    assert kept.get("another", digest[d]) == d
+    kept.put("", bytes(3 * (100 + ENTRY_BYTES)))  # too large alone: drops nothing
+    assert [kept.get("", digest[file]) for file in (a, b)] == [a, b]
 
 
 def test_files_without_size_are_bounded_too(monkeypatch):
     monkeypatch.setattr(kept_files, "KEPT_BYTES", 10 * ENTRY_BYTES)
     kept = KeptFiles()
     for number in range(30):
-        kept.within(str(number)).put(b"")
+        kept.put(str(number), b"")
     empty = hashlib.sha256(b"").digest()
-    assert sum(kept.within(str(number)).get(empty) is not None for number in range(30)) == 10
+    assert sum(kept.get(str(number), empty) is not None for number in range(30)) == 10

@@ -58,22 +58,22 @@ class TestAdmission:
     def test_the_answers_of_a_key_are_counted_until_each_has_left(self):
         admission = Admission(Limits(max_per_key=3))
         with admission.enter("a", 2) as leave:
-            assert admission.num_under_way("a") == 2
+            assert admission._under_way["a"] == 2
             with pytest.raises(RateLimitError), admission.enter("a", 2):
                 pass
             with admission.enter("b", 3):
                 leave()
                 with admission.enter("a", 2):
-                    assert admission.num_under_way("a") == 3
-            assert admission.num_under_way("a") == 1
-        assert admission.num_under_way("a") == admission.num_under_way("b") == 0
+                    assert admission._under_way["a"] == 3
+            assert admission._under_way["a"] == 1
+        assert admission._under_way["a"] == admission._under_way["b"] == 0
 
     def test_what_fails_leaves_too(self):
         admission = Admission(Limits(max_per_key=3))
         for error in (RuntimeError(), QueueFullError(), GeneratorExit()):
             with pytest.raises(type(error)):
                 self.fail_inside(admission, error)
-        assert admission.num_under_way("a") == 0
+        assert admission._under_way["a"] == 0
 
     def fail_inside(self, admission: Admission, error: BaseException) -> None:
         with admission.enter("a", 2) as leave:
@@ -277,7 +277,7 @@ class TestHolds:
         with admission.hold("a"), admission.enter("a", 1), admission.hold("b"):
             with pytest.raises(RateLimitError, match="1 holds"), admission.hold("a"):
                 pass
-            assert admission.num_under_way("a") == 1
+            assert admission._under_way["a"] == 1
         with admission.hold("a"):
             pass
 

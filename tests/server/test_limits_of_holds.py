@@ -16,7 +16,7 @@ from jsg.server.native.lang_backend import Budget, FrontModel
 from jsg.types import SamplingParams
 from tests.server.scripted import ScriptedServer
 
-CALL = ApiCall(caller=Caller(), route="/generate", request_id="x")
+CALL = ApiCall(caller=Caller(), route="/generate")
 
 
 @pytest.fixture

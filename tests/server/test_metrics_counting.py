@@ -10,7 +10,7 @@ from jsg.config import ServerConfig
 from jsg.errors import EngineDeadError, FirstTokenTimeoutError, JsgError, QueueTimeoutError, ShuttingDownError
 from jsg.processing.answer import AnswerDelta, Prompt
 from jsg.server.observer import Begun
-from jsg.server.telemetry.abort_reasons import ABORT_REASONS, abort_reason
+from jsg.server.telemetry.abort_reasons import ABORT_REASONS, end_reason
 from jsg.server.telemetry.metrics import RATE_WINDOW_S, Metrics
 from jsg.server.telemetry.telemetry import Telemetry
 from jsg.types import FinishReason, FinishType, SamplingParams
@@ -73,7 +73,7 @@ class TestAbortReasons:
         ],
     )
     def test_each_error_has_one(self, error: BaseException, reason: str):
-        assert abort_reason(error) == reason
+        assert end_reason([], error) == reason
         assert reason in ABORT_REASONS
 
 

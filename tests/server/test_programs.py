@@ -382,7 +382,7 @@ def test_what_a_program_left_held_ends_with_it(server: ScriptedServer):
 
 async def _hold_and_close(server: ScriptedServer) -> None:
     app: Any = server.http.app
-    model = FrontModel(app.state.door.front, ApiCall(caller=Caller(), route="/", request_id="r"), namespace="")
+    model = FrontModel(app.state.door.front, ApiCall(caller=Caller(), route="/"), namespace="")
     holds = [await model.hold((TextPart(text),)) for text in ("a", "b")]
     for hold in holds:
         await hold.cached()

@@ -18,7 +18,7 @@ from jsg.types import FinishReason, FinishType, Request, RequestOutput, Sampling
 
 NUM_TOKENS = 50
 TEXT = "ab" * (NUM_TOKENS // 2)
-CALL = ApiCall(caller=Caller(), route="/generate", request_id="test")
+CALL = ApiCall(caller=Caller(), route="/generate")
 
 
 class ScriptedClient:

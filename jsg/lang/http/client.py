@@ -123,10 +123,11 @@ class HttpClient:
             try:
                 response = await client.send(request, stream=True)
             except httpx.HTTPError as error:
-                if not num_left or not isinstance(error, _NOTHING_SEEN):
+                # A retry would make another client, which nobody closes.
+                if not num_left or client.is_closed or not isinstance(error, _NOTHING_SEEN):
                     raise self._unreachable(error) from error
             else:
-                async with contextlib.aclosing(response):
+                async with _closing(response, client):
                     if response.is_success:
                         yield response
                         return
@@ -163,6 +164,21 @@ class HttpClient:
             verify=self._verify,
             trust_env=self._trust_env,
         )
+
+
+@contextlib.asynccontextmanager
+async def _closing(response: httpx.Response, client: httpx.AsyncClient) -> AsyncIterator[None]:
+    """Closes a response at the end.
+
+    Where the client was closed meanwhile this also closes the connection: httpx forgets one that is being opened while
+    its client is closed.
+    """
+    try:
+        yield
+    finally:
+        await response.aclose()
+        if client.is_closed:
+            await response.extensions["network_stream"].aclose()
 
 
 def _trusted(verify: bool | str) -> bool | ssl.SSLContext:

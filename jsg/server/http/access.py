@@ -24,17 +24,17 @@ WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 @final
 class KeyRing:
-    """The keys of a server. Without any, everybody is the same caller and may do everything.
+    """The keys of a server. Without any key everybody is the same caller and may do everything.
 
-    What a key looks like is known to nobody who measures how long a refusal takes: all keys are compared, each as a
-    digest of one length under a secret of this process.
+    How long a refusal takes tells nothing about a key: a given key is compared with all keys, each as a digest of one
+    length under a secret of this process.
     """
 
     def __init__(self, keys: Sequence[str], admin_key: str | None) -> None:
         """Takes the users' keys and the admin's.
 
-        Without an admin key a single user is the admin, and so is everybody where there is no key at all. Several
-        users have no admin among them. With an admin key only, everybody may come in and only the admin is one.
+        Without an admin key a single user is the admin; of several users none is; and where there is no key at all,
+        everybody is. With an admin key and no other, everybody may come in, and only the admin's key makes an admin.
         """
         self._secret = secrets.token_bytes(32)
         self._callers = [
@@ -65,17 +65,12 @@ class KeyRing:
         return cls(keys, admin_key)
 
     @property
-    def is_empty(self) -> bool:
-        """Whether anybody may come in without a key."""
-        return self._anybody is not None
-
-    @property
     def num_callers(self) -> int:
-        """How many different ones there can be."""
-        return len(self._callers) + self.is_empty
+        """How many different callers there can be."""
+        return len(self._callers) + (self._anybody is not None)
 
     def caller(self, key: bytes | None) -> Caller | None:
-        """Who has this key; None when nobody does. Takes as long for any key."""
+        """The caller who has this key; None when nobody has it. Takes the same time for every key."""
         digest, found = self._digest(key or b""), self._anybody
         for known, caller in self._callers:
             if hmac.compare_digest(known, digest):
@@ -84,6 +79,11 @@ class KeyRing:
 
     def _digest(self, key: bytes) -> bytes:
         return hmac.digest(self._secret, key, "sha256")
+
+
+def has_keys(config: ServerConfig) -> bool:
+    """Whether users need a key."""
+    return bool(config.api_key) or config.api_key_file is not None
 
 
 def _tenant(key: str) -> str:
@@ -100,7 +100,7 @@ def _checked(option: str, key: str) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    """The keys of a file: one on each line; empty lines and those that begin with # are none."""
+    """The keys of a file: one on each line. Empty lines and lines that begin with # are skipped."""
     try:
         with path.open(encoding="ascii") as file:
             if os.fstat(file.fileno()).st_mode & WRITABLE_BY_OTHERS:

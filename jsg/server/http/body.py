@@ -12,11 +12,11 @@ from jsg.errors import GrammarError, RequestError
 
 MAX_ITEMS = 2048  # of any list but one of token ids
 CHUNK = 2**16
-GRAMMAR = "sampling.grammar"  # no word that a message could have
+GRAMMAR = "sampling.grammar"  # no message contains this as a word
 
 
 def _check_token_ids(ids: list[int]) -> list[int]:
-    """Four times as fast as a rule for each item, and other threads get their turn between chunks."""
+    """Checks token ids four times as fast as a rule for each item. Other threads get their turn between chunks."""
     for start in range(0, len(ids), CHUNK):
         chunk = ids[start : start + CHUNK]
         if min(chunk) < 0 or max(chunk) >= 2**31:
@@ -44,10 +44,10 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     REFUSED: ClassVar[Mapping[str, str]] = {}
-    """Fields of the published interface that are refused, and why or what to do instead; null is as good as absent."""
+    """Field of the published interface that is refused → why, or what to do instead. Null is taken as absent."""
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {}
-    """Fields below that client libraries send and that change nothing here, and why that is right."""
+    """Field below that clients send and that changes nothing here → why this is right."""
 
     @model_validator(mode="before")
     @classmethod
@@ -66,7 +66,7 @@ class Body(BaseModel):
 
     @classmethod
     def known_fields(cls) -> set[str]:
-        """What clients may send, as they write it."""
+        """The names of the fields that clients may send."""
         return {field.alias or name for name, field in cls.model_fields.items()}
 
 
@@ -80,12 +80,12 @@ def is_off(value: object) -> bool:
 
 @contextlib.contextmanager
 def client_names(names: Mapping[str, str], params: Mapping[str, str] | None = None) -> Iterator[None]:
-    """A RequestError that is raised inside speaks of fields as the client knows them.
+    """A RequestError that is raised inside names fields as the client knows them.
 
     Args:
-        names: Our name of a field → the client's. Under `GRAMMAR` the field that brought the grammar; it stands in
-            front of what is wrong with one, whose own words are left alone: they may be of the client's schema.
-        params: More of them, for the field that is at fault and not for the words of the message.
+        names: Our name of a field → the client's name. `GRAMMAR` → the field that brought the grammar. The message of a
+            GrammarError gets this field in front and is not changed, because its words may be of the client's schema.
+        params: As `names`, for the faulty field only and not for the words of the message.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Server-sent events, and work that ends when its client leaves."""
+"""Server-sent events, and work that is cancelled when its client leaves."""
 
 import asyncio
 import contextlib
@@ -18,16 +18,16 @@ logger = logging.getLogger(__name__)
 
 Event = dict[str, Any]
 
-COMMENT = b": still here\n\n"  # clients of events pass over it
+COMMENT = b": still here\n\n"  # clients ignore comments in a stream of events
 
-# Line ends to Python's `splitlines`, by which some clients cut a stream, though not to the specification of events.
+# Python's `splitlines`, which some clients use, ends lines at these characters; the specification of events does not.
 LINE_ENDS = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\x85\u2028\u2029")
 
 
 async def until_disconnect[T](request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Runs the work; when the client leaves first, cancels it and raises ClientDisconnect.
+    """Runs the work; when the client leaves first, cancels the work and raises ClientDisconnect.
 
-    The request's body must have been read: the next message from the client is then that it left.
+    The request's body must have been read before, so that the next message from the client says that it left.
     """
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_left(request))
@@ -52,17 +52,17 @@ async def respond_with_events(
 ) -> Response:
     """A response that streams the events, at least one.
 
-    It waits for the first event, so that what fails before is an ordinary HTTP failure. A later failure becomes an
-    event in the form of the endpoint; the trace of one that nobody foresaw goes to the log. When the client leaves,
-    `events` is closed at once.
+    It waits for the first event, so that a failure before it is an ordinary HTTP failure. A later failure becomes an
+    event in the form of the endpoint; the trace of an unforeseen one goes to the log. When the client leaves, `events`
+    is closed at once.
 
     Args:
-        request: The one that is answered.
-        events: What to send.
-        named: Each event goes by the name that is its `type`, and the last one ends the stream; else events have no
-            names, and `[DONE]` ends it.
-        beat_s: Send a comment after each so many seconds, so that nothing between here and the client takes a
-            connection on which long nothing happens for a dead one.
+        request: The request that is answered.
+        events: The events to send.
+        named: Each event is named by its `type`, and the last event ends the stream. Otherwise events have no names,
+            and `[DONE]` ends the stream.
+        beat_s: Seconds between comments in the stream; proxies would take a connection that is silent for long for a
+            dead one. None sends no comments.
     """
 
     async def first_event() -> Event:
@@ -103,8 +103,8 @@ class _EventStream(Response):
             async with _beating(send_body, self._beat_s):
                 async for event in self._events:
                     await send_body(self._encode(event))
-                    # Neither the next event nor a send to a client that has left need wait for anything: without this,
-                    # nobody else would have a turn, and that the client has left would not be noticed.
+                    # Neither the next event nor a send to a client that has left needs to wait. Without this line no
+                    # other task would run, and nobody would notice that the client has left.
                     await asyncio.sleep(0)
         except Exception as error:
             if not isinstance(error, JsgError):
@@ -115,13 +115,14 @@ class _EventStream(Response):
 
     def _failure(self, error: JsgError) -> Event:
         body = full_body(self._scope, error_body(self._scope["path"], error))
+        # In OpenAI's named events the fields of an error stand at the top.
         is_nameless = self._encode is _encode_named and "type" not in body
-        return body["error"] | {"type": "error"} if is_nameless else body  # OpenAI's named events have it flat
+        return body["error"] | {"type": "error"} if is_nameless else body
 
 
 @contextlib.asynccontextmanager
 async def _beating(send_body: Callable[[bytes], Awaitable[None]], beat_s: float | None) -> AsyncGenerator[None]:
-    """Sends comments in the background; an event is sent in one piece, so none comes inside of one."""
+    """Sends comments in the background. An event is sent in one piece, so no comment comes inside of one."""
 
     async def beat(every_s: float) -> None:
         while True:

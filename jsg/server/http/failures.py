@@ -1,7 +1,7 @@
-"""What goes wrong → an HTTP status and a body, in the form of the API that was called.
+"""Errors → an HTTP status and a body, in the form of the API that was called.
 
-Anthropic's under /v1/messages, OpenAI's under the rest of /v1/, `{"error": {"message": ...}}` elsewhere. There jsg's
-own errors have a `type` too, and where they are about one field its name as `param`.
+The form is Anthropic's under /v1/messages, OpenAI's under the rest of /v1/, and `{"error": {"message": ...}}`
+elsewhere. In the last form jsg's own errors also have a `type` and, where they are about one field, a `param`.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ from jsg.server.http.request_id import request_id_headers
 from jsg.server.http.validation import describe_invalid
 
 MAX_MESSAGE_CHARS = 1000  # a message quotes what it received
-CLIENT_LEFT = 499  # nobody reads it
+CLIENT_LEFT = 499  # for logs and metrics: the client has left and does not read it
 INTERNAL_ERROR = "internal error; the server's log has the cause"
 
 STATUSES: dict[type[JsgError], int] = {
@@ -104,7 +104,7 @@ def failure_body(
 
 
 def error_body(path: str, error: JsgError) -> dict[str, Any]:
-    """The JSON body of an error at that path. Our own API names the exception, which `RuntimeEndpoint` raises again."""
+    """The JSON body of an error at that path. Our own API names the exception, which `RuntimeEndpoint` raises."""
     message, param = str(error), getattr(error, "param", None)
     body = failure_body(path, status_of(error), message, param, OPENAI_CODES_OF.get(type(error)))
     if not path.startswith("/v1/"):
@@ -113,7 +113,7 @@ def error_body(path: str, error: JsgError) -> dict[str, Any]:
 
 
 def full_body(scope: Scope, body: dict[str, Any]) -> dict[str, Any]:
-    """The body of a failure as the client of that scope is sent it: Anthropic's form names the request in it."""
+    """The body of a failure as the client gets it: in Anthropic's form it names the request."""
     if body.get("type") != "error":
         return body
     return body | {"request_id": scope.get("state", {}).get("request_id")}
@@ -132,7 +132,7 @@ def json_response(content: Any, status: int = 200, headers: dict[str, str] | Non
 
 
 def _clean(text: str) -> str:
-    """Short, and without the lone surrogates that JSON can bring in and UTF-8 cannot carry out."""
+    """The text, cut to `MAX_MESSAGE_CHARS`, without lone surrogates: JSON can contain them, UTF-8 cannot."""
     text = text if len(text) <= MAX_MESSAGE_CHARS else text[:MAX_MESSAGE_CHARS] + "..."
     return text.encode(errors="replace").decode()
 
@@ -157,7 +157,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_invalid_query(request: Request, error: Exception) -> Response:
-    """Of the path or the query; a body is checked by `json_body.py`."""
+    """Answers an invalid path or query; `json_body.py` checks bodies."""
     assert isinstance(error, RequestValidationError)
     errors = [each | {"loc": each["loc"][1:]} for each in error.errors()]
     message, param = describe_invalid(errors, {str(each["loc"][0]): each["input"] for each in errors})
@@ -169,6 +169,6 @@ async def _on_disconnect(_request: Request, _error: Exception) -> Response:
 
 
 async def _on_bug(request: Request, _error: Exception) -> Response:
-    """The trace goes to the log, not to the client. What adds headers to other responses does not see this one."""
+    """Sends the trace to the log, not to the client. It names the request itself: no middleware sees this response."""
     body = failure_body(request.url.path, 500, INTERNAL_ERROR)
     return failure_response(request.scope, body, 500, request_id_headers(request.scope))

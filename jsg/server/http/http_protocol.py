@@ -1,7 +1,8 @@
 """HTTP/1.1 on one connection, with a limit for everything that a client may send or withhold.
 
-Uvicorn's protocol on h11 does the work. What is added: heads and chunks are bounded, a request must arrive within a
-time, a body that nobody reads ends the connection, and a refusal is JSON in the form of the API that was called.
+Uvicorn's protocol on h11 does the work. This module adds limits: heads and chunks have a bounded size, a request must
+arrive in time, and a client that does not read its response loses the connection. A refusal is JSON in the form of the
+API that was called.
 """
 
 import asyncio
@@ -29,16 +30,16 @@ class HttpLimits:
     """Limits of one connection. Times are in seconds.
 
     Attributes:
-        head_bytes: Request line and headers together.
-        headers: Their number.
-        chunk_bytes: What the chunks of a body must have on average, once there are more than `free_chunks`.
-        free_chunks: Chunks of any size.
-        head_s: From a connection or the first byte of a request to the end of its head.
-        body_s: From there to the end of the body.
-        body_idle_s: Between two pieces of a body.
-        write_s: That a client may leave what it was sent unread.
-        linger_s: That what still comes is thrown away after a refusal, so that the client can read it.
-        connections: At once; those beyond are answered 503.
+        head_bytes: Most bytes of the request line and the headers together.
+        headers: Most headers.
+        chunk_bytes: Fewest bytes that the chunks of a body have on average, once there are more than `free_chunks`.
+        free_chunks: Number of chunks that may have any size.
+        head_s: Longest time from a connection, or the first byte of a request, to the end of the request's head.
+        body_s: Longest time from the end of the head to the end of the body.
+        body_idle_s: Longest time between two pieces of a body.
+        write_s: Longest time for which a client may leave a response unread.
+        linger_s: Time after a refusal in which further input is thrown away, so that the client can read the refusal.
+        connections: Most connections at once; a further one is answered with 503.
     """
 
     head_bytes: int = 64 * 2**10
@@ -54,7 +55,7 @@ class HttpLimits:
 
 
 def http_protocol(limits: HttpLimits | None = None) -> type[asyncio.Protocol]:
-    """What `uvicorn.Config(http=...)` takes; without limits the default ones, as far as descriptors go round."""
+    """What `uvicorn.Config(http=...)` takes. The default limits allow only as many connections as there are files."""
     if limits is None:
         num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         limits = HttpLimits(connections=max(1, min(HttpLimits().connections, num_files - SPARE_FILES)))
@@ -63,11 +64,11 @@ def http_protocol(limits: HttpLimits | None = None) -> type[asyncio.Protocol]:
 
 @final
 class _Parser(h11.Connection):
-    """h11 with bounds; remembers what a refusal must say.
+    """h11 with limits; it remembers what a refusal must say.
 
     Attributes:
-        target: Of the request that is being read; None until its head was.
-        error: Why the input was refused.
+        target: The target of the request that is being read; None until its head has been read.
+        error: The reason why the input was refused.
     """
 
     def __init__(self, limits: HttpLimits) -> None:
@@ -79,7 +80,7 @@ class _Parser(h11.Connection):
         self._num_bytes = 0
 
     def next_event(self) -> Any:
-        """As h11's. Raises RemoteProtocolError for input that is malformed or over a limit."""
+        """The next event, as in h11. Raises RemoteProtocolError for input that is malformed or over a limit."""
         try:
             event = super().next_event()
             if isinstance(event, h11.Request):
@@ -92,12 +93,12 @@ class _Parser(h11.Connection):
             raise
 
     def start_next_cycle(self) -> None:
-        """As h11's: what comes now is another request."""
+        """Prepares for the next request, as in h11."""
         super().start_next_cycle()
         self.target = None
 
     def send(self, event: h11.Event) -> Any:
-        """As h11's; a response to a request that has not arrived whole is the last one."""
+        """The bytes of an event, as in h11. A response to a request that has not arrived whole ends the connection."""
         if isinstance(event, h11.Response) and self.their_state is h11.SEND_BODY:
             event = h11.Response(
                 status_code=event.status_code,
@@ -135,7 +136,7 @@ def _refused(status: int, message: str) -> h11.RemoteProtocolError:
 
 @final
 class _Transport:
-    """A transport whose `close` lets the client read the last response though it is still sending.
+    """A transport whose `close` lets a client that is still sending read the last response.
 
     Closing a socket with unread input resets the connection, and the client may lose the response.
     """
@@ -154,7 +155,7 @@ class _Transport:
         return self.is_lingering or self._transport.is_closing()
 
     def close(self) -> None:
-        """Sends what was written and ends the connection, at once or when the client has ended its side."""
+        """Sends what was written and ends the connection: at once, or after `linger_s` where the client still sends."""
         if self.is_closing():
             return
         if not self._is_receiving():
@@ -184,7 +185,7 @@ class HttpConnection(UvicornConnection):
     # ---- what asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client is there."""
+        """A client has connected."""
         wrapped = _Transport(cast(asyncio.Transport, transport), self._is_receiving, self._limits.linger_s)
         super().connection_made(cast(asyncio.Transport, wrapped))
         if len(self.connections) > self._limits.connections:
@@ -201,7 +202,7 @@ class HttpConnection(UvicornConnection):
         self._watch(has_begun=True)
 
     def eof_received(self) -> None:
-        """The client sends no more. Half a request is refused; after a whole one it has left."""
+        """The client sends no more. An incomplete request is refused; after a complete one the client has left."""
         if not self.transport.is_closing() and self._reading is not None and self._last_data_at:
             self.conn.receive_data(b"")
             self.handle_events()
@@ -218,7 +219,7 @@ class HttpConnection(UvicornConnection):
         self._write_timer = self.loop.call_later(self._limits.write_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """The client reads again."""
         if self._write_timer is not None:
             self._write_timer.cancel()
         super().resume_writing()
@@ -226,7 +227,7 @@ class HttpConnection(UvicornConnection):
     # ---- what uvicorn calls
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses input that the parser did not take; `msg` is uvicorn's, which says less than the parser's."""
+        """Refuses input that the parser refused. `msg` comes from uvicorn and says less than the parser's message."""
         error = self.conn.error
         assert error is not None
         status = error.error_status_hint
@@ -242,18 +243,18 @@ class HttpConnection(UvicornConnection):
         self._watch(has_begun=bool(self.conn.trailing_data[0]))
 
     def shutdown(self) -> None:
-        """The server ends. A connection that is being closed, perhaps after a refusal, has nothing to say any more."""
+        """The server ends. A connection that is closing already, perhaps after a refusal, needs no more."""
         if not self.transport.is_closing():
             super().shutdown()
 
     # ---- time
 
     def _is_receiving(self) -> bool:
-        """Whether something of a request is still to come, or was refused."""
+        """Whether a part of a request is still to come, or was refused."""
         return self.conn.their_state in (h11.SEND_BODY, h11.ERROR) or self.conn.error is not None
 
     def _watch(self, *, has_begun: bool) -> None:
-        """Sees to it that what is being read arrives in time."""
+        """Sets the deadline of the part of a request that is being read."""
         state = self.conn.their_state
         if self.transport.is_closing() or state not in (h11.IDLE, h11.SEND_BODY) or not has_begun:
             self._await(None)
@@ -270,14 +271,14 @@ class HttpConnection(UvicornConnection):
             self._check_time()
 
     def _check_time(self) -> None:
-        """Refuses what is late; otherwise comes back when it may be."""
+        """Refuses a request that is late; otherwise checks again at the deadline."""
         due = self._read_deadline
         if self._reading is h11.SEND_BODY and not self.flow.read_paused:
             due = min(due, self._last_data_at + self._limits.body_idle_s)
         if self.loop.time() < due:
             self._read_timer = self.loop.call_at(due, self._check_time)
         elif not self._last_data_at:
-            self.transport.close()  # a connection on which nothing was asked
+            self.transport.close()  # nothing was ever sent on this connection
         elif self._reading is h11.IDLE:
             self._refuse(408, f"a request's head must arrive within {self._limits.head_s:g} s; send it at once")
         else:
@@ -287,7 +288,7 @@ class HttpConnection(UvicornConnection):
     # ---- refusals
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answers in the form of the API, if no answer has begun, and ends the connection."""
+        """Sends a failure in the form of the API, unless a response has begun, and ends the connection."""
         self._await(None)
         self.conn.error = self.conn.error or _refused(status, message)
         cycle = self.cycle

@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 
 import jsg
 from jsg.config import ServerConfig
-from jsg.server.http.access import OPEN_PATHS
+from jsg.server.http.access import OPEN_PATHS, has_keys
 
 Schema = dict[str, Any]
 
@@ -58,15 +58,11 @@ def describe(app: FastAPI, config: ServerConfig) -> None:
     def openapi() -> Schema:
         if app.openapi_schema is None:
             app.openapi_schema = _complete(
-                get_openapi(title="jsg", version=jsg.__version__, routes=app.routes), has_keys=_has_keys(config)
+                get_openapi(title="jsg", version=jsg.__version__, routes=app.routes), has_keys=has_keys(config)
             )
         return app.openapi_schema
 
     app.openapi = openapi
-
-
-def _has_keys(config: ServerConfig) -> bool:
-    return bool(config.api_key) or config.api_key_file is not None
 
 
 def _complete(document: Schema, *, has_keys: bool) -> Schema:

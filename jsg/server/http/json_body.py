@@ -1,8 +1,8 @@
 """Bodies of requests: JSON, read strictly.
 
-What two readers could understand differently, and what cannot be text for a model, is refused: names given twice,
-numbers that are not finite, half of a character, NUL. A large body is parsed and checked beside the event loop, where
-it delays nobody else.
+JSON that two readers could understand differently, or that cannot be text for a model, is refused: names given twice,
+numbers that are not finite, half of a character, NUL. A large body is parsed and checked in a thread, where it does not
+delay other requests.
 """
 
 import dataclasses
@@ -26,10 +26,10 @@ from jsg.server.http.event_stream import until_disconnect
 from jsg.server.http.validation import describe_invalid
 from jsg.server.text_threads import LONG_BYTES, TextThreads
 
-MAX_DEPTH = 64  # of lists and objects in each other; what reads them further on may recurse
-MAX_PARTS = 2**16  # lists, objects and names; a million of them stop the whole process while they are collected
-MAX_NUMBER_CHARS = 100  # making a number of a million digits takes minutes
-MAX_INLINE_BYTES = 2**15  # a larger body goes to a thread, which costs 0.1 ms
+MAX_DEPTH = 64  # of lists and objects in each other; code that reads the value later may recurse
+MAX_PARTS = 2**16  # lists, objects and names; a million of them stop the whole process while garbage is collected
+MAX_NUMBER_CHARS = 100  # parsing a number of a million digits takes minutes
+MAX_INLINE_BYTES = 2**15  # a larger body is parsed in a thread, which costs 0.1 ms
 MAX_QUOTE_CHARS = 40
 
 type _Path = tuple[str | int, ...]
@@ -74,10 +74,10 @@ def parse_json(raw: bytes) -> dict[str, Any]:
 
 @final
 class JsonRoute(APIRoute):
-    """A route whose body is read, parsed and checked here; FastAPI gets what came of it."""
+    """A route whose body is read, parsed and checked here; FastAPI gets the checked value."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """What answers a request of this route."""
+        """The function that answers a request of this route."""
         answer = super().get_route_handler()
         if self.body_field is None:
             return answer
@@ -102,8 +102,8 @@ class JsonRoute(APIRoute):
                 content = await threads.run(validate, len(raw))
             request.scope.setdefault("state", {})["body_bytes"] = len(raw)
             answering = answer(_ReadRequest(request, content))
-            # Long texts and pictures wait for each other, but not for one whose client has left. A short body may name
-            # a picture that takes long.
+            # Long texts and pictures wait in queues, and those of a client that has left must not make others wait. A
+            # short body may name a picture that takes long.
             is_short = len(raw) <= LONG_BYTES and not num_media_bytes
             return await (answering if is_short else until_disconnect(request, answering))
 
@@ -119,11 +119,11 @@ class _ReadRequest(Request):
         self._content = content
 
     async def body(self) -> bytes:
-        """Not empty, which is all that is asked of it."""
+        """Bytes that are not empty: FastAPI only checks this before it calls `json`."""
         return b"{}"
 
     async def json(self) -> object:
-        """What the body holds, checked."""
+        """The checked value of the body."""
         return self._content
 
 
@@ -156,9 +156,9 @@ async def _read(request: Request, limit: int) -> bytes:
 
 
 def _check_headers(request: Request) -> None:
-    """Raises HTTPException for a body that does not say it is plain JSON.
+    """Raises HTTPException for a body whose headers do not say that it is plain JSON.
 
-    That it must say so also keeps other sites' pages out: a browser asks before it sends JSON across sites.
+    This check also keeps other sites' pages out: a browser asks for permission before it sends JSON across sites.
     """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
@@ -177,7 +177,7 @@ def _check_headers(request: Request) -> None:
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Fault:
-    """Stands in the parsed value where something must be refused, until `_inspect` has found out where that is."""
+    """Stands in the parsed value for something that must be refused, until `_inspect` has found its place."""
 
     rule: str
     received: str
@@ -217,7 +217,7 @@ _PLAIN = frozenset({int, float, bool, type(None)})
 
 
 def _num_parts(raw: bytes) -> int:
-    """How many lists, objects and names JSON text has; signs inside strings count too until it matters."""
+    """How many lists, objects and names JSON text has. Signs inside strings count only if that makes no difference."""
     at_most = sum(map(raw.count, _PART_SIGNS))
     if at_most <= MAX_PARTS:
         return at_most
@@ -226,7 +226,7 @@ def _num_parts(raw: bytes) -> int:
 
 
 def _num_media_chars(root: dict[str, Any]) -> int:
-    """Characters of the files in a body, by the names that they go by in one API or another."""
+    """The characters of all files in a body, which the names of their fields in the various APIs tell."""
     waiting: list[Any] = [root]
     count = 0
     while waiting:
@@ -243,14 +243,14 @@ def _num_media_chars(root: dict[str, Any]) -> int:
 
 
 def _num_chars(value: Any) -> int:
-    """Of a text, and of all texts in lists."""
+    """The characters of a text, or of all texts in a list."""
     if isinstance(value, list):
         return sum(map(_num_chars, value))
     return len(value) if isinstance(value, str) else 0
 
 
 def _inspect(root: dict[str, Any]) -> None:
-    """Raises RequestError for the first fault, text that is none, or nesting that is too deep, and says where."""
+    """Raises RequestError for the first fault, for text that is not valid and for deep nesting, and names the place."""
     waiting: list[tuple[_Path, Any]] = [((), root)]
     while waiting:
         path, container = waiting.pop()
@@ -276,12 +276,12 @@ def _inspect(root: dict[str, Any]) -> None:
 
 
 def _is_plain(values: list[Any]) -> bool:
-    """Whether nothing in a list need be looked at; other threads get their turn between chunks."""
+    """Whether a list has only numbers, booleans and nulls. Other threads get their turn between chunks."""
     return all(_PLAIN.issuperset(map(type, values[start : start + CHUNK])) for start in range(0, len(values), CHUNK))
 
 
 def _check_text(text: str, path: _Path, where: str = "") -> None:
-    """Raises RequestError for text that UTF-8 cannot carry, or with a NUL, which ends text for much that reads it."""
+    """Raises RequestError for text that UTF-8 cannot express, or that has a NUL, which ends text for many readers."""
     if "\0" in text:
         fault, position = "a NUL character", text.index("\0")
     elif text.isascii():
@@ -299,7 +299,7 @@ def _check_text(text: str, path: _Path, where: str = "") -> None:
 
 
 def _name(path: _Path) -> str:
-    """A place as people write it: `messages[0].content`."""
+    """A place in the form `messages[0].content`."""
     if not path:
         return "the body"
     parts = (f"[{part}]" if isinstance(part, int) else f".{part[:MAX_QUOTE_CHARS]}" for part in path)

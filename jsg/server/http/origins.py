@@ -1,7 +1,7 @@
 """Which web pages may use the server.
 
-A browser sends `Origin` with whatever a page asks of another server, and with every POST. Without this check any page
-that somebody opens could drive a server on his own machine. Programs send no `Origin` and are not concerned.
+A browser sends `Origin` with every request of a page to another server, and with every POST. Without this check any
+web page could use a server that runs on its reader's machine. Programs send no `Origin`, so the check lets them pass.
 """
 
 import ipaddress
@@ -10,19 +10,20 @@ from collections.abc import Sequence
 from typing import final
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jsg.errors import ConfigError
 from jsg.server.http.failures import failure_body, failure_response
+from jsg.server.http.request_id import with_headers
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\-_\[\]:]+")
-READING = ("GET", "HEAD", "OPTIONS")  # they change nothing, and the browser keeps the answer from the page
+READING = ("GET", "HEAD", "OPTIONS")  # they change nothing, and the browser hides the response from the page
 EXPOSED = b"x-request-id, retry-after"
 PREFLIGHT_AGE_S = b"600"
 
 
 def checked_origins(origins: Sequence[str]) -> frozenset[bytes]:
-    """The origins of `--cors-allow-origin`. Raises ConfigError where one is none."""
+    """The origins of `--cors-allow-origin`. Raises ConfigError for a text that is no origin."""
     for origin in origins:
         if not ORIGIN.fullmatch(origin):
             raise ConfigError(
@@ -34,10 +35,10 @@ def checked_origins(origins: Sequence[str]) -> frozenset[bytes]:
 
 @final
 class CheckOrigin:
-    """Refuses what a foreign page would change or generate, and tells browsers which pages are none.
+    """Refuses requests of foreign pages that change or generate something, and tells browsers which pages are allowed.
 
-    A page of the server's own address is not foreign, if that address is a number or `localhost`: a name of the
-    attacker's may point to this machine, too. No cookies are involved, so none are allowed.
+    A page of the server's own address is not foreign, if this address is a number or `localhost`: a name may be an
+    attacker's and point to this machine. The server uses no cookies, so none are allowed.
     """
 
     def __init__(self, app: ASGIApp, origins: frozenset[bytes]) -> None:
@@ -57,7 +58,7 @@ class CheckOrigin:
             if is_preflight:
                 await _answer_preflight(granted, headers, send)
             else:
-                await self._app(scope, receive, _with_headers(send, granted))
+                await self._app(scope, receive, with_headers(send, granted))
         elif is_preflight or (scope["method"] not in READING and not _is_own(origin, headers.get(b"host", b""))):
             message = (
                 "web pages may use this server only if their origin was named, but this one's was not; start the "
@@ -87,17 +88,8 @@ async def _answer_preflight(granted: list[tuple[bytes, bytes]], headers: dict[by
     await send({"type": "http.response.body", "body": b""})
 
 
-def _with_headers(send: Send, more: list[tuple[bytes, bytes]]) -> Send:
-    async def send_with_headers(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], *more]}
-        await send(message)
-
-    return send_with_headers
-
-
 def _is_own(origin: bytes, host: bytes) -> bool:
-    """Whether an origin is the address that the request was sent to, and no name that can be pointed anywhere."""
+    """Whether an origin is the address that the request was sent to, and is a number or `localhost`."""
     if origin not in (b"http://" + host, b"https://" + host):
         return False
     try:

@@ -1,12 +1,13 @@
-"""A name for each HTTP request: the client's own where it is harmless, else a fresh one."""
+"""A name for each HTTP request: the client's own name where it is harmless, otherwise a new one."""
 
 import re
 import uuid
+from collections.abc import Sequence
 from typing import final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-HARMLESS = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # it goes into headers, logs and traces
+HARMLESS = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # the name goes into headers, logs and traces
 
 
 @final
@@ -23,13 +24,7 @@ class NameRequests:
             return
         scope.setdefault("state", {})["request_id"] = _given(scope) or fresh_request_id()
         named = [(name.encode(), value.encode()) for name, value in request_id_headers(scope).items()]
-
-        async def send_named(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *named]}
-            await send(message)
-
-        await self._app(scope, receive, send_named)
+        await self._app(scope, receive, with_headers(send, named))
 
 
 def request_id_headers(scope: Scope) -> dict[str, str]:
@@ -41,12 +36,23 @@ def request_id_headers(scope: Scope) -> dict[str, str]:
     return headers | {"request-id": request_id} if scope["path"].startswith("/v1/messages") else headers
 
 
+def with_headers(send: Send, more: Sequence[tuple[bytes, bytes]]) -> Send:
+    """Sends a response with more headers."""
+
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *more]}
+        await send(message)
+
+    return send_with_headers
+
+
 def fresh_request_id() -> str:
     """A name that no other request has."""
     return uuid.uuid4().hex
 
 
 def _given(scope: Scope) -> str | None:
-    """The client's name for it; None when there is none, or several, or one that could do harm."""
+    """The client's name for the request; None where it gave none or several, or one that is not harmless."""
     given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"]
     return given[0] if len(given) == 1 and HARMLESS.fullmatch(given[0]) else None

@@ -15,7 +15,7 @@ from jsg.server.front import ReadyFront
 from jsg.server.http.body import Body
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
-from jsg.server.native.engine_call import answer_in_time
+from jsg.server.native.info import answer_in_time
 
 router = new_router()
 

@@ -8,7 +8,6 @@ from fastapi import Request
 from pydantic import Field, StringConstraints, model_validator
 from starlette.responses import Response
 
-from jsg import types
 from jsg.checks import quote
 from jsg.errors import RequestError
 from jsg.processing.answer import Answer, Prompt
@@ -175,17 +174,13 @@ async def _held_events(generation: Generation, shown: Callable[[int], Event]) ->
 
 
 def _of_parts(encoded: EncodedPrompt, answer: Answer, tokenizer: Tokenizer, *, is_first: bool) -> dict[str, Any]:
-    """What a client needs to go on from an answer to a prompt in parts; of several answers the first has the prompt."""
-    meta: dict[str, Any] = {"part_ids": encoded.part_ids} if is_first and _tells_prompt(answer) else {}
+    """What a client needs to continue an answer to a prompt in parts. Of several answers the first has the prompt."""
+    tells_prompt = answer.finish is not None or answer.request.hold  # once is enough: at the end, or when a hold begins
+    meta: dict[str, Any] = {"part_ids": encoded.part_ids} if is_first and tells_prompt else {}
     if answer.finish is not None:
         kept_ids, tail = split_answer(tokenizer, answer)
         meta |= {"kept_ids": kept_ids, "tail": tail}
     return meta
-
-
-def _tells_prompt(answer: Answer) -> bool:
-    """Whether the tokens of the prompt are shown now: once is enough, when all is over or a hold begins."""
-    return answer.finish is not None or answer.request.hold
 
 
 async def _events(generation: Generation, is_list: bool, shown: Callable[..., Event]) -> AsyncGenerator[Event]:
@@ -196,7 +191,8 @@ async def _events(generation: Generation, is_list: bool, shown: Callable[..., Ev
         async for index, delta in deltas:
             answer = generation.answers[index]
             is_due = delta.finish is not None or (index not in has_shown_prompt and bool(answer.prompt_logprobs))
-            num_scores = len(answer.logprobs) * _scores_per_token(answer.request)
+            request = answer.request
+            num_scores = len(answer.logprobs) * (1 + request.top_logprobs_num + len(request.token_ids_logprob))
             if not is_due and num_scores - num_shown[index] < (num_scores - num_free) * LEAST_GROWTH:
                 continue
             num_shown[index] = num_scores
@@ -204,10 +200,6 @@ async def _events(generation: Generation, is_list: bool, shown: Callable[..., Ev
                 has_shown_prompt.add(index)
             place = {"index": index} if is_list else {}
             yield shown(index, with_prompt_logprobs=is_due) | place
-
-
-def _scores_per_token(request: types.Request) -> int:
-    return 1 + request.top_logprobs_num + len(request.token_ids_logprob)
 
 
 async def _prompts(

@@ -2,16 +2,16 @@
 
 import asyncio
 import dataclasses
+from collections.abc import Awaitable
 from typing import Any
 
 from starlette.responses import Response
 
 import jsg
-from jsg.errors import EngineDeadError
+from jsg.errors import EngineDeadError, TimeLimitError
 from jsg.server.front import Front, ReadyFront, public_name, state_of
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
-from jsg.server.native.engine_call import answer_in_time
 
 HIDDEN_KNOBS = frozenset(
     {
@@ -92,8 +92,25 @@ async def version() -> Response:
     return json_response({"version": jsg.__version__})
 
 
+async def answer_in_time[T](front: Front, call: Awaitable[T]) -> T:
+    """The engine's answer, if it comes within `--health-timeout`: an engine that stands still must not hold clients up.
+
+    Raises:
+        TimeLimitError: The engine did not answer in time.
+        JsgError: What the call raises.
+    """
+    timeout_s = front.server_config.health_timeout
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await call
+    except TimeoutError:
+        raise TimeLimitError(
+            f"the engine must answer within {timeout_s:g} s (--health-timeout), but did not; see /health"
+        ) from None
+
+
 async def _stats(front: Front) -> dict[int, dict[str, int | float]]:
-    """The counters of each engine that moves, by its number. Raises EngineDeadError where none lives."""
+    """The counters of each engine that works, by its number. Raises EngineDeadError where none lives."""
     engines = front.client.engines
     if len(engines) == 1:
         return {0: await answer_in_time(front, engines[0].stats())}
@@ -113,7 +130,7 @@ async def _stats(front: Front) -> dict[int, dict[str, int | float]]:
 
 
 async def _internal_states(front: Front) -> list[dict[str, Any]]:
-    """The counters of the engine; of several also of those that do not answer, which say only that."""
+    """The counters of the engine. Of several engines, one that does not answer has its number and state only."""
     engines, told = front.client.engines, await _stats(front)
     if len(engines) == 1:
         return [*told.values()]
@@ -127,7 +144,7 @@ def _model_info(front: Front) -> dict[str, Any]:
 
 
 def _names(front: Front) -> dict[str, str]:
-    """What is served, under names that say nothing of where it lies."""
+    """The names of the model and the tokenizer, which do not tell where the files are."""
     config = front.engine_config
     return {
         "model_path": public_name(config.model_path),

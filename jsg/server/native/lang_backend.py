@@ -1,4 +1,4 @@
-"""The served model as programs see it: a `TokenModel` whose calls are metered and limited like other requests."""
+"""The served model for programs: a `TokenModel` whose calls are counted and limited like other requests."""
 
 import asyncio
 import contextlib
@@ -20,31 +20,24 @@ from jsg.server.generation import MAX_ANSWERS, MAX_PROMPT_TOKENS, MAX_SCORES, Ge
 from jsg.server.shared.prompt_parts import encode_choices_of, encode_prompt
 from jsg.types import FinishType
 
-MAX_AT_ONCE = 1024  # calls of one HTTP request that are at the engine; others wait for them
+MAX_AT_ONCE = 1024  # calls of one HTTP request that are in the engine at the same time; others wait
 
 Ids = tuple[int, ...]
 
 
 @final
 class Budget:
-    """What the calls of one HTTP request may cost in all: as much as one request with all their prompts."""
+    """The limit on all calls of one HTTP request: together they may cost as much as one request with their prompts."""
 
     def __init__(self) -> None:
         """Nothing is spent."""
         self._spent = (0, 0, 0)
 
     def spend(self, prompts: Sequence[Prompt]) -> None:
-        """Counts these; raises RequestError where that is too much, and counts nothing then."""
-        self._spent = self._with(prompts)
-
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        """Raises RequestError where these are too much."""
-        self._with(prompts)
-
-    def _with(self, prompts: Sequence[Prompt]) -> tuple[int, int, int]:
+        """Counts these prompts. Raises RequestError where they are too much, and counts nothing then."""
         num_tokens, num_held, num_scores = self._spent
         for prompt in prompts:
-            if prompt.hold:  # hints, which a program must not owe its answers to
+            if prompt.hold:  # a hint: holds must not use up what answers need
                 num_held += len(prompt.input_ids)
             else:
                 num_tokens += (len(prompt.input_ids) + prompt.sampling.max_new_tokens) * prompt.sampling.n
@@ -59,12 +52,12 @@ class Budget:
                     f"the calls of a program must have at most {most} {what} in all, but have {spent} so far; ask for "
                     "less, or run it in parts"
                 )
-        return num_tokens, num_held, num_scores
+        self._spent = num_tokens, num_held, num_scores
 
 
 @final
 class FrontHold:
-    """A prefix that is held.
+    """A prefix that is held in the cache.
 
     Attributes:
         part_ids: As in `tokens.model.Outcome`.
@@ -76,7 +69,7 @@ class FrontHold:
         self._holding = asyncio.create_task(self._hold(generation))
 
     async def cached(self) -> None:
-        """Returns when the prefix is computed, or nothing more will come of it."""
+        """Returns when the prefix is computed, or cannot be computed any more."""
         await self._is_settled.wait()
 
     async def release(self) -> None:
@@ -90,7 +83,7 @@ class FrontHold:
                 async for _ in deltas:
                     self._is_settled.set()
         except JsgError:
-            pass  # a lost hint; what is wrong is said when the prompt is continued
+            pass  # the hint is lost; if something is wrong, the continuation of the prompt fails with it
         finally:
             self._is_settled.set()
 
@@ -114,14 +107,14 @@ class FrontModel(LocalModel):
         """The model for one request.
 
         Args:
-            front: Has it.
-            call: Who asks.
-            namespace, priority: Of all its calls, as in `types.Request`.
-            rid: What names of its calls begin with; None makes one.
-            waits: The request was let in, so its calls go on while the server ends, and where the caller's key has no
-                room for another answer they wait for some; else they are refused.
-            is_read: Somebody reads what the model writes as it grows.
-            budget: What all its calls together may cost; None where there is one call.
+            front: The server that has the model.
+            call: The HTTP request.
+            namespace, priority: For all calls, as in `types.Request`.
+            rid: The beginning of the names of all calls; None makes one.
+            waits: The request was let in as a program. Its calls may enter while the server ends, and wait where the
+                caller's key has no room for another answer. Otherwise such calls are refused.
+            is_read: Somebody reads the answers as they grow.
+            budget: The limit on all calls together; None where there is one call.
         """
         limits = ScoreLimits(prompts=MAX_ANSWERS, tokens=MAX_PROMPT_TOKENS, scores=MAX_SCORES)
         super().__init__(front.generator.tokenizer, limits)
@@ -147,9 +140,9 @@ class FrontModel(LocalModel):
         return self._front.turns
 
     async def hold(self, prompt: tuple[Part, ...]) -> FrontHold:
-        """Has a prompt computed and kept cached until it is released; does not wait for it.
+        """Begins to compute a prompt, which then stays cached until it is released. Does not wait for it.
 
-        It is a hint: where it is one too many, the prompt is not held.
+        This is a hint: where there are too many holds already, the prompt is not held.
 
         Raises:
             JsgError: The prompt is wrong, or the budget is spent.
@@ -160,7 +153,7 @@ class FrontModel(LocalModel):
         return hold
 
     async def close(self) -> None:
-        """Ends what is still held."""
+        """Releases all prompts that are still held."""
         for hold in self._holds:
             await hold.release()
 
@@ -178,9 +171,7 @@ class FrontModel(LocalModel):
         return {"rid": f"{self._rid}-{self._num_calls}", "namespace": self._namespace, "priority": self._priority}
 
     def _begin(self, prompts: Sequence[Prompt]) -> Generation:
-        if self._budget is not None:
-            self._budget.check(prompts)
-        generation = self._front.generator.begin(self._call, prompts)
+        generation = self._front.generator.begin(self._call, prompts)  # a call that is refused here costs nothing
         if self._budget is not None:
             self._budget.spend(prompts)
         return generation
@@ -200,7 +191,7 @@ class FrontModel(LocalModel):
 
 @final
 class FrontBackend:
-    """A `backend.Backend` on the served model: what runs a program that was sent whole."""
+    """A `backend.Backend` on the served model, for programs that are sent whole."""
 
     def __init__(self, model: FrontModel) -> None:
         self._model = model
@@ -210,7 +201,7 @@ class FrontBackend:
         return open_session(self._model, num_api_spec_tokens)
 
     async def flush_cache(self) -> bool:
-        """Never: a program cannot forget what belongs to others."""
+        """Raises ForbiddenError: a program must not drop the cached prefixes of others."""
         raise ForbiddenError("a program must not empty the server's cache; send POST /flush_cache with the admin key")
 
     async def server_info(self) -> dict[str, Any]:
@@ -218,7 +209,7 @@ class FrontBackend:
         return self._model.info()
 
     async def close(self) -> None:
-        """Ends what is still held."""
+        """Releases all prompts that are still held."""
         await self._model.close()
 
 

@@ -1,4 +1,4 @@
-"""Prompts in parts, as JSON: what programs send, whose prompts grow by pieces."""
+"""Prompts in parts, as JSON. Programs send them, because their prompts grow by pieces."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, final
@@ -14,7 +14,7 @@ from jsg.server.http.body import Body, Checked, TokenIds
 from jsg.server.kept_files import KeptFiles
 from jsg.types import MAX_BRANCHES
 
-NAMED_TYPE = "application/octet-stream"  # whoever sent the file has said it then, and the bytes decide
+NAMED_TYPE = "application/octet-stream"  # of a file that is named: its bytes tell the real type
 SHA256_LEN = 64
 
 type Offset = Annotated[int, Field(ge=0, lt=2**31)]
@@ -73,26 +73,29 @@ type PromptParts = Checked[str | TokenIds | PromptPart]
 
 
 async def read_parts(front: Front, given: Sequence[str | list[int] | BranchPart], namespace: str) -> tuple[Part, ...]:
-    """`to_parts` for one namespace of the prefix cache; beside the event loop where files are to be decoded."""
-    kept = front.media.kept_within(namespace)
+    """`to_parts` for one namespace of the prefix cache; it runs in a thread where files must be decoded."""
+    kept = front.media.kept
     num_chars = sum(map(_num_file_chars, given))
     if not num_chars:
-        return to_parts(given, kept)
-    return await front.threads.run(lambda: to_parts(given, kept), num_chars)
+        return to_parts(given, kept, namespace)
+    return await front.threads.run(lambda: to_parts(given, kept, namespace), num_chars)
 
 
-def to_parts(given: Sequence[str | list[int] | BranchPart], kept: KeptFiles | None = None) -> tuple[Part, ...]:
+def to_parts(
+    given: Sequence[str | list[int] | BranchPart], kept: KeptFiles | None = None, namespace: str = ""
+) -> tuple[Part, ...]:
     """The parts that a prompt holds; a bare text is one whose special tokens are plain characters.
 
     Args:
         given: As the body has them.
-        kept: Files that may be named; those that are sent are added. None for a model that sees nothing.
+        kept: The files that parts may name; files that parts bring are added. None for a model that sees nothing.
+        namespace: The part of the prefix cache whose files these are.
 
     Raises:
-        RequestError: A part has none or several of what makes it a part, or there are branches twice.
-        NotFoundError: A file is named that is not kept.
+        RequestError: A part has no kind or several, or there are branches twice.
+        NotFoundError: A named file is not kept.
     """
-    reader = _PartReader(kept)
+    reader = _PartReader(kept, namespace)
     parts = tuple(reader.read(item, f"prompt[{index}]") for index, item in enumerate(given))
     if sum(isinstance(part, JoinedPart) for part in parts) > 1:
         raise RequestError("prompt must have branches once at most, but has them more often; join once", "prompt")
@@ -100,7 +103,7 @@ def to_parts(given: Sequence[str | list[int] | BranchPart], kept: KeptFiles | No
 
 
 def _num_file_chars(item: Any) -> int:
-    """The size of the files that a part brings."""
+    """The size of the files that a part brings or names, in characters."""
     if not isinstance(item, BranchPart):
         return 0
     named = len(item.image_sha256 or "") + len(item.video_sha256 or "")  # to be looked up
@@ -113,11 +116,12 @@ def _num_file_chars(item: Any) -> int:
 class _PartReader:
     """Reads the parts of one prompt."""
 
-    def __init__(self, kept: KeptFiles | None) -> None:
+    def __init__(self, kept: KeptFiles | None, namespace: str) -> None:
         self._kept = kept
+        self._namespace = namespace
 
     def read(self, item: str | list[int] | BranchPart, place: str) -> Part:
-        """One part; `place` is where it stands, for messages."""
+        """One part. `place` is its place in the body, for error messages."""
         if isinstance(item, str):
             return TextPart(item)
         if isinstance(item, list):
@@ -157,13 +161,13 @@ class _PartReader:
             raise RequestError(f"{place} must have a media_type beside {kind}, but has none; add it", "prompt")
         if self._kept is not None:
             for file in (data,) if isinstance(data, bytes) else data:
-                self._kept.put(file)
+                self._kept.put(self._namespace, file)
         return MediaPart(kind, data, item.media_type, item.num_frames)
 
     def _named(self, kind: MediaKind, names: str, num_frames: int | None, place: str) -> MediaPart:
         if self._kept is None:
             raise sees_no(kind, "prompt")
-        files = [self._kept.get(bytes.fromhex(name)) for name in names.split(",")]
+        files = [self._kept.get(self._namespace, bytes.fromhex(name)) for name in names.split(",")]
         found = tuple(file for file in files if file is not None)
         if len(found) < len(files):
             raise NotFoundError(
@@ -175,7 +179,7 @@ class _PartReader:
 
 
 def _kind_of(item: BranchPart, place: str) -> tuple[str, Any]:
-    """What makes it a part: its name and value. Raises RequestError."""
+    """The kind of a part, and its value. Raises RequestError where it has none or several."""
     given = [name for name in item.KINDS if getattr(item, name) is not None]
     if len(given) != 1:
         rule = f"{place} must have exactly one of {', '.join(item.KINDS)}"

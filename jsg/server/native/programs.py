@@ -1,4 +1,4 @@
-"""`/v1/programs`: programs that are sent whole, as graphs, and run here in one round trip."""
+"""`/v1/programs`: programs that are sent whole, as graphs, and run on the server in one round trip."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ from jsg.types import SamplingParams
 
 LIMITS = ProgramLimits()
 BEAT_S = 15.0
-MAX_ANSWER_CHARS = 2**24  # of all texts in an answer; and of all deltas
+MAX_ANSWER_CHARS = 2**24  # of all texts in an answer, and of all deltas
 
 router = new_router()
 
@@ -77,10 +77,10 @@ async def programs(
 
 @final
 class _Program:
-    """A program that may run."""
+    """A program that was checked and may run."""
 
     def __init__(self, body: ProgramBody) -> None:
-        """Reads and checks it; takes long where it is large. Raises RequestError, which names the node."""
+        """Reads and checks a program, which takes long for a large one. Raises RequestError, which names the node."""
         self.graph = graph_from_json(body.graph)
         self.arguments = arguments_from_json(self.graph, body.arguments or {})
         self.defaults = sampling_from_dict(body.sampling_params or {})
@@ -90,7 +90,7 @@ class _Program:
 
 def _check_calls(graph: Graph, defaults: SamplingArgs) -> None:
     """Raises GraphError for a call of the model whose arguments it would refuse, whatever its prompt."""
-    opened: dict[int, SamplingArgs] = {}  # of each stream
+    opened: dict[int, SamplingArgs] = {}  # the defaults of each stream
     for node in graph.nodes():
         try:
             match node:
@@ -110,7 +110,7 @@ def _check_calls(graph: Graph, defaults: SamplingArgs) -> None:
 
 
 def _check_gen(args: SamplingArgs) -> None:
-    """Raises RequestError where a request would be refused for what it samples by or reports."""
+    """Raises RequestError where a request with these sampling parameters and reports would be refused."""
     sampling = dataclasses.replace(SamplingParams.from_dict(sampling_of(args)), n=1)
     reports = reports_of(args)
     reports.pop("return_text_in_logprobs", None)
@@ -123,7 +123,7 @@ def _check_gen(args: SamplingArgs) -> None:
 async def _running(
     program: _Program, front: Front, call: ApiCall, namespace: str, *, is_read: bool
 ) -> AsyncIterator[ProgramRun]:
-    """Lets a program in and runs it; the time limit holds for the block. Raises JsgError."""
+    """Lets a program in and runs it; its time limit covers the block. Raises JsgError."""
     admission = front.generator.admission
     limit_s = admission.limits.program_s
     model = FrontModel(front, call, namespace=namespace, budget=Budget(), waits=True, is_read=is_read)
@@ -172,7 +172,7 @@ async def _events(program: _Program, front: Front, call: ApiCall, namespace: str
             if collecting.done():
                 for event in news.take():
                     yield event
-                await collecting  # raises what went wrong
+                await collecting  # raises the error of the program
                 return
     finally:
         collecting.cancel()
@@ -181,7 +181,7 @@ async def _events(program: _Program, front: Front, call: ApiCall, namespace: str
 
 @final
 class _News:
-    """What a client has not been told yet: of a variable all that is new is one event, however slow the client is."""
+    """What a client does not know yet. However slow the client is, all new text of a variable becomes one event."""
 
     def __init__(self) -> None:
         self._texts: dict[str, list[str]] = {}
@@ -191,7 +191,7 @@ class _News:
         self._is_some = asyncio.Event()
 
     def add(self, name: str, delta: str, *, is_done: bool, has_failed: bool = False) -> None:
-        """More of a variable."""
+        """Adds text of a variable."""
         if has_failed:
             self._failed.add(name)
         self._texts.setdefault(name, []).append(delta)
@@ -200,20 +200,20 @@ class _News:
         self._is_some.set()
 
     def end(self, result: dict[str, Any]) -> None:
-        """The whole answer."""
+        """Adds the whole answer."""
         self._result = result
 
     def wake(self) -> None:
-        """There is something to look at, if only that all is over."""
+        """Ends the wait of `come`, because there is news or the program has ended."""
         self._is_some.set()
 
     async def come(self) -> None:
-        """Waits for more."""
+        """Waits for news."""
         await self._is_some.wait()
         self._is_some.clear()
 
     def take(self) -> list[Event]:
-        """The events so far; they are not given again."""
+        """The events since the last call."""
         events: list[Event] = []
         for name, texts in self._texts.items():
             if text := "".join(texts):
@@ -235,7 +235,7 @@ def _shown(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown_error(error: dict[str, Any]) -> dict[str, Any]:
-    """A failure of the program without what only this server's log may tell."""
+    """A failure of the program, without details that only the server's log may have."""
     is_known = error["type"] in _error_names(JsgError)
     return error | {
         "type": error["type"] if is_known else JsgError.__name__,
@@ -257,7 +257,7 @@ def _check_size(num_chars: int) -> None:
 
 
 def _num_chars(value: Any) -> int:
-    """Characters of all texts in a JSON value; what holds them counts as one each."""
+    """The characters of all texts in a JSON value; every other value, list and object counts as one."""
     total = 0
     waiting = [value]
     while waiting and total <= MAX_ANSWER_CHARS:

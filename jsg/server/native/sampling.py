@@ -14,7 +14,7 @@ REFUSED_SAMPLING: Mapping[str, str] = {
     "grammar": f"say what it is written in: {', '.join(GRAMMAR_FIELDS)}",
     "custom_params": "they belong to a logit processor of the client, and code of clients is never run",
 }
-"""Sampling parameters of SGLang's that are refused, and why; null, false and empty are as good as absent."""
+"""Sampling parameter of SGLang that is refused → why. Null, false and empty values are taken as absent."""
 
 ACCEPTED_SAMPLING: Mapping[str, str] = {
     "spaces_between_special_tokens": "a text is what its tokens say: nothing is put between them, as with every fast "
@@ -22,21 +22,21 @@ ACCEPTED_SAMPLING: Mapping[str, str] = {
     "stream_interval": "1 only: an event holds all that came since the client read the last one, so a slow reader "
     "gets fewer",
 }
-"""Sampling parameters that clients send and that change nothing here, and why that is right."""
+"""Sampling parameter that clients send and that changes nothing here → why this is right."""
 
 _TAKEN: Mapping[str, tuple[object, ...]] = {"spaces_between_special_tokens": (True, False), "stream_interval": (1,)}
-"""Their values that are taken."""
+"""Parameter of `ACCEPTED_SAMPLING` → the values that are taken."""
 
 
 def to_samplings(given: Object | list[Object] | None, prompt_lens: Sequence[int], limit: int) -> list[SamplingParams]:
-    """What to sample by, for each prompt.
+    """The sampling parameters of each prompt.
 
-    Where the client names no `max_new_tokens` it is the usual number, or the room that is left after the prompt.
+    Where the client gives no `max_new_tokens`, it is the default, or the room that is left after the prompt.
 
     Args:
-        given: The parameters for all prompts, or a list with those of each.
-        prompt_lens: Tokens of each prompt.
-        limit: Tokens of prompt and output together that can run.
+        given: The parameters for all prompts, or a list with the parameters of each.
+        prompt_lens: The number of tokens of each prompt.
+        limit: Most tokens of prompt and output together.
 
     Raises:
         RequestError: A parameter is unknown, refused or out of range, or the list is of another length.
@@ -54,7 +54,7 @@ def to_samplings(given: Object | list[Object] | None, prompt_lens: Sequence[int]
 
 
 def one_each(name: str, value: Any, count: int, default: Any) -> list[Any]:
-    """One value for each of `count` prompts: a list has its own for each, anything else is for all; null is `default`.
+    """One value for each of `count` prompts. A list has a value for each; another value is for all; null is `default`.
 
     Raises:
         RequestError: A list of another length.

@@ -18,7 +18,7 @@ from jsg.server.generation import MAX_SCORES
 from jsg.server.http.body import GRAMMAR, Checked
 from jsg.server.http.json_body import BodyBytes, new_router
 from jsg.server.openai.body import OpenAIBody
-from jsg.server.openai.common import TokenNames, head_of, respond, shown_logprob
+from jsg.server.openai.common import TokenNames, head_of, respond
 from jsg.server.openai.tools import NamedFunction, ToolChoice, shown_call, shown_change
 from jsg.server.shared.answers import constraint_of, finish_of
 from jsg.server.shared.fields import MAX_NAME_CHARS, Only
@@ -240,19 +240,7 @@ class ChatChoice:
     def _logprobs(self, scored: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not self.answer.request.return_logprob:
             return None
-        content = [
-            self._entry(token.token_id, token.logprob or 0.0)
-            | {"top_logprobs": [self._entry(*candidate) for candidate in token.top]}
-            for token in scored
-        ]
-        return {"content": content, "refusal": None}
-
-    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        return {
-            "token": self._names.name(token_id),
-            "bytes": self._names.raw(token_id),
-            "logprob": shown_logprob(logprob),
-        }
+        return {"content": self._names.scores(scored), "refusal": None}
 
 
 @router.post("/v1/chat/completions")

@@ -1,8 +1,8 @@
-"""How chat completions and completions answer alike: whole or as events, usage, finish reasons, names of tokens."""
+"""What the answers of chat completions and completions share: whole or as events, usage, names of tokens."""
 
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, final
 
@@ -18,8 +18,9 @@ from jsg.server.http.event_stream import Event, respond_with_events, until_disco
 from jsg.server.http.failures import json_response
 from jsg.server.openai.body import OpenAIBody
 from jsg.server.shared.answers import token_text
+from jsg.types import TokenLogprob
 
-LEAST_LOGPROB = -9999.0  # OpenAI's for a token that is as good as impossible; JSON has no infinity
+LEAST_LOGPROB = -9999.0  # OpenAI shows it for a token that is almost impossible; JSON has no infinity
 
 
 class Choice(Protocol):
@@ -27,7 +28,7 @@ class Choice(Protocol):
 
     @property
     def answer(self) -> Answer:
-        """What it shows."""
+        """The answer that it shows."""
         ...
 
     def whole(self) -> dict[str, Any]:
@@ -35,7 +36,7 @@ class Choice(Protocol):
         ...
 
     def pieces(self, delta: AnswerDelta) -> list[dict[str, Any]]:
-        """What the delta adds, each for one event. Given every delta once and in order."""
+        """What a delta adds, one item for each event. Takes every delta once and in order."""
         ...
 
 
@@ -49,10 +50,10 @@ async def respond(
     kind: str,
     event_kind: str,
 ) -> Response:
-    """Generates, and answers as the body asks for.
+    """Generates the answers and responds, whole or with events, as the body asks.
 
     Args:
-        request: What is answered.
+        request: The HTTP request.
         body: Its body.
         generation: Not yet run.
         choices: One for each of its answers.
@@ -83,7 +84,7 @@ async def _events(
 
 
 def head_of(response_id: str, front: Front) -> dict[str, Any]:
-    """What every response and every event begins with."""
+    """The fields with which every response and every event begins."""
     return {
         "id": response_id,
         "created": now(),
@@ -93,7 +94,7 @@ def head_of(response_id: str, front: Front) -> dict[str, Any]:
 
 
 def usage(answers: Sequence[Answer], n: int) -> dict[str, Any]:
-    """Tokens of all answers, `n` for each prompt in turn; a prompt counts once."""
+    """The numbers of tokens of all answers, `n` for each prompt in turn; a prompt counts once."""
     prompt_tokens = sum(len(answer.request.input_ids) for answer in answers[::n])
     completion_tokens = sum(len(answer.token_ids) for answer in answers)
     return {
@@ -114,26 +115,26 @@ def usage(answers: Sequence[Answer], n: int) -> dict[str, Any]:
 
 
 def shown_logprob(logprob: float) -> float:
-    """A log-probability that JSON can carry."""
+    """A log-probability in the range that JSON can express."""
     return max(logprob, LEAST_LOGPROB)
 
 
 @final
 class TokenNames:
-    """What logprobs call a token.
+    """The names of tokens in log-probabilities.
 
     Attributes:
         tokenizer: The model's.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
-        """With `as_ids` a token is called "token_id:17", else by its text."""
+        """With `as_ids` the name of a token is "token_id:17", otherwise its text."""
         self.tokenizer = tokenizer
         self._as_ids = as_ids
         self._names: dict[int, str] = {}
 
     def name(self, token_id: int) -> str:
-        """Its name."""
+        """The name of a token."""
         name = self._names.get(token_id)
         if name is None:
             name = f"token_id:{token_id}" if self._as_ids else token_text(self.tokenizer, token_id)
@@ -141,8 +142,19 @@ class TokenNames:
         return name
 
     def raw(self, token_id: int) -> list[int]:
-        """Its bytes."""
+        """The bytes of a token."""
         return list(self.tokenizer.token_bytes(token_id))
+
+    def scores(self, tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+        """The log-probabilities of tokens and of their alternatives, as chat completions and responses show them."""
+        return [
+            self._score(token.token_id, token.logprob or 0.0)
+            | {"top_logprobs": [self._score(*candidate) for candidate in token.top]}
+            for token in tokens
+        ]
+
+    def _score(self, token_id: int, logprob: float) -> dict[str, Any]:
+        return {"token": self.name(token_id), "bytes": self.raw(token_id), "logprob": shown_logprob(logprob)}
 
 
 def now() -> int:
@@ -151,7 +163,7 @@ def now() -> int:
 
 
 def _system_fingerprint(front: Front) -> str:
-    """Changes with whatever may change an answer to the same seed."""
+    """A digest of everything that may change an answer to the same seed."""
     info, config = front.generator.info, front.engine_config
     types = (info.dtype, config.quantization, info.kv_dtype, config.load_format)
     parts = (jsg.__version__, front.model_name, *types, info.device, config.deterministic)

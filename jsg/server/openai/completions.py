@@ -77,7 +77,7 @@ class CompletionBody(OpenAIBody):
 
 @final
 class TextChoice:
-    """One answer as a text, whole or in pieces; the first has the echoed prompt in front."""
+    """One answer as a text, whole or in pieces. An echoed prompt stands in front of the text, or of the first piece."""
 
     def __init__(self, index: int, answer: Answer, tokenizer: Tokenizer, names: TokenNames, *, echo: bool) -> None:
         ids = answer.request.input_ids
@@ -91,7 +91,7 @@ class TextChoice:
         self._detokenizer = IncrementalDetokenizer(
             tokenizer, skip_special_tokens=skips_special, prompt_tail_ids=tail_ids
         )
-        # Of the prompt whole characters only: one that it begins is completed by the answer's text.
+        # The echo has whole characters only: the answer's text has the character that the prompt may end inside of.
         echoing = IncrementalDetokenizer(tokenizer, skip_special_tokens=skips_special)
         self._unsent = echoing.push(ids) if echo else ""
 
@@ -100,7 +100,7 @@ class TextChoice:
         return self._show(self.answer.text, self.answer.logprobs)
 
     def pieces(self, delta: AnswerDelta) -> list[dict[str, Any]]:
-        """The new text with its logprobs and the reason for the end; nothing where there is nothing to show."""
+        """The new text with its log-probabilities, and the reason for the end; an empty list if all are empty."""
         shown = self._show(delta.text, delta.logprobs)
         return [shown] if shown["text"] or shown["logprobs"] or shown["finish_reason"] else []
 
@@ -125,18 +125,18 @@ class TextChoice:
         return shown
 
     def _place(self, token_id: int) -> tuple[int, int]:
-        """Where the text of the next token begins, and where that of the one behind it does."""
+        """Where the text of the next token begins, and where the text of the token behind it begins."""
         was_inside = self._detokenizer.is_inside_character
         text = self._detokenizer.push((token_id,))
         num_cut_off = 0
         if was_inside and text and (raw := self._names.raw(token_id))[0] & 0xC0 != 0x80:
-            # What earlier tokens began and this one does not go on with becomes U+FFFD in front of it: one for each
-            # byte that can begin no character. Python notices half of a surrogate pair only with the byte behind it.
+            # Where this token does not complete a character that earlier tokens began, U+FFFD stands in front of it,
+            # once for each byte that cannot begin a character. Python finds half of a surrogate pair one byte later.
             num_cut_off = len(text) - len(codecs.getincrementaldecoder("utf-8")("replace").decode(bytes(raw)))
         return self._offset + num_cut_off, self._offset + len(text)
 
     def _top(self, token: TokenLogprob) -> dict[str, float]:
-        """The most likely tokens and the one that was taken; of several with one name the most likely."""
+        """The most likely tokens and the chosen one. Of several tokens with one name, the most likely is shown."""
         top: dict[str, float] = {}
         for token_id, logprob in (*token.top, (token.token_id, token.logprob or 0.0)):
             top.setdefault(self._names.name(token_id), shown_logprob(logprob))

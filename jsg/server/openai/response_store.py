@@ -1,4 +1,4 @@
-"""Responses that clients may continue or read again: kept in memory, each key's apart from the others'."""
+"""Responses that clients may continue or read again. They are kept in memory, apart for each key."""
 
 import array
 import collections
@@ -11,7 +11,7 @@ from typing import Literal, final
 MAX_RESPONSES = 10_000
 MAX_BYTES = 128 * 2**20
 MAX_AGE_S = 24 * 3600.0
-OBJECT_BYTES = 400  # about what a turn takes besides its text and its tokens
+OBJECT_BYTES = 400  # a turn takes about so much besides its text and its tokens
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -22,8 +22,8 @@ class Picture:
     """A picture in a message.
 
     Attributes:
-        place: How many characters of the text stand before it.
-        url: Where it is, as the client said: most often the file itself, as a `data:` URL.
+        place: How many characters of the message's text stand before it.
+        url: The URL that the client sent: most often the file itself, as a `data:` URL.
     """
 
     place: int
@@ -33,16 +33,16 @@ class Picture:
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class Turn:
-    """One item of a conversation: a message, a call of a tool, or what came of a call.
+    """One item of a conversation: a message, a call of a tool, or the result of a call.
 
     Attributes:
-        item_id: What it is called where items are listed.
-        text: Of a message; the arguments of a call; what a tool gave.
-        token_ids: What the model wrote, where it did; the end of its turn left out.
+        item_id: Its name in lists of items.
+        text: The text of a message, the arguments of a call, or the text of a result.
+        token_ids: The tokens that the model wrote, without the end of its turn; empty where a client wrote the text.
         is_whole: False for an answer that was cut short.
-        call_id: What a call and its result have in common; None in a message.
-        name: Of the tool; in a call always, in a result where the client says it.
-        pictures: Of a message.
+        call_id: The name that a call and its result share; None in a message.
+        name: The name of the tool: always in a call, in a result where the client gives it.
+        pictures: The pictures of a message.
     """
 
     item_id: str
@@ -56,7 +56,7 @@ class Turn:
 
     @property
     def pieces(self) -> list[str | Picture]:
-        """The text and the pictures in it, in order, without empty texts; one of those where there is nothing."""
+        """The texts and the pictures in order, without empty texts; one empty text where there is nothing else."""
         pieces: list[str | Picture] = []
         place = 0
         for picture in self.pictures:
@@ -66,12 +66,12 @@ class Turn:
 
     @property
     def is_result(self) -> bool:
-        """Whether it is what came of a call."""
+        """Whether it is the result of a call."""
         return self.role == "tool"
 
     @property
     def num_bytes(self) -> int:
-        """Memory it takes, about."""
+        """The memory that it takes, approximately."""
         names = sys.getsizeof(self.call_id) + sys.getsizeof(self.name)
         urls = sum(OBJECT_BYTES + sys.getsizeof(picture.url) for picture in self.pictures)
         return OBJECT_BYTES + sys.getsizeof(self.text) + sys.getsizeof(self.token_ids) + names + urls
@@ -86,7 +86,7 @@ class StoredResponse:
         response_id: Its name.
         shown: The response object as JSON.
         turns: The whole conversation without instructions.
-        num_output: Of them so many, the last ones, are the answer.
+        num_output: How many turns, at the end, are the answer.
     """
 
     response_id: str
@@ -96,7 +96,7 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        """Memory it takes, about: what it shares with the response that it continues is counted for both."""
+        """The memory that it takes, approximately. Turns that it shares with an earlier response count for both."""
         return OBJECT_BYTES + len(self.shown) + sum(turn.num_bytes for turn in self.turns)
 
 
@@ -104,8 +104,8 @@ class StoredResponse:
 class ResponseStore:
     """The responses of all tenants.
 
-    Each tenant has the same share of the room, and loses its own least recently used responses when that is full, so
-    that nobody can push out, or learn of, what another keeps.
+    Each tenant has the same share of the memory, and loses its own least recently used responses when its share is
+    full. So nobody can push out the responses of another tenant, or learn about them.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class ResponseStore:
         self._shelves: dict[str, _Shelf] = {}
 
     def put(self, tenant: str, response: StoredResponse) -> bool:
-        """Keeps it; False when it is larger than the whole room of its tenant."""
+        """Keeps a response. Returns False for one that is larger than its tenant's whole share."""
         if response.num_bytes > self._max_bytes:
             return False
         shelf = self._shelf(tenant)
@@ -132,20 +132,20 @@ class ResponseStore:
         return True
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """The tenant's response of that name; None when there is none, or none any more. It counts as used."""
+        """The tenant's response of that name, which counts as used; None where it is not, or no longer, kept."""
         return self._shelf(tenant).use(response_id)
 
     def turn(self, tenant: str, item_id: str) -> Turn | None:
-        """The item of that name in one of the tenant's responses; names of items hold that of their response."""
+        """The item of that name in one of the tenant's responses. Names of items contain the name of their response."""
         response = self.get(tenant, "resp_" + item_id.partition("_")[2].partition("_")[0])
         return next((turn for turn in response.turns if turn.item_id == item_id), None) if response else None
 
     def remove(self, tenant: str, response_id: str) -> bool:
-        """Forgets it; False when it is not there."""
+        """Drops a response. Returns False where it is not kept."""
         return self._shelf(tenant).drop(response_id)
 
     def num_bytes(self, tenant: str) -> int:
-        """Memory that the tenant's responses take, about."""
+        """The memory that the tenant's responses take, approximately."""
         return self._shelf(tenant).num_bytes
 
     def _shelf(self, tenant: str) -> "_Shelf":
@@ -156,30 +156,30 @@ class ResponseStore:
 
 @final
 class _Shelf:
-    """One tenant's responses: `num_bytes` is the sum of theirs."""
+    """One tenant's responses. Invariant: `num_bytes` is the sum of their `num_bytes`."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
         self._by_use: collections.OrderedDict[str, StoredResponse] = collections.OrderedDict()
-        self._added_at: dict[str, float] = {}  # in this order: oldest first
+        self._added_at: dict[str, float] = {}  # oldest first
 
     def __len__(self) -> int:
         return len(self._by_use)
 
     def add(self, response: StoredResponse, now: float) -> None:
-        """Puts in one whose name is new."""
+        """Adds a response whose name is new."""
         self._by_use[response.response_id] = response
         self._added_at[response.response_id] = now
         self.num_bytes += response.num_bytes
 
     def use(self, response_id: str) -> StoredResponse | None:
-        """The one of that name, which becomes the most recently used."""
+        """The response of that name, which becomes the most recently used one; None where there is none."""
         if response_id in self._by_use:
             self._by_use.move_to_end(response_id)
         return self._by_use.get(response_id)
 
     def drop(self, response_id: str) -> bool:
-        """Takes out the one of that name; False when there is none."""
+        """Drops the response of that name. Returns False where there is none."""
         response = self._by_use.pop(response_id, None)
         if response is None:
             return False
@@ -188,15 +188,15 @@ class _Shelf:
         return True
 
     def drop_oldest(self) -> None:
-        """Takes out the least recently used."""
+        """Drops the least recently used response."""
         self.drop(next(iter(self._by_use)))
 
     def drop_before(self, limit: float) -> None:
-        """Takes out those that were added before that time."""
+        """Drops the responses that were added before that time."""
         while self._added_at and next(iter(self._added_at.values())) < limit:
             self.drop(next(iter(self._added_at)))
 
 
 def compact(token_ids: Sequence[int]) -> Sequence[int]:
-    """The tokens in four bytes each."""
+    """The tokens in an array of four bytes each."""
     return array.array("i", token_ids)

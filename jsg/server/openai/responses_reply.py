@@ -1,4 +1,4 @@
-"""The object of a response, and its output items, as its answer grows."""
+"""The object of a response and its output items, while its answer grows."""
 
 import dataclasses
 import time
@@ -9,7 +9,7 @@ from typing import Any, final
 from jsg.processing.answer import Answer, AnswerDelta
 from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.server.generation import Generation
-from jsg.server.openai.common import TokenNames, shown_logprob
+from jsg.server.openai.common import TokenNames
 from jsg.server.openai.scored_reader import ScoredReader
 from jsg.server.shared.answers import constraint_of, finish_of
 from jsg.server.tool_use import AnswerReader, ToolUse
@@ -23,16 +23,16 @@ Change = tuple[str, Object]
 @final
 @dataclasses.dataclass(slots=True)
 class OutputItem:
-    """A message of the model's, or a call. It grows, and then is done.
+    """A message or a call of the model. It grows until it is done.
 
     Attributes:
         item_id: Its name.
-        index: In the response's output.
-        text: Of a message, or the arguments of a call.
-        logprobs: Of a message, where they are asked for.
-        call_id: Of a call; None in a message.
-        name: Of the tool that is called; None in a message.
-        status: As clients know it.
+        index: Its index in the response's output.
+        text: The text of a message, or the arguments of a call.
+        logprobs: The log-probabilities of a message's tokens, where the client asked for them.
+        call_id: The name of a call; None in a message.
+        name: The name of the tool that is called; None in a message.
+        status: The status, in OpenAI's words.
     """
 
     item_id: str
@@ -50,8 +50,8 @@ class Reply:
 
     Attributes:
         response_id: Its name.
-        answer: What is generated; it grows.
-        items: Its output so far. All but the last are done.
+        answer: The answer that is generated; it grows.
+        items: The output so far. All items but the last are done.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Reply:
         """A response that has not begun.
 
         Args:
-            rid: What its name and those of its items are made of.
-            asked: What it repeats of the request, under OpenAI's names.
-            answer: What is generated.
-            tools: What it may call.
-            names: What log-probabilities call a token.
+            rid: The part that the names of the response and of its items share.
+            asked: The fields that the response repeats of the request, under OpenAI's names.
+            answer: The answer that is generated.
+            tools: The tools that the answer may call.
+            names: The names of tokens in log-probabilities.
             created_at: Seconds since the epoch.
         """
         self.response_id = f"resp_{rid}"
@@ -84,22 +84,22 @@ class Reply:
         return self._shown("in_progress", [])
 
     def ended(self) -> Object:
-        """The response with its whole output. Raises AbortedError when somebody ended it."""
+        """The response with its whole output. Raises AbortedError where it was aborted."""
         finish_of(self.answer)
         return self._shown("completed" if self.is_whole else "incomplete", [self.shown(item) for item in self.items])
 
     def failed(self, message: str) -> Object:
-        """The response of which something went wrong."""
+        """The response that failed, with its output so far."""
         output = [self.shown(item) for item in self.items]
         return self._shown("failed", output, {"code": "server_error", "message": message})
 
     @property
     def is_whole(self) -> bool:
-        """Whether the model ended the answer."""
+        """Whether the model itself ended the answer."""
         return self.answer.finish is not None and self.answer.finish.type is FinishType.STOP
 
     def take(self, delta: AnswerDelta) -> Iterator[Change]:
-        """Takes what the answer has grown by; says what changes in the output. Given every delta once and in order."""
+        """Takes a delta of the answer; yields the changes in the output. Takes every delta once and in order."""
         if not self._has_tools and not self.items:  # there will be a message
             yield from self._begin_message()
         for part, logprobs in self._parts(delta):
@@ -110,22 +110,22 @@ class Reply:
                     message = self.items[-1]
                     message.text += text
                     message.logprobs += logprobs
-                    shown = {"delta": text, "logprobs": self._scores(logprobs)}
+                    shown = {"delta": text, "logprobs": self._names.scores(logprobs)}
                     yield "response.output_text.delta", {**_place_in(message), **shown}
                 case CallDelta():
                     yield from self._grow_call(part)
 
     def _parts(self, delta: AnswerDelta) -> Iterable[tuple[ToolDelta, Sequence[TokenLogprob]]]:
-        """What is in a delta, each with the log-probabilities that are its own."""
+        """The texts and calls in a delta, each with its own log-probabilities."""
         if self._scored is not None:
             return self._scored.read(delta)
         if self._has_tools:
             return [(part, ()) for part in self._reader.read(delta)]
-        # A token need not have text.
+        # A token may have no text, but it has a log-probability.
         return [(ContentDelta(delta.text), delta.logprobs)] if delta.text or delta.logprobs else []
 
     async def take_all(self, generation: Generation) -> None:
-        """Takes a whole answer, from its beginning to its end. Raises as `Generation.run`."""
+        """Generates the answer and takes it to its end. Raises as `Generation.run`."""
         async with aclosing(generation.run(is_read=False)) as deltas:
             async for _, delta in deltas:
                 for _change in self.take(delta):
@@ -134,13 +134,13 @@ class Reply:
             pass
 
     def end(self) -> Iterator[Change]:
-        """Ends the output; says what changes in it. Once, after the last delta."""
+        """Ends the output; yields the changes in it. Must be called once, after the last delta."""
         if not self.items:
             yield from self._begin_message()
         yield from self._end_last("completed" if self.is_whole else "incomplete")
 
     def shown(self, item: OutputItem) -> Object:
-        """An item as far as it has come."""
+        """An item as the client sees it now."""
         if item.name is None:
             content = [] if item.status == "in_progress" and not item.text else [self._part(item)]
             return {
@@ -195,20 +195,8 @@ class Reply:
 
     def _part(self, message: OutputItem) -> Object:
         """The one part of a message's content."""
-        scores = self._scores(message.logprobs)
+        scores = self._names.scores(message.logprobs)
         return {"type": "output_text", "annotations": [], "logprobs": scores, "text": message.text}
-
-    def _scores(self, logprobs: Sequence[TokenLogprob]) -> list[Object]:
-        """Log-probabilities of tokens; none where they were not asked for."""
-        return [
-            self._score(token.token_id, token.logprob or 0.0)
-            | {"top_logprobs": [self._score(*candidate) for candidate in token.top]}
-            for token in logprobs
-        ]
-
-    def _score(self, token_id: int, logprob: float) -> Object:
-        names = self._names
-        return {"token": names.name(token_id), "bytes": names.raw(token_id), "logprob": shown_logprob(logprob)}
 
     def _shown(self, status: str, output: list[Object], error: Object | None = None) -> Object:
         is_cut = status == "incomplete"

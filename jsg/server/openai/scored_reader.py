@@ -1,4 +1,4 @@
-"""Which log-probabilities belong to which part of an answer that may call tools."""
+"""Finds the log-probabilities that belong to each part of an answer that may call tools."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -12,18 +12,18 @@ from jsg.server.tool_use import AnswerReader
 from jsg.types import TokenLogprob
 
 Part = tuple[ToolDelta, list[TokenLogprob]]
-"""What is found in an answer, and the log-probabilities of its tokens where it is text."""
+"""A text or a call in an answer, with the log-probabilities of its tokens where it is text."""
 
 
 @final
 class ScoredReader:
-    """Reads an answer token by token, so that what belongs to what does not depend on how many came at once.
+    """Reads an answer token by token, so that the result does not depend on how many tokens came at once.
 
-    The tokens of a text are those that begin in it, and those without text behind it; calls and their marks have no
-    place for log-probabilities in OpenAI's form, and theirs are left out.
+    To a text belong the tokens that begin in it, and the tokens without text that follow it. OpenAI's form has no place
+    for the log-probabilities of calls and their markers, so these are left out.
 
-    Invariants: `_unread` is what was given and not yet read; `_waiting` has the tokens that may still be of a text, by
-    the character of the answer at which they begin.
+    Invariants: `_unread` is the text that was given and not yet read. `_waiting` has the tokens that may still belong
+    to a text, each with the character of the answer at which it begins.
     """
 
     def __init__(self, answer: Answer, reader: AnswerReader, tokenizer: Tokenizer) -> None:
@@ -32,25 +32,25 @@ class ScoredReader:
         self._reader = reader
         self._unread = ""
         self._num_read = self._num_made = 0
-        self._ends: deque[int] = deque()  # of the tokens whose text is not yet read
+        self._ends: deque[int] = deque()  # where the tokens end whose text is not yet read
         self._waiting: deque[tuple[int, TokenLogprob]] = deque()
         self._is_in_call = False
 
     def read(self, delta: AnswerDelta) -> Iterator[Part]:
-        """What a delta of the answer adds. Given every delta once and in order."""
+        """The parts that a delta of the answer adds. Takes every delta once and in order."""
         self._unread += delta.text
         for token in delta.logprobs:
             self._waiting.append((self._num_made, token))
             self._num_made += len(self._detokenizer.push((token.token_id,)))
             self._ends.append(self._num_made)
-        # Text is held back where it may be cut, so that the end of a token may not be there yet.
+        # Text that a stop string may cut is held back, so the end of a token may not have come yet.
         while self._ends and self._ends[0] <= self._num_read + len(self._unread):
             yield from self._read_until(self._ends.popleft())
         if delta.finish is not None:
             yield from self._read_until(self._num_read + len(self._unread), is_last=True)
 
     def _read_until(self, end: int, *, is_last: bool = False) -> Iterator[Part]:
-        """Reads up to a character of the answer; with `is_last` the rest."""
+        """Reads up to a character of the answer. With `is_last` this is the end of the answer."""
         cut = end - self._num_read
         text, self._unread = self._unread[:cut], self._unread[cut:]
         self._num_read = end

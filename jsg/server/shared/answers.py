@@ -1,4 +1,4 @@
-"""What every API shows of an answer, each in its own place."""
+"""The fields of an answer that every API shows."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from jsg.types import FinishType
 
 
 def finish_of(answer: Answer) -> dict[str, Any]:
-    """Why the answer ended: `finish_reason`, which is null while it runs, and what it stopped at.
+    """`finish_reason`, which is null while the answer grows, and `matched_stop`, at which it stopped.
 
     Raises:
-        AbortedError: Somebody ended it. OpenAI's clients know no such reason, and it must not look like an end.
+        AbortedError: The answer was aborted. OpenAI's API has no such reason, and the answer must not look complete.
     """
     finish = answer.finish
     if finish is None:
@@ -23,12 +23,12 @@ def finish_of(answer: Answer) -> dict[str, Any]:
 
 
 def constraint_of(answer: Answer) -> dict[str, Any]:
-    """What the grammar did to the answer, under `constraint`, where that is asked for."""
+    """The report on the grammar, under `constraint`, where the client asked for it."""
     return {"constraint": answer.constraint()} if answer.request.sampling.return_constraint else {}
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token's text; one that is only part of a character is shown by its bytes in hex, as OpenAI does."""
+    """A token's text. A token that is a part of a character is shown by its bytes in hex, as OpenAI does."""
     raw = tokenizer.token_bytes(token_id)
     try:
         return raw.decode()

@@ -1,4 +1,4 @@
-"""A grammar as a client's fields give it → fields of `SamplingParams`."""
+"""A grammar in a client's fields → fields of `SamplingParams`."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -19,11 +19,11 @@ PropertyOrderOption = Annotated[PropertyOrder | None, Field(description="Of the 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class Constraint:
-    """A grammar, and where the client wrote it.
+    """A grammar, and the field in which the client wrote it.
 
     Attributes:
         field: The client's name of the field.
-        kind: What it is written in.
+        kind: The kind of grammar.
         value: Its text, or the JSON value where it is JSON.
     """
 
@@ -46,15 +46,15 @@ def only_one(constraints: Iterable[Constraint]) -> Constraint | None:
 def grammar_fields(
     constraint: Constraint | None, tools: ToolUse | None, options: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What `SamplingParams.from_dict` takes for an answer that is of this form, or may call these tools.
+    """The fields of `SamplingParams` for an answer that matches a grammar, or may call tools.
 
     Args:
         constraint: The grammar of the whole answer.
-        tools: What it may call.
-        options: `whitespace` and `property_order`, for either.
+        tools: The tools that it may call.
+        options: `whitespace` and `property_order`, for the grammar or the tools.
 
     Raises:
-        RequestError: Both are given, or options for neither.
+        RequestError: A grammar and tools are given.
     """
     options = {name: value for name, value in (options or {}).items() if value is not None}
     if tools is not None:

@@ -1,4 +1,4 @@
-"""Fields that take only some values, and how long names may be."""
+"""A mark for fields that take only some values, and the limit on the length of names."""
 
 import dataclasses
 from typing import Any, final
@@ -14,11 +14,11 @@ MAX_NAME_CHARS = 512  # of a user, a salt, a key
 @final
 @dataclasses.dataclass(frozen=True)
 class Only:
-    """Marks a field of which only some values are taken. The others are refused by name.
+    """Marks a field that takes only some values. Other values are refused with the name of the field.
 
     Attributes:
-        allowed: Its values; null is as good as absent.
-        otherwise: Why others are refused, or what to do instead.
+        allowed: The values that it takes; null is taken as absent.
+        otherwise: Why other values are refused, or what to do instead.
     """
 
     allowed: tuple[Any, ...]

@@ -47,15 +47,15 @@ async def encode_with_media(
     """The prompts, with the pictures and videos of each.
 
     Args:
-        front: Has the model.
+        front: The server that has the model.
         prompts: Texts or token ids.
-        body: What stands beside them.
-        is_list: The request has a list of prompts.
-        field: Where the prompts stand, for messages.
-        namespace: As `MediaReader.within` takes it.
+        body: Has the pictures and videos.
+        is_list: Whether the request has a list of prompts.
+        field: The field of the prompts, for error messages.
+        namespace: As in `MediaReader.within`.
 
     Raises:
-        RequestError: As `MediaSources.read` and `put_media`; or a list is not as long as that of the prompts.
+        RequestError: As `MediaSources.read` and `put_media`; or a list is not as long as the list of prompts.
         ContextLengthError: As `put_media`.
     """
     if body.num_frames is not None and body.video_data is None:
@@ -84,7 +84,7 @@ async def encode_with_media(
 def _each(
     data: Any, kind: MediaKind, count: int, *, is_list: bool, num_frames: int | None = None
 ) -> list[list[MediaSource]]:
-    """What each prompt gets. Raises RequestError."""
+    """The sources of each prompt. Raises RequestError."""
     name = f"{kind}_data"
 
     def sources(items: list[Any]) -> list[MediaSource]:

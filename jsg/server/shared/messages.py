@@ -25,7 +25,7 @@ _FOREIGN: Mapping[str, tuple[str, ...]] = {
     "tool": ("tool_calls", "function_call", "refusal", "reasoning_content"),
     "function": ("tool_calls", "function_call", "tool_call_id", "refusal", "reasoning_content"),
 }
-"""Role → fields that a message of it does not have."""
+"""Role → the fields that a message of this role must not have."""
 _PART_TYPES = ("text", "refusal", "image_url", "video_url")
 
 
@@ -76,7 +76,7 @@ class ContentPart(Body):
 
     @property
     def piece(self) -> str | MediaSource:
-        """Its text, or where its picture or video is."""
+        """Its text, or the source of its picture or video."""
         if self.image_url is not None:
             return MediaSource("image", self.image_url.url)
         if self.video_url is not None:
@@ -161,10 +161,10 @@ class Message(Body):
         return self
 
     def to_template(self, template: ChatTemplate) -> dict[str, Any]:
-        """The message as chat templates know it; where a picture stands in it, `MediaSource` does.
+        """The message in the form of chat templates, with a `MediaSource` in place of each picture and video.
 
-        `developer` goes by its older name `system` where the template knows no other, `function` by its newer name
-        `tool`. Raises RequestError for what the template has no place for, so that nothing is left out unseen.
+        The role `developer` becomes its older name `system` where the template does not know it, and `function` becomes
+        its newer name `tool`. Raises RequestError for fields that the template would leave out.
         """
         role = {"function": "tool"}.get(self.role, self.role)
         if role == "developer" and role not in template.words:
@@ -195,7 +195,7 @@ class Message(Body):
 
 
 def check_fits(message: Mapping[str, Any], template: ChatTemplate) -> None:
-    """Raises RequestError where the template has no place for something of a message, and would leave it out."""
+    """Raises RequestError where the template has no place for a field or the role of a message."""
     read = [("the field", name) for name in ("tool_calls", "reasoning_content") if name in message]
     for what, word in [("the role", "tool")] * (message["role"] == "tool") + read:
         if word not in template.words:

@@ -1,4 +1,4 @@
-"""Prompts in parts → tokens, within bounds and beside the event loop."""
+"""Prompts in parts → tokens, within limits; long work is done in threads."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,14 +9,14 @@ from jsg.processing.parts import JoinedPart, MediaPart, Part, TextPart, TokenPar
 from jsg.server.front import Front
 from jsg.server.generation import MAX_PROMPT_TOKENS
 
-MAX_JOINED = 2**23  # characters, those of a text that stands before many others counted for each of them
+MAX_JOINED = 2**23  # characters; a text before several choices counts for each of them
 
 
 async def encode_prompt(front: Front, parts: Sequence[Part], field: str = "prompt", *, namespace: str) -> EncodedPrompt:
-    """The tokens of a prompt; its pictures are read as `MediaReader.within` has it.
+    """The tokens of a prompt. `namespace` is as in `MediaReader.within`.
 
     Raises:
-        RequestError: It has pictures and this model cannot see, it has no token, or as `encode_parts`.
+        RequestError: It has pictures and the model cannot see; it has no token; or as `encode_parts`.
     """
     generator, reader = front.generator, front.media.reader_within(namespace)
     check_parts(front, parts, field)
@@ -32,10 +32,10 @@ async def encode_prompt(front: Front, parts: Sequence[Part], field: str = "promp
 async def encode_choices_of(
     front: Front, parts: Sequence[Part], choices: Sequence[str], *, namespace: str
 ) -> EncodedChoices:
-    """The tokens of choices behind a prompt, each encoded together with the text before it.
+    """The tokens of choices behind a prompt. Each choice is encoded together with the text before it.
 
     Raises:
-        RequestError: As `encode_prompt`; or so much text is too much.
+        RequestError: As `encode_prompt`; or the texts are longer than `MAX_JOINED` together.
     """
     generator, reader = front.generator, front.media.reader_within(namespace)
     check_parts(front, parts, "prompt")
@@ -58,7 +58,7 @@ async def encode_choices_of(
 
 
 def check_parts(front: Front, parts: Sequence[Part], field: str) -> None:
-    """Raises RequestError for pictures that the model cannot see, and for more tokens than a request may have."""
+    """Raises RequestError for pictures where the model cannot see, and for more tokens than a request may have."""
     num_tokens = 0
     for part in _flat(parts):
         if isinstance(part, MediaPart) and front.media.reader is None:
@@ -69,19 +69,19 @@ def check_parts(front: Front, parts: Sequence[Part], field: str) -> None:
 
 
 def num_chars(parts: Sequence[Part]) -> int:
-    """Characters that are to be encoded."""
+    """The number of characters that must be encoded."""
     return sum(len(part.text) for part in _flat(parts) if isinstance(part, TextPart))
 
 
 async def _beside[T](front: Front, parts: Sequence[Part], work: Callable[[], T], size: int) -> T:
-    """What work on these parts gives, which have texts of about this size."""
+    """The result of work on these parts, whose texts have about `size` characters."""
     if media_parts(parts):
         return await front.threads.decode(work)
     return await front.generator.beside(work, size)
 
 
 def _flat(parts: Sequence[Part]) -> list[Part]:
-    """All parts, those in branches included."""
+    """All parts, with those in branches."""
     found: list[Part] = []
     for part in parts:
         if isinstance(part, JoinedPart):

@@ -1,4 +1,4 @@
-"""Sampling parameters in the bodies of requests: fields, and what clients call them, from the table of parameters."""
+"""Sampling parameters in the bodies of requests: the fields and their names, from the table of parameters."""
 
 from typing import Annotated, Any, Literal, assert_never
 
@@ -19,13 +19,13 @@ from jsg.parameters import (
 )
 from jsg.server.http.body import Body, Checked
 
-_POWER = 2**16  # a bound from here on is a power of two less one, and reads better as the power itself
+_POWER = 2**16  # larger bounds are a power of two less one, and are shown as "below" the power
 
 
 def with_sampling[B: Body](base: type[B], interface: Interface) -> type[B]:
-    """A body like `base` with a field for each sampling parameter of an interface, to derive the whole body from.
+    """A body like `base` with a field for each sampling parameter of an interface, as a base for the whole body.
 
-    That may declare one of them again, where its interface takes other values.
+    The whole body may declare a field again, where its interface takes other values.
     """
     fields: dict[str, Any] = {
         name: (_type_of(parameter.kind) | None, Field(None, description=parameter.help or _rule_of(parameter.kind)))
@@ -35,7 +35,7 @@ def with_sampling[B: Body](base: type[B], interface: Interface) -> type[B]:
 
 
 def sampling_fields(body: Body, interface: Interface) -> dict[str, Any]:
-    """What a client gave for each parameter, by its name in `SamplingParams`; None where it gave nothing."""
+    """Name in `SamplingParams` → the client's value; None where it gave none."""
     fields: dict[str, Any] = {}
     for name, parameter in named(interface).items():
         value = getattr(body, name)
@@ -44,7 +44,7 @@ def sampling_fields(body: Body, interface: Interface) -> dict[str, Any]:
 
 
 def own_names(interface: Interface) -> dict[str, str]:
-    """Name in `SamplingParams` → what clients of an interface call it, where that is another name."""
+    """Name in `SamplingParams` → the name in an interface, for parameters whose names differ."""
     return {parameter.name: name for name, parameter in named(interface).items() if name != parameter.name}
 
 

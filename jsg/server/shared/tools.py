@@ -1,4 +1,4 @@
-"""Tools as OpenAI's clients write them, and what every API says of a tool."""
+"""Tools as OpenAI's clients write them, and the descriptions of tools that every API shares."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -25,7 +25,7 @@ class FunctionDefinition(Body):
     strict: bool | None = Field(None, description=STRICT)
 
     def tool(self, field: str) -> Tool:
-        """The same for every API; it stands in that field."""
+        """The tool in the form that every API shares. `field` is where the client wrote it."""
         return Tool(self.name, self.description, self.parameters, f"{field}.parameters", self.strict is not False)
 
 

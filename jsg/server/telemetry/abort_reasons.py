@@ -1,4 +1,4 @@
-"""Why answers end that are not finished, as metrics, the request log and traces call it."""
+"""The reasons for which answers end unfinished, as metrics, the request log and traces name them."""
 
 import asyncio
 from collections.abc import Iterable
@@ -38,22 +38,19 @@ _ABORT_REASONS: dict[type[BaseException], str] = {
     BaseException: ERROR,
 }
 ABORT_REASONS = tuple(dict.fromkeys(_ABORT_REASONS.values()))
-"""Why an answer can end without being finished."""
+"""The reasons for which an answer can end unfinished."""
 
 
 def end_reason(answers: Iterable[Answer], error: BaseException | None) -> str | None:
     """Why a generation did not come to its end, one of `ABORT_REASONS`; None where it did.
 
     Args:
-        answers: Its answers.
-        error: What ended it, as `Observer.on_end` is told.
+        answers: The answers of the generation.
+        error: The error that ended it, as `Observer.on_end` gets it.
     """
     is_aborted = any(answer.finish is not None and answer.finish.type is FinishType.ABORT for answer in answers)
     if is_aborted and (error is None or isinstance(error, GeneratorExit)):
-        return ABORT_REQUEST  # some endpoints give up at once when they come to an answer that was aborted
-    return None if error is None else abort_reason(error)
-
-
-def abort_reason(error: BaseException) -> str:
-    """Why answers ended that were not finished when this error came."""
+        return ABORT_REQUEST  # some endpoints give up as soon as one answer was aborted
+    if error is None:
+        return None
     return next(reason for kind, reason in _ABORT_REASONS.items() if isinstance(error, kind))

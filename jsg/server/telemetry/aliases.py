@@ -1,6 +1,6 @@
-"""The same metrics under the names that dashboards made for SGLang and vLLM ask for.
+"""Our metrics under the names that dashboards for SGLang and vLLM use.
 
-An alias is a view: its samples are those of one of our families, renamed. Nothing is counted twice.
+An alias is a view: it renames the samples of one of our families, so nothing is counted twice.
 """
 
 import collections
@@ -14,14 +14,14 @@ from jsg.server.telemetry.abort_reasons import ABORT_REASONS
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Alias:
-    """One of their series.
+    """One series of SGLang or vLLM.
 
     Attributes:
-        name: Theirs, as it is scraped.
-        source: Ours.
-        labels: Our label → theirs; samples that differ in other labels are added up.
-        constants: Labels of theirs that say the same always.
-        only: Samples with other values of our labels are left out.
+        name: Their name in a scrape.
+        source: Our name of the series.
+        labels: Our label → their label; samples that differ in other labels are added up.
+        constants: Their labels that always have the same value.
+        only: Our label → the values whose samples count; all values count for other labels.
     """
 
     name: str
@@ -94,14 +94,14 @@ ALIASES: dict[str, tuple[Alias, ...]] = {
         Alias("vllm:request_max_num_generation_tokens", "jsg:request_max_tokens"),
     ),
 }
-"""Their series, by the value of `--metrics-alias`."""
+"""The value of `--metrics-alias` → the series of that server."""
 
 EVERYWHERE: dict[str, Mapping[str, str]] = {"sglang": {}, "vllm": {"engine": "0"}}
-"""Labels besides `model_name` that all their series have."""
+"""The value of `--metrics-alias` → the labels besides `model_name` that all series of that server have."""
 
 
 def alias_families(server: str, families: Iterable[Metric], model_name: str) -> Iterator[Metric]:
-    """The families as that server names them; those that it does not have are left out."""
+    """The families under the names of that server. Families without such a name are left out."""
     known = {_scraped_name(family): family for family in families}
     views: dict[str, Metric] = {}
     for alias in ALIASES[server]:

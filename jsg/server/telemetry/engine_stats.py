@@ -1,7 +1,7 @@
-"""The engine's own counters, as Prometheus families: asked for at each scrape, never waited for long.
+"""The engine's own counters as Prometheus families. A scrape asks for them, and never waits long.
 
-Of several engines each is asked, and what they tell is added up under the names that one has. A total keeps what an
-engine has told that is gone, for totals never fall; a gauge is of those that live.
+Several engines are all asked, and their values are added up under the same names as those of one engine. A total keeps
+the values of an engine that has ended, because totals never fall. A gauge adds up the engines that live.
 """
 
 import asyncio
@@ -42,14 +42,14 @@ class EngineSeries:
 
     Attributes:
         series: What is scraped.
-        keys: For each combination of label values, the keys whose sum it is.
+        keys: Label values → the keys in `stats()` whose sum is the value.
     """
 
     series: Series
     keys: Mapping[tuple[str, ...], tuple[str, ...]]
 
     def family(self, stats: Stats) -> Metric | None:
-        """What is scraped of it; None where the engine does not tell."""
+        """The family as it is scraped; None where the engine does not give the values."""
         if not all(key in stats for keys in self.keys.values() for key in keys):
             return None
         return self.series.family({labels: sum(stats[key] for key in keys) for labels, keys in self.keys.items()})
@@ -193,7 +193,7 @@ _GAUGES = {
 
 @final
 class _Told:
-    """What one engine told last.
+    """The last `stats()` of one engine.
 
     At most one question is under way, however many scrapes want an answer and however long the engine takes.
     """
@@ -207,16 +207,16 @@ class _Told:
 
     @property
     def works(self) -> bool:
-        """Whether it lives and gives signs of life."""
+        """Whether the engine process lives and gives signs of life."""
         return self.engine.is_alive and not self.engine.is_stalled
 
     @property
     def age_s(self) -> float:
-        """How long ago it told; only where it has."""
+        """Seconds since the engine answered; only valid where it has answered."""
         return self._now() - self._told_at
 
     def ask(self) -> asyncio.Task[None]:
-        """Asks, unless somebody has; the task ends when there is an answer, or will be none."""
+        """Asks the engine, unless a question is under way. The task ends when there is an answer or a failure."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
         return self._asking
@@ -225,13 +225,13 @@ class _Told:
         try:
             self.stats = await self.engine.stats()
         except JsgError:
-            return  # it has ended, or could not tell: what it told last gets older
+            return  # the engine has ended or could not answer, so its last answer gets older
         self._told_at = self._now()
 
 
 @final
 class EngineStats:
-    """The values of the engines as they told them last."""
+    """The last known values of the engines."""
 
     def __init__(self, client: ServedEngine, now: Callable[[], float] = time.monotonic) -> None:
         """Nothing is known before the first `refresh`."""
@@ -239,11 +239,11 @@ class EngineStats:
         self._each = [_Told(engine, now) for engine in client.engines]
 
     async def refresh(self, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
-        """Asks the engines, or waits for the answers that somebody else has asked for; no longer than `timeout_s`."""
+        """Asks the engines, or waits for the answers to an earlier question, for `timeout_s` at most."""
         await asyncio.wait([told.ask() for told in self._each], timeout=timeout_s)
 
     def families(self) -> Iterator[Metric]:
-        """What is scraped of the engines."""
+        """The families of the engines, as they are scraped."""
         yield UP.family({(): int(self._client.is_alive and not self._client.is_stalled)})
         yield ENGINES.family({(): len(self._each)})
         yield ENGINES_UP.family({(): sum(told.works for told in self._each)})
@@ -262,7 +262,7 @@ class EngineStats:
                 yield family
 
     def _families_of_each(self) -> Iterator[Metric]:
-        """By the numbers of the engines."""
+        """The families that are labelled with the number of the engine."""
         yield DP_UP.family({(str(number),): int(told.works) for number, told in enumerate(self._each)})
         routed = self._client.routed.items()
         yield DP_ROUTED.family({(str(number), reason): count for (number, reason), count in routed})
@@ -275,7 +275,7 @@ class EngineStats:
 
 
 def _joined(each: Sequence[_Told]) -> Stats:
-    """The values of all engines as those of one."""
+    """The values of all engines together, under the names of one."""
     if len(each) == 1:
         return each[0].stats or {}
     joined: dict[str, int | float] = {}

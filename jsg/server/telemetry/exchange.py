@@ -1,4 +1,4 @@
-"""One HTTP request and its response, as those see them who watch: metrics, the request log, traces."""
+"""One HTTP request and its response, as metrics, the request log and traces see them."""
 
 import asyncio
 import dataclasses
@@ -21,7 +21,7 @@ from jsg.server.telemetry.trace_context import TraceContext
 logger = logging.getLogger(__name__)
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-OTHER = "other"  # a method or path that is not ours: clients choose it, so it must not become a label
+OTHER = "other"  # stands for an unknown method or path: clients choose those, so they must not become labels
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,19 +42,19 @@ class Exchange:
     """One HTTP request and its response, as far as they have come; an `Observer` of what is generated for it.
 
     Attributes:
-        endpoint: Where it went.
+        endpoint: The endpoint that was asked.
         method: The HTTP method, or `OTHER`.
-        trace: The span that it comes from.
+        trace: The client's span that the request belongs to; None for no span.
         started_at, ended_at: `time.monotonic()`.
         started_ns: Nanoseconds since the epoch.
-        status: Of the response; None before it begins.
-        is_stream: The response is a stream of events.
-        state: What the server knows of the request: its caller, its `request_id`.
-        user: The end user whom the client named.
-        prompts, answers: What it generates, `n` answers for each prompt in turn; empty before that begins.
-        begun_at: `time.monotonic()` when the first of them was begun.
-        failure: Why the generation of its answers was cut short, one of `ABORT_REASONS`; None where it was not.
-        trace_id: Of its trace, 32 hexadecimal digits; None where it has none.
+        status: The status of the response; None before it begins.
+        is_stream: Whether the response is a stream of events.
+        state: The ASGI state of the request, with its caller and its `request_id`.
+        user: The end user, as the client named it.
+        prompts, answers: The prompts and the `n` answers to each in turn; empty before the generation begins.
+        begun_at: `time.monotonic()` when the first generation began.
+        failure: Why the generation was cut short, one of `ABORT_REASONS`; None where it was not.
+        trace_id: The id of its trace, 32 hexadecimal digits; None where it has no trace.
     """
 
     def __init__(self, endpoint: Endpoint, scope: Scope, state: dict[str, Any]) -> None:
@@ -74,23 +74,23 @@ class Exchange:
         self.trace_id = self.trace.trace_id if self.trace else None
 
     def on_start(self, begun: Begun) -> None:
-        """Its answers; they grow by themselves."""
+        """Notes the prompts and the answers, which grow while they are generated."""
         self.prompts = (*self.prompts, *begun.prompts)
         self.answers = (*self.answers, *begun.answers)
         self.begun_at = self.begun_at or begun.started_at
         self.user = begun.user
 
     def on_delta(self, begun: Begun, answer: Answer, delta: AnswerDelta) -> None:
-        """Nothing."""
+        """Does nothing: the answers hold their deltas already."""
 
     def on_end(self, begun: Begun, error: BaseException | None) -> None:
-        """What cut them short."""
+        """Notes why the answers were cut short."""
         if error is not None:
             self.failure = end_reason(begun.answers, error)
 
     @property
     def first_answers(self) -> list[Answer]:
-        """The first answer to each prompt: what is told of a prompt is told of it."""
+        """The first answer to each prompt, for values that count once for a prompt."""
         starts = itertools.accumulate((prompt.sampling.n for prompt in self.prompts[:-1]), initial=0)
         return [self.answers[start] for start in starts] if self.prompts else []
 
@@ -102,7 +102,7 @@ class Exchange:
 
     @property
     def outcome(self) -> str:
-        """`ok`; `refused` before anything was generated; or why answers ended unfinished, one of `ABORT_REASONS`."""
+        """`ok`; `refused`, if it was refused before anything was generated; or one of `ABORT_REASONS`."""
         reason = self.failure or end_reason(self.answers, None)
         if reason is None and not self.has_succeeded:
             return ERROR if self.answers else REFUSED
@@ -110,16 +110,16 @@ class Exchange:
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether the client was given all that there is to give: an aborted answer too, where it is shown as one."""
+        """Whether the client got a whole response. One that shows its answer as aborted counts as whole."""
         return self.failure is None and self.status is not None and self.status < 400
 
 
 @final
 class EndpointTable:
-    """The server's paths: which of them a request is for."""
+    """The server's endpoints by their paths."""
 
     def __init__(self, routes: Iterable[BaseRoute], dependency: Callable[..., Any]) -> None:
-        """Takes the routes of the app; those that depend on `dependency` generate."""
+        """Takes the routes of the app. The routes that depend on `dependency` generate."""
         self._fixed: dict[str, Endpoint] = {}
         self._patterns: list[tuple[Any, Endpoint]] = []
         for route in routes:
@@ -145,7 +145,7 @@ class EndpointTable:
 
 
 class ExchangeObserver(Protocol):
-    """Is told of each HTTP request when its response is over. Must be quick; what it raises is logged."""
+    """Observes each HTTP request when its response is over. It must be quick; an exception that it raises is logged."""
 
     def on_exchange(self, exchange: Exchange) -> None:
         """The response was sent, or the client left."""
@@ -154,7 +154,7 @@ class ExchangeObserver(Protocol):
 
 @final
 class WatchExchanges:
-    """ASGI middleware, the outermost: makes an `Exchange` of each request, and shows it when the response is over."""
+    """The outermost ASGI middleware. It makes an `Exchange` of each request and shows it to observers at the end."""
 
     def __init__(self, app: ASGIApp, endpoints: EndpointTable, observers: Sequence[ExchangeObserver]) -> None:
         self._app = app

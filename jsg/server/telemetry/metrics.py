@@ -1,10 +1,11 @@
-"""What `/metrics` shows: counted here as requests pass, and asked of the engine when somebody looks.
+"""The front's own values in `/metrics`, counted as requests pass.
 
-An **answer** is one sequence that the engine makes; a request has `n` of them for each prompt. Each that is begun is
-counted once when it ends: as finished, or as aborted. What counts as a token is in `docs/observability.md`.
+An **answer** is one sequence that the engine makes; a request has `n` answers to each prompt. Each answer that begins
+is counted once, when it ends: as finished or as aborted. `docs/observability.md` says what counts as a token.
 """
 
 import collections
+import dataclasses
 import itertools
 import os
 import time
@@ -15,14 +16,14 @@ from typing import final
 from prometheus_client.metrics_core import Metric
 
 import jsg
-from jsg.processing.answer import Answer, AnswerDelta
+from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.server.observer import Begun
 from jsg.server.telemetry.abort_reasons import ABORT_REASONS, ABORT_REQUEST, ERROR, end_reason
 from jsg.server.telemetry.exchange import Exchange
 from jsg.server.telemetry.series import Counter, Histogram, Series
 from jsg.types import FinishType
 
-RATE_WINDOW_S = 10.0  # that the throughput is taken over
+RATE_WINDOW_S = 10.0  # the throughput is measured over this time
 
 LATENCY_BOUNDS = (.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)  # fmt: skip
 TOKEN_GAP_BOUNDS = (
@@ -62,7 +63,7 @@ class TokenCounters:
 
 @final
 class RequestHistograms:
-    """How long answers took, and how long they were."""
+    """How many seconds answers took, and how many tokens they had."""
 
     def __init__(self) -> None:
         self.first_token = Histogram(
@@ -104,31 +105,24 @@ class RequestHistograms:
 
 
 @final
-class _Prompt:
-    """A prompt, until it is counted; the `n` answers to it share one."""
-
-    __slots__ = ("is_counted",)
-
-    def __init__(self) -> None:
-        self.is_counted = False
-
-
-@final
+@dataclasses.dataclass(slots=True, eq=False)
 class _Progress:
-    """What is known of an answer that has not ended."""
+    """What is known of an answer that has not ended.
 
-    __slots__ = ("last_token_s", "prompt")
+    Attributes:
+        uncounted: The prompt, until it is counted; the `n` answers to it share this list.
+        last_token_s: When its last token came; None before the first.
+    """
 
-    def __init__(self, prompt: _Prompt) -> None:
-        self.prompt = prompt
-        self.last_token_s: float | None = None
+    uncounted: list[Prompt]
+    last_token_s: float | None = None
 
 
 @final
 class Metrics:
-    """Counts; both an `Observer` and an `ExchangeObserver`. Used on one event loop.
+    """Counts as an `Observer` and as an `ExchangeObserver`, on one event loop.
 
-    Invariant: an answer is in `_open` from `on_start` until it is counted as finished or aborted, and that is once.
+    Invariant: an answer is in `_open` from `on_start` until it is counted, once, as finished or aborted.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -165,15 +159,15 @@ class Metrics:
                 self.finished.add(0, (route, finish.value))
 
     def on_start(self, begun: Begun) -> None:
-        """Its answers are open."""
+        """Notes that the answers of a generation are open."""
         answers = iter(begun.answers)
         for prompt in begun.prompts:
-            shared = _Prompt()
+            uncounted = [prompt]
             for answer in itertools.islice(answers, prompt.sampling.n):
-                self._open[answer] = _Progress(shared)
+                self._open[answer] = _Progress(uncounted)
 
     def on_delta(self, begun: Begun, answer: Answer, delta: AnswerDelta) -> None:
-        """Counts its tokens, and its end."""
+        """Counts the tokens of a delta, and the end of an answer."""
         progress = self._open.get(answer)
         if progress is None:
             return
@@ -189,13 +183,13 @@ class Metrics:
             self._end(begun.route, answer, progress, delta.finish.type)
 
     def on_end(self, begun: Begun, error: BaseException | None) -> None:
-        """Counts as aborted what did not finish."""
+        """Counts the answers that did not finish as aborted."""
         unfinished = [answer for answer in begun.answers if self._open.pop(answer, None) is not None]
         if unfinished:
             self.aborted.add(len(unfinished), (end_reason(begun.answers, error) or ERROR,))
 
     def on_exchange(self, exchange: Exchange) -> None:
-        """Counts the response, and the tokens that its client was not given or cannot take for a whole answer."""
+        """Counts the response. Where it failed, counts its tokens as discarded."""
         self.http.add(1, (exchange.endpoint.route, exchange.method, str(exchange.status)))
         num_tokens = sum(len(answer.token_ids) for answer in exchange.answers)
         if num_tokens and not exchange.has_succeeded:
@@ -209,11 +203,11 @@ class Metrics:
             self._generated_at.popleft()
 
     def series(self) -> list[Series]:
-        """What there is."""
+        """All series that this class counts."""
         return [*(counted.series for counted in self._counted()), ANSWERS_OPEN, THROUGHPUT, BUILD_INFO, FRONT_MEMORY]
 
     def families(self, model_name: str) -> Iterator[Metric]:
-        """What is scraped of the front."""
+        """The families of the front, as they are scraped."""
         for counted in self._counted():
             yield counted.family()
         yield ANSWERS_OPEN.family({(): len(self._open)})
@@ -239,8 +233,8 @@ class Metrics:
         self.histograms.prefill.observe(max(first_s - answer.queue_s, 0.0))
 
     def _count_prompt(self, answer: Answer, progress: _Progress) -> None:
-        if not progress.prompt.is_counted:
-            progress.prompt.is_counted = True
+        if progress.uncounted:
+            progress.uncounted.clear()
             self.tokens.prompt.add(len(answer.request.input_ids))
             self.tokens.cached.add(answer.cached_tokens)
 

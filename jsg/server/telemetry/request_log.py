@@ -1,7 +1,7 @@
 """`--log-requests`: one line of JSON on stderr for each HTTP request that generates, when it ends.
 
-A line holds names, counts and times, and nothing of what a client wrote or was answered but the `user` it named. The
-fields are described in `docs/observability.md`.
+A line has names, counts and times. Of what the client wrote it has only `user`, and of the answers nothing. The fields
+are described in `docs/observability.md`.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from jsg.server.caller import Caller
 from jsg.server.telemetry.exchange import Exchange
 
 MAX_WAITING_LINES = 10_000
-MAX_NAME_CHARS = 256  # of what a client may choose: `user`
+MAX_NAME_CHARS = 256  # of `user`, which the client chooses
 CLOSE_TIMEOUT_S = 2.0
 
 
@@ -97,14 +97,14 @@ class LogLine:
 
 @final
 class RequestLog:
-    """An `ExchangeObserver` that writes lines from a thread of its own: a reader of stderr that is slow delays nobody.
+    """An `ExchangeObserver` that writes lines from its own thread: a slow reader of stderr delays no request.
 
-    When `MAX_WAITING_LINES` wait, further ones are dropped; a line that says how many comes before the next.
+    When `MAX_WAITING_LINES` wait, further lines are dropped; the next line comes after one that says how many were.
     """
 
     def __init__(self, fd: int | None = None) -> None:
         """Starts the thread; writes to this open file, stderr by default."""
-        # Not through `sys.stderr`: its lock, held by a write that waits, would be in the way of the interpreter's end.
+        # Not through `sys.stderr`: a write that waits would hold its lock and block the interpreter's end.
         self._fd = sys.stderr.fileno() if fd is None else fd
         self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING_LINES)
         self._num_dropped = 0
@@ -112,7 +112,7 @@ class RequestLog:
         self._thread.start()
 
     def on_exchange(self, exchange: Exchange) -> None:
-        """Puts its line into the queue, where it is a request that generates."""
+        """Puts the line of a request into the queue, if the request generates."""
         if not exchange.endpoint.generates:
             return
         line = msgspec.json.encode(LogLine.of(exchange)) + b"\n"
@@ -125,7 +125,7 @@ class RequestLog:
             self._num_dropped += 1
 
     async def close(self) -> None:
-        """Writes what waits, for `CLOSE_TIMEOUT_S` at most."""
+        """Writes the lines that wait, for `CLOSE_TIMEOUT_S` at most."""
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(None)
         await asyncio.to_thread(self._thread.join, CLOSE_TIMEOUT_S)
@@ -136,7 +136,7 @@ class RequestLog:
                 while rest:
                     try:
                         rest = rest[os.write(self._fd, rest) :]
-                    except BlockingIOError:  # somebody with whom stderr is shared made it so
+                    except BlockingIOError:  # another process that shares stderr made it non-blocking
                         select.select([], [self._fd], [])
 
 

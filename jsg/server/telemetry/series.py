@@ -1,7 +1,7 @@
 """Counters, gauges and histograms as Prometheus knows them, cheap enough to be written once per token.
 
 `prometheus_client` makes the text of a scrape. Its own counters take a lock and walk the buckets at each observation,
-which is more than a token may cost; here everything is written on one event loop, so none is needed.
+which costs too much for each token. Here one event loop writes everything, so no lock is needed.
 """
 
 import bisect
@@ -17,13 +17,13 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Series:
-    """What a metric is.
+    """The description of a metric.
 
     Attributes:
-        name: As it is scraped, without the suffixes of a histogram.
-        kind: Its type.
+        name: The name in a scrape, without the suffixes of a histogram.
+        kind: The type.
         text: One sentence for people.
-        labels: Names of its labels, `le` apart.
+        labels: The names of the labels, except `le`.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Series:
     labels: tuple[str, ...] = ()
 
     def family(self, values: Mapping[tuple[str, ...], float]) -> Metric:
-        """The family of a counter or a gauge, from its value for each combination of label values."""
+        """The family of a counter or a gauge: label values → value."""
         cls = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
         family = cls(self.name, self.text, labels=self.labels)
         for labels, value in values.items():

@@ -1,4 +1,4 @@
-"""Everything that watches a server: made in one place, shown in one place, ended in one place."""
+"""Everything that watches a server. This module opens, shows and closes it."""
 
 import asyncio
 import contextlib
@@ -31,12 +31,12 @@ class Telemetry:
     """The metrics of a server, and where asked for its request log and its traces.
 
     Attributes:
-        observers: Are told of each generation.
-        exchange_observers: Are told of each HTTP request.
+        observers: They observe each generation.
+        exchange_observers: They observe each HTTP request.
     """
 
     def __init__(self, config: ServerConfig, model_name: str = "") -> None:
-        """Opens what the knobs ask for. Raises ConfigError where spans cannot be exported."""
+        """Opens metrics, and the log and the traces that the options ask for. Raises ConfigError as `SpanExport`."""
         endpoint = config.otlp_traces_endpoint
         self.metrics = Metrics()
         self._alias = config.metrics_alias
@@ -49,7 +49,7 @@ class Telemetry:
         self.exchange_observers: Sequence[ExchangeObserver] = tuple(one for one in watching if one is not None)
 
     def watch(self, app: FastAPI, routes: Iterable[BaseRoute]) -> None:
-        """Watches the requests to an app, to which these routes were added. Must be what is added to it last."""
+        """Watches the requests to an app that has these routes. It must be added after all other middleware."""
         endpoints = EndpointTable([*app.routes, *routes], get_args(CurrentCall)[1].dependency)
         self.metrics.expect(endpoint.route for endpoint in endpoints if endpoint.generates)
         app.state.telemetry = self
@@ -57,7 +57,7 @@ class Telemetry:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Watches the event loop; at the end writes what is left of the log and the traces, within a time limit."""
+        """Watches the event loop in the block. At its end, writes the rest of log and traces within a time limit."""
         ticking = asyncio.create_task(self._tick())
         try:
             yield
@@ -76,7 +76,7 @@ class Telemetry:
         return encoded(self.families(), accept)
 
     def families(self) -> list[Metric]:
-        """Everything as it is now."""
+        """All families with their present values."""
         own = [*self.metrics.families(self._model_name)]
         own += [UP.family({(): 0})] if self._engine is None else self._engine.families()
         if self._alias is not None:

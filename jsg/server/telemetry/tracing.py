@@ -1,6 +1,6 @@
 """`--otlp-traces-endpoint`: one OpenTelemetry span for each HTTP request that generates, when it ends.
 
-Attributes follow the semantic conventions for generative AI; `docs/observability.md` lists them. They hold names,
+Attributes follow the semantic conventions for generative AI; `docs/observability.md` lists them. They have names,
 numbers and times, and nothing that a client wrote: no prompt, no answer, no stop string.
 """
 
@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import threading
 import urllib.parse
-from typing import Any, Protocol, Self, final
+from typing import Any, Self, final
 
 import jsg
 from jsg.errors import ConfigError
@@ -21,21 +21,9 @@ DEFAULT_PATH = "/v1/traces"
 EXPORT_TIMEOUT_S = 5.0
 EXPORT_PERIOD_S = 1.0
 MAX_WAITING_SPANS = 8192
-MAX_BATCH_SPANS = 128  # encoding a batch competes with the event loop
+MAX_BATCH_SPANS = 128  # encoding a larger batch would delay the event loop
 CLOSE_TIMEOUT_S = 2.0
 CHAT_ROUTES = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
-
-
-class TracerProvider(Protocol):
-    """What is used of the OpenTelemetry SDK's class of this name; the packages of the SDK may be missing."""
-
-    def get_tracer(self, name: str, version: str, /) -> Any:
-        """What makes spans."""
-        ...
-
-    def shutdown(self) -> None:
-        """Sends what waits."""
-        ...
 
 
 @final
@@ -45,8 +33,8 @@ class SpanExport:
     A collector that is slow or away costs spans, never requests.
     """
 
-    def __init__(self, provider: TracerProvider, model_name: str) -> None:
-        """Makes spans with this provider."""
+    def __init__(self, provider: Any, model_name: str) -> None:
+        """Makes spans with a `TracerProvider` of the OpenTelemetry SDK, which may not be installed."""
         self._provider = provider
         self._tracer = provider.get_tracer("jsg", jsg.__version__)
         self._model_name = model_name
@@ -86,7 +74,7 @@ class SpanExport:
         return cls(provider, model_name)
 
     def on_exchange(self, exchange: Exchange) -> None:
-        """Makes its span, where it is a request that generates."""
+        """Makes the span of a request, if the request generates."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         if not exchange.endpoint.generates:
@@ -108,13 +96,13 @@ class SpanExport:
         span.end(ended_ns)
 
     async def close(self) -> None:
-        """Sends what waits, for `CLOSE_TIMEOUT_S` at most."""
+        """Sends the spans that wait, for `CLOSE_TIMEOUT_S` at most."""
         loop = asyncio.get_running_loop()
         sent = asyncio.Event()
 
         def shut_down() -> None:
             self._provider.shutdown()
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop has ended, so nobody waits
                 loop.call_soon_threadsafe(sent.set)
 
         # Not `asyncio.to_thread`: the end of the loop would wait for it.
@@ -125,14 +113,14 @@ class SpanExport:
 
 
 def span_attributes(exchange: Exchange, model_name: str) -> dict[str, Any]:
-    """What the span of a request says."""
+    """The attributes of the span of a request."""
     attributes: dict[str, Any] = {
         "http.request.method": exchange.method,
         "http.route": exchange.endpoint.route,
         "http.response.status_code": exchange.status,
         "gen_ai.operation.name": "chat" if exchange.endpoint.route in CHAT_ROUTES else "text_completion",
         "gen_ai.provider.name": PROVIDER,
-        "gen_ai.system": PROVIDER,  # what the former was called
+        "gen_ai.system": PROVIDER,  # the older name of `gen_ai.provider.name`
         "gen_ai.request.model": model_name,
         "gen_ai.request.stream": exchange.is_stream,
         "jsg.request_id": exchange.state.get("request_id"),
@@ -179,13 +167,13 @@ def _response_attributes(exchange: Exchange, model_name: str) -> dict[str, Any]:
 
 
 def _is_fault(exchange: Exchange) -> bool:
-    """Whether it is the server's fault that there is no whole answer."""
+    """Whether the server is to blame that there is no whole answer."""
     is_failure = exchange.status is not None and exchange.status >= 500
     return is_failure or exchange.outcome not in ("ok", REFUSED, CLIENT_DISCONNECT, ABORT_REQUEST)
 
 
 def _parent(trace: TraceContext | None) -> Any:
-    """The context of a span that belongs to this trace; without one it begins its own."""
+    """The context of a span that belongs to this trace; without a trace, of a span that begins one."""
     from opentelemetry.context import Context
     from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState, set_span_in_context
 
@@ -207,7 +195,7 @@ def _int64(seed: int) -> int:
 
 
 def _checked_url(endpoint: str) -> str:
-    """The whole URL; one without a path gets the one that collectors have."""
+    """The whole URL. A URL without a path gets the usual path of collectors. Raises ConfigError for what is no URL."""
     try:
         parts = urllib.parse.urlsplit(endpoint)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
