@@ -17,7 +17,8 @@ def folder_of(path: Path) -> str:
 
 def fixtures_of(path: Path) -> list[str]:
     functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
-    return [f.name for f in functions if any("pytest.fixture" in ast.unparse(each) for each in f.decorator_list)]
+    shared = [f for f in functions if not f.name.startswith("_")]
+    return [f.name for f in shared if any("pytest.fixture" in ast.unparse(each) for each in f.decorator_list)]
 
 
 def test_readme_lists_every_helper_and_every_shared_fixture():

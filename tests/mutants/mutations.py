@@ -641,7 +641,7 @@ SERVER = (
     Mutation(
         "server: a stop string does not abort in the engine",
         "jsg/server/generation.py",
-        "return  # at a stop string the engine does not know yet: closing `outputs` aborts the request",
+        "return  # closing `outputs` aborts the request: of a stop string the engine does not know yet",
         "pass",
         "tests/server",
     ),
