@@ -175,7 +175,9 @@ def alt(*options: Expr) -> Expr:
 
 def either(*options: Expr) -> Expr:
     """Any of the options, flattened. Unlike `alt` it compares none of them, because deep ones take long to compare."""
-    flat = [each for option in options for each in (option.options if isinstance(option, Alt) else (option,))]
+    flat: list[Expr] = []
+    for option in options:
+        flat.extend(option.options if isinstance(option, Alt) else (option,))
     return flat[0] if len(flat) == 1 else Alt(tuple(flat))
 
 
