@@ -234,7 +234,7 @@ def depth_of(root: Expr) -> int:
     """How deep an expression is nested."""
     depths: dict[int, int] = {}
     for expr in parts_first(root, depths):
-        depths[id(expr)] = 1 + max((depths[id(part)] for part in parts_of(expr)), default=0)
+        depths[id(expr)] = 1 + max([depths[id(part)] for part in parts_of(expr)], default=0)
     return depths[id(root)]
 
 
