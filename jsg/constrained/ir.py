@@ -175,7 +175,9 @@ def alt(*options: Expr) -> Expr:
 
 def either(*options: Expr) -> Expr:
     """Any of the options, flattened. Unlike `alt` it compares none of them, because deep ones take long to compare."""
-    flat = [each for option in options for each in (option.options if isinstance(option, Alt) else (option,))]
+    flat: list[Expr] = []
+    for option in options:
+        flat.extend(option.options if isinstance(option, Alt) else (option,))
     return flat[0] if len(flat) == 1 else Alt(tuple(flat))
 
 
@@ -232,7 +234,7 @@ def depth_of(root: Expr) -> int:
     """How deep an expression is nested."""
     depths: dict[int, int] = {}
     for expr in parts_first(root, depths):
-        depths[id(expr)] = 1 + max((depths[id(part)] for part in parts_of(expr)), default=0)
+        depths[id(expr)] = 1 + max([depths[id(part)] for part in parts_of(expr)], default=0)
     return depths[id(root)]
 
 

@@ -11,11 +11,10 @@ these, and nothing is left to assert when the pattern is whole.
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from jsg.constrained.chars import charset
-from jsg.constrained.ir import EMPTY, NEVER, Alt, CharRanges, Chars, Expr, Repeat, Seq, either, seq
+from jsg.constrained.ir import EMPTY, NEVER, Alt, CharRanges, Chars, Expr, Repeat, Seq, seq
 
 AT_START = 1
 AT_END = 2
@@ -63,10 +62,18 @@ def anchor(asserted: int) -> Piece:
 def concatenate(pieces: Sequence[Piece]) -> Piece:
     """The pieces in a row."""
     row: list[Piece] = []
-    for is_run, group in itertools.groupby(pieces, lambda piece: piece.is_plain and piece.parts[0] is not None):
-        run = list(group)
-        row += [_plain([piece.parts[0] for piece in run if piece.parts[0]])] if is_run else run
-    row = row or [_plain([])]
+    run: list[Part] = []
+    for piece in pieces:
+        plain = piece.parts[0]
+        if piece.is_plain and plain is not None:
+            run.append(plain)
+            continue
+        if run:
+            row.append(_plain(run))
+            run = []
+        row.append(piece)
+    if run or not row:
+        row.append(_plain(run))
     # In halves: one after another would nest the result as deep as the row is long.
     while len(row) > 1:
         row = [_pair(*row[i : i + 2]) if i + 1 < len(row) else row[i] for i in range(0, len(row), 2)]
@@ -84,22 +91,35 @@ def repeat(piece: Piece, least: int, most: int | None) -> Piece:
     Of the repetitions that are not empty only the first can be at the start and only the last at the end. Empty ones
     may stand anywhere among them and make up for any number that is missing.
     """
-    plain, _, _, spans = piece.parts
+    plain, starts, ends, spans = piece.parts
     if most == 0:
         return _piece({0: [Part(EMPTY, True)]})
-    found: dict[int, list[Part]] = {}
-    for asserted in _ALL:
-        before = [piece.parts[AT_START]] if asserted & AT_START else []
-        behind = [piece.parts[AT_END]] if asserted & AT_END else []
-        ends = before + behind
-        if None in ends or (most is not None and most < len(ends)):
-            continue
-        fewest = 0 if ends and _has_empty((plain, *ends)) else max(least - len(ends), 0)
-        inner = _times(plain, fewest, None if most is None else most - len(ends))
-        rows = [[part for part in (*before, rest, *behind) if part is not None] for rest in inner]
-        found[asserted] = [functools.reduce(_in_row, row) for row in rows]
-    if spans is not None and (least <= 1 or _has_empty(piece.parts)):
-        found.setdefault(AT_START | AT_END, []).append(spans)
+    if piece.is_plain:
+        return _piece({0: _times(plain, least, most)})
+
+    def fewer(count: int, fillers: Sequence[Part | None]) -> int:
+        has_empty = any(part is not None and part.is_nullable for part in fillers)
+        return 0 if has_empty else max(least - count, 0)
+
+    def more(count: int) -> int | None:
+        return None if most is None else most - count
+
+    found: dict[int, list[Part]] = {0: _times(plain, least, most)}
+    found[AT_START] = [
+        _in_row(first, rest) for first in _some(starts) for rest in _times(plain, fewer(1, (plain, starts)), more(1))
+    ]
+    found[AT_END] = [
+        _in_row(rest, last) for last in _some(ends) for rest in _times(plain, fewer(1, (plain, ends)), more(1))
+    ]
+    both: list[Part] = []
+    if most is None or most >= 2:
+        inner = _times(plain, fewer(2, (plain, starts, ends)), more(2))
+        both = [
+            _in_row(_in_row(first, rest), last) for first in _some(starts) for rest in inner for last in _some(ends)
+        ]
+    if least <= 1 or fewer(1, piece.parts) == 0:
+        both.extend(_some(spans))
+    found[AT_START | AT_END] = both
     return _piece(found)
 
 
@@ -125,8 +145,8 @@ def found_in(piece: Piece) -> Expr:
     return ANYTHING if any(option is ANYTHING for option in options) else _alt(options)
 
 
-def _has_empty(parts: Iterable[Part | None]) -> bool:
-    return any(part is not None and part.is_nullable for part in parts)
+def _some(part: Part | None) -> list[Part]:
+    return [] if part is None else [part]
 
 
 def _plain(parts: Sequence[Part]) -> Piece:
@@ -163,9 +183,10 @@ def _piece(found: dict[int, list[Part]]) -> Piece:
 
 
 def _alt(options: Sequence[Expr]) -> Expr:
-    """Any of the options, with single characters as one set."""
-    whole = either(*options)
-    flat = whole.options if isinstance(whole, Alt) else (whole,)
+    """Any of the options, with single characters as one set. Compares nothing deep, unlike `ir.alt`."""
+    flat: list[Expr] = []
+    for option in options:
+        flat.extend(option.options if isinstance(option, Alt) else (option,))
     sets = [option.ranges for option in flat if isinstance(option, Chars)]
     has_empty = any(option == EMPTY for option in flat)
     others: list[Expr] = [option for option in flat if not isinstance(option, Chars) and option != EMPTY]
@@ -173,7 +194,7 @@ def _alt(options: Sequence[Expr]) -> Expr:
         others.append(Chars(charset.union(*sets)))
     if has_empty:
         others.append(EMPTY)
-    return either(*others)
+    return others[0] if len(others) == 1 else Alt(tuple(others))
 
 
 def _times(part: Part | None, least: int, most: int | None) -> list[Part]:
