@@ -61,8 +61,9 @@ class _Outbox:
             self.grammars.append(grammar)
 
     def message(self) -> ToEngine:
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return ToEngine(**fields | {"requests": list(self.requests.values())})
+        fields: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields["requests"] = list(self.requests.values())
+        return ToEngine(**fields)
 
 
 @final
