@@ -24,7 +24,7 @@ from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
 from jsg.types import SamplingParams
 
 CLIENT_NAMES: Mapping[str, str] = {**own_names("anthropic"), "input_ids": "messages"}
-"""Our name of a field → what clients call it here."""
+"""Our name of a field → Anthropic's name."""
 
 _NO_SERVER_TOOLS = "the server runs no tools of its own; leave it out"
 _NO_FILES = "models read text and pictures; write what is in it into a text"
@@ -80,7 +80,7 @@ class ImageSource(Body):
 
     @property
     def media(self) -> MediaSource:
-        """The same for every API."""
+        """The picture in the form that every API shares."""
         return MediaSource("image", self.data or self.url or "")
 
 
@@ -147,7 +147,7 @@ class AnthropicMessage(Body):
         return [] if isinstance(self.content, str) else self.content
 
     def turns(self) -> Iterator[tuple[dict[str, Any], list[str | MediaSource]]]:
-        """The message as chat templates know it, and what its content is made of; each result of a tool is its own."""
+        """The message in the form of chat templates, with the pieces of its content; each tool result is a message."""
         pieces: list[str | MediaSource] = [self.content] if isinstance(self.content, str) else []
         calls: list[dict[str, Any]] = []
         for block in self.blocks:
@@ -191,7 +191,7 @@ class AnthropicTool(Body):
     eager_input_streaming: bool | None = None
 
     def tool(self, field: str) -> Tool:
-        """The same for every API; it stands in that field."""
+        """The tool in the form that every API shares. `field` is where the client wrote it."""
         return Tool(self.name, self.description, self.input_schema, f"{field}.input_schema", self.strict is not False)
 
 
@@ -209,7 +209,7 @@ class AnthropicToolChoice(Body):
         return self
 
     def choice(self) -> Choice:
-        """The same for every API."""
+        """The choice in the form that every API shares."""
         is_one_call = bool(self.disable_parallel_tool_use) or self.name is not None
         names = None if self.name is None else (self.name,)
         match self.type:
@@ -301,13 +301,13 @@ class CountTokensBody(Body):
         )
 
     def tool_use(self, speech: Speech) -> ToolUse | None:
-        """How the answer may call tools; None where it may not. Raises RequestError."""
+        """The tools that the answer may call; None for none. Raises RequestError."""
         choice = Choice() if self.tool_choice is None else self.tool_choice.choice()
         tools = [tool.tool(f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
         return ToolUse.of(tools, choice, speech)
 
     def client_names(self) -> dict[str, str]:
-        """Our name of a field → what clients call it here."""
+        """Our name of a field → the client's name."""
         constraint = self.constraint()
         field = constraint.field if constraint is not None else "tools"
         return {**CLIENT_NAMES, GRAMMAR: field}

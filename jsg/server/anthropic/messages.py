@@ -93,7 +93,7 @@ async def _encode(
 
 
 async def _events(generation: Generation, reader: AnswerReader, model_name: str) -> AsyncGenerator[Event]:
-    """In Anthropic's order; the first comes with the first token, and a block once there is something in it."""
+    """The events in Anthropic's order. The first comes with the first token, and a block once it has content."""
     [answer] = generation.answers
     blocks = _Blocks()
     has_begun = False
@@ -121,7 +121,7 @@ class _Blocks:
         self._open: str | int | None = None  # "text", or the number of a call
 
     def events(self, found: ToolDelta) -> Iterator[Event]:
-        """What is told of it."""
+        """The events of a text or a call."""
         match found:
             case ContentDelta(text):
                 if self._open != "text":
@@ -173,7 +173,7 @@ def _message(answer: Answer, model_name: str) -> dict[str, Any]:
 
 
 def _ending(answer: Answer, *, has_calls: bool) -> dict[str, Any]:
-    """Why it ended. Raises AbortedError when somebody ended it."""
+    """Why the answer ended. Raises AbortedError where it was aborted."""
     finish_of(answer)
     finish = answer.finish
     assert finish is not None
@@ -188,7 +188,7 @@ def _ending(answer: Answer, *, has_calls: bool) -> dict[str, Any]:
 
 
 def _counts(answer: Answer) -> dict[str, int]:
-    """Tokens so far; of the prompt, those from the cache are counted apart."""
+    """The numbers of tokens so far. Prompt tokens from the cache are counted apart."""
     return {
         "input_tokens": len(answer.request.input_ids) - answer.cached_tokens,
         "cache_read_input_tokens": answer.cached_tokens,

@@ -1,4 +1,4 @@
-"""Probes: is the server alive, does it take requests, does the engine really generate?"""
+"""Probes: whether the server is alive, whether it takes requests, and whether the engine generates tokens."""
 
 import asyncio
 import contextlib
@@ -18,10 +18,10 @@ from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
 from jsg.types import FinishType, SamplingParams
 
-OWNER = "health"  # no tenant is called so: its request is in nobody's count, and nobody can name it
-NAMESPACE = "health"  # nor is any tenant's namespace: its token is in nobody's cache
-PRIORITY = 2**31 - 1  # a long queue is no fault of the engine
-RETRY_S = 0.05  # nor is a full one, as long as there is room before the time is up
+OWNER = "health"  # no tenant has this name, so the probe counts for nobody, and nobody can abort it
+NAMESPACE = "health"  # no tenant has this namespace, so the probe's token is in nobody's cache
+PRIORITY = 2**31 - 1  # a probe must not fail because of a long queue
+RETRY_S = 0.05  # nor because of a full one, if there is room again in time
 
 router = new_router()
 
@@ -53,13 +53,13 @@ async def health_generate(request: Request, front: ReadyFront) -> Response:
 
 @final
 class EngineProbe:
-    """One token through the whole engine, for all who ask at a time."""
+    """Has the engine make one token, for all probes that ask at the same time."""
 
     def __init__(self) -> None:
         self._running: asyncio.Task[str | None] | None = None
 
     async def run(self, client: ServedEngine, timeout_s: float) -> None:
-        """Waits for the token of the probe that runs, or of a new one. That a waiter leaves is nothing to the others.
+        """Waits for the token of the probe that runs, or of a new one. A client that leaves does not end the probe.
 
         Raises:
             HTTPException: 503, no token came in time or the engine takes no requests.
@@ -72,7 +72,7 @@ class EngineProbe:
 
 
 async def _probe(client: ServedEngine, timeout_s: float) -> str | None:
-    """None once there is a token, or why there is none. It raises nothing: perhaps nobody waits any more."""
+    """None once there is a token, otherwise why there is none. It raises nothing, because nobody may be waiting."""
     try:
         async with asyncio.timeout(timeout_s):
             while not await _makes_token(client):
@@ -85,7 +85,7 @@ async def _probe(client: ServedEngine, timeout_s: float) -> str | None:
 
 
 async def _makes_token(client: ServedEngine) -> bool:
-    """False where the queue is full, or somebody aborted everything, this too."""
+    """Whether a token came. False where the queue is full, or all requests, and with them this one, were aborted."""
     request = types.Request(
         rid=uuid.uuid4().hex,
         input_ids=(0,),

@@ -53,7 +53,7 @@ async def score(body: ScoreBody, request: Request, call: CurrentCall, front: Rea
     prompt_tokens = sum(len(answer.request.input_ids) for answer in answers)
     usage = {
         "prompt_tokens": prompt_tokens,
-        "completion_tokens": 0,  # the one token that each item's scores cost is not shown to anybody
+        "completion_tokens": 0,  # the one token that the scores of each item cost is not shown
         "total_tokens": prompt_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in answers)},
     }
@@ -96,7 +96,7 @@ async def _prompts(body: ScoreBody, call: CurrentCall, front: Front) -> list[Pro
 
 
 def _check_tokens(body: ScoreBody, id_lists: Sequence[Sequence[int]], info: ModelInfo) -> None:
-    """Raises RequestError in terms of query and items, which the engine does not know."""
+    """Raises RequestError that names query and items, as the engine's errors cannot."""
     highest_label = max(body.label_token_ids)
     if highest_label >= info.vocab_size:
         raise RequestError(
@@ -124,7 +124,7 @@ def _logprobs(answer: Answer) -> list[float]:
 
 
 def to_scores(logprobs: Sequence[float], *, are_shares: bool) -> list[float]:
-    """The probabilities of labels; as shares of what all labels have together, also where that is next to nothing."""
+    """The probabilities of labels. With `are_shares` they are divided by their sum, however small it is."""
     best = max(logprobs) if are_shares else 0.0
     if best == -math.inf:
         return [0.0] * len(logprobs)

@@ -1,4 +1,4 @@
-"""What clients of chat completions and completions send alike."""
+"""The fields that chat completions and completions share."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -29,7 +29,7 @@ GRAMMARS: Mapping[str, GrammarKind] = {
     **{name: name for name in GRAMMAR_FIELDS},
     **{"guided_regex": "regex", "guided_json": "json_schema", "guided_grammar": "ebnf", "guided_choice": "choices"},
 }
-"""Fields that hold a grammar alone → what it is written in."""
+"""Field that has a grammar and nothing else → the kind of grammar."""
 
 _NO_CODE = "code of clients is never run; use logit_bias, or sample by yourself from the logprobs"
 _ONE_ENGINE = "one engine does both prefill and decode here"
@@ -54,7 +54,7 @@ class OpenAIBody(with_sampling(Body, "openai")):
     """The fields of both endpoints; null means the default. Those beyond OpenAI's are SGLang's and vLLM's."""
 
     NAMES: ClassVar[Mapping[str, str]] = own_names("openai") | {"return_logprob": "logprobs"}
-    """Our name of a field → what clients call it here."""
+    """Our name of a field → OpenAI's name."""
 
     PROMPT: ClassVar[str] = "prompt"
     """The field that holds the prompt."""
@@ -146,7 +146,7 @@ class OpenAIBody(with_sampling(Body, "openai")):
         return self.wants_usage_event and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def response_id(self, prefix: str) -> str:
-        """Name of the request, and id of the response."""
+        """The name of the request, which is the id of the response."""
         return self.rid or f"{prefix}-{self.request_id or new_rid()}"
 
     def constraint(self) -> Constraint | None:
@@ -182,7 +182,7 @@ class OpenAIBody(with_sampling(Body, "openai")):
         )
 
     def own_names(self) -> AbstractContextManager[None]:
-        """A RequestError that is raised inside names fields as this client does."""
+        """A RequestError that is raised inside names fields as the client knows them."""
         return client_names(self._names(), self._params())
 
     def _names(self) -> dict[str, str]:

@@ -111,7 +111,7 @@ class ChatBody(OpenAIBody):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def template_kwargs(self, template: ChatTemplate) -> dict[str, Any]:
-        """Variables for the chat template. Raises RequestError for an effort that it does not read."""
+        """Variables for the chat template. Raises RequestError for an effort where the template reads none."""
         kwargs = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is None:
             return kwargs
@@ -123,7 +123,7 @@ class ChatBody(OpenAIBody):
         return {**kwargs, "reasoning_effort": self.reasoning_effort}
 
     def tool_use(self, speech: Speech) -> ToolUse | None:
-        """How the answer may call tools; None where it may not. Raises RequestError."""
+        """The tools that the answer may call; None for none. Raises RequestError."""
         tools = [tool.function.tool(f"tools[{i}].function") for i, tool in enumerate(self.tools or ())]
         chosen = self.tool_choice
         if self.functions:
@@ -180,7 +180,7 @@ class ChatChoice:
     def __init__(
         self, index: int, answer: Answer, names: TokenNames, tools: ToolUse | None = None, *, is_old: bool = False
     ) -> None:
-        """With `is_old` a call is shown as a `function_call`, which was before there were `tool_calls`."""
+        """With `is_old` a call is shown as a `function_call`, the older form of `tool_calls`."""
         self.answer = answer
         self._index = index
         self._names = names
@@ -201,7 +201,7 @@ class ChatChoice:
         return choice | finish | constraint_of(self.answer)
 
     def pieces(self, delta: AnswerDelta) -> list[dict[str, Any]]:
-        """The role, once; the text and the calls; the reason for the end."""
+        """First the role, once; then the text and the calls; at the end the reason for it."""
         changes = [self._change(found) for found in self._reader.read(delta)]
         finish = self._finish(is_for_calls=self._reader.has_calls and not self._reader.is_cut)
         pieces = []
@@ -227,7 +227,7 @@ class ChatChoice:
                 return {"function_call": shown["function"]} if self._is_old else {"tool_calls": [shown]}
 
     def _finish(self, *, is_for_calls: bool) -> dict[str, Any]:
-        """Why it ended; an answer that has calls, all complete, and is whole ends for them to be answered."""
+        """Why the answer ended. A whole answer with calls, all complete, ends because of its calls."""
         finish = finish_of(self.answer)
         if is_for_calls and finish["finish_reason"] == "stop":
             finish["finish_reason"] = "function_call" if self._is_old else "tool_calls"
@@ -301,7 +301,7 @@ async def _prompt(body: ChatBody, num_bytes: int, call: ApiCall, front: Front, t
 
 
 def default_limit(body: ChatBody, room: int) -> int:
-    """Tokens to generate where the client names no number: all that there is room for, and can be scored if asked."""
+    """The tokens to generate where the client gives no limit: as many as there is room for, and can be scored."""
     if body.logprobs:
         room = min(room, MAX_SCORES // (body.num_answers * (1 + (body.top_logprobs or 0))))
     return max(1, room)

@@ -21,7 +21,7 @@ NEEDED: Mapping[str, str] = {
     "/v1/images/edits": "a model that draws",
     "/v1/images/variations": "a model that draws",
 }
-"""Path → what it would need."""
+"""Path → the kind of model that it needs."""
 
 router = new_router()
 

@@ -1,4 +1,4 @@
-"""The many fields by which OpenAI's, SGLang's and vLLM's clients give a grammar → the one grammar of a request."""
+"""The fields in which OpenAI's, SGLang's and vLLM's clients give a grammar → the one grammar of a request."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -88,7 +88,7 @@ class StructuredOutputs(Body):
     disable_fallback: bool | None = None
 
     def constraints(self) -> Iterator[Constraint]:
-        """All that it has."""
+        """All grammars that it has."""
         given: dict[str, tuple[GrammarKind, Any]] = {
             "json": ("json_schema", self.json_),
             "regex": ("regex", self.regex),

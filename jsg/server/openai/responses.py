@@ -63,7 +63,7 @@ async def create_response(
             reply = Reply(rid, _asked(body, prompt, front), answer, tools, names, int(time.time()))
 
             def keep(shown: dict[str, Any]) -> dict[str, Any]:
-                """Stores the response if asked to; one that is too large says that it is not."""
+                """Stores the response if the client wants it. A response that is too large says that it is not kept."""
                 if body.store is False:
                     return shown
                 output = _output_turns(reply)
@@ -170,7 +170,7 @@ def _turns(
 
 
 def _turn(item: InputItem, rid: str, index: int, caller: Caller, responses: ResponseStore) -> Turn:
-    """The turn of an item; a stored message comes with its own tokens."""
+    """The turn of an item. A stored message has the tokens that the model wrote."""
     stored = None if item.id is None else responses.turn(caller.tenant, item.id)
     role, text, call_id, name, pictures = said = item.speaker, item.text, item.call_id, item.name, item.pictures
     if stored is not None and (
@@ -184,7 +184,7 @@ def _turn(item: InputItem, rid: str, index: int, caller: Caller, responses: Resp
 
 
 def _messages(turns: Sequence[Turn], template: ChatTemplate) -> tuple[list[dict[str, Any]], dict[int, Sequence[int]]]:
-    """The conversation as chat templates know it, and the model's own tokens of its messages, by their index.
+    """The conversation in the form of chat templates, and index of a message → the tokens that the model wrote.
 
     Raises RequestError.
     """
@@ -213,12 +213,12 @@ def _messages(turns: Sequence[Turn], template: ChatTemplate) -> tuple[list[dict[
 
 
 def _goes_on(last: dict[str, Any], turn: Turn) -> bool:
-    """Whether a turn of the system can stand in the same message as the last one: both are text only."""
+    """Whether a turn of the system can be joined with the last message: both are the system's, and text only."""
     return last["role"] == "system" and isinstance(last["content"], str) and not turn.pictures
 
 
 def _content(turn: Turn) -> str | list[Any]:
-    """What a message says, where a picture stands as a `MediaSource`."""
+    """The content of a message, with a `MediaSource` for each picture."""
     return joined_content(
         [MediaSource("image", piece.url) if isinstance(piece, Picture) else piece for piece in turn.pieces]
     )
@@ -260,7 +260,7 @@ async def _prompt(
 
 
 def _asked(body: ResponsesBody, prompt: Prompt, front: Front) -> dict[str, Any]:
-    """What the response repeats of its request."""
+    """The fields that the response repeats of its request."""
     return {
         "background": False,
         "instructions": body.instructions,
@@ -298,7 +298,7 @@ def _asked_choice(body: ResponsesBody) -> Any:
 
 
 def _output_turns(reply: Reply) -> list[Turn]:
-    """What the model wrote, as it stands in a conversation that goes on; a message alone has its tokens too."""
+    """The model's output as turns of the conversation. A message that is the whole output keeps its tokens."""
     is_alone = len(reply.items) == 1 and reply.items[0].name is None
     token_ids = own_tokens(reply.answer) if is_alone else ()
     is_whole = [item.status == "completed" for item in reply.items]
@@ -309,7 +309,7 @@ def _output_turns(reply: Reply) -> list[Turn]:
 
 
 def own_tokens(answer: Answer) -> Sequence[int]:
-    """The tokens of the answer's text: without the one that ended it, which the template writes again."""
+    """The tokens of the answer's text, without the token that ended it, which the template writes again."""
     finish, token_ids = answer.finish, answer.token_ids
     if finish is not None and finish.type is FinishType.STOP and token_ids and token_ids[-1] == finish.matched:
         token_ids = token_ids[:-1]

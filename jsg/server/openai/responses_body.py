@@ -32,7 +32,7 @@ CLIENT_NAMES: Mapping[str, str] = {
     "input_ids": "input",
     "messages": "input",
 }
-"""Our name of a field → what clients call it here."""
+"""Our name of a field → the name in `/v1/responses`."""
 
 LOGPROBS = "message.output_text.logprobs"
 MAX_ID_CHARS = 128
@@ -114,7 +114,7 @@ class InputItem(Body):
 
     @property
     def text(self) -> str:
-        """The whole content, pictures left out; the arguments, or the output."""
+        """The content without pictures, the arguments of a call, or the result of a call, as one text."""
         said = self.content if self.arguments is None else self.arguments
         said = said if self.output is None else self.output
         return said if isinstance(said, str) else "".join(part.text or "" for part in said or ())
@@ -132,14 +132,14 @@ class InputItem(Body):
 
     @property
     def speaker(self) -> Role | None:
-        """Whose turn it is; None in a reference."""
+        """The role of the turn; None for a reference."""
         if self.type == "function_call":
             return "assistant"
         return "tool" if self.type == "function_call_output" else self.role
 
     @property
     def is_reference(self) -> bool:
-        """Whether it only names an item."""
+        """Whether it only refers to a stored item."""
         return self.type == "item_reference" or (self.type is None and self.role is None and self.content is None)
 
     @model_validator(mode="after")
@@ -172,7 +172,7 @@ _ITEM_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "function_call": (("call_id", "name", "arguments"), ()),
     "function_call_output": (("call_id", "output"), ("name",)),
 }
-"""Kind of item → fields that it must have, and others that it may have."""
+"""Kind of item → the fields that it must have, and further fields that it may have."""
 
 _A: Mapping[str, str] = {
     "message": "a message",
@@ -243,11 +243,11 @@ class ResponsesTool(Body):
     defer_loading: Annotated[Any, Only((False,), "the model is shown every tool; leave it out")] = None
 
     def tool(self, field: str) -> Tool:
-        """The same for every API; it stands in that field."""
+        """The tool in the form that every API shares. `field` is where the client wrote it."""
         return Tool(self.name, self.description, self.parameters, f"{field}.parameters", self.strict is not False)
 
     def shown(self) -> dict[str, Any]:
-        """What a response repeats of it."""
+        """The fields of the tool that a response repeats."""
         return self.model_dump(include={"type", "name", "description", "parameters"}) | {
             "strict": self.strict is not False
         }
@@ -280,7 +280,7 @@ class ResponsesToolChoice(Body):
         return self
 
     def choice(self) -> Choice:
-        """The same for every API."""
+        """The choice in the form that every API shares."""
         if self.name is not None:
             return Choice("required", (self.name,), is_one_call=True)
         return Choice(self.mode or "auto", tuple(tool.name for tool in self.tools or ()))
@@ -332,7 +332,7 @@ class InputTokensBody(Body):
         return None if form is None else only_one(form.constraints())
 
     def tool_use(self, speech: Speech) -> ToolUse | None:
-        """How the answer may call tools; None where it may not. Raises RequestError."""
+        """The tools that the answer may call; None for none. Raises RequestError."""
         chosen = self.tool_choice
         choice = chosen.choice() if isinstance(chosen, ResponsesToolChoice) else Choice(chosen or "auto")
         is_one_call = choice.is_one_call or self.parallel_tool_calls is False
@@ -340,7 +340,7 @@ class InputTokensBody(Body):
         return ToolUse.of(tools, dataclasses.replace(choice, is_one_call=is_one_call), speech)
 
     def client_names(self) -> dict[str, str]:
-        """Our name of a field → what clients call it here."""
+        """Our name of a field → the client's name."""
         constraint = self.constraint()
         return {**CLIENT_NAMES, GRAMMAR: "tools" if constraint is None else constraint.field}
 
@@ -399,7 +399,7 @@ class ResponsesBody(with_sampling(InputTokensBody, "responses")):
         return LOGPROBS in (self.include or ())
 
     def to_sampling(self, max_new_tokens: int, tools: ToolUse | None) -> SamplingParams:
-        """How to choose tokens. Raises RequestError for a value out of range."""
+        """The sampling parameters. Raises RequestError for a value out of range."""
         options = {"whitespace": self.whitespace, "property_order": self.property_order}
         fields = sampling_fields(self, "responses") | {"max_new_tokens": max_new_tokens}
         return SamplingParams.from_dict(fields | grammar_fields(self.constraint(), tools, options))

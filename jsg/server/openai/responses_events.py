@@ -1,4 +1,4 @@
-"""The events that tell how a response is made."""
+"""The events of a response that is streamed."""
 
 import itertools
 from collections.abc import AsyncGenerator, Callable
@@ -18,10 +18,10 @@ async def events_of(reply: Reply, generation: Generation, on_end: Callable[[Obje
     Args:
         reply: The response.
         generation: Of its one answer.
-        on_end: Takes the response that has ended and gives what the client is shown.
+        on_end: Takes the response that has ended; returns the response that the client is shown.
 
     Raises:
-        JsgError: It failed before the first event; a later failure is told by the last events.
+        JsgError: The answer failed before the first event. The last events show a later failure.
     """
     number = itertools.count()
 

@@ -1,4 +1,4 @@
-"""Which tools clients of chat completions want to be called, and calls as those clients read them."""
+"""The choice of tools in chat completions, and the form in which they show calls."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -51,7 +51,7 @@ class ToolChoice(Body):
         return self
 
     def choice(self) -> Choice:
-        """The same for every API."""
+        """The choice in the form that every API shares."""
         if self.function is not None:
             return Choice("required", (self.function.name,), is_one_call=True)
         assert self.allowed_tools is not None
@@ -64,7 +64,7 @@ def shown_call(call: ToolCall) -> dict[str, Any]:
 
 
 def shown_change(change: CallDelta) -> dict[str, Any]:
-    """A piece of a call: the first names it, and all bring some of its arguments."""
+    """A piece of a call. The first piece has its name; each has some of its arguments."""
     if change.name is None:
         return {"index": change.index, "function": {"arguments": change.arguments}}
     function = {"name": change.name, "arguments": change.arguments}
