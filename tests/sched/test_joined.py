@@ -387,7 +387,7 @@ def test_a_joined_request_that_has_begun_does_not_expire():
         ((3, 2), "never descending"),
         ((-1, 2), "branches"),
         ((2, 8), "put at least one token behind the branches"),
-        ((0, 0), "something must come before"),
+        ((0, 0), "tokens must come before"),
         (tuple(range(1026)), "1 to 1024 branches"),
     ],
 )
