@@ -219,7 +219,7 @@ class Formulas:
         if kind == "object":
             for name, child in self._dependents(place, reader):
                 present = self._product((Draft(Members(required=(name,))),), self.of(sign * child, kind), where)
-                yield self._any_of((Draft(without(name)), *present)) if sign > 0 else wrong_or_right
+                yield self._any_of((Draft(without(name)), *present)) if sign > 0 else present
         keyword = {"array": "unevaluatedItems", "object": "unevaluatedProperties"}.get(kind, "")
         if keyword in keywords:
             refusal = f"{reader.where(keyword)} stands under `not`, where it is not supported; remove it"
