@@ -12,6 +12,10 @@ from jsg.constrained.schema.locations import Locations
 from jsg.constrained.schema.nodes import Nodes
 from jsg.constrained.schema.patterns import Patterns
 from jsg.constrained.schema.shapes import ANY, NEVER, Array, NodeName
+from jsg.errors import GrammarError
+
+MAX_OPTIONAL_DEPENDENTS = 5
+"""Optional names that need others. Each doubles the ways to read an object, and a machine follows only 32 ways."""
 
 
 class Context(NamedTuple):
@@ -94,10 +98,22 @@ def object_says(context: Context, place: int, reader: Reader) -> Members | None:
     if "propertyNames" in reader.keywords:
         names = (context.child(place, "propertyNames"),)
     required = reader.names("required")
+    _check_dependents(reader, required)
     least, most = reader.count("minProperties") or 0, reader.count("maxProperties")
     if most is not None and max(least, len(required)) > most:
         return None
     return Members(facets, required, names, (), least, most)
+
+
+def _check_dependents(reader: Reader, required: tuple[str, ...]) -> None:
+    for keyword in ("dependentRequired", "dependencies"):
+        needed = reader.names_by_name(keyword)
+        optional = [name for name in needed if name not in required and not set(needed[name]) <= set(required)]
+        if len(optional) > MAX_OPTIONAL_DEPENDENTS:
+            raise GrammarError(
+                f"{reader.where(keyword)} can be enforced for at most {MAX_OPTIONAL_DEPENDENTS} optional names, but "
+                f"there are {len(optional)}; require some of them or leave some out"
+            )
 
 
 def object_denies(context: Context, place: int, reader: Reader) -> list[Draft]:

@@ -218,9 +218,9 @@ class Formulas:
             yield from self._if(place, kind, sign, keywords)
         if kind == "object":
             for name, child in self._dependents(place, reader):
-                wrong_or_right = self._product((Draft(Members(required=(name,))),), self.of(sign * child, kind), where)
-                yield self._any_of((Draft(without(name)), *wrong_or_right)) if sign > 0 else wrong_or_right
-        keyword = {"array": "unevaluatedItems", "object": "unevaluatedProperties"}.get(kind)
+                present = self._product((Draft(Members(required=(name,))),), self.of(sign * child, kind), where)
+                yield self._any_of((Draft(without(name)), *present)) if sign > 0 else present
+        keyword = {"array": "unevaluatedItems", "object": "unevaluatedProperties"}.get(kind, "")
         if keyword in keywords:
             refusal = f"{reader.where(keyword)} stands under `not`, where it is not supported; remove it"
             denied = Draft(FREE[kind], refusals=(refusal,))

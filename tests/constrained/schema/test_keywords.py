@@ -144,6 +144,10 @@ def test_the_grammar_takes_exactly_the_valid_values(name: str) -> None:
         ('{"items":{"items":{"uniqueItems":true}}}', "uniqueItems at #/items/items"),
         ('{"properties":{"a/b":{"pattern":"(?=x)"}}}', "pattern at #/properties/a~1b: .*look-ahead"),
         ('{"properties":{"a":{"format":"iri"}}}', "format at #/properties/a is 'iri'"),
+        (
+            '{"type":"object","dependentRequired":{"a":["x"],"b":["x"],"c":["x"],"d":["x"],"e":["x"],"f":["x"]}}',
+            "dependentRequired at # can be enforced for at most 5 optional names, but there are 6",
+        ),
         ('{"properties":{"a":{"type":"number","multipleOf":1e-7}}}', None),
         ('{"properties":{"a":{"type":"integer","multipleOf":10007}}}', "multipleOf .* 10007 .*#/properties/a"),
         (

@@ -136,6 +136,11 @@ CASES = {
         '["b"] ["a",1] ["a","a",2] ["b","a"]',
         '[] ["a"] ["a","a","a"] [1] ["a","a","a",1]',
     ),
+    "not dependentRequired": (
+        '{"type":"object","not":{"dependentRequired":{"a":["b"]},"dependentSchemas":{"c":{"maxProperties":1}}}}',
+        '{"a":1} {"c":1,"d":1}',
+        '{} {"a":1,"b":1} {"c":1} {"d":1}',
+    ),
     "not oneOf": ('{"not":{"oneOf":[{"minimum":2},{"maximum":4}]}}', '3 "a"', "1 5"),
     "not not": ('{"not":{"not":{"type":"string"}}}', '"a"', "1"),
     "not multipleOf": ('{"type":"integer","not":{"multipleOf":3}}', "1 -2", "0 3 1.5"),
