@@ -59,11 +59,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what reads large data sets as slow, and puts the soak first: beside it another worker runs the rest."""
+    """Marks what reads large data sets as slow, and puts two files first.
+
+    The soak is long, so another worker runs the rest beside it. The first file of grammars compiles their kernels, which
+    a second worker would compile too if it came to its own file of grammars at the same time.
+    """
     for item in items:
         if "shared_data" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: item.name != "test_three_minutes")
+    items.sort(key=lambda item: (item.name != "test_three_minutes", item.path.name != "test_counted.py"))
+
+
+def pytest_collection_finish() -> None:
+    """Takes what collecting made, which lives to the end, out of the garbage collector: a collection takes 0.4 s less."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup() -> None:

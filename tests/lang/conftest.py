@@ -11,8 +11,14 @@ from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.sources import resolve_model
 from tests.processing.conftest import all_tokenizers, directories  # noqa: F401
 
-SMALL = {"max_running_requests": 8, "max_total_tokens": 8192, "context_length": 1024}
-"""Options of a server that takes little memory."""
+SMALL = {
+    "deterministic": True,
+    "max_running_requests": 4,
+    "max_total_tokens": 8192,
+    "context_length": 1024,
+    "chunked_prefill_size": 64,
+}
+"""Options of a server that takes little memory and compiles one shape of a step."""
 
 
 @pytest.fixture(scope="module", autouse=True)

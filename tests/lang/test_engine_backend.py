@@ -203,7 +203,7 @@ class TestAnswers:
         assert {"prompt_tokens", "completion_tokens", "cached_tokens", "finish_reason", "output_ids"} <= meta.keys()
 
     @asynchronous
-    async def test_several_answers_of_which_the_first_goes_on(self, backend: EngineBackend):
+    async def test_several_answers_of_which_the_first_goes_on(self, backend: EngineBackend, engine: jsg.Engine):
         session = await started(backend, "There was a")
         pieces = [p async for p in session.generate(Gen("x", SamplingArgs(n=3, temperature=1.0, max_tokens=6, seed=4)))]
         text, others = "".join(p.text for p in pieces), pieces[-1].others
@@ -212,7 +212,7 @@ class TestAnswers:
         await session.extend(Text("!"))
         await gen(session, return_logprob=True)
         first = (await session._resolve())[0]
-        assert backend._engine.tokenizer.decode(first.ids).startswith(f"There was a{text}!")  # type: ignore[union-attr]
+        assert engine.tokenizer.decode(first.ids).startswith(f"There was a{text}!")
 
     @asynchronous
     async def test_patterns_schemas_and_types(self, backend: EngineBackend):
@@ -355,14 +355,13 @@ class TestSelect:
         self, backend: EngineBackend, engine: jsg.Engine, monkeypatch: pytest.MonkeyPatch
     ):
         num_calls = 0
-        answer_async = engine.answer_async
 
         def counted(prompts: Any) -> Any:
             nonlocal num_calls
             num_calls += 1
-            return answer_async(prompts)
+            return engine.answer_async(prompts)
 
-        monkeypatch.setattr(engine, "answer_async", counted)
+        monkeypatch.setattr(backend._model, "_answer", counted)
         session = await started(backend, "There was a little")
         await gen(session)
         selection = await session.select(Select("c", (" a", " b", " c"), "token_trie"))

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from jsg.config import TOOL_CALL_PARSERS
+from jsg.config import ServerConfig
 from jsg.constrained.tags.tools import Dialect as GrammarDialect
 from jsg.processing.json_scanner import MAX_DEPTH, JsonScanner, ScanStep
 from jsg.processing.tool_calls import (
@@ -178,7 +178,8 @@ def test_dialects_are_seen_in_templates() -> None:
 
 def test_all_who_name_dialects_name_the_same() -> None:
     assert get_args(Dialect) == get_args(GrammarDialect)
-    assert {"auto", *get_args(Dialect)} == set(TOOL_CALL_PARSERS)
+    (option,) = (field for field in dataclasses.fields(ServerConfig) if field.name == "tool_call_parser")
+    assert {"auto", *get_args(Dialect)} == set(option.metadata["choices"])
 
 
 def scan(text: str) -> str:
