@@ -30,7 +30,7 @@ class TokenizeBody(Body):
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         "chat_template": "a template is code, and only the model's own is run; send the rendered text as prompt",
-        **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), "this version does not have it; leave it out"),
+        **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), "the config of the model decides; leave it out"),
     }
 
     prompt: str | NotEmpty[str] | None = Field(None, description="A text or a list of texts. Send it or `messages`.")
