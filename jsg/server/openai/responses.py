@@ -124,9 +124,9 @@ async def list_input_items(
     request: Request,
     caller: CurrentCaller,
     responses: Responses,
-    after: str | None = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_ITEMS)] = DEFAULT_ITEMS,
-    order: Literal["asc", "desc"] = "desc",
+    after: Annotated[str | None, Query(description="The list begins behind the item of this id.")] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_ITEMS, description="The largest number of items.")] = DEFAULT_ITEMS,
+    order: Annotated[Literal["asc", "desc"], Query(description='"asc" lists the oldest item first.')] = "desc",
 ) -> Response:
     """Lists the input items of a stored response, with the items of the responses that it continues."""
     _refuse_query(request, "after", "limit", "order")
