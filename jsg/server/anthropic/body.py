@@ -37,7 +37,7 @@ type StopSequence = Annotated[str, StringConstraints(min_length=1, max_length=MA
 
 
 class CacheControl(Body):
-    """`cache_control`."""
+    """A mark for the cache of prompts."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -245,7 +245,7 @@ class OutputFormat(Body):
 
 
 class OutputConfig(Body):
-    """`output_config`."""
+    """The options of the answer."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {"effort": "ask for it in system"}
 
@@ -253,7 +253,7 @@ class OutputConfig(Body):
 
 
 class AnthropicMetadata(Body):
-    """`metadata`."""
+    """The description of the request."""
 
     user_id: str | None = Field(None, max_length=MAX_NAME_CHARS, description=END_USER)
 

@@ -38,7 +38,7 @@ _OWN_CONFIG = "the config of the model says how pictures and videos are read; le
 
 
 class StreamOptions(Body):
-    """`stream_options`."""
+    """The options of a stream."""
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "include_obfuscation": "only false is taken, because events are never padded with random characters"

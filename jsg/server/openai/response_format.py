@@ -24,7 +24,7 @@ NOT_SHOWN = "the model does not see the name and the description of a schema; te
 
 
 class JsonSchemaFormat(Body):
-    """`response_format.json_schema`."""
+    """A JSON Schema and its name."""
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {"name": NOT_SHOWN, "description": NOT_SHOWN, "strict": ENFORCED}
 
@@ -35,7 +35,7 @@ class JsonSchemaFormat(Body):
 
 
 class ResponseFormat(Body):
-    """`response_format`."""
+    """The form of the answer."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"] = Field(
         description=f'{FORMAT_TYPE} "structural_tag" is free text with parts that match grammars.'
@@ -77,7 +77,7 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """vLLM's `structured_outputs`: one grammar."""
+    """One grammar, in the form of vLLM."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         "whitespace_pattern": OWN_WHITESPACE,

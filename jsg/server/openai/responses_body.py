@@ -199,7 +199,7 @@ _A: Mapping[str, str] = {
 
 
 class TextFormat(Body):
-    """`text.format`."""
+    """The form of the answer's text."""
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {"name": NOT_SHOWN, "description": NOT_SHOWN, "strict": ENFORCED}
 
@@ -229,7 +229,7 @@ class TextFormat(Body):
 
 
 class TextConfig(Body):
-    """`text`."""
+    """The options of the answer's text."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {"verbosity": "ask for it in instructions"}
 
@@ -304,7 +304,7 @@ class ResponsesToolChoice(Body):
 
 
 class ResponseStreamOptions(Body):
-    """`stream_options`."""
+    """The options of a stream."""
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "include_obfuscation": "only false is taken, because events are never padded with random characters"

@@ -33,7 +33,7 @@ _PART_TYPES = ("text", "refusal", "image_url", "video_url")
 
 
 class ImageUrl(Body):
-    """`image_url`."""
+    """The source of a picture."""
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {"detail": ONE_DETAIL}
 
@@ -42,7 +42,7 @@ class ImageUrl(Body):
 
 
 class VideoUrl(Body):
-    """`video_url`."""
+    """The source of a video."""
 
     url: str = Field(description=URL)
     num_frames: int | None = Field(
