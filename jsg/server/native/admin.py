@@ -61,7 +61,7 @@ async def abort_request(body: AbortBody, caller: CurrentCaller, front: ReadyFron
 
 @router.post("/flush_cache")
 async def flush_cache(caller: CurrentCaller, front: ReadyFront) -> Response:
-    """Empties the prefix cache of all keys; answers 400 while requests run or wait. It needs the admin key.
+    """Empties the prefix cache of all keys; answers 400 while requests run or wait. Only admins may call it.
 
     With several engines it empties the caches of those that are idle, and answers 400 if another engine is not idle.
     """
@@ -87,7 +87,7 @@ class RadixQuery(BaseModel):
 
 @router.get("/debug/radix")
 async def radix(query: Annotated[RadixQuery, Query()], caller: CurrentCaller, front: ReadyFront) -> Response:
-    """Shows the prefix cache: lengths, locks, ages and digests of namespaces, but no tokens. It needs the admin key.
+    """Shows the prefix cache: lengths, locks, ages and digests of namespaces, but no tokens. Only admins may call it.
 
     With several engines `engines` has the trees in the order of the engines' numbers.
     """
