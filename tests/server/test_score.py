@@ -77,8 +77,8 @@ def test_a_key_shares_with_itself_only(make_server: ServerMaker):
 @pytest.mark.parametrize(
     ("changes", "param", "said"),
     [
-        ({"items": []}, "items", "from 1 to 1024"),
-        ({"items": [[1]] * 1025}, "items", "from 1 to 1024, but there are 1025"),
+        ({"items": []}, "items", "1 to 1024 items"),
+        ({"items": [[1]] * 1025}, "items", "1 to 1024 items, but has 1025"),
         ({"items": ["text"]}, "items", "all texts or all token ids"),
         ({"query": "text"}, "items", "all texts or all token ids"),
         ({"items": [[1], "x"]}, "items", "items"),
