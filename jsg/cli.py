@@ -88,14 +88,14 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest token")
     generate.add_argument("--json", action="store_true", help="print an object with text, output_ids and meta_info")
     add_command("chat", "talk to a model in the terminal")
-    add_command("check", "show device and memory plan, prove that a cached prefix changes no answer, time the step")
+    add_command("check", "show the device and the memory, check that a cached prefix changes no answer, time a step")
     _add_convert_command(commands)
     _add_grammar_command(commands)
     return parser
 
 
 def _add_convert_command(commands: Any) -> None:
-    text = "write a model as an orbax checkpoint, in chunks for a number of devices"
+    text = "write a model as an orbax checkpoint, with its weights in chunks for a number of devices"
     command = commands.add_parser("convert", help=text, description=text, allow_abbrev=False)
     command.add_argument("source", metavar="SRC", help="a model directory or a hub name, as --model-path takes it")
     command.add_argument("destination", metavar="DST", help="the model directory to make; it must not exist yet")
@@ -116,7 +116,7 @@ def _add_convert_command(commands: Any) -> None:
 
 def _add_grammar_command(commands: Any) -> None:
     """`jsg grammar check`, which needs no model."""
-    text = "check whether a grammar compiles, how large it is, what text it forces, and where a text leaves it"
+    text = "show whether a grammar compiles, how large it is, which text it forces, and where a text stops matching"
     actions = commands.add_parser("grammar", help=text, description=text).add_subparsers(
         dest="action", required=True, metavar="ACTION"
     )
@@ -124,7 +124,7 @@ def _add_grammar_command(commands: Any) -> None:
     source = check.add_mutually_exclusive_group(required=True)
     endings = ", ".join(f"{ending} ({kind})" for ending, kind in GRAMMAR_ENDINGS.items())
     source.add_argument(
-        "file", nargs="?", metavar="FILE", help=f"a file of a kind by ending: {endings}; {FILE_CONTENTS}"
+        "file", nargs="?", metavar="FILE", help=f"a file, whose ending tells its kind: {endings}; {FILE_CONTENTS}"
     )
     source.add_argument("--json-schema", metavar="S", help="a JSON Schema")
     source.add_argument("--regex", metavar="R", help="a regular expression")
@@ -133,10 +133,14 @@ def _add_grammar_command(commands: Any) -> None:
     source.add_argument("--structural-tag", metavar="S", help="a structural tag as JSON")
     check.add_argument("--text", metavar="T", help="a text to match; - reads it from stdin")
     check.add_argument(
-        "--whitespace", choices=typing.get_args(Whitespace), help="the white space in the JSON of a schema or tag"
+        "--whitespace",
+        choices=typing.get_args(Whitespace),
+        help="the white space in the JSON of a schema or of a structural tag",
     )
     check.add_argument(
-        "--property-order", choices=typing.get_args(PropertyOrder), help="the order of the members of its objects"
+        "--property-order",
+        choices=typing.get_args(PropertyOrder),
+        help="the order of the members of objects: as the schema declares them, or any order ('free')",
     )
 
 
@@ -189,8 +193,8 @@ def _given(options: argparse.Namespace, config: type[EngineConfig | ServerConfig
 def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int:
     if server.dp_size > 1 and engine.nnodes > 1:
         raise ConfigError(
-            f"--dp-size must be 1 where --nnodes is above 1, but got {server.dp_size}: several engines share one "
-            "machine; start a server for each group of hosts"
+            f"--dp-size must be 1 if --nnodes is above 1, but got {server.dp_size}: several engines share one machine; "
+            "start a server for each group of hosts"
         )
     if engine.node_rank > 0:
         return _follow(engine)
@@ -261,8 +265,8 @@ def _grammar_spec(options: argparse.Namespace) -> GrammarSpec:
     given = {name: getattr(options, name) for name in GRAMMAR_OPTIONS if getattr(options, name) is not None}
     if given and kind not in ("json_schema", "structural_tag"):
         raise ConfigError(
-            f"{option(next(iter(given)))} needs a JSON Schema or a structural tag, and changes nothing for {source}; "
-            "leave it out"
+            f"{option(next(iter(given)))} needs a JSON Schema or a structural tag, but got {source}; leave the option "
+            "out"
         )
     return GrammarSpec(kind, grammar, **given)
 
@@ -271,11 +275,13 @@ def _grammar_file(path: pathlib.Path) -> tuple[GrammarKind, str]:
     """The kind and the text of the grammar in a file."""
     ending = path.suffix.lower()
     if ending not in GRAMMAR_ENDINGS:
-        raise ConfigError(f"FILE must end in {' or '.join(GRAMMAR_ENDINGS)}, but got {path.name!r}; rename it")
+        raise ConfigError(f"FILE must end in {' or '.join(GRAMMAR_ENDINGS)}, but got {path.name!r}; rename the file")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"FILE must be a text file that can be read, but {path.name!r} gave: {error}") from None
+        raise ConfigError(
+            f"FILE must be a text file that can be read, but {path.name!r} gave: {error}; correct it"
+        ) from None
     kind = GRAMMAR_ENDINGS[ending]
     if kind == "regex":
         return kind, text.removesuffix("\n")  # an editor ends a file with one

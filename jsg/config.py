@@ -33,7 +33,7 @@ class EngineConfig:
     )
     load_format: str = _knob(
         "auto",
-        "The kind of weight files to load. 'auto' takes the kind that the model has; 'dummy' makes random weights.",
+        "The kind of weight files to load. 'auto' loads the kind that the model has; 'dummy' makes random weights.",
         LOAD_FORMATS,
     )
     dtype: str = _knob(
@@ -160,7 +160,9 @@ class EngineConfig:
             )
         _between("node_rank", self.node_rank, 0, self.nnodes - 1)
         if self.nnodes > 1 and self.dist_init_addr is None:
-            raise ConfigError("--nnodes above 1 needs --dist-init-addr; name HOST:PORT of host 0, on every host")
+            raise ConfigError(
+                "--nnodes above 1 needs --dist-init-addr, but it is missing; give HOST:PORT of host 0 on each host"
+            )
         if self.nnodes == 1 and self.dist_init_addr is not None:
             raise ConfigError(
                 "--dist-init-addr is for several hosts, but --nnodes is 1; leave it out or raise --nnodes"
@@ -168,7 +170,7 @@ class EngineConfig:
         if self.tp_size % self.nnodes:
             raise ConfigError(
                 f"--tp-size counts the devices of all hosts, so --nnodes must divide it, but {self.nnodes} does not "
-                f"divide {self.tp_size}"
+                f"divide {self.tp_size}; change one of them"
             )
 
     @property
@@ -270,9 +272,9 @@ class ServerConfig:
 
 
 def _check(config: "EngineConfig | ServerConfig") -> None:
-    """Each value has the type of its field, and is one of its choices or within the bounds that its annotation names.
+    """Checks that each value has the type of its field and is one of its choices or within its bounds.
 
-    An integer will do for a float, but a bool is no integer.
+    A float field takes an integer, but an integer field takes no bool. Raises ConfigError.
     """
     hints = typing.get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
@@ -286,18 +288,18 @@ def _check(config: "EngineConfig | ServerConfig") -> None:
             ok = type(value) in allowed or (float in allowed and type(value) is int)
         if not ok:
             kinds = " or ".join(kind.__name__ for kind in allowed if kind is not type(None))
-            raise ConfigError(f"{option(name)} must be of type {kinds}, but got {value!r}")
+            raise ConfigError(f"{option(name)} must be of type {kinds}, but got {value!r}; correct it")
         if value is None:
             continue
         if (choices := field.metadata["choices"]) and value not in choices:
-            raise ConfigError(f"{option(name)} must be one of {', '.join(choices)}, but got {value!r}")
+            raise ConfigError(f"{option(name)} must be one of {', '.join(choices)}, but got {value!r}; choose one")
         for low, high in bounds:
             _between(name, value, low, high)
 
 
 def _between(name: str, value: float, low: float, high: float) -> None:
     if not math.isfinite(value) or not low <= value <= high:
-        raise ConfigError(f"{option(name)} must be in [{low}, {high}], but got {value!r}")
+        raise ConfigError(f"{option(name)} must be in [{low}, {high}], but got {value!r}; correct it")
 
 
 def option(name: str) -> str:

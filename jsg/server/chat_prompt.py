@@ -171,8 +171,8 @@ class ChatPrompt:
         pieces, numbers = marks.split(rendered)
         if numbers[::2] != numbers[1::2]:
             raise RequestError(
-                "messages of this model's template must not hold the text of special tokens where it cuts contents "
-                "apart; take it out",
+                "messages must not contain the text of special tokens if the model's chat template splits contents, "
+                "but they do; leave this text out",
                 param="messages",
             )
         ids: list[int] = []
@@ -199,8 +199,8 @@ def _mark_end(marked: list[dict[str, Any]], marks: Marks) -> None:
     is_text = isinstance(final_message.get("content"), str) and not final_message.get("tool_calls")
     if final_message.get("role") != "assistant" or not is_text:
         raise RequestError(
-            "messages must end with a text of the assistant where that is to be continued; add one, or ask for a new "
-            "message",
+            "messages must end with a text of the assistant if the answer continues it, but do not; add such a "
+            "message, or ask for a new one",
             param="messages",
         )
     final_message["content"] += marks.mark(_END)
@@ -210,8 +210,8 @@ def _until_end(rendered: str, marks: Marks) -> str:
     kept, found, _ = rendered.rpartition(marks.mark(_END))
     if not found or marks.mark(_END) in kept:
         raise RequestError(
-            "messages must not end with one to continue where the model's chat template does not write the last "
-            "content once and whole; end with a message of the user",
+            "messages must not end with a text to continue, because the model's chat template does not write it once "
+            "and unchanged; end with a message of the user",
             param="messages",
         )
     return kept

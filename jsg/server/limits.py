@@ -226,10 +226,13 @@ class Admission:
         most = self.limits.max_per_key
         if most is not None and self._others[kind, tenant] >= most:
             raise RateLimitError(
-                f"a key may have {most} {kind} under way (--max-requests-per-key), and so many are; end some"
+                f"a key may have {most} {kind} under way (--max-requests-per-key), but it has as many already; wait "
+                "for some to end"
             )
         if sum(count for (other, _), count in self._others.items() if other == kind) >= MAX_OTHERS:
-            raise QueueFullError(f"at most {MAX_OTHERS} {kind} may be under way, and so many are; try again later")
+            raise QueueFullError(
+                f"at most {MAX_OTHERS} {kind} may be under way, but as many are already; try again later"
+            )
         self._others[kind, tenant] += 1
         try:
             yield
@@ -257,8 +260,8 @@ class Admission:
         excess = self._under_way[tenant] + num_answers - most
         if excess > 0:
             error = RateLimitError(
-                f"a key may have {most} answers under way (--max-requests-per-key); {self._under_way[tenant]} are, "
-                f"and this request asks for {num_answers}; wait for some to end"
+                f"a key may have {most} answers under way (--max-requests-per-key), but it has "
+                f"{self._under_way[tenant]} and this request asks for {num_answers}; wait for some to end"
             )
             error.retry_after_s = self._drain_rates[tenant].seconds_until(excess)
             raise error

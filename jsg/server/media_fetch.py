@@ -94,7 +94,8 @@ class MediaFetcher:
         """
         if not self._policy.allowed_hosts:
             raise RequestError(
-                "this server fetches no URLs; send the file as a data: URL, or start the server with hosts allowed"
+                "a URL must be of a host that --allowed-media-host names, but this server allows none; send the file "
+                "as a data: URL"
             )
         target = self._checked(url)
         try:
@@ -103,8 +104,8 @@ class MediaFetcher:
                 return await self._read(target, addresses)
         except TimeoutError:
             raise RequestError(
-                f"fetching a URL may take at most {self._policy.timeout_s:g} s, but {target.host} takes longer; send "
-                "the file as a data: URL"
+                f"a URL must be fetched within {self._policy.timeout_s:g} s, but {target.host} takes longer; send the "
+                "file as a data: URL"
             ) from None
 
     def _checked(self, url: str) -> httpx.URL:
@@ -116,7 +117,7 @@ class MediaFetcher:
             port = _port(target)
         except (httpx.InvalidURL, ValueError, KeyError):
             raise RequestError(
-                f"a URL must begin with https:// or http:// and a host, but got {quote(url[:80])}"
+                f"a URL must begin with https:// or http:// and a host, but got {quote(url[:80])}; correct it"
             ) from None
         if target.userinfo:
             raise RequestError("a URL must have no user and no password in it, but this one has; leave them out")
@@ -217,7 +218,7 @@ async def _look_up(host: str, port: int) -> list[_Address]:
         raise _failed(host, "cannot be found") from None
     addresses = [ipaddress.ip_address(address[0]) for *_, address in found]
     if not all(map(is_public, addresses)):
-        raise _failed(host, "leads to an address that is not public; whoever runs the server can allow that address")
+        raise _failed(host, "has an address that is not public; the operator of the server can allow this address")
     return addresses
 
 
@@ -235,5 +236,5 @@ def is_public(address: _Address) -> bool:
 
 
 def _failed(host: str, what: str) -> RequestError:
-    rule = f"the file of a URL must be there to be fetched, but {quote(host[:80])} {what}"
+    rule = f"the server must be able to fetch the file of a URL, but {quote(host[:80])} {what}"
     return RequestError(f"{rule}; check the URL, or send the file as a data: URL")

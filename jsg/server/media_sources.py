@@ -200,7 +200,8 @@ class MediaSources:
         for kind, most in (("image", self._limits.max_images), ("video", self._limits.max_videos)):
             count = sum(source.kind == kind for source in distinct)
             if count > most:
-                rule = f"a request may have at most {most} parts of kind {kind}"
+                name = {"image": "pictures", "video": "videos"}[kind]
+                rule = f"a request may have at most {most} {name}"
                 raise RequestError(f"{rule}, but has {count}; send fewer", field)
         return distinct
 
@@ -209,8 +210,8 @@ class MediaSources:
         fetcher, files, num_bytes = self._fetcher, dict[str, bytes](), 0
         if fetcher is None:
             raise RequestError(
-                "pictures and videos at http URLs are fetched only from hosts that --allowed-media-host names, and "
-                "this server has none; send a data: URL"
+                "an http URL must be of a host that --allowed-media-host names, but this server allows none; send a "
+                "data: URL"
             )
         try:
             async with self._fetching, asyncio.timeout(self._timeout_s):
@@ -220,8 +221,7 @@ class MediaSources:
                     self._check_total(num_bytes)
         except TimeoutError:
             raise RequestError(
-                f"fetching the URLs of a request may take at most {self._timeout_s:g} s, but takes longer; send data: "
-                "URLs"
+                f"the URLs of a request must be fetched within {self._timeout_s:g} s, but were not; send data: URLs"
             ) from None
         return files
 
@@ -249,7 +249,7 @@ class MediaSources:
             data = read_data_url(source.url, source.kind, self._limits.max_bytes)
         elif ":" in source.url[:20]:  # base64 has no colon
             raise RequestError(
-                "a file must be a data: URL, an http URL or base64, but begins with "
+                "a file must be a data: URL, an http URL or base64, but it begins with "
                 f"{source.url[:20]!r}; encode its bytes"
             )
         else:

@@ -283,7 +283,7 @@ def _listen(server: ServerConfig) -> socket.socket:
     except OSError as error:
         raise ConfigError(
             f"--host and --port must be a free address of this machine, but {server.host} with {server.port} gave: "
-            f"{error.strerror}; choose another --port or end what uses it"
+            f"{error.strerror}; choose another --port, or end the process that uses it"
         ) from None
 
 

@@ -45,7 +45,8 @@ class TextThreads:
         """
         if self._num_media >= MAX_MEDIA:
             raise QueueFullError(
-                f"at most {MAX_MEDIA} requests may wait for their pictures and videos, and so many do; try again later"
+                f"at most {MAX_MEDIA} requests may wait for their pictures and videos, but as many do already; try "
+                "again later"
             )
         self._num_media += 1
         try:

@@ -133,13 +133,15 @@ class ToolUse:
         _check_names([tool.name for tool in tools], choice.names)
         if choice.mode == "none" or not tools:
             if choice.mode == "required" or choice.names is not None:
-                raise RequestError("tool_choice needs tools to choose from; send some, or leave it out", "tool_choice")
+                raise RequestError(
+                    "tool_choice needs tools, but the request has none; send some, or leave it out", "tool_choice"
+                )
             return None
         if "tools" not in speech.template.variables:
             raise _not_for_this_model("its chat template does not show them")
         if speech.dialect is None:
             raise _not_for_this_model(
-                "its chat template does not tell how it writes calls; start the server with --tool-call-parser"
+                "its chat template does not show the form of its calls; start the server with --tool-call-parser"
             )
         return cls(
             shown=[tool.shown() for tool in tools],
@@ -269,10 +271,12 @@ def dialect_of(chosen: str, template_source: str | None) -> Dialect | None:
 
 def _check_names(tools: Sequence[str], chosen: Sequence[str] | None) -> None:
     if len(tools) > MAX_TOOLS:
-        raise RequestError(f"tools must be at most {MAX_TOOLS}, but got {len(tools)}; leave some out", param="tools")
+        raise RequestError(
+            f"a request may have at most {MAX_TOOLS} tools, but has {len(tools)}; leave some out", param="tools"
+        )
     for name in tools:
         if tools.count(name) > 1:
-            raise RequestError(f"tools must each have a name of its own, but two are {name!r}; rename one", "tools")
+            raise RequestError(f"each of the tools must have its own name, but two are {name!r}; rename one", "tools")
     for name in chosen or ():
         if name not in tools:
             raise RequestError(
@@ -283,6 +287,6 @@ def _check_names(tools: Sequence[str], chosen: Sequence[str] | None) -> None:
 
 def _not_for_this_model(reason: str) -> RequestError:
     return RequestError(
-        f"tools cannot be called by this model: {reason}; leave them out, or serve a model that was made for them",
+        f"this model cannot call tools: {reason}; leave tools out, or serve a model that was trained to call tools",
         param="tools",
     )

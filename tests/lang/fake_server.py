@@ -108,7 +108,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, body: Any) -> None:
         self.server.calls.append((self.path, body, dict(self.headers)))
-        replies = self.server.replies.get(self.path) or [failure(404, "the path must be that of an endpoint")]
+        replies = self.server.replies.get(self.path) or [failure(404, "the path must name an endpoint")]
         reply = replies.pop(0) if len(replies) > 1 else replies[0]
         if reply.events is None and reply.breaks:
             self.close_connection = True

@@ -20,7 +20,8 @@ from tests.server.threads import ServerMaker
 USER, OTHER, ADMIN = "user-key-1", "user-key-2", "admin-key"
 PAGE = "https://chat.example.com"
 PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, x-stainless-os"}
-REFUSED = {"error": {"message": "this server needs a key; send it as 'Authorization: Bearer KEY'"}}
+MESSAGE = "a request must carry a key, but this one has none or a wrong one; send 'Authorization: Bearer KEY'"
+REFUSED = {"error": {"message": MESSAGE}}
 
 
 @pytest.fixture(scope="module")

@@ -146,7 +146,7 @@ class TestTotals:
 
     def test_of_pictures(self, battery: Battery):
         files = [base64_of(png(seed, (2, 2))) for seed in range(65)]
-        battery.refused("/generate", {"text": "a", "image_data": files}, "at most 64 parts of kind image")
+        battery.refused("/generate", {"text": "a", "image_data": files}, "at most 64 pictures")
         battery.refused("/generate", {"prompt": [image_part(file) for file in files]}, "at most")
         content = [{"type": "image_url", "image_url": {"url": f"data:;base64,{file}"}} for file in files]
         battery.refused("/v1/chat/completions", {"messages": [{"role": "user", "content": content}]}, "at most 64")

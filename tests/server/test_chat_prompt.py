@@ -122,7 +122,7 @@ class TestContinuing:
     @pytest.mark.parametrize("template", ["{{ messages[-1].content[:3] }}", "{{ messages[-1].content * 2 }}"])
     def test_a_template_that_cuts_or_repeats_it_is_refused(self, tmp_path, template):
         prompt = ChatPrompt(tokenizer_with(tmp_path, template))
-        with pytest.raises(RequestError, match="once and whole"):
+        with pytest.raises(RequestError, match="once and unchanged"):
             prompt.encode(CONVERSATION, continue_final_message=True)
 
     def test_no_generation_prompt(self, tokenizer):

@@ -326,8 +326,8 @@ def test_logprobs_end_with_the_token_that_completed_a_stop_string(http):
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({}, "exactly one of text and input_ids"),
-        ({"text": "a", "input_ids": [1]}, "exactly one of text and input_ids"),
+        ({}, "exactly one of text, input_ids and prompt"),
+        ({"text": "a", "input_ids": [1]}, "exactly one of text, input_ids and prompt"),
         ({"text": []}, "text must have at least one prompt"),
         ({"input_ids": []}, "input_ids must have at least one prompt"),
         ({"text": ""}, "text must be at least one token"),
@@ -342,7 +342,7 @@ def test_logprobs_end_with_the_token_that_completed_a_stop_string(http):
         ({"input_ids": [4000]}, "below 512"),
         ({"text": ["a"] * 1025}, "at most 1024, but has 1025"),
         ({"text": "a", "temprature": 1}, "'temprature'"),
-        ({"text": "a", "sampling_params": {"grammar": "a"}}, "say what it is written in: regex"),
+        ({"text": "a", "sampling_params": {"grammar": "a"}}, "use the field for its kind: regex"),
         (
             {"text": "a", "sampling_params": {"stop_regex": "a*"}},
             "the stop pattern 'a*' is refused: it matches the empty",

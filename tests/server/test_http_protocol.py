@@ -299,7 +299,7 @@ class TestBody:
 
     def test_a_body_that_stops_is_refused(self, hasty):
         hasty.send(post("/v1/completions", "Content-Length: 10", body=b"abc"))
-        assert_refused(hasty, 408, "0.8 s without a byte")
+        assert_refused(hasty, 408, "never pause for 0.8 s")
 
     def test_a_body_that_drips_is_refused(self, hasty):
         hasty.send(post("/size", "Content-Length: 10000"))

@@ -302,7 +302,7 @@ class TestRawPrompts:
             ({"text": ["a", "b"], "image_data": [base64_of(png())]}, "image_data", "each of the 2 prompts"),
             ({"text": "a", "image_data": [[base64_of(png())]]}, "image_data", "one prompt must be a text"),
             ({"text": "a", "video_data": base64_of(png())}, "video_data", "pictures only"),
-            ({"prompt": ["a"], "image_data": base64_of(png())}, "image_data", "parts of its own"),
+            ({"prompt": ["a"], "image_data": base64_of(png())}, "image_data", "as parts of the prompt"),
             ({"text": "a", "num_frames": 3}, "num_frames", "no video_data"),
             ({"text": "a", "image_data": "###"}, "image_data", "base64"),
             ({"text": "a", "image_data": "http://example.com/a.png"}, "image_data", "--allowed-media-host"),

@@ -140,7 +140,7 @@ class TestLimits:
     def test_of_pictures_and_pixels(self, model_dir):
         server = ScriptedServer(model_dir, model_dir=model_dir, max_images_per_request=2, max_image_pixels=2000)
         urls = [data_url(png(seed)) for seed in range(3)]
-        assert "at most 2 parts of kind image" in refused(server, *urls)
+        assert "at most 2 pictures" in refused(server, *urls)
         assert ask(server, urls[0], urls[1], urls[0]).status_code == 200, "one that comes twice counts once"
         assert "at most 2000 pixels" in refused(server, data_url(png(0, (50, 50))))
         assert "at most 2000 pixels" in refused(server, data_url(png(0, (50, 50)))), "now as before"

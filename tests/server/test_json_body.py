@@ -74,8 +74,8 @@ def test_text_that_is_none_is_refused_at_its_place(raw, param):
 
 def test_nesting_has_a_limit():
     assert parse_json(nested(MAX_DEPTH))
-    assert "at most 64 lists and objects in each other" in str(refusal(nested(MAX_DEPTH + 1)))
-    assert "at most 64 lists and objects in each other" in str(refusal(nested(60_000)))
+    assert "at most 64 levels of lists and objects" in str(refusal(nested(MAX_DEPTH + 1)))
+    assert "at most 64 levels of lists and objects" in str(refusal(nested(60_000)))
 
 
 def test_parts_have_a_limit_and_are_not_counted_in_texts():

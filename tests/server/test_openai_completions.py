@@ -72,7 +72,7 @@ class TestCompletions:
             ({"prompt": []}, "prompt", "at least one"),
             ({"prompt": 5}, "prompt", "not valid"),
             ({"prompt": ["a", 5]}, "prompt", "not valid"),
-            ({"prompt": "a", "suffix": "b"}, "suffix", "fill a gap"),
+            ({"prompt": "a", "suffix": "b"}, "suffix", "only continue a prompt"),
             ({"prompt": "a", "best_of": 2}, "best_of", "must be 1"),
             ({"prompt": "a", "logprobs": True}, "logprobs", "not valid"),
             ({"prompt": "a", "logprobs": 129}, "logprobs", "not valid"),

@@ -65,7 +65,7 @@ class TestContents:
     @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant"])
     def test_a_content_is_required(self, role):
         assert refusal(role=role, content=None).param == "messages"
-        assert "content is required" in str(refusal(role=role))
+        assert "must have content" in str(refusal(role=role))
 
     def test_what_other_servers_answer_may_be_sent_back(self):
         answered = dict.fromkeys(("refusal", "audio", "function_call", "reasoning", "reasoning_content"))
@@ -98,7 +98,7 @@ class TestRoles:
     def test_fields_of_another_role_are_refused(self, message, name):
         error = refusal(**message)
         assert error.param == name
-        assert "does not belong" in str(error)
+        assert "must not have" in str(error)
 
 
 class TestTools:
@@ -149,8 +149,8 @@ class TestTools:
     @pytest.mark.parametrize(
         ("message", "said"),
         [
-            ({"role": "tool", "content": "a"}, "must have a tool_call_id"),
-            ({"role": "function", "content": "a"}, "must have a name"),
+            ({"role": "tool", "content": "a"}, "must have tool_call_id"),
+            ({"role": "function", "content": "a"}, "must have name"),
         ],
     )
     def test_what_an_answer_needs(self, message, said):

@@ -120,7 +120,7 @@ def test_a_text_tells_nothing_more_than_before(server: ScriptedServer):
         (["a", {"markup": "a", "offset": 1}], "prompt[1] must have exactly one of"),
         ([{"text": "a"}], "unknown field 'text'"),
         ([{"offset": -1}], "prompt[0].offset"),
-        ([{"branches": [["a"]]}, "b", {"branches": [["c"]]}, "d"], "branches once"),
+        ([{"branches": [["a"]]}, "b", {"branches": [["c"]]}, "d"], "at most one part with branches"),
         ([{"branches": [[{"branches": [["a"]]}]]}, "b"], "branches"),
         ([{"branches": []}, "b"], "at least one branch"),
         (["a", {"branches": [["b"]]}], "side by side must have a text behind"),

@@ -222,7 +222,7 @@ class TestResponses:
                 "must be a JSON object",
             ),
             ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format", "name and schema"),
-            ({"text": {"format": {"type": "text", "name": "a"}}}, "text.format", "nothing but its type"),
+            ({"text": {"format": {"type": "text", "name": "a"}}}, "text.format", "only its type"),
         ],
     )
     def test_what_is_wrong_is_named(self, scripted, body, param, said):

@@ -77,8 +77,8 @@ def test_a_key_shares_with_itself_only(make_server: ServerMaker):
 @pytest.mark.parametrize(
     ("changes", "param", "said"),
     [
-        ({"items": []}, "items", "from 1 to 1024"),
-        ({"items": [[1]] * 1025}, "items", "from 1 to 1024, but there are 1025"),
+        ({"items": []}, "items", "1 to 1024 items"),
+        ({"items": [[1]] * 1025}, "items", "1 to 1024 items, but has 1025"),
         ({"items": ["text"]}, "items", "all texts or all token ids"),
         ({"query": "text"}, "items", "all texts or all token ids"),
         ({"items": [[1], "x"]}, "items", "items"),
@@ -86,7 +86,7 @@ def test_a_key_shares_with_itself_only(make_server: ServerMaker):
         ({"query": [-1]}, "query", "query"),
         ({"query": [512]}, "items", "below 512"),
         ({"query": [1] * 1023}, "items", "at most 1023 tokens, but with items[0] they have 1024"),
-        ({"query": [], "items": [[1], []]}, "items", "at least one token, but items[1] has none"),
+        ({"query": [], "items": [[1], []]}, "items", "at least one token, but with items[1] they have none"),
         ({"label_token_ids": []}, "label_token_ids", "label_token_ids"),
         ({"label_token_ids": None}, "label_token_ids", "label_token_ids"),
         ({"label_token_ids": [512]}, "label_token_ids", "below 512, but got 512"),

@@ -61,7 +61,7 @@ class TestBodies:
             assert time.process_time() - started < 5
 
     def test_unknown_paths_and_methods(self, http):
-        message = "the path must be that of an endpoint, but there is none; /openapi.json lists them"
+        message = "the path must name an endpoint, but none has this path; /openapi.json lists all endpoints"
         assert http.get("/nowhere").json() == {"error": {"message": message}}
         assert http.get("/v1/nowhere").json()["error"]["code"] == "not_found"
         assert http.get("/generate").status_code == 405

@@ -77,7 +77,7 @@ def test_a_conversation_is_encoded_as_chat_completions_do_it(http: httpx.Client)
         ({"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens", "add_special_tokens"),
         ({"messages": MESSAGES, "chat_template": "x"}, "chat_template", "chat_template is not supported"),
         ({"messages": MESSAGES, "tools": [CLOCK]}, "tools", "does not show them"),
-        ({"prompt": "a", "tools": [CLOCK]}, "tools", "tools is for messages"),
+        ({"prompt": "a", "tools": [CLOCK]}, "tools", "tools needs messages"),
         ({"messages": MESSAGES, "chat_template_kwargs": {"no": 1}}, "chat_template_kwargs", "does not read 'no'"),
         (
             {"messages": MESSAGES, "add_generation_prompt": True, "continue_final_message": True},

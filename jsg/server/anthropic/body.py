@@ -17,37 +17,39 @@ from jsg.server.shared.constraint import (
     grammar_fields,
     only_one,
 )
-from jsg.server.shared.fields import MAX_NAME_CHARS, Only
+from jsg.server.shared.fields import CACHE_SALT, END_USER, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
-from jsg.server.shared.tools import STRICT, ToolName
+from jsg.server.shared.tools import DESCRIPTION, STRICT, TOOLS, ToolName
 from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
 from jsg.types import SamplingParams
 
 CLIENT_NAMES: Mapping[str, str] = {**own_names("anthropic"), "input_ids": "messages"}
 """Our name of a field → Anthropic's name."""
 
-_NO_SERVER_TOOLS = "the server runs no tools of its own; leave it out"
-_NO_FILES = "models read text and pictures; write what is in it into a text"
-_NO_THOUGHTS = "thoughts are not told apart from the answer in this version; leave it out"
-_CACHED_ANYWAY = "every prefix is cached up to its last token for as long as there is room, so a mark changes nothing"
+_NO_SERVER_TOOLS = "the server runs no tools; leave it out"
+_NO_FILES = "models read text and pictures only; send the content as text"
+_NO_THOUGHTS = "this version does not separate thoughts from the answer; leave it out"
+_CACHED_ANYWAY = "every prefix is cached up to its last token while there is room"
+_NO_CALLERS = "because only the model calls tools"
+_JOINED = "A text, or a list of blocks, whose texts are joined without anything between them."
 
 type StopSequence = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
 class CacheControl(Body):
-    """`cache_control`."""
+    """A mark for the cache of prompts."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
 
 class TextBlock(Body):
-    """A block of a content."""
+    """A block of text."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
-        "source": "here is text only; send the picture in a message of the user",
+        "source": "only text is allowed here; send the picture in a message of the user",
         **dict.fromkeys(("title", "context", "file_id"), _NO_FILES),
-        "citations": "answers cite nothing in this version; leave it out",
+        "citations": "answers of this version have no citations; leave it out",
         **dict.fromkeys(("thinking", "signature", "data"), _NO_THOUGHTS),
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {"cache_control": _CACHED_ANYWAY}
@@ -58,16 +60,18 @@ class TextBlock(Body):
 
 
 class ImageSource(Body):
-    """Where a picture is."""
+    """The source of a picture."""
 
-    REFUSED: ClassVar[Mapping[str, str]] = {"file_id": "no files are stored here; send the picture itself in base64"}
+    REFUSED: ClassVar[Mapping[str, str]] = {"file_id": "the server stores no files; send the picture in base64"}
 
     type: Literal["base64", "url"]
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"] | None = Field(
-        None, description="With base64; the bytes decide."
+        None, description="For the type `base64`: the media type. The bytes of the file decide which type it has."
     )
-    data: str | None = Field(None, description="With base64: the file.")
-    url: str | None = Field(None, description="With url: a `data:` URL, or http of a host that the server allows.")
+    data: str | None = Field(None, description="For the type `base64`: the file of the picture in base64.")
+    url: str | None = Field(
+        None, description="For the type `url`: a `data:` URL, or an http URL of a host that the server allows."
+    )
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
@@ -85,7 +89,7 @@ class ImageSource(Body):
 
 
 class MessageBlock(Body):
-    """A block of a turn: words, a picture, a call of a tool, or what came of a call."""
+    """A block of a message: a text, a picture, a call of a tool, or the result of a call."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         **{name: why for name, why in TextBlock.REFUSED.items() if name != "source"},
@@ -93,18 +97,24 @@ class MessageBlock(Body):
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "cache_control": _CACHED_ANYWAY,
-        "caller": '`{"type": "direct"}` only: who else could it be',
-        "is_error": "a chat template has no place for it; the content says what went wrong",
+        "caller": f'only `{{"type": "direct"}}` is taken, {_NO_CALLERS}',
+        "is_error": "chat templates do not read it; the content says what went wrong",
     }
 
     type: Literal["text", "image", "tool_use", "tool_result"]
-    text: str | None = Field(None, description="Of words.")
-    source: ImageSource | None = Field(None, description="Of a picture.")
-    id: str | None = Field(None, max_length=MAX_NAME_CHARS, description="Of a call.")
-    name: str | None = Field(None, max_length=MAX_NAME_CHARS, description="Of the tool that was called.")
-    input: dict[str, Any] | None = Field(None, description="Of a call: the arguments.")
-    tool_use_id: str | None = Field(None, max_length=MAX_NAME_CHARS, description="Of a result: the call.")
-    content: str | Checked[TextBlock] | None = Field(None, description="Of a result; the blocks are put together.")
+    text: str | None = Field(None, description="For the type `text`: the text.")
+    source: ImageSource | None = Field(None, description="For the type `image`: the picture.")
+    id: str | None = Field(None, max_length=MAX_NAME_CHARS, description="For the type `tool_use`: the id of the call.")
+    name: str | None = Field(
+        None, max_length=MAX_NAME_CHARS, description="For the type `tool_use`: the name of the tool."
+    )
+    input: dict[str, Any] | None = Field(None, description="For the type `tool_use`: the arguments.")
+    tool_use_id: str | None = Field(
+        None, max_length=MAX_NAME_CHARS, description="For the type `tool_result`: the id of the call."
+    )
+    content: str | Checked[TextBlock] | None = Field(
+        None, description=f"For the type `tool_result`: the result. {_JOINED}"
+    )
     cache_control: CacheControl | None = None
     caller: Annotated[Any, Only(({"type": "direct"},), _NO_SERVER_TOOLS)] = None
     is_error: bool | None = None
@@ -126,10 +136,10 @@ class MessageBlock(Body):
 
 
 class AnthropicMessage(Body):
-    """One turn, or a part of one: messages of one role in a row are one turn."""
+    """A message of a conversation. Messages of one role in a row become one turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | Checked[MessageBlock] = Field(description="The words in it are put together as they are.")
+    content: str | Checked[MessageBlock] = Field(description=_JOINED)
 
     @model_validator(mode="after")
     def _check_blocks(self) -> Self:
@@ -170,24 +180,24 @@ class AnthropicTool(Body):
     """A function that the model may call."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
-        "input_examples": "a chat template has no place for them; write them into the description",
+        "input_examples": "chat templates do not read it; write the examples into the description",
         **dict.fromkeys(("max_uses", "allowed_domains", "blocked_domains", "user_location"), _NO_SERVER_TOOLS),
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "cache_control": _CACHED_ANYWAY,
-        "allowed_callers": '`["direct"]` only: who else could it be',
-        "defer_loading": "false only: the model is shown every tool",
-        "eager_input_streaming": "arguments always come as they are made",
+        "allowed_callers": f'only `["direct"]` is taken, {_NO_CALLERS}',
+        "defer_loading": "only false is taken, because the model sees every tool",
+        "eager_input_streaming": "a stream always sends arguments as they are generated",
     }
 
     type: Annotated[Any, Only(("custom",), _NO_SERVER_TOOLS)] = None
     name: ToolName
-    description: str | None = Field(None, description="Shown to the model.")
-    input_schema: dict[str, Any] = Field(description="A JSON Schema of the arguments, shown to the model.")
+    description: str | None = Field(None, description=DESCRIPTION)
+    input_schema: dict[str, Any] = Field(description="A JSON Schema of the arguments, which is shown to the model.")
     strict: bool | None = Field(None, description=STRICT.replace("parameters", "input_schema"))
     cache_control: CacheControl | None = None
     allowed_callers: Annotated[Any, Only((["direct"],), _NO_SERVER_TOOLS)] = None
-    defer_loading: Annotated[Any, Only((False,), "the model is shown every tool; leave it out")] = None
+    defer_loading: Annotated[Any, Only((False,), "the model sees every tool; leave it out")] = None
     eager_input_streaming: bool | None = None
 
     def tool(self, field: str) -> Tool:
@@ -196,16 +206,24 @@ class AnthropicTool(Body):
 
 
 class AnthropicToolChoice(Body):
-    """Which tools to call."""
+    """The choice of the tools that the answer may call."""
 
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = Field(None, max_length=MAX_NAME_CHARS, description="With the type `tool`: the one.")
-    disable_parallel_tool_use: bool | None = Field(None, description="True: one call at most.")
+    type: Literal["auto", "any", "tool", "none"] = Field(
+        description='With "auto" the answer is text or calls, with "any" it has at least one call, with "tool" it is '
+        'one call of the tool `name`, and with "none" it is text.'
+    )
+    name: str | None = Field(
+        None, max_length=MAX_NAME_CHARS, description="For the type `tool`: the name of the tool that is called."
+    )
+    disable_parallel_tool_use: bool | None = Field(None, description="If it is true, an answer has at most one call.")
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
         if (self.name is not None) != (self.type == "tool"):
-            raise RequestError("tool_choice must have a name where its type is tool, and only there", "tool_choice")
+            got = "has none" if self.name is None else f"its type is {self.type}"
+            raise RequestError(
+                f"tool_choice must have a name if its type is tool, and only then, but {got}; correct it", "tool_choice"
+            )
         return self
 
     def choice(self) -> Choice:
@@ -223,61 +241,61 @@ class OutputFormat(Body):
     """The form of the answer."""
 
     type: Literal["json_schema"]
-    schema_: Schema = Field(alias="schema", description="A JSON Schema, which the answer's text will match.")
+    schema_: Schema = Field(alias="schema", description="A JSON Schema, which the text of the answer matches.")
 
 
 class OutputConfig(Body):
-    """`output_config`."""
+    """The options of the answer."""
 
-    REFUSED: ClassVar[Mapping[str, str]] = {"effort": "say it in system"}
+    REFUSED: ClassVar[Mapping[str, str]] = {"effort": "ask for it in system"}
 
     format: OutputFormat | None = None
 
 
 class AnthropicMetadata(Body):
-    """`metadata`."""
+    """The description of the request."""
 
-    user_id: str | None = Field(None, max_length=MAX_NAME_CHARS, description="The end user, for the request log.")
+    user_id: str | None = Field(None, max_length=MAX_NAME_CHARS, description=END_USER)
 
 
 class CountTokensBody(Body):
-    """What makes a prompt."""
+    """The fields that make up a prompt."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         "mcp_servers": _NO_SERVER_TOOLS,
-        "context_management": "nothing is left out of a conversation unasked; shorten it before you send it",
-        **dict.fromkeys(("user_profile_id", "workspace_id"), "they are another service's; leave it out"),
+        "context_management": "the server never shortens a conversation; shorten it before you send it",
+        **dict.fromkeys(("user_profile_id", "workspace_id"), "it belongs to another service; leave it out"),
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "cache_control": _CACHED_ANYWAY,
-        "speed": '"standard" only; there is one speed',
-        "thinking": '`{"type": "disabled"}` only',
+        "speed": 'only "standard" is taken, because there is one speed',
+        "thinking": 'only `{"type": "disabled"}` is taken, because this version does not separate thoughts',
     }
 
-    model: str | None = Field(None, description="The name in `/v1/models`; absent is as good.")
+    model: str | None = Field(None, description=MODEL)
     messages: Annotated[Checked[AnthropicMessage], Field(min_length=1)] = Field(
-        description="The last one may be the assistant's: the answer goes on in it."
+        description="The conversation. If the last message is the assistant's, the answer continues it."
     )
-    system: str | Checked[TextBlock] | None = Field(None, description="The blocks are put together as they are.")
+    system: str | Checked[TextBlock] | None = Field(None, description=f"The system message. {_JOINED}")
 
     cache_control: CacheControl | None = None
     speed: Annotated[Any, Only(("standard",), "there is one speed; leave it out")] = None
     thinking: Annotated[Any, Only(({"type": "disabled"},), _NO_THOUGHTS)] = None
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = Field(None, description="The older place of `output_config.format`.")
-    tool_choice: AnthropicToolChoice | None = Field(None, description='"auto" is the default.')
-    tools: Annotated[Checked[AnthropicTool], Field(max_length=MAX_TOOLS)] | None = Field(
-        None, description="What the model may call, if it was made for tools."
+    output_format: OutputFormat | None = Field(None, description="The older name of `output_config.format`.")
+    tool_choice: AnthropicToolChoice | None = Field(
+        None, description='The choice of the tools that the answer may call. The default is "auto".'
     )
+    tools: Annotated[Checked[AnthropicTool], Field(max_length=MAX_TOOLS)] | None = Field(None, description=TOOLS)
 
     def turns(self) -> list[dict[str, Any]]:
-        """The conversation as chat templates know it, in turns of alternating roles.
+        """The conversation in the form of chat templates, in turns of alternating roles.
 
-        What an assistant said in several messages goes on where it was cut; other messages are put apart by an empty
-        line. After a call of a tool a turn is over.
+        Several messages of an assistant in a row are joined without anything between them, and messages of other roles
+        with an empty line between them. A call of a tool ends a turn.
         """
         turns: list[dict[str, Any]] = []
-        pieces: list[list[str | MediaSource]] = []  # of each turn, which are joined once
+        pieces: list[list[str | MediaSource]] = []  # the pieces of each turn, which are joined once, at the end
         if self.system is not None:
             turns.append({"role": "system"})
             pieces.append([joined(self.system)])
@@ -293,7 +311,7 @@ class CountTokensBody(Body):
         return [turn | {"content": joined_content(own)} for turn, own in zip(turns, pieces, strict=True)]
 
     def constraint(self) -> Constraint | None:
-        """The grammar that the answer must match. Raises RequestError where two are given."""
+        """The grammar that the answer must match. Raises RequestError if two are given."""
         configured = None if self.output_config is None else self.output_config.format
         given = {"output_config.format": configured, "output_format": self.output_format}
         return only_one(
@@ -319,32 +337,34 @@ class CountTokensBody(Body):
 
 
 class MessagesBody(with_sampling(CountTokensBody, "anthropic")):
-    """A conversation, and how to go on in it."""
+    """A conversation and the parameters of its answer."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         **CountTokensBody.REFUSED,
         "container": _NO_SERVER_TOOLS,
-        "diagnostics": "/generate tells with return_cache_info why a prefix was not cached",
-        "inference_geo": "answers are made where the server runs; leave it out",
+        "diagnostics": "use return_cache_info of /generate to see why a prefix was not cached",
+        "inference_geo": "the server runs in one place only; leave it out",
         **dict.fromkeys(
             ("thread", "compaction", "fallbacks", "fallback_credit_token", "billing_policy"),
-            "it is another service's; leave it out",
+            "it belongs to another service; leave it out",
         ),
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         **CountTokensBody.ACCEPTED,
-        "service_tier": '"auto" and "standard_only" only; there is one tier',
+        "service_tier": 'only "auto" and "standard_only" are taken, because there is one tier',
     }
 
-    max_tokens: int = Field(ge=0, lt=2**31, description="Tokens to generate at most; 0 only fills the cache.")
-    stop_sequences: Annotated[Checked[StopSequence], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    stream: bool | None = None
-    metadata: AnthropicMetadata | None = None
-    cache_salt: str | None = Field(
-        None, max_length=MAX_NAME_CHARS, description="Share cached prefixes only with requests of the same salt."
+    max_tokens: int = Field(
+        ge=0, lt=2**31, description="The largest number of tokens to generate. With 0 the prompt is only cached."
     )
-    extra_key: str | None = Field(None, max_length=MAX_NAME_CHARS, description="As `cache_salt`; both must be equal.")
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Larger goes first.")
+    stop_sequences: Annotated[Checked[StopSequence], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
+        None, description="Texts that end the answer. They are cut off."
+    )
+    stream: bool | None = Field(None, description="Answer with events.")
+    metadata: AnthropicMetadata | None = None
+    cache_salt: str | None = Field(None, max_length=MAX_NAME_CHARS, description=CACHE_SALT)
+    extra_key: str | None = Field(None, max_length=MAX_NAME_CHARS, description=EXTRA_KEY)
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description=PRIORITY)
     whitespace: WhitespaceOption = None
     property_order: PropertyOrderOption = None
 

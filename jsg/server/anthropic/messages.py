@@ -32,7 +32,7 @@ router = new_router()
 async def create_message(
     body: MessagesBody, request: Request, num_bytes: BodyBytes, call: CurrentCall, front: ReadyFront
 ) -> Response:
-    """Answers a conversation; as events with `stream`."""
+    """Answers a conversation; with `stream` it sends events."""
     front.check_model(body.model)
     call = dataclasses.replace(call, user=body.user)
     with client_names(body.client_names()):
@@ -66,7 +66,7 @@ async def create_message(
 async def count_tokens(
     body: CountTokensBody, num_bytes: BodyBytes, caller: CurrentCaller, front: ReadyFront
 ) -> Response:
-    """How many tokens the prompt would have."""
+    """Counts the tokens of the prompt."""
     front.check_model(body.model)
     with client_names(body.client_names()):
         encoded = await _encode(body, num_bytes, front, body.tool_use(front.speech), caller.namespace())

@@ -60,7 +60,7 @@ class KeyRing:
         everybodys = keys if admin_key is None else [*keys, admin_key]
         if len(set(everybodys)) < len(everybodys):
             raise ConfigError(
-                "each key must be given once, for one user or for the admin, but one is there twice; leave it out once"
+                "each key must be given once, for one user or for the admin, but one is given twice; leave one out"
             )
         return cls(keys, admin_key)
 
@@ -105,16 +105,16 @@ def _lines(path: Path) -> list[str]:
         with path.open(encoding="ascii") as file:
             if os.fstat(file.fileno()).st_mode & WRITABLE_BY_OTHERS:
                 raise ConfigError(
-                    "--api-key-file must be writable by its owner only, or others could let themselves in; run "
+                    "--api-key-file must be writable by its owner only, because others could add their own keys; run "
                     "'chmod go-w' on it"
                 )
             text = file.read(MAX_KEY_FILE_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"--api-key-file must be a file that can be read, but: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError("--api-key-file must be text of printable ASCII, but it is not") from None
+        raise ConfigError("--api-key-file must be text of printable ASCII, but it is not; correct it") from None
     if len(text) > MAX_KEY_FILE_BYTES:
-        raise ConfigError(f"--api-key-file must have at most {MAX_KEY_FILE_BYTES} bytes, but it is larger")
+        raise ConfigError(f"--api-key-file must have at most {MAX_KEY_FILE_BYTES} bytes, but it has more; remove keys")
     keys = [line.strip() for line in text.splitlines()]
     keys = [key for key in keys if key and not key.startswith("#")]
     if not keys:
@@ -137,7 +137,9 @@ class RequireKey:
             return
         caller = self._keys.caller(_given_key(scope))
         if caller is None and scope["path"] not in OPEN_PATHS:
-            message = "this server needs a key; send it as 'Authorization: Bearer KEY'"
+            message = (
+                "a request must carry a key, but this one has none or a wrong one; send 'Authorization: Bearer KEY'"
+            )
             body = failure_body(scope["path"], 401, message)
             await failure_response(scope, body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
             return

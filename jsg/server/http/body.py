@@ -44,10 +44,10 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     REFUSED: ClassVar[Mapping[str, str]] = {}
-    """Field of the published interface that is refused → why, or what to do instead. Null is taken as absent."""
+    """Field of the published interface that is refused → the reason, or what to do instead. Null is taken as absent."""
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {}
-    """Field below that clients send and that changes nothing here → why this is right."""
+    """Field below that clients send and that changes nothing here → the reason."""
 
     @model_validator(mode="before")
     @classmethod
@@ -61,7 +61,8 @@ class Body(BaseModel):
                     raise RequestError(f"{name} is not supported: {cls.REFUSED[name]}", param=name)
             elif name not in (fields := cls.known_fields()):
                 known = ", ".join(sorted(fields))
-                raise RequestError(f"unknown field {str(name)[:100]!r}; known are {known}", param=str(name)[:100])
+                given = str(name)[:100]
+                raise RequestError(f"unknown field {given!r}; leave it out, or use one of {known}", param=given)
         return {name: value for name, value in data.items() if name not in cls.REFUSED}
 
     @classmethod
@@ -71,9 +72,10 @@ class Body(BaseModel):
 
 
 def is_off(value: object) -> bool:
-    """Whether clients that send every field they know send this for one they do not use: null, false, or empty.
+    """Whether a value asks for nothing: null, false, or an empty text or list.
 
-    Zero and an empty object may ask for something.
+    Clients that send every field they know send such values for fields that they do not use. Zero and an empty object
+    may ask for something.
     """
     return value is None or value is False or value == "" or value == []
 

@@ -149,9 +149,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message, headers = error.detail, dict(error.headers or {})
     if error.status_code == 405:
-        message = f"{request.method} must not be used here; use {headers.get('Allow', 'another method')}"
+        message = f"this path does not take {request.method}; use {headers.get('Allow', 'another method')}"
     elif error.status_code == 404:
-        message = "the path must be that of an endpoint, but there is none; /openapi.json lists them"
+        message = "the path must name an endpoint, but none has this path; /openapi.json lists all endpoints"
     body = failure_body(request.url.path, error.status_code, message)
     return failure_response(request.scope, body, error.status_code, headers)
 

@@ -115,11 +115,13 @@ class _Parser(h11.Connection):
         if len(names) > self._limits.headers:
             raise _refused(431, f"a request must have at most {self._limits.headers} headers, but got {len(names)}")
         if num_bytes > self._limits.head_bytes:
-            raise _refused(431, f"a request's head must be at most {self._limits.head_bytes} bytes, but is {num_bytes}")
+            raise _refused(
+                431, f"a request's head must have at most {self._limits.head_bytes} bytes, but has {num_bytes}"
+            )
         if b"content-length" in names and b"transfer-encoding" in names:
             raise _refused(400, "a request must have Content-Length or Transfer-Encoding, but got both; send one")
         if any(name == b"upgrade" and value.lower() == b"websocket" for name, value in request.headers):
-            raise _refused(400, "there are no websockets here; send an ordinary request, with stream for events")
+            raise _refused(400, "the server has no websockets; send an ordinary request, with stream for events")
 
     def _check_data(self, data: h11.Data) -> None:
         self._num_chunks += data.chunk_start
@@ -233,7 +235,7 @@ class HttpConnection(UvicornConnection):
         status = error.error_status_hint
         if status == 431 and self.conn.target is None:
             limit = self._limits.head_bytes
-            self._refuse(431, f"a request's head must be at most {limit} bytes; send shorter headers")
+            self._refuse(431, f"a request's head must have at most {limit} bytes, but has more; send shorter headers")
         else:
             self._refuse(status, f"{str(error) or msg}; send well-formed HTTP/1.1")
 
@@ -280,10 +282,11 @@ class HttpConnection(UvicornConnection):
         elif not self._last_data_at:
             self.transport.close()  # nothing was ever sent on this connection
         elif self._reading is h11.IDLE:
-            self._refuse(408, f"a request's head must arrive within {self._limits.head_s:g} s; send it at once")
+            rule = f"a request's head must arrive within {self._limits.head_s:g} s"
+            self._refuse(408, f"{rule}, but does not; send it at once")
         else:
-            limits = f"{self._limits.body_s:g} s, and {self._limits.body_idle_s:g} s without a byte are too many"
-            self._refuse(408, f"a request's body must arrive within {limits}; send it at once")
+            limits = f"{self._limits.body_s:g} s, and never pause for {self._limits.body_idle_s:g} s"
+            self._refuse(408, f"a request's body must arrive within {limits}, but does not; send it at once")
 
     # ---- refusals
 

@@ -1,7 +1,7 @@
-"""`/openapi.json`: what FastAPI reads off the endpoints, and what it cannot see there.
+"""`/openapi.json`: FastAPI makes it from the endpoints, and this module completes it.
 
-Added are how every failure looks, that streams are events, and the keys. Taken out is FastAPI's own form of a failure,
-which no client of this server ever gets.
+It adds the form of each failure, the events of streams, and the keys. It removes FastAPI's own form of a failure, which
+no client of this server ever gets.
 """
 
 from typing import Any
@@ -16,18 +16,22 @@ from jsg.server.http.access import OPEN_PATHS, has_keys
 Schema = dict[str, Any]
 
 CLIENT_FAULTS = (
-    "400: a field breaks a rule, and the message names both; 401: no or a wrong key; 403: the key does not allow it; "
-    "404: no such model, request or path; 408: the request came too slowly; 413: the body is too large; "
-    "415: the body is not said to be JSON; 429: too many requests of this key; 431: the headers are too large"
+    "400: a field breaks a rule, and the message names both; 401: the key is missing or wrong; 403: the key does not "
+    "allow the call; 404: the model, response or path does not exist; 408: the request came too slowly; 413: the body "
+    "is too large; 415: the content type is not JSON; 429: the key has too many requests; 431: the headers are too "
+    "large"
 )
-SERVER_FAULTS = "500: a failure inside; 503: not ready, full or ending, see Retry-After; 504: it took too long"
+SERVER_FAULTS = (
+    "500: the server failed; 503: the server is not ready, is full or is ending, see Retry-After; 504: the answer took "
+    "too long"
+)
 KEYS: Schema = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
 EVENT: Schema = {
     "type": "object",
-    "description": "One of the server-sent events that come with `stream`; `event` only where the API has named ones.",
+    "description": "A server-sent event; they come if `stream` is true. Only some APIs name their events with `event`.",
     "properties": {
         "event": {"type": "string"},
         "data": {"type": "string", "description": "A JSON object, or `[DONE]` at the end of the stream."},
@@ -53,7 +57,7 @@ FAILURES: dict[str, Schema] = {
 
 
 def describe(app: FastAPI, config: ServerConfig) -> None:
-    """Makes `/openapi.json` of the app say all that is true of it."""
+    """Makes the app answer `/openapi.json` with the completed document."""
 
     def openapi() -> Schema:
         if app.openapi_schema is None:
@@ -87,7 +91,10 @@ def _complete_operation(operation: Schema, path: str, schemas: Schema) -> None:
     failure = {"application/json": {"schema": {"$ref": f"#/components/schemas/{_failure_name(path)}"}}}
     responses["4XX"] = {"description": CLIENT_FAULTS, "content": failure}
     if path in OPEN_PATHS:
-        responses["503"] = {"description": "Not ready: the status says why.", "content": {"application/json": {}}}
+        responses["503"] = {
+            "description": "The server is not ready, and `status` says why.",
+            "content": {"application/json": {}},
+        }
     responses["5XX"] = {"description": SERVER_FAULTS, "content": failure}
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
     if "stream" in schemas.get(body.get("$ref", "").rsplit("/", 1)[-1], {}).get("properties", {}):

@@ -59,11 +59,15 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     if text.startswith("\ufeff"):
         raise RequestError("the body must begin with its JSON object, but begins with a byte order mark; leave it out")
     if _num_parts(raw) > MAX_PARTS:
-        raise RequestError(f"the body must have at most {MAX_PARTS} lists, objects and names; send several requests")
+        raise RequestError(
+            f"the body must have at most {MAX_PARTS} lists, objects and names, but has more; send several requests"
+        )
     try:
         value = _DECODER.decode(text)
     except json.JSONDecodeError as error:
-        raise RequestError(f"the body must be JSON, but it is not: {error.msg} at character {error.pos}") from None
+        raise RequestError(
+            f"the body must be JSON, but it is not: {error.msg} at character {error.pos}; correct it"
+        ) from None
     except RecursionError:
         raise _too_deep("the body") from None
     if not isinstance(value, dict):
@@ -132,8 +136,8 @@ def _validate(raw: bytes, content_type: TypeAdapter[Any], limit: int) -> object:
     if len(raw) > limit and len(raw) - _num_media_chars(value) > limit:
         raise HTTPException(
             413,
-            f"the body must be at most {limit} bytes beside the pictures and videos in it; send less text, or raise "
-            "--max-request-bytes",
+            f"the body must have at most {limit} bytes without its pictures and videos, but has more; send less text, "
+            "or raise --max-request-bytes",
         )
     try:
         return content_type.validate_python(value)
@@ -143,7 +147,8 @@ def _validate(raw: bytes, content_type: TypeAdapter[Any], limit: int) -> object:
 
 async def _read(request: Request, limit: int) -> bytes:
     """The body, of which no more than `limit` bytes are ever kept. Raises HTTPException when there are more."""
-    too_large = HTTPException(413, f"the body must be at most {limit} bytes; send less, or raise --max-request-bytes")
+    rule = f"the body must have at most {limit} bytes, but has more"
+    too_large = HTTPException(413, f"{rule}; send less, or raise --max-request-bytes")
     if int(request.headers.get("content-length", 0)) > limit:
         raise too_large
     parts, num_bytes = [], 0
@@ -307,7 +312,7 @@ def _name(path: _Path) -> str:
 
 
 def _too_deep(where: str) -> RequestError:
-    return RequestError(f"{where} must have at most {MAX_DEPTH} lists and objects in each other; nest less")
+    return RequestError(f"{where} must have at most {MAX_DEPTH} levels of lists and objects, but has more; nest less")
 
 
 def _quote(text: str) -> str:

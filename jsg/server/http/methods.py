@@ -1,4 +1,4 @@
-"""HEAD, for every endpoint that has GET."""
+"""HEAD for every endpoint that takes GET."""
 
 from typing import final
 
@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 @final
 class HeadAsGet:
-    """Answers HEAD as GET without its body: same status, same headers. What GET cannot do, HEAD cannot do either."""
+    """Answers HEAD with the status and the headers of GET, and without a body. It allows what GET allows."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -27,8 +27,8 @@ def checked_origins(origins: Sequence[str]) -> frozenset[bytes]:
     for origin in origins:
         if not ORIGIN.fullmatch(origin):
             raise ConfigError(
-                "--cors-allow-origin must be one origin as browsers send it, such as https://chat.example.com: lower "
-                f"case, no path, no slash at the end, and no *, for each page must be named; got {origin!r}"
+                "--cors-allow-origin must be one origin as browsers send it, such as https://chat.example.com (lower "
+                f"case, no path, no slash at the end, and no *), but got {origin!r}; name each origin"
             )
     return frozenset(origin.encode() for origin in origins)
 
@@ -61,7 +61,7 @@ class CheckOrigin:
                 await self._app(scope, receive, with_headers(send, granted))
         elif is_preflight or (scope["method"] not in READING and not _is_own(origin, headers.get(b"host", b""))):
             message = (
-                "web pages may use this server only if their origin was named, but this one's was not; start the "
+                "a web page may use this server only if its origin is allowed, but this page's is not; start the "
                 "server with --cors-allow-origin and the origin that the browser sends"
             )
             await failure_response(scope, failure_body(scope["path"], 403, message), 403)(scope, receive, send)

@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a client's data → a message that helps: the place, the rule, what was received."""
+"""Errors of pydantic in a client's data → a message that says the place, the rule and what was received."""
 
 import json
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ from typing import Any
 MAX_QUOTE_CHARS = 100
 MAX_QUOTED_ITEMS = 8
 
-RULES = {  # what pydantic found wrong → what the value must be; the braces take its context
+RULES = {  # type of pydantic's error → what the value must be; the braces take the context of the error
     "bool_type": "true or false",
     "dict_type": "an object",
-    "extra_forbidden": "left out, for nothing reads it",
+    "extra_forbidden": "left out, because nothing reads it",
     "finite_number": "a finite number",
     "float_type": "a number",
     "greater_than": "above {gt}",
@@ -35,10 +35,10 @@ RULES = {  # what pydantic found wrong → what the value must be; the braces ta
 
 
 def describe_invalid(errors: Sequence[Any], data: object) -> tuple[str, str]:
-    """Message and offending field of what pydantic found wrong with `data`.
+    """The message and the faulty field for errors that pydantic found in `data`.
 
-    A value that may be of several kinds fails once for each: what is told is where the kind that it came closest to
-    failed, and everything that would have been right there.
+    If a value may be of several kinds, there is an error for each kind. The message is about the place where the kind
+    that the value comes closest to has failed, and it names every rule for this place.
     """
     first = _place(errors[0], data)
     alike = [(place, error) for error in errors if (place := _place(error, data))[:1] == first[:1]]
@@ -55,7 +55,7 @@ def describe_invalid(errors: Sequence[Any], data: object) -> tuple[str, str]:
 
 
 def _place(error: Any, data: object) -> tuple[str | int, ...]:
-    """Where in the data; without the names of the kinds it was tried as, which pydantic puts between."""
+    """The place of an error in the data, without the names of kinds that pydantic puts between its parts."""
     place: list[str | int] = []
     for part in error["loc"]:
         if isinstance(data, dict) and (part in data or error["type"] == "missing"):
@@ -78,7 +78,7 @@ def _rule(error: Any) -> str:
 
 
 def _quote(value: object) -> str:
-    """A value as JSON-like text, cut short before it is made where it is large."""
+    """A value as text similar to JSON. A large value is shortened before the text is made."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, list | dict) and len(value) > MAX_QUOTED_ITEMS:

@@ -1,4 +1,4 @@
-"""Endpoints that change or show what requests are under way and what is cached."""
+"""Endpoints that abort requests, empty the prefix cache, and show the prefix cache."""
 
 import re
 from collections.abc import Mapping
@@ -24,30 +24,35 @@ class AbortBody(Body):
     """What `/abort_request` takes."""
 
     REFUSED: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("finished_reason", "abort_message"), "an aborted answer says that it was aborted, and nothing else"
+        ("finished_reason", "abort_message"), 'an aborted answer always has the reason "abort"; leave it out'
     )
 
     rid: Annotated[str, StringConstraints(max_length=256)] | None = Field(
-        None, description="Ends the request of that name, and the answers `rid_0`, `rid_1`, ... that were made of it."
+        None,
+        description="The name of the request to end. Its answers `rid_0`, `rid_1`, ... end too, if it has several.",
     )
     abort_all: bool | None = Field(
-        None, description="Ends all requests of this key; with the admin key, or where there are no keys, everybody's."
+        None,
+        description="End all requests of this API key. With the admin key, or on a server without keys, the requests "
+        "of all clients end.",
     )
 
 
 @router.post("/abort_request")
 async def abort_request(body: AbortBody, caller: CurrentCaller, front: ReadyFront) -> Response:
-    """Ends requests of the caller's own; their answers finish with the reason "abort".
+    """Ends requests of the caller; their answers finish with the reason "abort".
 
-    200 also where none of that name runs: that it has just ended by itself is no error. `aborted` counts the answers.
+    The status is 200 even if no request of this name runs, because it may just have ended by itself. `aborted` is the
+    number of answers that were ended.
     """
     if bool(body.rid) == bool(body.abort_all):
-        raise RequestError("exactly one of rid and abort_all must be given", param="rid")
+        got = "both" if body.rid else "neither"
+        raise RequestError(f"exactly one of rid and abort_all must be given, but got {got}; send one", param="rid")
     client = front.client
     if body.abort_all:
         aborted = client.abort_all(None if caller.is_admin else caller.tenant)
     else:
-        # Answers to a list, or to n > 1, have the name of their request with numbers behind it.
+        # If a request has several answers, each has the name of the request with numbers behind it.
         name = re.compile(re.escape(body.rid or "") + r"(_[0-9]+){0,2}")
         rids = [rid for rid in client.live_rids(caller.tenant) if name.fullmatch(rid)]
         aborted = sum(client.abort(rid, caller.tenant) for rid in rids)
@@ -56,14 +61,16 @@ async def abort_request(body: AbortBody, caller: CurrentCaller, front: ReadyFron
 
 @router.post("/flush_cache")
 async def flush_cache(caller: CurrentCaller, front: ReadyFront) -> Response:
-    """Empties everybody's prefix cache, or refuses with 400 while requests run or wait. For admins.
+    """Empties the prefix cache of all keys; answers 400 while requests run or wait. Only admins may call it.
 
-    Of several engines it empties those that are idle, and refuses where another is not.
+    With several engines it empties the caches of those that are idle, and answers 400 if another engine is not idle.
     """
     _check_admin(caller, "/flush_cache touches what all keys share")
     if not await answer_in_time(front, front.client.flush_cache()):
-        rest = "; engines that were idle have done so" if len(front.client.engines) > 1 else ""
-        raise RequestError(f"the cache can be flushed only while no request runs or waits; try again later{rest}")
+        rest = "; the caches of idle engines were emptied" if len(front.client.engines) > 1 else ""
+        raise RequestError(
+            f"the cache can be flushed only while no request runs or waits, but some do; try again later{rest}"
+        )
     return json_response({"success": True, "message": "the prefix cache is empty"})
 
 
@@ -72,15 +79,17 @@ class RadixQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    depth: int = Field(8, ge=1, le=MAX_DEPTH, description="Levels below a namespace.")
-    nodes: int = Field(1000, ge=1, le=MAX_NODES, description="Namespaces and nodes, at most.")
+    depth: int = Field(8, ge=1, le=MAX_DEPTH, description="The number of levels to show below each namespace.")
+    nodes: int = Field(
+        1000, ge=1, le=MAX_NODES, description="The largest number of namespaces and nodes to show, counted together."
+    )
 
 
 @router.get("/debug/radix")
 async def radix(query: Annotated[RadixQuery, Query()], caller: CurrentCaller, front: ReadyFront) -> Response:
-    """The shape of the prefix cache: lengths, locks, ages; no text, no tokens, namespaces as digests. For admins.
+    """Shows the prefix cache: lengths, locks, ages and digests of namespaces, but no tokens. Only admins may call it.
 
-    Of several engines under `engines`, in the order of their numbers.
+    With several engines `engines` has the trees in the order of the engines' numbers.
     """
     _check_admin(caller, "/debug/radix shows what all keys share")
     return json_response(await answer_in_time(front, front.client.dump_cache(query.depth, query.nodes)))
@@ -88,4 +97,4 @@ async def radix(query: Annotated[RadixQuery, Query()], caller: CurrentCaller, fr
 
 def _check_admin(caller: Caller, why: str) -> None:
     if not caller.is_admin:
-        raise ForbiddenError(f"{why}, and this key may not; use the key of --admin-api-key")
+        raise ForbiddenError(f"{why}, so it needs the admin key, but got another; use the key of --admin-api-key")

@@ -1,4 +1,4 @@
-"""`/generate`: SGLang's own interface."""
+"""`/generate`: the native interface of SGLang."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -22,41 +22,45 @@ from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
 from jsg.server.native.parts import PromptParts, read_parts
 from jsg.server.native.sampling import Object, one_each, to_samplings
-from jsg.server.shared.fields import MAX_NAME_CHARS, Only
+from jsg.server.shared.fields import CACHE_SALT, EXTRA_KEY, MAX_NAME_CHARS, PRIORITY, Only
 from jsg.server.shared.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, MediaData, NumFrames, encode_with_media
 from jsg.server.shared.prompt_parts import encode_prompt
 from jsg.types import MAX_TOP_LOGPROBS
 
 HOLD_BEAT_S = 15.0
-FREE_SCORES = 4096  # logprobs so far of a stream, from which on its next event waits until they have grown by a part:
-LEAST_GROWTH = 1 / 16  # else a thousand tokens, each with 128 alternatives, would be a gigabyte of events
+# Each event of a stream repeats all logprobs so far. Beyond FREE_SCORES of them, the next event waits until their
+# number has grown by LEAST_GROWTH. Else a thousand tokens with 128 alternatives each would be a gigabyte of events.
+FREE_SCORES = 4096
+LEAST_GROWTH = 1 / 16
 
 type StartLen = Annotated[int, Field(ge=-1, lt=2**31)]
 type TopCount = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 type Salt = Annotated[str, StringConstraints(max_length=MAX_NAME_CHARS)]
 
-NO_SOUND = "models of this version hear nothing; leave it out"
-NO_ADAPTERS = "adapters are not served; serve a model that has them merged"
-NO_SESSIONS = "send the whole prompt: the prefix cache keeps what it shares with earlier ones"
-NOT_SPLIT = "an engine does both prefill and decode here; leave it out"
-NOT_ROUTED = "the server itself chooses the engine that a request goes to; leave it out"
-NO_INNARDS = "what happens inside the model is not reported; leave it out"
+NO_SOUND = "no model of this version takes audio; leave it out"
+NO_ADAPTERS = "adapters are not served; serve a model into which the adapter is merged"
+NO_SESSIONS = "there are no sessions; send the whole prompt, whose shared prefix the cache keeps"
+NOT_SPLIT = "each engine does both prefill and decode; leave it out"
+NOT_ROUTED = "the server chooses the engine of each request; leave it out"
+NO_INNARDS = "the inner values of the model are not reported; leave it out"
 
 router = new_router()
 
 
 class GenerateBody(Body):
-    """What `/generate` takes: one prompt or a list, as text or as token ids; or one prompt in parts."""
+    """What `/generate` takes: one prompt or a list of prompts as text or token ids, or one prompt in parts."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
-        "input_embeds": "prompts are text or input_ids",
+        "input_embeds": "a prompt is text or token ids; send text or input_ids",
         **dict.fromkeys(("audio_data", "use_audio_in_video"), NO_SOUND),
-        **dict.fromkeys(("modalities", "video_config"), "what the prompt and image_data and video_data have says it"),
-        **dict.fromkeys(("mm_hashes", "mm_content_hashes"), "the server hashes pictures itself; leave it out"),
-        "max_dynamic_patch": "a picture is cut into tiles as the model's config says; leave it out",
+        **dict.fromkeys(
+            ("modalities", "video_config"), "image_data and video_data say what the prompt has; leave it out"
+        ),
+        **dict.fromkeys(("mm_hashes", "mm_content_hashes"), "the server computes the hashes of pictures; leave it out"),
+        "max_dynamic_patch": "the config of the model says how pictures are cut into tiles; leave it out",
         **dict.fromkeys(("lora_path", "lora_id"), NO_ADAPTERS),
         **dict.fromkeys(("session_id", "session_params", "conversation_id"), NO_SESSIONS),
-        "custom_logit_processor": "code of clients is never run; logit_bias in sampling_params shifts single tokens",
+        "custom_logit_processor": "the server never runs code of clients; logit_bias in sampling_params changes logits",
         **dict.fromkeys(
             ("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "decode_tp_size"), NOT_SPLIT
         ),
@@ -65,71 +69,76 @@ class GenerateBody(Body):
         **dict.fromkeys(("return_hidden_states", "return_routed_experts", "return_indexer_topk"), NO_INNARDS),
         **dict.fromkeys(("return_sampling_mask", "return_entropy"), NO_INNARDS),
         **dict.fromkeys(
-            ("return_flat_raw_top_logprobs", "return_flat_raw_top_logprobs_b64"), "top_logprobs_num gives them as lists"
+            ("return_flat_raw_top_logprobs", "return_flat_raw_top_logprobs_b64"),
+            "use top_logprobs_num, which gives the logprobs as lists",
         ),
-        "return_bytes": "answers are JSON; /detokenize gives the text of single tokens",
-        "return_prompt_token_ids": "/tokenize gives the tokens of a text",
+        "return_bytes": "answers are JSON; use /detokenize for the text of single tokens",
+        "return_prompt_token_ids": "use /tokenize for the tokens of a text",
         **dict.fromkeys(
-            ("require_reasoning", "max_thinking_tokens"), "thinking is not told from the rest; use max_new_tokens"
+            ("require_reasoning", "max_thinking_tokens"),
+            "this version does not separate thoughts from the answer; use max_new_tokens",
         ),
-        **dict.fromkeys(("no_logs", "custom_labels"), "what is logged is the server's to choose; leave it out"),
-        "background": "keep the connection open, and use stream to see the answer grow",
+        **dict.fromkeys(("no_logs", "custom_labels"), "the options of the server say what is logged; leave it out"),
+        "background": "an answer needs an open connection; use stream to read it as it grows",
     }
 
-    ACCEPTED: ClassVar[Mapping[str, str]] = {"log_metrics": "routers send true, and every request is counted"}
+    ACCEPTED: ClassVar[Mapping[str, str]] = {"log_metrics": "only true is taken, because every request is counted"}
 
-    text: str | Checked[str] | None = Field(None, description=f"This or `input_ids`. A list has at most {MAX_ANSWERS}.")
-    input_ids: TokenIds | Checked[TokenIds] | None = Field(None, description="This or `text`.")
+    text: str | Checked[str] | None = Field(
+        None, description=f"A text or a list of at most {MAX_ANSWERS} texts. Send it, `input_ids` or `prompt`."
+    )
+    input_ids: TokenIds | Checked[TokenIds] | None = Field(
+        None, description=f"Token ids of a prompt, or a list with the token ids of at most {MAX_ANSWERS} prompts."
+    )
     prompt: PromptParts | None = Field(
         None,
-        description="In place of both: one prompt in parts. A bare text is encoded with special tokens as plain "
-        "characters, a list holds token ids as they are, other parts are objects. What its texts became is in "
-        "`meta_info.part_ids`, and `kept_ids` and `tail` go on in the answer without encoding it again.",
+        description="One prompt in parts. A part is a text, in which special tokens are plain characters, a list of "
+        "token ids, or an object. `meta_info.part_ids` has the tokens that the texts became. With `kept_ids` and "
+        "`tail` of `meta_info`, a client continues the answer without encoding it again.",
     )
     image_data: MediaData = Field(None, description=IMAGE_DATA)
     video_data: MediaData = Field(None, description=VIDEO_DATA)
     num_frames: NumFrames = Field(None, description=NUM_FRAMES)
     hold: bool | None = Field(
         None,
-        description="Generate nothing, but keep the prompt in the cache as long as this stream is open: with `stream`, "
-        "`max_new_tokens` 0 or absent, and nothing to sample by. The first event comes when it is cached.",
+        description="Generate nothing, and keep the prompt in the cache while this stream is open. It needs `stream`. "
+        "`sampling_params` may have `max_new_tokens` 0 and `n` 1 only. The first event comes when the prompt is "
+        "cached.",
     )
     sampling_params: Object | Checked[Object] | None = Field(
-        None, description="See `sampling_params` below; a list has those of each prompt, here and in what follows."
+        None,
+        description="An object, see `sampling_params` below, or a list with one object for each prompt. The fields "
+        "below take such lists too.",
     )
     rid: Rid | Checked[Rid] | None = Field(
-        None, description="Name of the request, for `/abort_request`; prompt i of a list is `rid_i`."
+        None, description="The name of the request, for `/abort_request`. Prompt i of a list gets the name `rid_i`."
     )
-    stream: bool | None = Field(None, description="Answer with events, each with all of the text so far.")
+    stream: bool | None = Field(None, description="Answer with events. Each event has the whole text so far.")
     return_logprob: bool | Checked[bool] | None = Field(
-        None, description="Report the log-probability of each output token, as [logprob, id, text or null]."
+        None, description="Report the log-probability of each output token as [logprob, token id, text or null]."
     )
     logprob_start_len: StartLen | Checked[StartLen] | None = Field(
-        None, description="Score the prompt too, from this token on; -1, the default, scores none of it."
+        None, description="Score the prompt from this token on. The default, -1, scores none of its tokens."
     )
     top_logprobs_num: TopCount | Checked[TopCount] | None = Field(
-        None, description="So many most likely alternatives at each scored position."
+        None, description="The number of most likely tokens to report at each scored position."
     )
     token_ids_logprob: TokenIds | Checked[TokenIds | None] | None = Field(
-        None, description="Score these tokens at each position."
+        None, description="Token ids whose log-probabilities are reported at each scored position."
     )
-    return_text_in_logprobs: bool | None = Field(None, description="Show the text of each token that is scored.")
-    cache_salt: Salt | Checked[Salt | None] | None = Field(
-        None, description="Only requests of one salt (and one key) share cached prefixes."
-    )
-    extra_key: Salt | Checked[Salt | None] | None = Field(None, description="Divides the cache as `cache_salt` does.")
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(
-        None, description="Larger goes first in the queue, as far as the bound on passing allows."
-    )
+    return_text_in_logprobs: bool | None = Field(None, description="Report the text of each scored token.")
+    cache_salt: Salt | Checked[Salt | None] | None = Field(None, description=CACHE_SALT)
+    extra_key: Salt | Checked[Salt | None] | None = Field(None, description=EXTRA_KEY)
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(None, description=PRIORITY)
     return_cache_info: bool | None = Field(
-        None, description="`meta_info.cache` tells why the cached prefix ended where it did."
+        None, description="`meta_info.cache` says where the cached prefix ended, and why."
     )
     log_metrics: Annotated[Any, Only((True,), "every request is counted")] = None
 
     @model_validator(mode="before")
     @classmethod
     def _leave_out_what_is_off(cls, data: Any) -> Any:
-        """SGLang's clients send every field they know: false or empty, what is refused here asks for nothing."""
+        """Drops refused fields that are false or empty: clients of SGLang send every field that they know."""
         if not isinstance(data, dict):
             return data
         return {name: value for name, value in data.items() if value or name not in cls.REFUSED}
@@ -137,11 +146,11 @@ class GenerateBody(Body):
 
 @router.post("/generate")
 async def generate(body: GenerateBody, request: Request, call: CurrentCall, front: ReadyFront) -> Response:
-    """Answers one prompt with an object, a list of prompts or `n` > 1 with a list; as events with `stream`.
+    """Answers one prompt with an object, and several prompts or `n` > 1 with a list; with `stream` it sends events.
 
-    An event holds all of its answer so far; what comes faster than the client reads is put into one event, and so is
-    what would repeat many logprobs for little text. The `input_*` logprobs, which never change, are in the first event
-    of an answer that has them and in its last.
+    Each event has the whole answer so far. Tokens that come faster than the client reads are put into one event, and so
+    are tokens whose event would repeat many logprobs for little text. The logprobs of the prompt never change, so only
+    the first event of an answer that has them and its last event show them.
     """
     generator = front.generator
     prompts, is_list, encoded = await _prompts(body, call, front)
@@ -174,8 +183,8 @@ async def _held_events(generation: Generation, shown: Callable[[int], Event]) ->
 
 
 def _of_parts(encoded: EncodedPrompt, answer: Answer, tokenizer: Tokenizer, *, is_first: bool) -> dict[str, Any]:
-    """What a client needs to continue an answer to a prompt in parts. Of several answers the first has the prompt."""
-    tells_prompt = answer.finish is not None or answer.request.hold  # once is enough: at the end, or when a hold begins
+    """What a client needs to continue an answer to a prompt in parts. The first of several answers has the prompt."""
+    tells_prompt = answer.finish is not None or answer.request.hold  # it is told once: at the end, or as a hold begins
     meta: dict[str, Any] = {"part_ids": encoded.part_ids} if is_first and tells_prompt else {}
     if answer.finish is not None:
         kept_ids, tail = split_answer(tokenizer, answer)
@@ -205,18 +214,24 @@ async def _events(generation: Generation, is_list: bool, shown: Callable[..., Ev
 async def _prompts(
     body: GenerateBody, call: CurrentCall, front: Front
 ) -> tuple[list[Prompt], bool, EncodedPrompt | None]:
-    """The prompts of a body, whether it has a list of them, and the one that came in parts."""
+    """The prompts of a body, whether the body has a list of them, and the prompt in parts if it has one."""
     given = [name for name in ("text", "input_ids", "prompt") if getattr(body, name) is not None]
     if len(given) != 1:
-        raise RequestError("exactly one of text and input_ids must be given, or prompt", param="text")
+        got = " and ".join(given) or "none"
+        raise RequestError(
+            f"exactly one of text, input_ids and prompt must be given, but got {got}; send one", param="text"
+        )
     in_parts = None
     is_list = False
-    # All are read together; what their salts are together divides what is kept of their pictures.
+    # The pictures of all prompts are read together. All salts together divide what is kept of the pictures.
     namespace = call.caller.namespace(_joined(body.cache_salt), _joined(body.extra_key))
     if body.prompt is not None:
         for name in ("image_data", "video_data", "num_frames"):
             if getattr(body, name) is not None:
-                raise RequestError(f"a prompt in parts has pictures as parts of its own, and no {name}", name)
+                raise RequestError(
+                    f"{name} must not come with a prompt in parts; send pictures and videos as parts of the prompt",
+                    name,
+                )
         parts = await read_parts(front, body.prompt, namespace)
         in_parts = await encode_prompt(front, parts, namespace=namespace)
         all_encoded = [in_parts]
@@ -250,42 +265,47 @@ async def _prompts(
 
 
 async def _encoded(name: str, body: GenerateBody, front: Front, namespace: str) -> tuple[list[EncodedPrompt], bool]:
-    """Each prompt in a field, and whether that holds a list of them."""
+    """The prompts in a field, and whether the field holds a list of them."""
     given = getattr(body, name)
     is_list = is_prompt_list(given)
     each: Any = given if is_list else [given]
     if not 1 <= len(each) <= MAX_ANSWERS:
         rule = f"{name} must have at least one prompt and at most {MAX_ANSWERS}"
-        raise RequestError(f"{rule}, but has {len(each) or 'none'}; send some, or several requests", name)
+        todo = "send several requests" if each else "send one"
+        raise RequestError(f"{rule}, but has {len(each) or 'none'}; {todo}", name)
     return await encode_with_media(front, each, body, is_list=is_list, field=name, namespace=namespace), is_list
 
 
 def _joined(given: Sequence[str | None] | str | None) -> str | None:
-    """One text for the salts of several prompts, other than for any others."""
+    """One text for the salts of several prompts; different salts give different texts."""
     return given if given is None or isinstance(given, str) else repr(given)
 
 
 def _params_of_hold(body: GenerateBody, *, is_list: bool) -> Object:
-    """The sampling parameters of a hold. Raises RequestError for what a hold cannot be."""
+    """The sampling parameters of a hold. Raises RequestError for a body that does not fit a hold."""
     if not body.stream:
-        raise RequestError("a hold lasts as long as its stream is open: it needs stream, which must be true", "stream")
+        raise RequestError(
+            "stream must be true for a hold, which lasts while its stream is open, but is not; set it", "stream"
+        )
     if is_list or isinstance(body.sampling_params, list):
-        raise RequestError("a hold must have one prompt, but got a list; send a request for each", "hold")
+        raise RequestError("a hold must have one prompt, but got a list; send a request for each prompt", "hold")
     params = {"max_new_tokens": 0} | {k: v for k, v in (body.sampling_params or {}).items() if v is not None}
     if meaningless := sorted(params.keys() - {"max_new_tokens", "n"}):
         name = meaningless[0]
-        raise RequestError(f"a hold generates nothing, so {quote(name)} means nothing to it; leave it out", name)
+        raise RequestError(f"a hold generates nothing, so it must not have {quote(name)}; leave it out", name)
     for name in ("max_new_tokens", "n"):
         allowed = 0 if name == "max_new_tokens" else 1
         if (value := params.get(name, allowed)) != allowed:
             raise RequestError(
-                f"a hold generates nothing: {name} must be {allowed} or absent, but got {quote(value)}", name
+                f"a hold generates nothing, so {name} must be {allowed} or absent, but got {quote(value)}; leave it "
+                "out",
+                name,
             )
     return params
 
 
 def _logprob_fields(body: GenerateBody, count: int) -> list[dict[str, Any]]:
-    """What to report of each prompt. What is given once for all goes to those that report log-probabilities."""
+    """The reports of each prompt. A value that is given once holds for all prompts that report log-probabilities."""
     wanted = one_each("return_logprob", body.return_logprob, count, False)
     is_mixed = isinstance(body.return_logprob, list)
 

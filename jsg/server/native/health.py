@@ -28,23 +28,23 @@ router = new_router()
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """200 while the engine, or one of several, is warm and gives signs of life, in a shutdown too; else 503."""
+    """Answers 200 while an engine is warm and alive, during a shutdown too, and 503 otherwise."""
     door: FrontDoor = request.app.state.door
     return json_response({"status": door.status}, 200 if door.is_healthy else 503)
 
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """200 while new requests are taken; else 503."""
+    """Answers 200 while the server takes new requests, and 503 otherwise."""
     door: FrontDoor = request.app.state.door
     return json_response({"status": door.status}, 200 if door.is_open else 503)
 
 
 @router.get("/health_generate")
 async def health_generate(request: Request, front: ReadyFront) -> Response:
-    """200 once the whole engine, of several one that has least to do, has made a token; 503 after `--health-timeout`.
+    """Answers 200 once the least busy engine has made a token, and 503 after `--health-timeout`.
 
-    Probes that come while one runs share its token.
+    Probes that come while another one runs share its token.
     """
     probe: EngineProbe = request.app.state.probe
     await until_disconnect(request, probe.run(front.client, front.server_config.health_timeout))
@@ -78,7 +78,7 @@ async def _probe(client: ServedEngine, timeout_s: float) -> str | None:
             while not await _makes_token(client):
                 await asyncio.sleep(RETRY_S)
     except TimeoutError:
-        return f"the engine made no token within {timeout_s:g} s; see /health, and the server's log"
+        return f"the engine made no token within {timeout_s:g} s; see /health and the server's log"
     except EngineDeadError as error:
         return str(error)
     return None

@@ -1,4 +1,4 @@
-"""What the server is and how busy it is. Nothing here is a secret, a path or an address."""
+"""What the server runs and how busy it is. No answer here has a secret, a path or an address."""
 
 import asyncio
 import dataclasses
@@ -28,16 +28,16 @@ router = new_router()
 @router.get("/model_info")
 @router.get("/get_model_info")
 async def model_info(front: ReadyFront) -> Response:
-    """What is known of the loaded model."""
+    """Describes the loaded model."""
     return json_response(_model_info(front) | {"is_generation": True, "weight_version": WEIGHT_VERSION})
 
 
 @router.get("/get_chat_template")
 async def chat_template(front: ReadyFront) -> Response:
-    """The model's chat template and the tokens it may name, for clients that write turns one by one; null for none.
+    """Gives the chat template, BOS and EOS, for clients that write turns themselves; null if the model has none.
 
-    `placeholders` has the tokens that stand for a picture and a video, where the model sees; `keeps_files` says that
-    files which were sent as parts of a prompt may be named from then on.
+    `placeholders` has the tokens that stand for a picture and for a video, if the model sees. `keeps_files` is true if
+    a file that was sent as a part of a prompt may be named by its SHA-256 later.
     """
     tokenizer = front.generator.tokenizer
     return json_response(
@@ -54,9 +54,9 @@ async def chat_template(front: ReadyFront) -> Response:
 @router.get("/server_info")
 @router.get("/get_server_info")
 async def server_info(front: ReadyFront) -> Response:
-    """The knobs, the model, and the engine's counters; no key, no address, and no path of this machine.
+    """Shows the options, the model and the engine's counters, but no key, no address and no path of this machine.
 
-    Of several engines `internal_states` has one for each, with its number and its state.
+    With several engines `internal_states` has one entry for each, with its number and its state.
     """
     knobs: dict[str, Any] = dataclasses.asdict(front.server_config) | dataclasses.asdict(front.engine_config)
     shown = {name: value for name, value in knobs.items() if name not in HIDDEN_KNOBS} | _names(front)
@@ -66,7 +66,7 @@ async def server_info(front: ReadyFront) -> Response:
 
 @router.get("/get_load")
 async def load(front: ReadyFront) -> Response:
-    """How busy each engine is, as routers poll it: its requests, those of them that wait, and tokens in use."""
+    """Shows the load of each engine, for routers: its requests, its waiting requests, and its tokens in use."""
     return json_response(
         [
             {
@@ -82,13 +82,13 @@ async def load(front: ReadyFront) -> Response:
 
 @router.get("/get_weight_version")
 async def weight_version() -> Response:
-    """Always "default": weights are loaded once and never changed."""
+    """Always answers "default", because weights are loaded once and never changed."""
     return json_response({"weight_version": WEIGHT_VERSION, "success": True})
 
 
 @router.get("/version")
 async def version() -> Response:
-    """The version of jsg."""
+    """Gives the version of jsg."""
     return json_response({"version": jsg.__version__})
 
 
@@ -105,7 +105,7 @@ async def answer_in_time[T](front: Front, call: Awaitable[T]) -> T:
             return await call
     except TimeoutError:
         raise TimeLimitError(
-            f"the engine must answer within {timeout_s:g} s (--health-timeout), but did not; see /health"
+            f"the engine must answer within {timeout_s:g} s (--health-timeout), but did not; see /health for its state"
         ) from None
 
 
@@ -125,7 +125,7 @@ async def _stats(front: Front) -> dict[int, dict[str, int | float]]:
     told = await answer_in_time(front, asyncio.gather(*map(ask, able)))
     found = {number: stats for number, stats in told if stats is not None}
     if not found:
-        raise EngineDeadError("no engine process answers; see /health, and the server's log")
+        raise EngineDeadError("no engine process answers; see /health and the server's log")
     return found
 
 

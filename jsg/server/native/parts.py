@@ -14,7 +14,7 @@ from jsg.server.http.body import Body, Checked, TokenIds
 from jsg.server.kept_files import KeptFiles
 from jsg.types import MAX_BRANCHES
 
-NAMED_TYPE = "application/octet-stream"  # of a file that is named: its bytes tell the real type
+NAMED_TYPE = "application/octet-stream"  # the type of a file that is named by its hash: its bytes tell the real type
 SHA256_LEN = 64
 
 type Offset = Annotated[int, Field(ge=0, lt=2**31)]
@@ -39,33 +39,44 @@ class BranchPart(Body):
         "num_frames": ("video", "video_sha256"),
     }
 
-    markup: str | None = Field(None, description="Text in which special tokens count as such.")
+    markup: str | None = Field(None, description="A text in which written special tokens count as special tokens.")
     template: str | None = Field(
         None,
-        description="Text of a chat template: as `markup`, and BOS is put in front of it only where the model sees.",
+        description="A text that a chat template wrote. It is read as `markup` is, but BOS is put in front of it only "
+        "if the model sees pictures.",
     )
-    offset: Offset | None = Field(None, description="From here on positions are so many larger.")
-    image: str | None = Field(None, description="A picture's file in base64.")
-    video: str | None = Field(None, description="A video's file in base64, or its frames, with commas between them.")
+    offset: Offset | None = Field(
+        None, description="The number that is added to the positions of all tokens behind this part."
+    )
+    image: str | None = Field(None, description="The file of a picture in base64.")
+    video: str | None = Field(
+        None, description="The file of a video in base64, or the files of its frames with commas between them."
+    )
     image_sha256: Sha256 | None = Field(
         None,
-        description="In place of a picture's file that was sent before, with the same key and salts: its SHA-256, in "
-        "hex. What is not kept here any more is answered with 404; send the file then.",
+        description="The SHA-256, in hex, of a picture's file that was sent before with the same key and salts. If the "
+        "server does not keep the file any more, it answers 404; then send the file.",
     )
     video_sha256: Sha256List | None = Field(
-        None, description="The same of a video's file, or of each of its frames, with commas between them."
+        None, description="The SHA-256 of a video's file, or of each of its frames with commas between them."
     )
-    media_type: Annotated[str, Field(max_length=64)] | None = Field(None, description="Of a file that is sent.")
-    num_frames: Annotated[int, Field(ge=1, le=MAX_FRAMES)] | None = Field(None, description="Of a video.")
+    media_type: Annotated[str, Field(max_length=64)] | None = Field(
+        None, description="The media type of the file in `image` or `video`, such as `image/png`."
+    )
+    num_frames: Annotated[int, Field(ge=1, le=MAX_FRAMES)] | None = Field(
+        None, description="The number of frames that the model sees of a video."
+    )
 
 
 class PromptPart(BranchPart):
-    """A part that is neither text nor tokens: what stands in `BranchPart`, or `branches`."""
+    """A part that is neither text nor tokens: one of the fields of `BranchPart`, or `branches`."""
 
     KINDS: ClassVar[Sequence[str]] = (*BranchPart.KINDS, "branches")
 
     branches: Annotated[Checked[Checked[str | TokenIds | BranchPart]], Field(max_length=MAX_BRANCHES)] | None = Field(
-        None, description="Side by side, each a list of parts: none sees another, what follows sees all; once at most."
+        None,
+        description="Branches that stand side by side, each a list of parts. No branch sees another one, and the parts "
+        "behind them see all of them. A prompt has at most one such part.",
     )
 
 
@@ -84,7 +95,7 @@ async def read_parts(front: Front, given: Sequence[str | list[int] | BranchPart]
 def to_parts(
     given: Sequence[str | list[int] | BranchPart], kept: KeptFiles | None = None, namespace: str = ""
 ) -> tuple[Part, ...]:
-    """The parts that a prompt holds; a bare text is one whose special tokens are plain characters.
+    """The parts of a prompt. In a part that is only a text, special tokens are plain characters.
 
     Args:
         given: As the body has them.
@@ -98,7 +109,9 @@ def to_parts(
     reader = _PartReader(kept, namespace)
     parts = tuple(reader.read(item, f"prompt[{index}]") for index, item in enumerate(given))
     if sum(isinstance(part, JoinedPart) for part in parts) > 1:
-        raise RequestError("prompt must have branches once at most, but has them more often; join once", "prompt")
+        raise RequestError(
+            "prompt must have at most one part with branches, but has several; put all branches into one", "prompt"
+        )
     return parts
 
 

@@ -32,6 +32,7 @@ from jsg.server.http.json_body import BodyBytes, new_router
 from jsg.server.native.generate import Salt
 from jsg.server.native.lang_backend import Budget, FrontBackend, FrontModel
 from jsg.server.native.sampling import Object
+from jsg.server.shared.fields import CACHE_SALT, EXTRA_KEY
 from jsg.types import SamplingParams
 
 LIMITS = ProgramLimits()
@@ -42,31 +43,32 @@ router = new_router()
 
 
 class ProgramBody(Body):
-    """What `/v1/programs` takes: a compiled program, and its arguments in this run."""
+    """What `/v1/programs` takes: a compiled program and the arguments of this run."""
 
-    graph: Object = Field(description="What `to_json()` of a compiled program gives.")
+    graph: Object = Field(description="The compiled program, as its `to_json()` gives it.")
     arguments: Object | None = Field(
         None,
-        description='Name → text, number, or a picture or video as `{"image": base64, "media_type": ...}`: all that '
-        "the graph declares.",
+        description="All arguments that the graph declares: name → a text, a number, or a picture or video as "
+        '`{"image": base64, "media_type": ...}`.',
     )
     sampling_params: Object | None = Field(
-        None, description="What gens are given where they say nothing, under the names of `gen`, such as `max_tokens`."
+        None, description="The defaults of all calls of `gen`, under the names that `gen` uses, such as `max_tokens`."
     )
-    stream: bool | None = Field(None, description="Answer with events, as the variables grow.")
-    cache_salt: Salt | None = Field(None, description="Only requests of one salt (and one key) share cached prefixes.")
-    extra_key: Salt | None = Field(None, description="Divides the cache as `cache_salt` does.")
+    stream: bool | None = Field(None, description="Answer with events that show the variables as they grow.")
+    cache_salt: Salt | None = Field(None, description=CACHE_SALT)
+    extra_key: Salt | None = Field(None, description=EXTRA_KEY)
 
 
 @router.post("/v1/programs")
 async def programs(
     body: ProgramBody, body_bytes: BodyBytes, request: Request, call: CurrentCall, front: ReadyFront
 ) -> Response:
-    """Runs a compiled program; gives its variables, its text and what it returned.
+    """Runs a compiled program and gives its variables, its text and its return value.
 
-    What can run at the same time does, and a prefix that several parts share is computed once. What fails is in
-    `errors`, with its node and its line; the other variables are there all the same. As events, `variable` with `delta`
-    or `done` tells of one variable; the last event has the whole answer, as `result`.
+    Parts that do not depend on each other run at the same time, and a prefix that several parts share is computed once.
+    If a part fails, `errors` names its node and its line, and the answer still has the other variables. With `stream`,
+    an event with `variable` and `delta` or `done` is about one variable, and the last event has the whole answer as
+    `result`.
     """
     program = await front.threads.run(lambda: _Program(body), body_bytes)
     namespace = call.caller.namespace(body.cache_salt, body.extra_key)

@@ -11,16 +11,14 @@ from jsg.types import GRAMMAR_FIELDS, SamplingParams
 Object = dict[str, Any]
 
 REFUSED_SAMPLING: Mapping[str, str] = {
-    "grammar": f"say what it is written in: {', '.join(GRAMMAR_FIELDS)}",
-    "custom_params": "they belong to a logit processor of the client, and code of clients is never run",
+    "grammar": f"use the field for its kind: {', '.join(GRAMMAR_FIELDS)}",
+    "custom_params": "it is for logit processors of clients, and the server never runs code of clients; leave it out",
 }
 """Sampling parameter of SGLang that is refused → why. Null, false and empty values are taken as absent."""
 
 ACCEPTED_SAMPLING: Mapping[str, str] = {
-    "spaces_between_special_tokens": "a text is what its tokens say: nothing is put between them, as with every fast "
-    "tokenizer",
-    "stream_interval": "1 only: an event holds all that came since the client read the last one, so a slow reader "
-    "gets fewer",
+    "spaces_between_special_tokens": "a text has only the characters of its tokens, as with every fast tokenizer",
+    "stream_interval": "only 1 is taken; an event has all tokens since the last one, so slow readers get fewer events",
 }
 """Sampling parameter that clients send and that changes nothing here → why this is right."""
 
@@ -61,7 +59,9 @@ def one_each(name: str, value: Any, count: int, default: Any) -> list[Any]:
     """
     values = value if isinstance(value, list) else [value] * count
     if len(values) != count:
-        raise RequestError(f"{name} must have one item for each of the {count} prompts, but has {len(values)}", name)
+        raise RequestError(
+            f"{name} must have one item for each of the {count} prompts, but has {len(values)}; correct it", name
+        )
     return [default if item is None else item for item in values]
 
 

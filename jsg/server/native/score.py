@@ -1,4 +1,4 @@
-"""`/v1/score`: how likely each of a few labels comes next, for many items at once."""
+"""`/v1/score`: the probabilities that each of several labels comes next, for many items at once."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,7 @@ from jsg.server.http.body import Body, Checked, TokenId, TokenIds
 from jsg.server.http.event_stream import until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
+from jsg.server.shared.fields import MODEL
 from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 
 MAX_JOINED = 2**23  # a body of some megabytes can ask for gigabytes of queries and items
@@ -26,26 +27,26 @@ router = new_router()
 
 
 class ScoreBody(Body):
-    """What `/v1/score` takes: a query and items, all text or all token ids."""
+    """What `/v1/score` takes: a query and items, all as text or all as token ids."""
 
     REFUSED: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("text_1", "text_2", "data_1", "data_2", "queries", "documents"),
-        "a model that generates has no score of two texts; give query, items and label_token_ids",
+        "the model generates text and cannot score a pair of texts; send query, items and label_token_ids",
     )
 
-    query: str | TokenIds = Field(description="Comes before each item.")
-    items: str | Checked[str] | Checked[TokenIds] = Field(description="One item or a list of them.")
+    query: str | TokenIds = Field(description="The text or the token ids before each item.")
+    items: str | Checked[str] | Checked[TokenIds] = Field(description="One text, or a list of texts or of token ids.")
     label_token_ids: Annotated[Checked[TokenId], Field(min_length=1, max_length=MAX_TOP_LOGPROBS)] = Field(
-        description="The tokens whose probabilities to come next are the scores."
+        description="The token ids of the labels. Their probabilities to come next are the scores."
     )
-    apply_softmax: bool | None = Field(None, description="Divide the scores of an item by their sum.")
-    item_first: bool | None = Field(None, description="Put each item before the query instead.")
-    model: str | None = None
+    apply_softmax: bool | None = Field(None, description="Divide the scores of each item by their sum.")
+    item_first: bool | None = Field(None, description="Put each item before the query. Default: the query is first.")
+    model: str | None = Field(None, description=MODEL)
 
 
 @router.post("/v1/score")
 async def score(body: ScoreBody, request: Request, call: CurrentCall, front: ReadyFront) -> Response:
-    """For each item the probability of each label as the token after query and item."""
+    """Gives, for each item, the probability of each label to be the next token after query and item."""
     front.check_model(body.model)
     generation = front.generator.begin(call, await _prompts(body, call, front))
     await until_disconnect(request, generation.complete())
@@ -64,9 +65,12 @@ async def score(body: ScoreBody, request: Request, call: CurrentCall, front: Rea
 async def _prompts(body: ScoreBody, call: CurrentCall, front: Front) -> list[Prompt]:
     items: Sequence[str | list[int]] = [body.items] if isinstance(body.items, str) else body.items
     if not 1 <= len(items) <= MAX_ANSWERS:
-        raise RequestError(f"items must be from 1 to {MAX_ANSWERS}, but there are {len(items)}; split them", "items")
+        todo = "send several requests" if items else "send one"
+        raise RequestError(f"items must have 1 to {MAX_ANSWERS} items, but has {len(items)}; {todo}", "items")
     if any(isinstance(item, str) != isinstance(body.query, str) for item in items):
-        raise RequestError("query and items must be all texts or all token ids, but they are mixed", param="items")
+        raise RequestError(
+            "query and items must be all texts or all token ids, but they are mixed; send one kind", param="items"
+        )
 
     size = len(items) * len(body.query) + sum(map(len, items))
     if size > MAX_JOINED:
@@ -100,13 +104,17 @@ def _check_tokens(body: ScoreBody, id_lists: Sequence[Sequence[int]], info: Mode
     highest_label = max(body.label_token_ids)
     if highest_label >= info.vocab_size:
         raise RequestError(
-            f"label_token_ids must be below {info.vocab_size}, but got {highest_label}; see /tokenize",
+            f"label_token_ids must be below {info.vocab_size}, but got {highest_label}; ask /tokenize for token ids",
             "label_token_ids",
         )
     limit = info.max_request_tokens - 1
     for index, ids in enumerate(id_lists):
         if not ids:
-            raise RequestError(f"query and item must have at least one token, but items[{index}] has none", "items")
+            raise RequestError(
+                f"query and item together must have at least one token, but with items[{index}] they have none; send "
+                "some text",
+                "items",
+            )
         if len(ids) > limit:
             raise ContextLengthError(
                 f"query and item together must have at most {limit} tokens, but with items[{index}] they have "

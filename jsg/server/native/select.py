@@ -1,4 +1,4 @@
-"""`/select`: how likely each of a few texts comes next, and which of them to go on with."""
+"""`/select`: scores several texts that may come next, and chooses one of them."""
 
 import dataclasses
 from typing import Annotated, Any, Literal, get_args
@@ -21,8 +21,9 @@ from jsg.server.http.json_body import new_router
 from jsg.server.native.generate import Salt
 from jsg.server.native.lang_backend import FrontModel
 from jsg.server.native.parts import PromptParts, read_parts
+from jsg.server.shared.fields import CACHE_SALT, EXTRA_KEY, PRIORITY
 
-MAX_CHOICES = MAX_ANSWERS // 2  # each may be scored twice
+MAX_CHOICES = MAX_ANSWERS // 2  # a choice may be scored twice
 MAX_TEMPERATURE = 100.0
 
 Method = Literal[
@@ -34,38 +35,45 @@ router = new_router()
 
 
 class SelectBody(Body):
-    """What `/select` takes: a prompt, and the texts that may come next."""
+    """What `/select` takes: a prompt and the texts that may come next."""
 
     prompt: str | PromptParts = Field(
-        description="A text, in which special tokens count as such, or parts as in `/generate`."
+        description="A text, in which written special tokens count as special tokens, or a list of parts as in "
+        "`/generate`."
     )
     choices: Annotated[Checked[str], Field(min_length=1, max_length=MAX_CHOICES)] = Field(
-        description="Each is encoded together with the text before it, special tokens in it as plain characters."
+        description="Texts that may come next. Each is encoded together with the text before it. Special tokens that "
+        "are written in a choice are plain characters."
     )
-    method: Method | None = Field(None, description="How to choose; absent is not to choose, only to score.")
+    method: Method | None = Field(
+        None, description="The method that chooses. Without it the choices are scored and none is chosen."
+    )
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = Field(
-        None, description="0, the default, takes what the method prefers; above it one is drawn by its scores."
+        None,
+        description="With 0, the default, the choice with the best score is taken. With a larger value one is drawn by "
+        "the scores.",
     )
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="Of that draw.")
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="The seed of the draw.")
     unconditional: bool | None = Field(
-        None, description="Score each choice by itself too; done anyway where the method needs it."
+        None, description="Score each choice without the prompt too. A method that needs these scores always gets them."
     )
-    rid: Rid | None = Field(None, description="What the names of its requests begin with.")
-    cache_salt: Salt | None = Field(None, description="Only requests of one salt (and one key) share cached prefixes.")
-    extra_key: Salt | None = Field(None, description="Divides the cache as `cache_salt` does.")
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(None, description="As in `/generate`.")
+    rid: Rid | None = Field(None, description="The beginning of the names of the requests that this call makes.")
+    cache_salt: Salt | None = Field(None, description=CACHE_SALT)
+    extra_key: Salt | None = Field(None, description=EXTRA_KEY)
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(None, description=PRIORITY)
 
 
 @router.post("/select")
 async def select(body: SelectBody, request: Request, call: CurrentCall, front: ReadyFront) -> Response:
-    """Scores texts that may come next, all at once, and chooses one where a method is named.
+    """Scores several texts that may come next, in one batch, and chooses one if the request names a method.
 
-    `probabilities` are exact, over the trie of their tokens: they say how likely each is, given that one of them comes.
+    `probabilities` are exact over the trie of the tokens: the probability of each choice, given that one of the choices
+    comes next.
     """
     if body.method is None:
         for name in ("temperature", "seed"):
             if getattr(body, name) is not None:
-                raise RequestError(f"{name} needs a method, but there is none; name one, or leave it out", name)
+                raise RequestError(f"{name} needs a method, but the request has none; name one, or leave it out", name)
     else:
         check_draw(body.method, body.temperature or 0.0)
     namespace = call.caller.namespace(body.cache_salt, body.extra_key)

@@ -15,6 +15,7 @@ from jsg.server.http.body import Body, Checked, TokenIds
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import BodyBytes, new_router
 from jsg.server.shared.answers import token_text
+from jsg.server.shared.fields import MODEL
 from jsg.server.shared.messages import Message
 from jsg.server.shared.tools import ChatTool
 from jsg.server.tool_use import MAX_TOOLS, Choice, ToolUse
@@ -28,60 +29,72 @@ class TokenizeBody(Body):
     """What `/tokenize` takes: a text, a list of texts, or a conversation."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
-        "chat_template": "a template runs as code, so only the model's own is used; render it and send prompt",
-        **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), "this version does not have it"),
+        "chat_template": "a template is code, and only the model's own is run; send the rendered text as prompt",
+        **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), "the config of the model decides; leave it out"),
     }
 
-    prompt: str | NotEmpty[str] | None = Field(None, description="This or `messages`.")
-    messages: NotEmpty[Message] | None = Field(None, description="This or `prompt`.")
-    model: str | None = None
+    prompt: str | NotEmpty[str] | None = Field(None, description="A text or a list of texts. Send it or `messages`.")
+    messages: NotEmpty[Message] | None = Field(None, description="A conversation. Send it or `prompt`.")
+    model: str | None = Field(None, description=MODEL)
     add_special_tokens: bool | None = Field(
         None,
-        description="With BOS and EOS as the model has them; default true for `prompt`; a template writes its own "
-        "(before it BOS is put where the model sees).",
+        description="Add BOS and EOS as the tokenizer of the model does. The default for `prompt` is true. It must "
+        "not be true with `messages`, because the chat template writes the special tokens. If the model sees "
+        "pictures, BOS is put in front of the rendered template.",
     )
     add_generation_prompt: bool | None = Field(
-        None, description="For `messages`: end with the beginning of the assistant's turn; default true."
+        None,
+        description="For `messages`: the prompt ends with the beginning of an assistant's turn. The default is true.",
     )
-    continue_final_message: bool | None = Field(None, description="For `messages`: end with the last content instead.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="For `messages`: variables of the template.")
+    continue_final_message: bool | None = Field(
+        None, description="For `messages`: the prompt ends with the last content instead."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="For `messages`: variables of the chat template."
+    )
     tools: Annotated[Checked[ChatTool], Field(max_length=MAX_TOOLS)] | None = Field(
-        None, description="For `messages`: what the model is shown that it may call."
+        None, description="For `messages`: the tools that the model may call."
     )
-    return_token_strs: bool | None = Field(None, description="Show the text of each token too.")
+    return_token_strs: bool | None = Field(None, description="The answer also has the text of each token.")
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise RequestError("exactly one of prompt and messages must be given", param="prompt")
+            got = "neither" if self.prompt is None else "both"
+            raise RequestError(f"exactly one of prompt and messages must be given, but got {got}; send one", "prompt")
         if self.messages is not None and self.add_special_tokens:
             raise RequestError(
-                "add_special_tokens is for prompt; the template of messages writes its own", "add_special_tokens"
+                "add_special_tokens must not be true with messages, because the chat template writes the special "
+                "tokens; leave it out",
+                "add_special_tokens",
             )
         if self.add_generation_prompt and self.continue_final_message:
             raise RequestError(
-                "continue_final_message must be left out where add_generation_prompt begins a new message; give one",
+                "continue_final_message must not be true if add_generation_prompt is true, because it begins a new "
+                "message; leave one out",
                 "continue_final_message",
             )
         if self.messages is None:
             for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"):
                 if getattr(self, name) is not None:
-                    raise RequestError(f"{name} is for messages; leave it out of a prompt", name)
+                    raise RequestError(f"{name} needs messages, but the request has a prompt; leave it out", name)
         return self
 
 
 class DetokenizeBody(Body):
-    """What `/detokenize` takes: the tokens of a text, or a list of such."""
+    """What `/detokenize` takes: the tokens of one text, or a list with the tokens of several texts."""
 
-    tokens: TokenIds | Checked[TokenIds]
-    model: str | None = None
-    skip_special_tokens: bool | None = Field(None, description="Leave them out of the text; default true.")
+    tokens: TokenIds | Checked[TokenIds] = Field(description="Token ids, or a list of lists of token ids.")
+    model: str | None = Field(None, description=MODEL)
+    skip_special_tokens: bool | None = Field(
+        None, description="Leave special tokens out of the text. The default is true."
+    )
 
 
 @router.post("/tokenize")
 @router.post("/v1/tokenize")
 async def tokenize(body: TokenizeBody, num_bytes: BodyBytes, caller: CurrentCaller, front: ReadyFront) -> Response:
-    """The tokens of a text, and how many; of a list of texts a list of them; of a conversation those of its prompt."""
+    """Gives the tokens of a text, of each text of a list, or of the prompt of a conversation, and their number."""
     front.check_model(body.model)
     if body.messages is not None:
         id_lists = [await _encode_messages(body, body.messages, num_bytes, caller, front)]
@@ -105,7 +118,7 @@ async def tokenize(body: TokenizeBody, num_bytes: BodyBytes, caller: CurrentCall
 @router.post("/detokenize")
 @router.post("/v1/detokenize")
 async def detokenize(body: DetokenizeBody, num_bytes: BodyBytes, front: ReadyFront) -> Response:
-    """The text of tokens, under `text` as SGLang names it and under `prompt` as vLLM does."""
+    """Gives the text of tokens, as `text`, the name that SGLang uses, and as `prompt`, the name that vLLM uses."""
     front.check_model(body.model)
     tokens: Any = body.tokens
     is_list = bool(tokens) and isinstance(tokens[0], list)
@@ -155,5 +168,5 @@ def _decode(
 ) -> list[str]:
     highest = max((max(ids, default=0) for ids in id_lists), default=0)
     if highest >= vocab_size:
-        raise RequestError(f"tokens must be below {vocab_size}, but got {highest}; take it out", param="tokens")
+        raise RequestError(f"tokens must be below {vocab_size}, but got {highest}; leave it out", param="tokens")
     return [tokenizer.decode(ids, skip_special_tokens=skip_special_tokens) for ids in id_lists]

@@ -11,7 +11,7 @@ from jsg.processing.answer import Prompt
 from jsg.server.caller import ApiCall
 from jsg.server.generation import new_rid
 from jsg.server.http.body import GRAMMAR, Body, Rid, client_names, is_off
-from jsg.server.openai.response_format import OWN_WHITESPACE, Choices, ResponseFormat, StructuredOutputs
+from jsg.server.openai.response_format import CHOICES, OWN_WHITESPACE, Choices, ResponseFormat, StructuredOutputs
 from jsg.server.shared.constraint import (
     Constraint,
     PropertyOrderOption,
@@ -20,7 +20,7 @@ from jsg.server.shared.constraint import (
     grammar_fields,
     only_one,
 )
-from jsg.server.shared.fields import MAX_NAME_CHARS, Only
+from jsg.server.shared.fields import CACHE_SALT, END_USER, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.server.tool_use import ToolUse
 from jsg.types import GRAMMAR_FIELDS, GrammarKind, SamplingParams
@@ -31,27 +31,28 @@ GRAMMARS: Mapping[str, GrammarKind] = {
 }
 """Field that has a grammar and nothing else → the kind of grammar."""
 
-_NO_CODE = "code of clients is never run; use logit_bias, or sample by yourself from the logprobs"
-_ONE_ENGINE = "one engine does both prefill and decode here"
-_TEXT_ONLY = "the prompt is text or token ids only in this version"
+_NO_CODE = "the server never runs code of clients; use logit_bias, or sample from the logprobs in the client"
+_ONE_ENGINE = "each engine does both prefill and decode; leave it out"
+_NO_EMBEDS = "a prompt is text or token ids; send one of these"
+_OWN_CONFIG = "the config of the model says how pictures and videos are read; leave it out"
 
 
 class StreamOptions(Body):
-    """`stream_options`."""
+    """The options of a stream."""
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {
-        "include_obfuscation": "false only: events are never padded with random characters"
+        "include_obfuscation": "only false is taken, because events are never padded with random characters"
     }
 
-    include_usage: bool | None = Field(None, description="End the stream with an event that has the usage.")
+    include_usage: bool | None = Field(None, description="The last event of the stream has the usage.")
     continuous_usage_stats: bool | None = Field(
-        None, description="vLLM's: with `include_usage`, every event has the usage of its answer so far."
+        None, description="From vLLM. With `include_usage`, every event has the usage of its answer so far."
     )
-    include_obfuscation: Annotated[Any, Only((False,), "events are never padded here; leave it out")] = None
+    include_obfuscation: Annotated[Any, Only((False,), "events are never padded; leave it out")] = None
 
 
 class OpenAIBody(with_sampling(Body, "openai")):
-    """The fields of both endpoints; null means the default. Those beyond OpenAI's are SGLang's and vLLM's."""
+    """The fields of both endpoints; null means the default. Fields that OpenAI lacks come from SGLang and vLLM."""
 
     NAMES: ClassVar[Mapping[str, str]] = own_names("openai") | {"return_logprob": "logprobs"}
     """Our name of a field → OpenAI's name."""
@@ -60,72 +61,84 @@ class OpenAIBody(with_sampling(Body, "openai")):
     """The field that holds the prompt."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
-        "guided_decoding_backend": "there is one engine for grammars; leave it out",
+        "guided_decoding_backend": "there is only one grammar backend; leave it out",
         "guided_whitespace_pattern": OWN_WHITESPACE,
         **dict.fromkeys(("logits_processors", "custom_logit_processor", "custom_params", "vllm_xargs"), _NO_CODE),
         **dict.fromkeys(("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"), _ONE_ENGINE),
-        **dict.fromkeys(("prompt_embeds", "input_embeds", "mm_processor_kwargs", "media_io_kwargs"), _TEXT_ONLY),
+        **dict.fromkeys(("prompt_embeds", "input_embeds"), _NO_EMBEDS),
+        **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), _OWN_CONFIG),
         **dict.fromkeys(("length_penalty", "early_stopping"), "there is no beam search; use n and sampling"),
-        **dict.fromkeys(("allowed_token_ids", "bad_words"), "use logit_bias"),
+        **dict.fromkeys(("allowed_token_ids", "bad_words"), "use logit_bias to allow or forbid tokens"),
         "prompt_logprobs": "send echo with logprobs to /v1/completions, or logprob_start_len to /generate",
-        "truncate_prompt_tokens": "a prompt is never shortened here; shorten it before you send it",
-        "lora_path": "adapters are not in this version",
-        "session_params": "a prefix that was computed once is found without a session; send the whole prompt",
+        "truncate_prompt_tokens": "the server never shortens a prompt; shorten it before you send it",
+        "lora_path": "adapters are not served; serve a model into which the adapter is merged",
+        "session_params": "there are no sessions; send the whole prompt, whose shared prefix the cache keeps",
     }
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {
-        "spaces_between_special_tokens": "a text is what its tokens say, as with every fast tokenizer",
-        "use_beam_search": "false only; there is no beam search",
-        "return_hidden_states": "false only; they stay in the engine",
-        "return_token_ids": "false only; /generate gives them",
-        "metadata": "labels for the lists of an OpenAI account; there are no such lists here",
+        "spaces_between_special_tokens": "a text has only the characters of its tokens, as with every fast tokenizer",
+        "use_beam_search": "only false is taken, because there is no beam search",
+        "return_hidden_states": "only false is taken, because hidden states stay in the engine",
+        "return_token_ids": "only false is taken; use /generate for the token ids",
+        "metadata": "it labels the entries of an OpenAI account, and this server has no accounts",
     }
 
-    model: str | None = Field(None, description="The name in `/v1/models`; absent is as good.")
+    model: str | None = Field(None, description=MODEL)
     stream: bool | None = Field(None, description="Answer with events.")
     stream_options: StreamOptions | None = None
-    user: str | None = Field(None, max_length=MAX_NAME_CHARS, description="The end user, for the request log.")
+    user: str | None = Field(None, max_length=MAX_NAME_CHARS, description=END_USER)
     metadata: dict[str, str] | None = Field(None, max_length=16)
-    include_stop_str_in_output: bool | None = Field(None, description="Keep what ended the answer in its text.")
+    include_stop_str_in_output: bool | None = Field(
+        None, description="Keep the stop string or stop token in the text of the answer."
+    )
     return_tokens_as_token_ids: bool | None = Field(
-        None, description="Logprobs name tokens `token_id:17` instead of by their text."
+        None, description="The logprobs name a token by its id, such as `token_id:17`, instead of by its text."
     )
-    cache_salt: str | None = Field(
-        None, max_length=MAX_NAME_CHARS, description="Share cached prefixes only with requests of the same salt."
-    )
-    extra_key: str | None = Field(None, max_length=MAX_NAME_CHARS, description="As `cache_salt`; both must be equal.")
+    cache_salt: str | None = Field(None, max_length=MAX_NAME_CHARS, description=CACHE_SALT)
+    extra_key: str | None = Field(None, max_length=MAX_NAME_CHARS, description=EXTRA_KEY)
     priority: int | None = Field(
         None,
         ge=-(2**31),
         lt=2**31,
-        description="Larger goes first, as in SGLang. vLLM means the opposite: turn the sign for its clients.",
+        description=f"{PRIORITY} SGLang has the same order. vLLM has the opposite order, so change the sign for its "
+        "clients.",
     )
-    rid: Rid | None = Field(None, description="Name of the request and `id` of the answer; `/abort_request` takes it.")
-    request_id: Rid | None = Field(None, description="vLLM's: the same with `cmpl-` or `chatcmpl-` in front.")
+    rid: Rid | None = Field(
+        None, description="The name of the request, for `/abort_request`. It becomes the `id` of the answer."
+    )
+    request_id: Rid | None = Field(
+        None, description="From vLLM. The name of the request is this text with `cmpl-` or `chatcmpl-` in front."
+    )
 
-    response_format: ResponseFormat | None = Field(None, description="The form of the answer; one grammar at most.")
-    regex: str | None = Field(None, description="SGLang's: the whole answer matches it.")
-    json_schema: Schema | str | None = Field(None, description="SGLang's: the schema, or its text.")
-    ebnf: str | None = Field(None, description="SGLang's: a grammar, whose rule `root` is the whole answer.")
-    choices: Choices | None = Field(None, description="Texts, of which the answer is one.")
-    structural_tag: str | dict[str, Any] | None = Field(None, description="SGLang's: JSON, or the value itself.")
-    structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's.")
-    guided_json: Schema | str | None = Field(None, description="vLLM's older name of `json_schema`.")
-    guided_regex: str | None = Field(None, description="vLLM's older name of `regex`.")
-    guided_choice: Choices | None = Field(None, description="vLLM's: texts, of which the answer is one.")
-    guided_grammar: str | None = Field(None, description="vLLM's older name of `ebnf`.")
+    response_format: ResponseFormat | None = Field(
+        None, description="The form of the answer. A request has at most one grammar."
+    )
+    regex: str | None = Field(None, description="From SGLang. A regular expression that the whole answer matches.")
+    json_schema: Schema | str | None = Field(None, description="From SGLang. A JSON Schema, or its text.")
+    ebnf: str | None = Field(
+        None, description="From SGLang. An EBNF grammar, whose rule `root` matches the whole answer."
+    )
+    choices: Choices | None = Field(None, description=CHOICES)
+    structural_tag: str | dict[str, Any] | None = Field(
+        None, description="From SGLang. A structural tag, as a JSON value or as its text."
+    )
+    structured_outputs: StructuredOutputs | None = Field(None, description="From vLLM. One grammar.")
+    guided_json: Schema | str | None = Field(None, description="From vLLM. The older name of `json_schema`.")
+    guided_regex: str | None = Field(None, description="From vLLM. The older name of `regex`.")
+    guided_choice: Choices | None = Field(None, description="From vLLM. The older name of `choices`.")
+    guided_grammar: str | None = Field(None, description="From vLLM. The older name of `ebnf`.")
     whitespace: WhitespaceOption = None
     property_order: PropertyOrderOption = None
 
     spaces_between_special_tokens: bool | None = None
     use_beam_search: Annotated[Any, Only((False,), "there is no beam search; use n and sampling")] = None
-    return_hidden_states: Annotated[Any, Only((False,), "hidden states stay in the engine")] = None
-    return_token_ids: Annotated[Any, Only((False,), "/generate gives the token ids")] = None
+    return_hidden_states: Annotated[Any, Only((False,), "hidden states stay in the engine; leave it out")] = None
+    return_token_ids: Annotated[Any, Only((False,), "use /generate for the token ids")] = None
 
     @model_validator(mode="before")
     @classmethod
     def _leave_out_what_is_off(cls, data: Any) -> Any:
-        """Some clients send every field they know: off, what is refused here asks for nothing."""
+        """Drops refused fields that are off: some clients send every field that they know."""
         if not isinstance(data, dict):
             return data
         return {name: value for name, value in data.items() if name not in cls.REFUSED or not is_off(value)}
@@ -150,7 +163,7 @@ class OpenAIBody(with_sampling(Body, "openai")):
         return self.rid or f"{prefix}-{self.request_id or new_rid()}"
 
     def constraint(self) -> Constraint | None:
-        """The grammar that the answer must match. Raises RequestError where several are given."""
+        """The grammar that the answer must match. Raises RequestError if several are given."""
         return only_one(self._constraints())
 
     def _constraints(self) -> Iterator[Constraint]:
@@ -204,9 +217,15 @@ class OpenAIBody(with_sampling(Body, "openai")):
     def _check_pairs(self) -> Self:
         options = self.stream_options
         if options is not None and not self.stream:
-            raise RequestError("stream_options needs stream to be true; leave it out or stream", "stream_options")
+            raise RequestError(
+                "stream_options needs stream to be true, but it is not; leave it out, or set stream", "stream_options"
+            )
         if options is not None and options.continuous_usage_stats and not options.include_usage:
-            raise RequestError("continuous_usage_stats needs include_usage to be true; set it", "stream_options")
+            raise RequestError(
+                "continuous_usage_stats needs include_usage to be true, but it is not; set it", "stream_options"
+            )
         if self.rid is not None and self.request_id is not None:
-            raise RequestError("rid and request_id both name the request; give only one", "request_id")
+            raise RequestError(
+                "only one of rid and request_id may name the request, but got both; send one", "request_id"
+            )
         return self

@@ -21,21 +21,21 @@ from jsg.server.openai.body import OpenAIBody
 from jsg.server.openai.common import TokenNames, head_of, respond
 from jsg.server.openai.tools import NamedFunction, ToolChoice, shown_call, shown_change
 from jsg.server.shared.answers import constraint_of, finish_of
-from jsg.server.shared.fields import MAX_NAME_CHARS, Only
+from jsg.server.shared.fields import ALL_THE_ROOM, MAX_NAME_CHARS, TOP_LOGPROBS, Only
 from jsg.server.shared.messages import Message
-from jsg.server.shared.tools import ChatTool, FunctionDefinition
+from jsg.server.shared.tools import ONE_CALL, TOOL_CHOICE, TOOLS, ChatTool, FunctionDefinition
 from jsg.server.tool_use import MAX_TOOLS, AnswerReader, Choice, Speech, ToolUse, naming
 from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
 
-_NO_AUDIO = "models write text only in this version"
-_THOUGHTS = "thoughts are not told apart from the answer in this version; they are in its text"
-_OWN_TEMPLATE = "a template is a program, and programs of clients are never run; send text to /v1/completions"
+_NO_AUDIO = "models of this version write text only; leave it out"
+_THOUGHTS = "this version does not separate thoughts from the answer, so they stay in its text"
+_OWN_TEMPLATE = "a template is code, and the server never runs code of clients; send text to /v1/completions"
 
 router = new_router()
 
 
 class ChatBody(OpenAIBody):
-    """A conversation, and how to go on in it."""
+    """A conversation and the parameters of its answer."""
 
     PROMPT: ClassVar[str] = "messages"
 
@@ -43,53 +43,56 @@ class ChatBody(OpenAIBody):
         **OpenAIBody.REFUSED,
         **dict.fromkeys(("audio", "modality"), _NO_AUDIO),
         "chat_template": _OWN_TEMPLATE,
-        "documents": "write them into a message",
-        "echo": "with continue_final_message put the last message in front of the answer",
-        "moderation": "answers are not moderated here",
-        "prediction": "it would change the speed only, and not here; leave it out",
-        "prompt_cache_options": "prefixes are cached to the last token and the least recently used go first",
-        "verbosity": "say it in a system message",
-        "web_search_options": "the server looks nothing up",
+        "documents": "write the documents into a message",
+        "echo": "the answer never repeats a message; put the last message in front of the answer in the client",
+        "moderation": "the server does not moderate answers; leave it out",
+        "prediction": "it only makes other servers faster; leave it out",
+        "prompt_cache_options": "every prefix is cached, and the least recently used is evicted first; leave it out",
+        "verbosity": "ask for it in a system message",
+        "web_search_options": "the server does not search the web; leave it out",
     }
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         **OpenAIBody.ACCEPTED,
-        "modalities": '`["text"]` only; models write text',
-        "service_tier": '"auto" and "default" only; there is one tier',
-        "store": "false only; /v1/responses stores answers",
-        "prompt_cache_key": "every request of a key finds every prefix of it; cache_salt parts them",
-        "prompt_cache_retention": '"in_memory" only; a prefix stays as long as there is room',
-        "add_special_tokens": "false only; the chat template writes them",
-        **dict.fromkeys(("separate_reasoning", "stream_reasoning"), "SGLang's router sends them always; " + _THOUGHTS),
-        "include_reasoning": "true only; " + _THOUGHTS,
+        "modalities": 'only `["text"]` is taken, because models write text',
+        "service_tier": 'only "auto" and "default" are taken, because there is one tier',
+        "store": "only false is taken; /v1/responses stores answers",
+        "prompt_cache_key": "all requests of an API key share its cached prefixes; cache_salt separates them",
+        "prompt_cache_retention": 'only "in_memory" is taken, because a prefix stays in memory while there is room',
+        "add_special_tokens": "only false is taken, because the chat template writes the special tokens",
+        **dict.fromkeys(
+            ("separate_reasoning", "stream_reasoning"), "the router of SGLang always sends it; " + _THOUGHTS
+        ),
+        "include_reasoning": "only true is taken; " + _THOUGHTS,
     }
 
-    messages: Annotated[Checked[Message], Field(min_length=1)]
+    messages: Annotated[Checked[Message], Field(min_length=1)] = Field(description="The conversation.")
     max_completion_tokens: int | None = Field(
-        None, ge=0, lt=2**31, description="Tokens to generate at most; absent is all that there is room for."
+        None, ge=0, lt=2**31, description=f"The largest number of tokens to generate. {ALL_THE_ROOM}"
     )
     max_tokens: int | None = Field(None, ge=0, lt=2**31, description="The old name of `max_completion_tokens`.")
     logprobs: bool | None = Field(None, description="Report the log-probability of each token.")
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description="OpenAI's limit is 20.")
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description=TOP_LOGPROBS)
     safety_identifier: str | None = Field(None, max_length=MAX_NAME_CHARS, description="The new name of `user`.")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
-        None, description="Given to the chat template; refused where that does not read it."
+        None, description="A variable of the chat template. It is refused if the template does not read it."
     )
-    add_generation_prompt: bool | None = Field(None, description="False: do not begin a turn of the assistant.")
-    continue_final_message: bool | None = Field(None, description="Go on in the last message, an assistant's.")
+    add_generation_prompt: bool | None = Field(
+        None, description="If it is false, the prompt does not end with the beginning of an assistant's turn."
+    )
+    continue_final_message: bool | None = Field(
+        None, description="The answer continues the last message, which must be an assistant's."
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(
         None,
-        description="Variables of the chat template, such as `enable_thinking`; one that it does not read is refused.",
+        description="Variables of the chat template, such as `enable_thinking`. A variable that the template does not "
+        "read is refused.",
     )
-    tools: Annotated[Checked[ChatTool], Field(max_length=MAX_TOOLS)] | None = Field(
-        None, description="What the model may call, if it was made for tools."
-    )
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = Field(
-        None, description='"auto", the default: text or calls; "required": at least one call.'
-    )
-    parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
+    tools: Annotated[Checked[ChatTool], Field(max_length=MAX_TOOLS)] | None = Field(None, description=TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = Field(None, description=TOOL_CHOICE)
+    parallel_tool_calls: bool | None = Field(None, description=ONE_CALL)
     functions: Annotated[Checked[FunctionDefinition], Field(max_length=MAX_TOOLS)] | None = Field(
-        None, description="The old form of `tools`; the answer then has `function_call`, one at most."
+        None, description="The old form of `tools`. The answer then has at most one call, as `function_call`."
     )
     function_call: Literal["none", "auto"] | NamedFunction | None = Field(
         None, description="The old form of `tool_choice`."
@@ -100,7 +103,9 @@ class ChatBody(OpenAIBody):
     store: Annotated[Any, Only((False,), "chat completions are not stored; use /v1/responses")] = None
     prompt_cache_key: str | None = Field(None, max_length=MAX_NAME_CHARS)
     prompt_cache_retention: Annotated[Any, Only(("in_memory",), "a prefix stays as long as there is room")] = None
-    add_special_tokens: Annotated[Any, Only((False,), "the chat template writes them")] = None
+    add_special_tokens: Annotated[Any, Only((False,), "the chat template writes the special tokens; leave it out")] = (
+        None
+    )
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
     include_reasoning: Annotated[Any, Only((True,), _THOUGHTS)] = None
@@ -152,24 +157,35 @@ class ChatBody(OpenAIBody):
     @model_validator(mode="after")
     def _check_chat_pairs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
-            raise RequestError("top_logprobs needs logprobs to be true; set it, or leave this out", "top_logprobs")
+            raise RequestError(
+                "top_logprobs needs logprobs to be true, but it is not; set logprobs, or leave top_logprobs out",
+                "top_logprobs",
+            )
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(limits) > 1:
-            raise RequestError("max_tokens is the old name of max_completion_tokens; give only one", "max_tokens")
+            raise RequestError(
+                "max_tokens is the old name of max_completion_tokens, but the values differ; send only one",
+                "max_tokens",
+            )
         if self.add_generation_prompt and self.continue_final_message:
             raise RequestError(
-                "add_generation_prompt begins a new message, so continue_final_message must not be true with it; give "
-                "only one",
+                "add_generation_prompt begins a new message, so continue_final_message must not be true with it, but "
+                "both are; leave one out",
                 "add_generation_prompt",
             )
         if self.functions and (self.tools or self.tool_choice is not None):
-            raise RequestError("functions is the old form of tools; give only one", "functions")
+            raise RequestError(
+                "functions must not come with tools or tool_choice, which replaced it, but does; leave it out",
+                "functions",
+            )
         if self.functions and self.parallel_tool_calls:
             rule = "parallel_tool_calls must not be true with functions, the old form of tools"
             raise RequestError(f"{rule}: an answer has one function_call at most; send tools", "parallel_tool_calls")
         is_named = isinstance(self.function_call, NamedFunction)
         if self.function_call is not None and (self.functions is None or (is_named and not self.functions)):
-            raise RequestError("function_call needs functions to choose from; leave it out", "function_call")
+            raise RequestError(
+                "function_call needs functions, but there are none; send some, or leave it out", "function_call"
+            )
         return self
 
 
@@ -247,7 +263,7 @@ class ChatChoice:
 async def chat_completions(
     body: ChatBody, request: Request, num_bytes: BodyBytes, call: CurrentCall, front: ReadyFront
 ) -> Response:
-    """Answers a conversation; `n` times with `n`, as events with `stream`."""
+    """Answers a conversation `n` times; with `stream` it sends events."""
     front.check_model(body.model)
     call = dataclasses.replace(call, user=body.safety_identifier or body.user)
     with body.own_names():

@@ -30,20 +30,20 @@ router = new_router()
 
 
 class CompletionBody(OpenAIBody):
-    """One prompt or a list of them, as text or as token ids, and how to go on in it."""
+    """One prompt or a list of prompts, as text or as token ids, and the parameters of the answers."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         **OpenAIBody.REFUSED,
-        "suffix": "models that fill a gap are not in this version; put what follows into the prompt",
+        "suffix": "models of this version only continue a prompt; leave it out",
     }
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         **OpenAIBody.ACCEPTED,
-        "best_of": "1 only; all answers are given",
-        "add_special_tokens": "true only; token ids say exactly what the prompt is",
+        "best_of": "only 1 is taken; use n, and choose an answer in the client",
+        "add_special_tokens": "only true is taken; send token ids for a prompt without special tokens",
     }
 
-    prompt: Prompts
+    prompt: Prompts = Field(description="A text, the token ids of a prompt, or a list of either.")
     image_data: MediaData = Field(None, description=IMAGE_DATA)
     video_data: MediaData = Field(None, description=VIDEO_DATA)
     num_frames: NumFrames = Field(None, description=NUM_FRAMES)
@@ -51,17 +51,24 @@ class CompletionBody(OpenAIBody):
         None,
         ge=0,
         lt=2**31,
-        description=f"Tokens to generate at most; absent is {DEFAULT_MAX_TOKENS}, or the room that is left.",
+        description=f"The largest number of tokens to generate. The default is {DEFAULT_MAX_TOKENS}, or less if the "
+        "context has less room.",
     )
-    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description="Alternatives to report of each token.")
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="The number of most likely tokens to report at each position, beside the log-probability of the "
+        "token.",
+    )
     echo: bool | None = Field(
         None,
-        description="Put the prompt in front, with logprobs if those are asked for, which a prompt with pictures does "
-        "not have.",
+        description="Put the prompt in front of the answer. With `logprobs` the prompt is scored too, so it must have "
+        "no pictures or videos.",
     )
 
-    best_of: Annotated[Any, Only((1,), "all answers are given; ask for n and choose")] = None
-    add_special_tokens: Annotated[Any, Only((True,), "send token ids to say exactly what the prompt is")] = None
+    best_of: Annotated[Any, Only((1,), "use n, and choose an answer in the client")] = None
+    add_special_tokens: Annotated[Any, Only((True,), "send token ids for a prompt without special tokens")] = None
 
     @property
     def scores_prompt(self) -> bool:
@@ -145,7 +152,7 @@ class TextChoice:
 
 @router.post("/v1/completions")
 async def completions(body: CompletionBody, request: Request, call: CurrentCall, front: ReadyFront) -> Response:
-    """Continues one prompt or several; each `n` times with `n`, as events with `stream`."""
+    """Continues each prompt `n` times; with `stream` it sends events."""
     front.check_model(body.model)
     call = dataclasses.replace(call, user=body.user)
     rid = body.response_id("cmpl")
@@ -171,7 +178,7 @@ async def _prompts(body: CompletionBody, call: ApiCall, front: Front, rid: str) 
     is_list = is_prompt_list(body.prompt)
     given: Any = body.prompt if is_list else [body.prompt]
     if not given:
-        raise RequestError("prompt must have at least one prompt, but it is an empty list", param="prompt")
+        raise RequestError("prompt must have at least one prompt, but it is an empty list; send one", param="prompt")
     most = front.generator.info.max_request_tokens
 
     def limit(input_ids: tuple[int, ...]) -> int:
@@ -189,8 +196,8 @@ async def _prompts(body: CompletionBody, call: ApiCall, front: Front, rid: str) 
     )
     if body.scores_prompt and any(encoded.media for encoded in all_encoded):
         raise RequestError(
-            "echo must not come with logprobs where the prompt has pictures or videos, whose tokens nothing predicts; "
-            "leave either out",
+            "echo must not come with logprobs if the prompt has pictures or videos, because the model does not predict "
+            "their tokens; leave one out",
             "echo",
         )
     return [

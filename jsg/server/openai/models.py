@@ -13,13 +13,13 @@ router = new_router()
 
 @router.get("/v1/models")
 async def models(front: ReadyFront) -> Response:
-    """The list of the one model."""
+    """Lists the served model, which is the only one."""
     return json_response({"object": "list", "data": [_card(front)]})
 
 
 @router.get("/v1/models/{model:path}")
 async def model(model: str, front: ReadyFront) -> Response:
-    """The model, by its name; a name may have slashes."""
+    """Describes the model of this name, which may have slashes."""
     front.check_model(model)
     return json_response(_card(front))
 

@@ -1,4 +1,4 @@
-"""Endpoints of OpenAI's interface that need another kind of model: refused by name."""
+"""Endpoints of OpenAI's interface that need another kind of model, which the server refuses by name."""
 
 from collections.abc import Mapping
 
@@ -27,7 +27,7 @@ router = new_router()
 
 
 async def refuse(request: Request, front: ReadyFront) -> Response:
-    """Refused: the model generates text."""
+    """Refuses the call, because the model generates text."""
     path = request.url.path
     raise RequestError(
         f"{path} needs {NEEDED[path]}, but {front.model_name!r} generates text; use /v1/chat/completions, "

@@ -1,4 +1,4 @@
-"""The fields in which OpenAI's, SGLang's and vLLM's clients give a grammar → the one grammar of a request."""
+"""The fields in which clients of OpenAI, SGLang and vLLM give a grammar → the one grammar of a request."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -13,43 +13,53 @@ from jsg.types import GrammarKind
 type SchemaName = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
 type Choices = Annotated[list[str], FailFast(), Field(min_length=1)]
 
-OWN_WHITESPACE = "send whitespace: fixed, compact or flexible"
+OWN_WHITESPACE = "use whitespace, which is fixed, compact or flexible"
+CHOICES = "A list of texts. The answer is one of them."
+SCHEMA = "A JSON Schema, which the text of the answer matches."
+FORMAT_TYPE = '"text" allows any answer, "json_object" any JSON object, "json_schema" the JSON of a schema.'
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
-ENFORCED = "the schema is enforced as it is, whatever is said here"
-NOT_SHOWN = "only the schema counts: the model is shown neither; say what it should know in a message"
+ENFORCED = "the schema is always enforced as it is"
+NOT_SHOWN = "the model does not see the name and the description of a schema; tell the model in a message"
 
 
 class JsonSchemaFormat(Body):
-    """`response_format.json_schema`."""
+    """A JSON Schema and its name."""
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {"name": NOT_SHOWN, "description": NOT_SHOWN, "strict": ENFORCED}
 
     name: SchemaName
-    schema_: Schema = Field(alias="schema", description="A JSON Schema, which the answer's text will match.")
+    schema_: Schema = Field(alias="schema", description=SCHEMA)
     description: str | None = None
     strict: bool | None = None
 
 
 class ResponseFormat(Body):
-    """`response_format`."""
+    """The form of the answer."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"] = Field(
-        description='"text" is anything, "json_object" any JSON object.'
+        description=f'{FORMAT_TYPE} "structural_tag" is free text with parts that match grammars.'
     )
-    json_schema: JsonSchemaFormat | None = Field(None, description="With the type of this name.")
-    structures: Checked[dict[str, Any]] | None = Field(None, description="Of a structural tag in its older form.")
-    triggers: Checked[str] | None = Field(None, description="Of a structural tag in its older form.")
-    format: dict[str, Any] | None = Field(None, description="Of a structural tag in its newer form.")
+    json_schema: JsonSchemaFormat | None = Field(None, description="The schema, for the type `json_schema`.")
+    structures: Checked[dict[str, Any]] | None = Field(
+        None, description="The structures of a structural tag in its older form."
+    )
+    triggers: Checked[str] | None = Field(None, description="The triggers of a structural tag in its older form.")
+    format: dict[str, Any] | None = Field(None, description="The format of a structural tag in its newer form.")
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
         parts = {"json_schema": ("json_schema",), "structural_tag": ("structures", "triggers", "format")}
         for name in ("json_schema", "structures", "triggers", "format"):
             if getattr(self, name) is not None and name not in parts.get(self.type, ()):
-                raise RequestError(f"response_format of type {self.type} must not have {name}", "response_format")
+                raise RequestError(
+                    f"response_format of type {self.type} must not have {name}; leave it out", "response_format"
+                )
         if self.type == "json_schema" and self.json_schema is None:
-            raise RequestError("response_format of type json_schema must have json_schema", "response_format")
+            raise RequestError(
+                "response_format of type json_schema must have json_schema, but it is missing; add it",
+                "response_format",
+            )
         return self
 
     def constraints(self) -> Iterator[Constraint]:
@@ -67,23 +77,25 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """vLLM's `structured_outputs`: one grammar."""
+    """One grammar, in the form of vLLM."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         "whitespace_pattern": OWN_WHITESPACE,
-        "disable_additional_properties": "say it in the schema: additionalProperties",
+        "disable_additional_properties": "use additionalProperties in the schema",
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
-        "disable_any_whitespace": "what `whitespace` is unless it is sent",
-        "disable_fallback": "there is one engine for grammars, and nothing to fall back to",
+        "disable_any_whitespace": "`whitespace` says how JSON is written, and its default allows one form only",
+        "disable_fallback": "there is only one grammar backend, so there is no fallback",
     }
 
-    json_: Schema | str | None = Field(None, alias="json", description="A JSON Schema.")
-    regex: str | None = None
-    choice: Choices | None = Field(None, description="Texts, of which the answer is one.")
-    grammar: str | None = Field(None, description="In the dialect of `ebnf`.")
-    json_object: bool | None = Field(None, description="Any JSON object.")
-    structural_tag: str | dict[str, Any] | None = Field(None, description="JSON, or the value itself.")
+    json_: Schema | str | None = Field(None, alias="json", description="A JSON Schema, or its text.")
+    regex: str | None = Field(None, description="A regular expression that the whole answer matches.")
+    choice: Choices | None = Field(None, description=CHOICES)
+    grammar: str | None = Field(None, description="An EBNF grammar, in the dialect of `ebnf`.")
+    json_object: bool | None = Field(None, description="If it is true, the answer is any JSON object.")
+    structural_tag: str | dict[str, Any] | None = Field(
+        None, description="A structural tag, as a JSON value or as its text."
+    )
     disable_any_whitespace: bool | None = None
     disable_fallback: bool | None = None
 

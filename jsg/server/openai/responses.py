@@ -48,7 +48,7 @@ Responses = Annotated[ResponseStore, Depends(_response_store)]
 async def create_response(
     body: ResponsesBody, request: Request, call: CurrentCall, front: ReadyFront, responses: Responses
 ) -> Response:
-    """Answers an input, or goes on with a stored response; as events with `stream`."""
+    """Answers an input, which may continue a stored response; with `stream` it sends events."""
     front.check_model(body.model)
     rid = new_rid()
     turns = _turns(body, rid, call.caller, responses)
@@ -82,7 +82,7 @@ async def create_response(
 async def count_input_tokens(
     body: InputTokensBody, caller: CurrentCaller, front: ReadyFront, responses: Responses
 ) -> Response:
-    """How many tokens the prompt would have."""
+    """Counts the tokens of the prompt."""
     front.check_model(body.model)
     with client_names(body.client_names()):
         turns = _turns(body, new_rid(), caller, responses)
@@ -92,14 +92,14 @@ async def count_input_tokens(
 
 @router.get("/v1/responses/{response_id}")
 async def get_response(response_id: str, request: Request, caller: CurrentCaller, responses: Responses) -> Response:
-    """A stored response."""
+    """Gives a stored response."""
     _refuse_query(request)
     return Response(_stored(response_id, caller, responses).shown, media_type="application/json")
 
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, request: Request, caller: CurrentCaller, responses: Responses) -> Response:
-    """Forgets a stored response; those that continue it stay as they are."""
+    """Deletes a stored response; the responses that continue it stay as they are."""
     _refuse_query(request)
     if not responses.remove(caller.tenant, response_id):
         raise _not_found(response_id)
@@ -108,12 +108,12 @@ async def delete_response(response_id: str, request: Request, caller: CurrentCal
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(response_id: str, request: Request, caller: CurrentCaller, responses: Responses) -> Response:
-    """Refused: only a response in the background could be cancelled this way."""
+    """Refuses the call, because no response is made in the background."""
     _refuse_query(request)
     _stored(response_id, caller, responses)
     raise RequestError(
-        "response_id must be of a response that is made in the background, and there are none here; to end one that "
-        "is under way, close its connection or send its id to /abort_request",
+        "only a response that is made in the background can be cancelled, but the server makes none; to end a "
+        "response, close its connection or send its id to /abort_request",
         param="response_id",
     )
 
@@ -124,11 +124,11 @@ async def list_input_items(
     request: Request,
     caller: CurrentCaller,
     responses: Responses,
-    after: str | None = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_ITEMS)] = DEFAULT_ITEMS,
-    order: Literal["asc", "desc"] = "desc",
+    after: Annotated[str | None, Query(description="The list begins behind the item of this id.")] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_ITEMS, description="The largest number of items.")] = DEFAULT_ITEMS,
+    order: Annotated[Literal["asc", "desc"], Query(description='"asc" lists the oldest item first.')] = "desc",
 ) -> Response:
-    """The items that a stored response answered, those of the responses before it included."""
+    """Lists the input items of a stored response, with the items of the responses that it continues."""
     _refuse_query(request, "after", "limit", "order")
     stored = _stored(response_id, caller, responses)
     turns: Sequence[Turn] = stored.turns[: len(stored.turns) - stored.num_output]
@@ -158,8 +158,8 @@ def _turns(
         previous = responses.get(caller.tenant, body.previous_response_id)
         if previous is None:
             raise PreviousResponseError(
-                f"previous_response_id must be of a stored response, but {body.previous_response_id!r} is not found: "
-                "it was never stored, was deleted, or gave way to others; send the whole conversation as input",
+                f"previous_response_id must name a stored response, but {body.previous_response_id!r} is not found: it "
+                "was never stored, was deleted, or was dropped for want of room; send the whole conversation as input",
                 param="previous_response_id",
             )
         past = previous.turns
@@ -342,7 +342,10 @@ def _stored(response_id: str, caller: Caller, responses: ResponseStore) -> Store
 
 
 def _not_found(response_id: str) -> NotFoundError:
-    return NotFoundError(f"response {response_id[:100]!r} is not found: it was never stored, was deleted, or gave way")
+    return NotFoundError(
+        f"response_id must name a stored response, but {response_id[:100]!r} is not found: it was never stored, was "
+        "deleted, or was dropped for want of room; create it again"
+    )
 
 
 def _refuse_query(request: Request, *known: str) -> None:

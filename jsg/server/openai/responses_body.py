@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from jsg.errors import RequestError
 from jsg.server.http.body import GRAMMAR, Body, Checked
-from jsg.server.openai.response_format import ANY_OBJECT, ENFORCED, NOT_SHOWN, SchemaName
+from jsg.server.openai.response_format import ANY_OBJECT, ENFORCED, FORMAT_TYPE, NOT_SHOWN, SCHEMA, SchemaName
 from jsg.server.openai.response_store import Picture, Role
 from jsg.server.shared.constraint import (
     Constraint,
@@ -18,10 +18,20 @@ from jsg.server.shared.constraint import (
     grammar_fields,
     only_one,
 )
-from jsg.server.shared.fields import MAX_NAME_CHARS, Only
-from jsg.server.shared.messages import ONE_DETAIL
+from jsg.server.shared.fields import (
+    ALL_THE_ROOM,
+    CACHE_SALT,
+    END_USER,
+    EXTRA_KEY,
+    MAX_NAME_CHARS,
+    MODEL,
+    PRIORITY,
+    TOP_LOGPROBS,
+    Only,
+)
+from jsg.server.shared.messages import ARGUMENTS, JOINED, ONE_DETAIL, URL
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
-from jsg.server.shared.tools import STRICT, ToolName
+from jsg.server.shared.tools import DESCRIPTION, ONE_CALL, PARAMETERS, STRICT, TOOL_CHOICE, TOOLS, ToolName
 from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
 from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 
@@ -37,12 +47,13 @@ CLIENT_NAMES: Mapping[str, str] = {
 LOGPROBS = "message.output_text.logprobs"
 MAX_ID_CHARS = 128
 
-_NO_HOSTED_TOOLS = "the server runs no tools of its own, only functions of the client's are called; leave it out"
+_NO_HOSTED_TOOLS = "the server runs no tools, and the model calls functions of the client only; leave it out"
 _NO_FILES = "models read text and pictures; send a picture as image_url, and anything else as text"
-_NO_DRAWING = "models write text only in this version; leave it out"
-_NO_THOUGHTS = "thoughts are not told apart from the answer in this version; leave it out"
-_CACHED_ANYWAY = "every prefix is cached up to its last token for as long as there is room; leave it out"
-_KEPT = "clients send output back as input; a chat template has no place for it"
+_NO_DRAWING = "models of this version write text only; leave it out"
+_NO_THOUGHTS = "this version does not separate thoughts from the answer; leave it out"
+_CACHED_ANYWAY = "every prefix is cached up to its last token while there is room; leave it out"
+_KEPT = "clients send the output of a response back as input, and chat templates do not read it"
+_TYPE_ALLOWED = "For the type `allowed_tools`: "
 
 type MetadataKey = Annotated[str, StringConstraints(max_length=64)]
 type MetadataValue = Annotated[str, StringConstraints(max_length=512)]
@@ -60,20 +71,18 @@ type Include = Literal[
 
 
 class ResponsePart(Body):
-    """A part of a content."""
+    """A part of the content of a message."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("file_id", "file_data", "file_url", "filename", "input_audio"), _NO_FILES),
-        "refusal": "models of this version do not tell refusals apart; send it as output_text",
+        "refusal": "this version does not separate refusals from answers; send it as output_text",
         "prompt_cache_breakpoint": _CACHED_ANYWAY,
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {"annotations": _KEPT, "logprobs": _KEPT, "detail": ONE_DETAIL}
 
     type: Literal["input_text", "output_text", "input_image"]
     text: str | None = None
-    image_url: str | None = Field(
-        None, description="A `data:` URL in base64, or an http URL of a host that the server allows."
-    )
+    image_url: str | None = Field(None, description=URL)
     detail: Literal["auto", "low", "high", "original"] | None = None
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
@@ -87,29 +96,34 @@ class ResponsePart(Body):
 
 
 class InputItem(Body):
-    """A message, a call of a function, what came of one, or a reference to any of these that is stored."""
+    """A message, a call of a function, the result of a call, or a reference to a stored item."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("action", "server_label", "namespace", "caller", "async", "created_by"), _NO_HOSTED_TOOLS),
         **dict.fromkeys(("summary", "encrypted_content"), _NO_THOUGHTS),
-        "phase": "a chat template knows no phases of an answer; leave it out",
+        "phase": "chat templates know no phases of an answer; leave it out",
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {"status": _KEPT}
 
     type: Literal["message", "item_reference", "function_call", "function_call_output"] | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | Checked[ResponsePart] | None = Field(None, description="The parts are put together as they are.")
+    content: str | Checked[ResponsePart] | None = Field(None, description=f"The content of a message. {JOINED}")
     id: str | None = Field(
-        None, max_length=MAX_ID_CHARS, description="Of a stored item. One whose text differs is read as it is sent."
+        None,
+        max_length=MAX_ID_CHARS,
+        description="The id of a stored item. If the text of this item differs from the stored one, this text is read.",
     )
-    call_id: str | None = Field(None, max_length=MAX_ID_CHARS, description="Of a call, and of what came of it.")
+    call_id: str | None = Field(
+        None, max_length=MAX_ID_CHARS, description="The id that a call and the result of the call share."
+    )
     name: str | None = Field(
         None,
         max_length=MAX_ID_CHARS,
-        description="Of the function that is called, or that gave the output (for the template; many do not show it).",
+        description="The name of the function that is called, or whose result this is. Many chat templates do not show "
+        "the name of a result.",
     )
-    arguments: str | None = Field(None, description="Of a call: JSON, an object. Templates get it decoded.")
-    output: str | Checked[ResponsePart] | None = Field(None, description="What came of a call.")
+    arguments: str | None = Field(None, description=f"The arguments of a call. {ARGUMENTS}")
+    output: str | Checked[ResponsePart] | None = Field(None, description=f"The result of a call. {JOINED}")
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
     @property
@@ -156,12 +170,14 @@ class InputItem(Body):
                 raise RequestError(f"an input item that is {_A[kind]} must not have {name}; leave it out", "input")
         if self.role == "assistant" and self.pictures:
             raise RequestError(
-                "a message of the assistant must be text, but it has a picture; send that in a message of the user",
+                "a message of the assistant must be text, but it has a picture; send the picture in a message of the "
+                "user",
                 "input",
             )
         if isinstance(self.output, list) and any(part.image_url is not None for part in self.output):
             raise RequestError(
-                "what came of a call must be text, but it has a picture; send that in a message of the user", "input"
+                "the result of a call must be text, but it has a picture; send the picture in a message of the user",
+                "input",
             )
         return self
 
@@ -183,17 +199,13 @@ _A: Mapping[str, str] = {
 
 
 class TextFormat(Body):
-    """`text.format`."""
+    """The form of the answer's text."""
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {"name": NOT_SHOWN, "description": NOT_SHOWN, "strict": ENFORCED}
 
-    type: Literal["text", "json_object", "json_schema"] = Field(
-        description='"text" is anything, "json_object" any JSON object.'
-    )
+    type: Literal["text", "json_object", "json_schema"] = Field(description=FORMAT_TYPE)
     name: SchemaName | None = None
-    schema_: Schema | None = Field(
-        None, alias="schema", description="A JSON Schema, which the answer's text will match."
-    )
+    schema_: Schema | None = Field(None, alias="schema", description=SCHEMA)
     description: str | None = None
     strict: bool | None = None
 
@@ -203,7 +215,10 @@ class TextFormat(Body):
         if is_schema and (self.schema_ is None or self.name is None):
             raise RequestError("text.format of type json_schema must have name and schema; add them", "text.format")
         if not is_schema and any((self.schema_ is not None, self.name, self.description, self.strict is not None)):
-            raise RequestError(f"text.format of type {self.type} must have nothing but its type", "text.format")
+            raise RequestError(
+                f"text.format of type {self.type} must have only its type, but has more; leave the rest out",
+                "text.format",
+            )
         return self
 
     def constraints(self) -> Iterator[Constraint]:
@@ -214,9 +229,9 @@ class TextFormat(Body):
 
 
 class TextConfig(Body):
-    """`text`."""
+    """The options of the answer's text."""
 
-    REFUSED: ClassVar[Mapping[str, str]] = {"verbosity": "say it in instructions"}
+    REFUSED: ClassVar[Mapping[str, str]] = {"verbosity": "ask for it in instructions"}
 
     format: TextFormat | None = None
 
@@ -228,19 +243,17 @@ class ResponsesTool(Body):
         ("output_schema", "async", "server_label", "vector_store_ids", "container", "environment"), _NO_HOSTED_TOOLS
     )
     ACCEPTED: ClassVar[Mapping[str, str]] = {
-        "allowed_callers": '`["direct"]` only: who else could it be',
-        "defer_loading": "false only: the model is shown every tool",
+        "allowed_callers": 'only `["direct"]` is taken, because only the model calls tools',
+        "defer_loading": "only false is taken, because the model sees every tool",
     }
 
     type: Annotated[Any, Only(("function",), _NO_HOSTED_TOOLS)]
     name: ToolName
-    description: str | None = Field(None, description="Shown to the model.")
-    parameters: dict[str, Any] | None = Field(
-        None, description="A JSON Schema of the arguments, shown to the model; absent is no arguments."
-    )
+    description: str | None = Field(None, description=DESCRIPTION)
+    parameters: dict[str, Any] | None = Field(None, description=PARAMETERS)
     strict: bool | None = Field(None, description=STRICT)
     allowed_callers: Annotated[Any, Only((["direct"],), _NO_HOSTED_TOOLS)] = None
-    defer_loading: Annotated[Any, Only((False,), "the model is shown every tool; leave it out")] = None
+    defer_loading: Annotated[Any, Only((False,), "the model sees every tool; leave it out")] = None
 
     def tool(self, field: str) -> Tool:
         """The tool in the form that every API shares. `field` is where the client wrote it."""
@@ -254,20 +267,23 @@ class ResponsesTool(Body):
 
 
 class ResponsesToolName(Body):
-    """The name of one of the tools."""
+    """The name of a tool."""
 
     type: Annotated[Any, Only(("function",), _NO_HOSTED_TOOLS)]
     name: str
 
 
 class ResponsesToolChoice(Body):
-    """Which tools to call."""
+    """The choice of the tools that the answer may call."""
 
     type: Literal["function", "allowed_tools"]
-    name: str | None = Field(None, description="With the type `function`: the one that is called, once.")
-    mode: Literal["auto", "required"] | None = Field(None, description="With the type `allowed_tools`.")
+    name: str | None = Field(None, description="For the type `function`: the function that the answer calls, once.")
+    mode: Literal["auto", "required"] | None = Field(
+        None,
+        description=f'{_TYPE_ALLOWED}with "auto" the answer is text or calls, with "required" it has a call or more.',
+    )
     tools: Annotated[Checked[ResponsesToolName], Field(min_length=1)] | None = Field(
-        None, description="With the type `allowed_tools`."
+        None, description=f"{_TYPE_ALLOWED}the tools that the answer may call."
     )
 
     @model_validator(mode="after")
@@ -276,7 +292,8 @@ class ResponsesToolChoice(Body):
         needed = {"name"} if self.type == "function" else {"mode", "tools"}
         if given != needed:
             rule = f"tool_choice of type {self.type} must have {' and '.join(sorted(needed))} and nothing else"
-            raise RequestError(rule, "tool_choice")
+            found = " and ".join(sorted(given)) or "none of them"
+            raise RequestError(f"{rule}, but has {found}; correct it", "tool_choice")
         return self
 
     def choice(self) -> Choice:
@@ -287,44 +304,44 @@ class ResponsesToolChoice(Body):
 
 
 class ResponseStreamOptions(Body):
-    """`stream_options`."""
+    """The options of a stream."""
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {
-        "include_obfuscation": "false only: events are never padded with random characters"
+        "include_obfuscation": "only false is taken, because events are never padded with random characters"
     }
 
-    include_obfuscation: Annotated[Any, Only((False,), "events are never padded here; leave it out")] = None
+    include_obfuscation: Annotated[Any, Only((False,), "events are never padded; leave it out")] = None
 
 
 class InputTokensBody(Body):
-    """What makes a prompt."""
+    """The fields that make up a prompt."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         "conversation": "name the response to continue in previous_response_id, or send the conversation as input",
-        "personality": "say it in instructions",
+        "personality": "ask for it in instructions",
         "reasoning": _NO_THOUGHTS,
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
-        "truncation": '"disabled" only: an input that is too long is refused',
+        "truncation": 'only "disabled" is taken, because the server refuses an input that is too long',
     }
 
-    model: str | None = Field(None, description="The name in `/v1/models`; absent is as good.")
-    input: Annotated[str, Field(min_length=1)] | Annotated[Checked[InputItem], Field(min_length=1)]
+    model: str | None = Field(None, description=MODEL)
+    input: Annotated[str, Field(min_length=1)] | Annotated[Checked[InputItem], Field(min_length=1)] = Field(
+        description="A text, which is a message of the user, or a list of items."
+    )
     instructions: str | None = Field(
-        None, description="A system message, for this response only: one that continues it brings its own."
+        None, description="A system message for this response only. A response that continues it has its own."
     )
     previous_response_id: str | None = Field(
-        None, max_length=MAX_ID_CHARS, description="The stored response of the same key that this one continues."
+        None,
+        max_length=MAX_ID_CHARS,
+        description="The id of a stored response of the same API key, which this response continues.",
     )
     text: TextConfig | None = None
-    tools: Annotated[Checked[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = Field(
-        None, description="What the model may call, if it was made for tools."
-    )
-    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = Field(
-        None, description='"auto", the default: text or calls; "required": at least one call.'
-    )
-    parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
-    truncation: Annotated[Any, Only(("disabled",), "nothing is left out of an input unasked; shorten it")] = None
+    tools: Annotated[Checked[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = Field(None, description=TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = Field(None, description=TOOL_CHOICE)
+    parallel_tool_calls: bool | None = Field(None, description=ONE_CALL)
+    truncation: Annotated[Any, Only(("disabled",), "the server never shortens an input; shorten it yourself")] = None
 
     def constraint(self) -> Constraint | None:
         """The grammar that the answer must match."""
@@ -346,48 +363,52 @@ class InputTokensBody(Body):
 
 
 class ResponsesBody(with_sampling(InputTokensBody, "responses")):
-    """An input, and how to answer it."""
+    """An input and the parameters of its answer."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         **InputTokensBody.REFUSED,
-        "access_programs": "they are another service's; leave it out",
-        "context_management": "nothing is left out of a conversation unasked; shorten it before you send it",
+        "access_programs": "it belongs to another service; leave it out",
+        "context_management": "the server never shortens a conversation; shorten it before you send it",
         "image": _NO_DRAWING,
-        "moderation": "answers are not moderated here; leave it out",
-        "prompt": "no prompts are stored here; send its text as instructions and input",
+        "moderation": "the server does not moderate answers; leave it out",
+        "prompt": "the server stores no prompts; send the text of the prompt as instructions and input",
         "prompt_cache_options": _CACHED_ANYWAY,
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         **InputTokensBody.ACCEPTED,
-        "background": "false only; the client waits, or reads a stream",
-        "max_tool_calls": "it counts calls of tools that a server runs, and there are none",
-        "prompt_cache_key": "every request of a key finds every prefix of it; cache_salt parts them",
-        "prompt_cache_retention": '"in_memory" only',
-        "service_tier": '"auto" and "default" only; there is one tier',
+        "background": "only false is taken, because the client waits for a response or reads its stream",
+        "max_tool_calls": "it limits the calls of tools that a server runs, and this server runs none",
+        "prompt_cache_key": "all requests of an API key share its cached prefixes; cache_salt separates them",
+        "prompt_cache_retention": 'only "in_memory" is taken, because a prefix stays in memory while there is room',
+        "service_tier": 'only "auto" and "default" are taken, because there is one tier',
     }
 
     max_output_tokens: int | None = Field(
-        None, ge=1, lt=2**31, description="Tokens to generate at most; absent is all that there is room for."
+        None, ge=1, lt=2**31, description=f"The largest number of tokens to generate. {ALL_THE_ROOM}"
     )
     include: Checked[Include] | None = Field(
-        None, description=f"`{LOGPROBS}`, or what no answer of this version has and so changes nothing."
+        None,
+        description=f"`{LOGPROBS}` adds log-probabilities. The other values change nothing, because no answer of this "
+        "version has these parts.",
     )
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description="OpenAI's limit is 20.")
-    store: bool | None = Field(None, description="Keep the response, which is the default: for a day, if room lasts.")
-    metadata: Metadata | None = Field(None, description="Returned with the response.")
-    stream: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description=TOP_LOGPROBS)
+    store: bool | None = Field(
+        None, description="Store the response. The default is true. It is kept for a day if there is enough room."
+    )
+    metadata: Metadata | None = Field(None, description="Texts that the response repeats.")
+    stream: bool | None = Field(None, description="Answer with events.")
     stream_options: ResponseStreamOptions | None = None
     whitespace: WhitespaceOption = None
     property_order: PropertyOrderOption = None
-    user: str | None = Field(None, max_length=MAX_NAME_CHARS, description="The end user, for the request log.")
+    user: str | None = Field(None, max_length=MAX_NAME_CHARS, description=END_USER)
     safety_identifier: str | None = Field(None, max_length=MAX_NAME_CHARS, description="The new name of `user`.")
-    cache_salt: str | None = Field(
-        None, max_length=MAX_NAME_CHARS, description="Share cached prefixes only with requests of the same salt."
-    )
-    extra_key: str | None = Field(None, max_length=MAX_NAME_CHARS, description="As `cache_salt`; both must be equal.")
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Larger goes first.")
+    cache_salt: str | None = Field(None, max_length=MAX_NAME_CHARS, description=CACHE_SALT)
+    extra_key: str | None = Field(None, max_length=MAX_NAME_CHARS, description=EXTRA_KEY)
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description=PRIORITY)
 
-    background: Annotated[Any, Only((False,), "responses are made while the client waits; leave it out")] = None
+    background: Annotated[
+        Any, Only((False,), "the client must wait for a response or read its stream; leave it out")
+    ] = None
     max_tool_calls: int | None = Field(None, ge=0, lt=2**31)
     prompt_cache_key: str | None = Field(None, max_length=MAX_NAME_CHARS)
     prompt_cache_retention: Annotated[Any, Only(("in_memory",), "a prefix stays as long as there is room")] = None
@@ -407,7 +428,12 @@ class ResponsesBody(with_sampling(InputTokensBody, "responses")):
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
         if self.top_logprobs and not self.wants_logprobs:
-            raise RequestError(f"top_logprobs needs {LOGPROBS} in include; add it, or leave this out", "top_logprobs")
+            raise RequestError(
+                f"top_logprobs needs {LOGPROBS} in include, but it is missing; add it, or leave top_logprobs out",
+                "top_logprobs",
+            )
         if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options needs stream to be true; leave it out or stream", "stream_options")
+            raise RequestError(
+                "stream_options needs stream to be true, but it is not; leave it out, or set stream", "stream_options"
+            )
         return self

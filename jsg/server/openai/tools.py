@@ -13,13 +13,13 @@ from jsg.server.tool_use import Choice
 
 
 class NamedFunction(Body):
-    """The name of one of the functions."""
+    """The name of a function."""
 
-    name: str
+    name: str = Field(description="The name of one of the functions that the request describes.")
 
 
 class ToolReference(Body):
-    """The name of one of the tools."""
+    """The name of a tool."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {"custom": FUNCTIONS_ONLY}
 
@@ -28,26 +28,36 @@ class ToolReference(Body):
 
 
 class AllowedTools(Body):
-    """Some of the tools, and whether to call any."""
+    """The tools that may be called, and whether one must be called."""
 
-    mode: Literal["auto", "required"]
-    tools: Annotated[Checked[ToolReference], Field(min_length=1)]
+    mode: Literal["auto", "required"] = Field(
+        description='With "auto" the answer is text or calls. With "required" it has at least one call.'
+    )
+    tools: Annotated[Checked[ToolReference], Field(min_length=1)] = Field(
+        description="The tools that may be called. The model sees the other tools but cannot call them."
+    )
 
 
 class ToolChoice(Body):
-    """Which tools to call."""
+    """The choice of the tools that the answer may call."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {"custom": FUNCTIONS_ONLY}
 
     type: Literal["function", "allowed_tools"]
-    function: NamedFunction | None = Field(None, description="The one that is called, once.")
-    allowed_tools: AllowedTools | None = None
+    function: NamedFunction | None = Field(
+        None, description="For the type `function`: the function that the answer calls, once."
+    )
+    allowed_tools: AllowedTools | None = Field(
+        None, description="For the type `allowed_tools`: the tools that the answer may call."
+    )
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
         given = {name for name in ("function", "allowed_tools") if getattr(self, name) is not None}
         if given != {self.type}:
-            raise RequestError(f"tool_choice of type {self.type} must have {self.type} and nothing else", "tool_choice")
+            found = " and ".join(sorted(given)) or "neither"
+            rule = f"tool_choice of type {self.type} must have {self.type} and nothing else"
+            raise RequestError(f"{rule}, but has {found}; correct it", "tool_choice")
         return self
 
     def choice(self) -> Choice:

@@ -12,8 +12,13 @@ from jsg.types import GrammarKind, PropertyOrder, Whitespace
 
 type Schema = dict[str, Any] | bool
 # No `type` statements: pydantic would hide the descriptions behind the names.
-WhitespaceOption = Annotated[Whitespace | None, Field(description="In JSON of a schema; see `sampling_params` below.")]
-PropertyOrderOption = Annotated[PropertyOrder | None, Field(description="Of the members of objects of a schema.")]
+WhitespaceOption = Annotated[
+    Whitespace | None, Field(description="The white space in the JSON of a schema; see `sampling_params` below.")
+]
+PropertyOrderOption = Annotated[
+    PropertyOrder | None,
+    Field(description="The order of the members of objects of a schema; see `sampling_params` below."),
+]
 
 
 @final
@@ -24,7 +29,7 @@ class Constraint:
     Attributes:
         field: The client's name of the field.
         kind: The kind of grammar.
-        value: Its text, or the JSON value where it is JSON.
+        value: The grammar's text, or its value if the client wrote it as JSON.
     """
 
     field: str
@@ -33,7 +38,7 @@ class Constraint:
 
 
 def only_one(constraints: Iterable[Constraint]) -> Constraint | None:
-    """The grammar of a request; None where it has none. Raises RequestError where it has several."""
+    """The grammar of a request, or None if it has none. Raises RequestError if it has several."""
     found = list(constraints)
     if len(found) > 1:
         raise RequestError(
@@ -46,11 +51,11 @@ def only_one(constraints: Iterable[Constraint]) -> Constraint | None:
 def grammar_fields(
     constraint: Constraint | None, tools: ToolUse | None, options: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The fields of `SamplingParams` for an answer that matches a grammar, or may call tools.
+    """The fields of `SamplingParams` for an answer that matches a grammar or may call tools.
 
     Args:
         constraint: The grammar of the whole answer.
-        tools: The tools that it may call.
+        tools: The tools that the answer may call.
         options: `whitespace` and `property_order`, for the grammar or the tools.
 
     Raises:
@@ -60,8 +65,8 @@ def grammar_fields(
     if tools is not None:
         if constraint is not None:
             raise RequestError(
-                f"only one grammar may be given, but {constraint.field} is one and tools that may be called make "
-                'another; leave one out, or set tool_choice to "none"',
+                f"only one grammar may be given, but {constraint.field} is one and the tools are another; leave one "
+                'out, or set tool_choice to "none"',
                 param=constraint.field,
             )
         grammar = {"grammar": dataclasses.replace(tools.grammar(), **options)}

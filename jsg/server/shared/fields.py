@@ -1,4 +1,4 @@
-"""A mark for fields that take only some values, and the limit on the length of names."""
+"""A mark for fields that take only some values, the limit on the length of names, and texts that many fields share."""
 
 import dataclasses
 from typing import Any, final
@@ -9,6 +9,14 @@ from pydantic_core import CoreSchema, core_schema
 from jsg.errors import RequestError
 
 MAX_NAME_CHARS = 512  # of a user, a salt, a key
+
+CACHE_SALT = "Requests share cached prefixes only if they have the same salt and come with the same API key."
+EXTRA_KEY = "It divides the cache as `cache_salt` does: requests that share prefixes have equal values of both."
+PRIORITY = "Requests with larger values leave the queue first, within the limit of `--max-bypass-tokens`."
+MODEL = "The name of the model in `/v1/models`. It may be left out."
+END_USER = "The name of the end user, for the request log."
+ALL_THE_ROOM = "Without it the answer may fill the context."
+TOP_LOGPROBS = "The number of most likely tokens to report at each position. OpenAI's limit is 20."
 
 
 @final

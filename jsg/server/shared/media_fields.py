@@ -15,18 +15,19 @@ from jsg.server.http.body import Checked
 from jsg.server.media_sources import MediaSource
 
 IMAGE_DATA = (
-    "Pictures, for a model that sees: a `data:` URL, a file in base64, an http URL of a host that the server allows, "
-    "or a list of those. They stand in order where the prompt has the model's placeholder (such as `<image>`), of "
-    "which there must be as many; in a prompt that has none they stand at its front. With a list of prompts one "
-    "picture is for all, and a list has what each prompt gets: a picture, a list, or null."
+    "Pictures, for a model that sees. Each is a `data:` URL, a file in base64, or an http URL of a host that the "
+    "server allows; several come as a list. They take the places of the model's placeholders (such as `<image>`) in "
+    "order, and there must be as many placeholders as pictures. In a prompt without placeholders they stand at its "
+    "front. With a list of prompts, one picture is for all of them, and a list has one entry for each prompt: a "
+    "picture, a list of pictures, or null."
 )
 VIDEO_DATA = (
-    "Videos, the same way, for a model that takes them; in place of a file its frames, each a picture in base64, with "
-    "commas between them."
+    "Videos, in the forms of `image_data`, for a model that takes videos. In place of a video's file its frames may "
+    "come, each a picture in base64, with commas between them."
 )
 NUM_FRAMES = (
-    "So many frames of each video are shown, evenly over it; absent is as many as is usual of a file, and all where "
-    "frames were sent."
+    "The number of frames that the model sees of each video, evenly spaced. Without it the model sees its usual number "
+    "of frames of a file, or all frames if frames were sent."
 )
 
 type MediaData = str | Checked[str | Checked[str] | None] | None
@@ -55,11 +56,11 @@ async def encode_with_media(
         namespace: As in `MediaReader.within`.
 
     Raises:
-        RequestError: As `MediaSources.read` and `put_media`; or a list is not as long as the list of prompts.
+        RequestError: As `MediaSources.read` and `put_media`, or a list is not as long as the list of prompts.
         ContextLengthError: As `put_media`.
     """
     if body.num_frames is not None and body.video_data is None:
-        raise RequestError("num_frames is of videos, but there is no video_data; leave it out", "num_frames")
+        raise RequestError("num_frames needs video_data, but there is no video_data; leave it out", "num_frames")
     images = _each(body.image_data, "image", len(prompts), is_list=is_list)
     videos = _each(body.video_data, "video", len(prompts), is_list=is_list, num_frames=body.num_frames)
     sources = [[*some, *others] for some, others in zip(images, videos, strict=True)]

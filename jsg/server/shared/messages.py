@@ -13,10 +13,13 @@ from jsg.server.http.body import Body, Checked
 from jsg.server.media_sources import MediaSource, joined_content
 
 MAX_ARGUMENTS_DEPTH = 64
-ONE_DETAIL = "a model looks at every picture in the one way that it was trained on"
+ONE_DETAIL = "a model sees every picture in the one way that it was trained on"
+URL = "A `data:` URL in base64, or an http URL of a host that the server allows."
+JOINED = "A text, or a list of parts, which are joined without anything between them."
+ARGUMENTS = "A JSON object, written as a string. The chat template gets it decoded."
 
-_NO_FILES = "models read text, pictures and videos; write what is in it into a text"
-_CACHED_ANYWAY = "every prefix is cached up to its last token, so a break point marks nothing"
+_NO_FILES = "models read text, pictures and videos only; send the content as text"
+_CACHED_ANYWAY = "every prefix is cached up to its last token"
 _FOREIGN: Mapping[str, tuple[str, ...]] = {
     "system": ("tool_calls", "function_call", "tool_call_id", "refusal", "reasoning_content"),
     "developer": ("tool_calls", "function_call", "tool_call_id", "refusal", "reasoning_content"),
@@ -30,27 +33,29 @@ _PART_TYPES = ("text", "refusal", "image_url", "video_url")
 
 
 class ImageUrl(Body):
-    """`image_url`."""
+    """The source of a picture."""
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {"detail": ONE_DETAIL}
 
-    url: str = Field(description="A `data:` URL in base64, or an http URL of a host that the server allows.")
+    url: str = Field(description=URL)
     detail: Literal["auto", "low", "high", "original"] | None = None
 
 
 class VideoUrl(Body):
-    """`video_url`."""
+    """The source of a video."""
 
-    url: str = Field(description="As of a picture.")
-    num_frames: int | None = Field(None, ge=1, le=MAX_FRAMES, description="So many are shown, evenly over the video.")
+    url: str = Field(description=URL)
+    num_frames: int | None = Field(
+        None, ge=1, le=MAX_FRAMES, description="The number of frames that the model sees, evenly spaced."
+    )
 
 
 class ContentPart(Body):
-    """A part of a content."""
+    """A part of the content of a message."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("input_audio", "file", "audio_url", "image_embeds"), _NO_FILES),
-        "input_image": "it is a part of /v1/responses; send image_url",
+        "input_image": "only /v1/responses takes it; send image_url",
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "cache_control": _CACHED_ANYWAY,
@@ -60,8 +65,8 @@ class ContentPart(Body):
     type: Literal["text", "refusal", "image_url", "video_url"]
     text: str | None = None
     image_url: ImageUrl | None = Field(None, description="A picture, for a model that sees.")
-    video_url: VideoUrl | None = Field(None, description="A video, for a model that takes them.")
-    refusal: str | None = Field(None, description="What the assistant said when it refused.")
+    video_url: VideoUrl | None = Field(None, description="A video, for a model that takes videos.")
+    refusal: str | None = Field(None, description="The text with which the assistant refused.")
     cache_control: dict[str, Any] | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
@@ -85,10 +90,10 @@ class ContentPart(Body):
 
 
 class FunctionCall(Body):
-    """A function and its arguments, as the assistant called it."""
+    """The call of a function by the assistant."""
 
     name: str
-    arguments: str = Field(description="JSON: an object. Templates get it decoded.")
+    arguments: str = Field(description=ARGUMENTS)
 
     def to_template(self) -> dict[str, Any]:
         """The call with its arguments decoded. Raises RequestError."""
@@ -99,7 +104,7 @@ class FunctionCall(Body):
         if arguments is None or not _is_shallow(arguments, MAX_ARGUMENTS_DEPTH):
             raise RequestError(
                 f"arguments of a function call must be a JSON object of at most {MAX_ARGUMENTS_DEPTH} levels, written "
-                f"as a string, but got {self.arguments[:100]!r}",
+                f"as a string, but got {self.arguments[:100]!r}; correct it",
                 param="messages",
             )
         return {"name": self.name, "arguments": arguments}
@@ -108,8 +113,8 @@ class FunctionCall(Body):
 class ToolCall(Body):
     """A call of a tool by the assistant."""
 
-    REFUSED: ClassVar[Mapping[str, str]] = {"custom": "only calls of functions are rendered; write it as a function"}
-    ACCEPTED: ClassVar[Mapping[str, str]] = {"index": "clients that collected the call from a stream leave it in"}
+    REFUSED: ClassVar[Mapping[str, str]] = {"custom": "only functions can be called; write it as a call of a function"}
+    ACCEPTED: ClassVar[Mapping[str, str]] = {"index": "clients copy it from the events of a stream"}
 
     id: str
     type: Literal["function"] = "function"
@@ -118,30 +123,34 @@ class ToolCall(Body):
 
 
 class Message(Body):
-    """One turn."""
+    """A message of a conversation."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         "audio": _NO_FILES,
-        "reasoning": "use reasoning_content, if the model's template reads it",
+        "reasoning": "use reasoning_content, if the chat template of the model reads it",
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "type": "lm-evaluation-harness writes 'text' into every message",
-        "annotations": "clients send answers of other servers back as they were; a template has no place for it",
+        "annotations": "clients send back the answers of other servers unchanged, and chat templates do not read it",
     }
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Checked[ContentPart] | None = Field(
-        None, description="The parts are put together as they are. An assistant's may be null beside `tool_calls`."
+        None, description=f"{JOINED} It may be null in a message of an assistant that has `tool_calls`."
     )
-    name: str | None = Field(None, description="Given to the template; many do not show it.")
-    refusal: str | None = Field(None, description="An assistant's: what it said instead of a content.")
+    name: str | None = Field(
+        None, description="The name of the speaker. The chat template gets it, but many templates do not show it."
+    )
+    refusal: str | None = Field(
+        None, description="For the role `assistant`: the text with which the assistant refused, instead of `content`."
+    )
     tool_calls: Checked[ToolCall] | None = Field(
-        None, description="An assistant's earlier calls, where the model's chat template has a place for them."
+        None, description="For the role `assistant`: the calls of tools, if the chat template shows them."
     )
-    tool_call_id: str | None = Field(None, description="A tool's: the call that it answers.")
+    tool_call_id: str | None = Field(None, description="For the role `tool`: the id of the call that it answers.")
     function_call: FunctionCall | None = Field(None, description="The old form of `tool_calls`.")
     reasoning_content: str | None = Field(
-        None, description="An assistant's earlier thoughts, where the model's chat template has a place for them."
+        None, description="For the role `assistant`: its thoughts, if the chat template shows them."
     )
     type: Literal["text", "message"] | None = None
     annotations: list[dict[str, Any]] | None = None
@@ -150,14 +159,20 @@ class Message(Body):
     def _check_role(self) -> Self:
         for name in _FOREIGN[self.role]:
             if getattr(self, name):
-                raise RequestError(f"{name} does not belong in a message of role {self.role}; leave it out", name)
+                raise RequestError(f"a message of role {self.role} must not have {name}; leave it out", name)
         if self.role == "tool" and self.tool_call_id is None:
-            raise RequestError("a message of role tool must have a tool_call_id, the call that it answers", "messages")
+            raise RequestError(
+                "a message of role tool must have tool_call_id, but it is missing; add the id of the call", "messages"
+            )
         if self.role == "function" and self.name is None:
-            raise RequestError("a message of role function must have a name, the function that answers", "messages")
+            raise RequestError(
+                "a message of role function must have name, but it is missing; add the name of the function", "messages"
+            )
         says_something = self.refusal is not None or bool(self.tool_calls) or self.function_call is not None
         if self.content is None and self.role != "function" and not says_something:
-            raise RequestError(f"content is required in a message of role {self.role}, but it is missing", "messages")
+            raise RequestError(
+                f"a message of role {self.role} must have content, but it is missing; add it", "messages"
+            )
         return self
 
     def to_template(self, template: ChatTemplate) -> dict[str, Any]:

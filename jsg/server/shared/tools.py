@@ -8,8 +8,13 @@ from pydantic import Field, StringConstraints
 from jsg.server.http.body import Body
 from jsg.server.tool_use import Tool
 
-FUNCTIONS_ONLY = "only functions can be called; write it as a function"
-STRICT = "False: the arguments of a call are any JSON object. Otherwise they match `parameters`."
+FUNCTIONS_ONLY = "only functions can be called; describe the tool as a function"
+DESCRIPTION = "A description, which is shown to the model."
+STRICT = "If it is false, the arguments of a call are any JSON object. Otherwise they match `parameters`."
+PARAMETERS = "A JSON Schema of the arguments, which is shown to the model. Without it a call has no arguments."
+TOOLS = "The tools that the answer may call, for a model that was trained to call tools."
+TOOL_CHOICE = 'With "auto", the default, the answer is text or calls. With "required" it has at least one call.'
+ONE_CALL = "If it is false, an answer has at most one call."
 
 type ToolName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.-]+$")]
 
@@ -18,10 +23,8 @@ class FunctionDefinition(Body):
     """A function that the model may call."""
 
     name: ToolName
-    description: str | None = Field(None, description="Shown to the model.")
-    parameters: dict[str, Any] | None = Field(
-        None, description="A JSON Schema of the arguments, shown to the model; absent is no arguments."
-    )
+    description: str | None = Field(None, description=DESCRIPTION)
+    parameters: dict[str, Any] | None = Field(None, description=PARAMETERS)
     strict: bool | None = Field(None, description=STRICT)
 
     def tool(self, field: str) -> Tool:

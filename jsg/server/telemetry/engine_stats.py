@@ -24,16 +24,16 @@ Stats = Mapping[str, int | float]
 UP = Series(
     "jsg:engine_up",
     "gauge",
-    "1 while the engine process, or one of several, works; 0 while it loads or stalls and when it ended.",
+    "1 while at least one engine works; 0 while it loads or stalls, and after it has ended.",
 )
 STATS_AGE = Series(
     "jsg:engine_stats_age_seconds",
     "gauge",
-    f"How old the engine's values are: more than {ANSWER_TIMEOUT_S:g} when it is busy or stopped.",
+    f"The age of the engine's values. More than {ANSWER_TIMEOUT_S:g} means that the engine is busy or stopped.",
 )
-ENGINES = Series("jsg:engines", "gauge", "Engine processes that the server was started with (--dp-size).")
-ENGINES_UP = Series("jsg:engines_up", "gauge", "Those of them that work.")
-CAPACITY = Series("jsg:kv_capacity_tokens", "gauge", "Tokens that the KV pool holds.")
+ENGINES = Series("jsg:engines", "gauge", "The number of engines that the server was started with (--dp-size).")
+ENGINES_UP = Series("jsg:engines_up", "gauge", "The number of engines that work.")
+CAPACITY = Series("jsg:kv_capacity_tokens", "gauge", "The size of the KV pool in tokens.")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,48 +60,63 @@ def _plain(name: str, kind: Kind, text: str, *keys: str) -> EngineSeries:
 
 
 ENGINE_SERIES = (
-    _plain("jsg:requests_running", "gauge", "Requests in the engine's batch.", "num_running"),
-    _plain("jsg:requests_waiting", "gauge", "Requests that wait for their first step.", "num_waiting"),
-    _plain("jsg:holds", "gauge", "Prompts that are held in the cache for requests to come.", "num_holds"),
+    _plain("jsg:requests_running", "gauge", "The requests in the engine's batch.", "num_running"),
+    _plain("jsg:requests_waiting", "gauge", "The requests that wait for their first step.", "num_waiting"),
+    _plain("jsg:holds", "gauge", "The holds, which keep prompts in the cache for requests to come.", "num_holds"),
     _plain(
-        "jsg:holds_broken_total", "counter", "Holds that ended because their memory was needed.", "num_holds_broken"
+        "jsg:holds_broken_total", "counter", "The holds that ended because their memory was needed.", "num_holds_broken"
     ),
-    _plain("jsg:retracts_total", "counter", "Times a running request went back for want of memory.", "num_retracts"),
-    _plain("jsg:grammars", "gauge", "Grammars that the engine has tables of.", "num_grammars"),
+    _plain(
+        "jsg:retracts_total",
+        "counter",
+        "The retracts: running requests that went back to the queue for want of memory.",
+        "num_retracts",
+    ),
+    _plain("jsg:grammars", "gauge", "The grammars whose tables the engine has.", "num_grammars"),
     _plain(
         "jsg:grammar_bytes",
         "gauge",
-        "Memory of the grammars that are known or that requests have, about.",
+        "The approximate memory of all grammars, cached ones and those of requests.",
         "grammar_bytes",
     ),
-    _plain("jsg:grammar_failures_total", "counter", "Requests that failed by their grammar.", "num_grammar_failures"),
-    _plain("jsg:token_masks", "gauge", "Token masks on the device.", "num_masks"),
-    _plain("jsg:token_masks_made_total", "counter", "Token masks that were sent to the device.", "num_masks_made"),
-    _plain("jsg:token_masks_found_total", "counter", "Times a token mask was there already.", "num_masks_found"),
-    _plain("jsg:draft_tokens_total", "counter", "Tokens that jump-forward proposed.", "num_drafts"),
-    _plain("jsg:draft_tokens_taken_total", "counter", "Those that became output.", "num_drafts_taken"),
-    _plain("jsg:encoder_calls_total", "counter", "Times that the vision encoder ran.", "num_encoder_calls"),
+    _plain(
+        "jsg:grammar_failures_total",
+        "counter",
+        "The requests that failed because of their grammar.",
+        "num_grammar_failures",
+    ),
+    _plain("jsg:token_masks", "gauge", "The token masks on the device.", "num_masks"),
+    _plain("jsg:token_masks_made_total", "counter", "The token masks that were sent to the device.", "num_masks_made"),
+    _plain(
+        "jsg:token_masks_found_total",
+        "counter",
+        "The token masks that were on the device already when they were needed.",
+        "num_masks_found",
+    ),
+    _plain("jsg:draft_tokens_total", "counter", "The draft tokens that jump-forward proposed.", "num_drafts"),
+    _plain("jsg:draft_tokens_taken_total", "counter", "The draft tokens that became output.", "num_drafts_taken"),
+    _plain("jsg:encoder_calls_total", "counter", "The calls of the vision encoder.", "num_encoder_calls"),
     _plain(
         "jsg:encoded_tiles_total",
         "counter",
-        "Tiles of images and frames of videos that the vision encoder took, several at a time.",
+        "The tiles of images and frames of videos that the vision encoder encoded.",
         "num_encoded_tiles",
     ),
     _plain(
         "jsg:encoded_images_found_total",
         "counter",
-        "Times that a prompt came to an image or a video whose encoded tiles were there.",
+        "The images and videos of prompts whose encoded tiles were on the device already.",
         "num_found_images",
     ),
     _plain(
         "jsg:encoded_images_evicted_total",
         "counter",
-        "Images and videos whose encoded tiles were dropped for others.",
+        "The images and videos whose encoded tiles were evicted for others.",
         "num_evicted_images",
     ),
-    _plain("jsg:vision_cache_bytes", "gauge", "Memory of the device that encoded images have.", "vision_bytes"),
+    _plain("jsg:vision_cache_bytes", "gauge", "The device memory of encoded images and videos.", "vision_bytes"),
     EngineSeries(
-        Series("jsg:kv_tokens", "gauge", "Tokens of the KV pool, by what holds them.", ("state",)),
+        Series("jsg:kv_tokens", "gauge", "The tokens of the KV pool, by their state.", ("state",)),
         {
             ("free",): ("num_free_tokens",),
             ("evictable",): ("num_evictable_tokens",),
@@ -112,68 +127,76 @@ ENGINE_SERIES = (
     _plain(
         "jsg:kv_used_tokens",
         "gauge",
-        "Tokens of the KV pool that running requests hold; those that only the cache holds can be evicted.",
+        "The tokens of the KV pool that running requests use. Tokens that only the cache keeps can be evicted.",
         "num_protected_tokens",
         "num_uncached_tokens",
     ),
-    _plain("jsg:kv_usage", "gauge", "Part of the KV pool that running requests hold, from 0 to 1.", "kv_usage"),
-    _plain("jsg:prefix_cache_tokens", "gauge", "Tokens in the prefix cache.", "num_cached_tokens"),
+    _plain("jsg:kv_usage", "gauge", "The share of the KV pool that running requests use, from 0 to 1.", "kv_usage"),
+    _plain("jsg:prefix_cache_tokens", "gauge", "The tokens in the prefix cache.", "num_cached_tokens"),
     _plain(
-        "jsg:inserted_tokens_total", "counter", "Tokens that were put into the prefix cache.", "num_inserted_tokens"
+        "jsg:inserted_tokens_total", "counter", "The tokens that were put into the prefix cache.", "num_inserted_tokens"
     ),
     _plain(
-        "jsg:evicted_tokens_total", "counter", "Tokens that were evicted from the prefix cache.", "num_evicted_tokens"
+        "jsg:evicted_tokens_total",
+        "counter",
+        "The tokens that were evicted from the prefix cache.",
+        "num_evicted_tokens",
     ),
-    _plain("jsg:cache_hit_rate", "gauge", "Part of all prompt tokens that came from the cache.", "cache_hit_rate"),
+    _plain(
+        "jsg:cache_hit_rate",
+        "gauge",
+        "The share of all prompt tokens that came from the cache, from 0 to 1.",
+        "cache_hit_rate",
+    ),
     _plain(
         "jsg:engine_prompt_tokens_total",
         "counter",
-        "Prompt tokens of admitted requests; the n answers to a prompt are n requests.",
+        "The prompt tokens of admitted requests. The n answers to a prompt are n requests.",
         "prompt_tokens",
     ),
     _plain(
         "jsg:engine_cached_tokens_total",
         "counter",
-        "Prompt tokens of admitted requests that came from the cache.",
+        "The prompt tokens of admitted requests that came from the cache.",
         "cached_tokens",
     ),
     _plain(
         "jsg:engine_generated_tokens_total",
         "counter",
-        "Tokens that the engine made, those after a stop string or a disconnect too.",
+        "The tokens that the engine generated, with those after a stop string or a disconnect.",
         "generated_tokens",
     ),
-    _plain("jsg:engine_steps_total", "counter", "Steps of the engine.", "num_steps"),
-    _plain("jsg:scheduler_idle_seconds_total", "counter", "Seconds in which the step loop had no work.", "idle_s"),
-    _plain("jsg:scheduler_busy_seconds_total", "counter", "Seconds in which the step loop had work.", "busy_s"),
-    _plain("jsg:programs_lowered_total", "counter", "Programs that were traced.", "num_lowered"),
-    _plain("jsg:programs_compiled_total", "counter", "Programs that were compiled.", "num_compiled"),
-    _plain("jsg:programs_pending", "gauge", "Programs still to be compiled.", "num_programs_pending"),
+    _plain("jsg:engine_steps_total", "counter", "The steps of the engine.", "num_steps"),
+    _plain("jsg:scheduler_idle_seconds_total", "counter", "The seconds in which the step loop had no work.", "idle_s"),
+    _plain("jsg:scheduler_busy_seconds_total", "counter", "The seconds in which the step loop had work.", "busy_s"),
+    _plain("jsg:programs_lowered_total", "counter", "The programs that were traced.", "num_lowered"),
+    _plain("jsg:programs_compiled_total", "counter", "The programs that were compiled.", "num_compiled"),
+    _plain("jsg:programs_pending", "gauge", "The programs that are still to be compiled.", "num_programs_pending"),
 )
 
 _ENGINE = ("engine",)
-DP_UP = Series("jsg:dp_up", "gauge", "1 while this engine works, of several.", _ENGINE)
+DP_UP = Series("jsg:dp_up", "gauge", "1 while this engine works, and 0 otherwise.", _ENGINE)
 DP_ROUTED = Series(
     "jsg:dp_routed_total",
     "counter",
-    "Requests that this engine, of several, has begun, and why they went there: it holds most of the prompt (prefix), "
-    "none holds any of it (load), or one that holds more is overloaded (overload).",
+    "The requests that this engine has begun, by the reason for its choice: it has most of the prompt in its cache "
+    "(prefix), no engine has any of it (load), or an engine that has more of it is overloaded (overload).",
     (*_ENGINE, "reason"),
 )
 
 
 def _of_each(name: str, kind: Kind, text: str, key: str) -> tuple[Series, str]:
-    return Series(f"jsg:dp_{name}", kind, f"{text} of this engine, of several.", _ENGINE), key
+    return Series(f"jsg:dp_{name}", kind, f"{text}, for this engine.", _ENGINE), key
 
 
 DP_SERIES = (
-    _of_each("requests_running", "gauge", "Requests in the batch", "num_running"),
-    _of_each("requests_waiting", "gauge", "Requests that wait for the first step", "num_waiting"),
-    _of_each("kv_usage", "gauge", "Part of the KV pool that running requests hold", "kv_usage"),
-    _of_each("cache_hit_rate", "gauge", "Part of all prompt tokens that came from the cache", "cache_hit_rate"),
-    _of_each("prompt_tokens_total", "counter", "Prompt tokens of admitted requests", "prompt_tokens"),
-    _of_each("cached_tokens_total", "counter", "Prompt tokens from the cache", "cached_tokens"),
-    _of_each("generated_tokens_total", "counter", "Tokens made", "generated_tokens"),
+    _of_each("requests_running", "gauge", "The requests in the batch", "num_running"),
+    _of_each("requests_waiting", "gauge", "The requests that wait for their first step", "num_waiting"),
+    _of_each("kv_usage", "gauge", "The share of the KV pool that running requests use", "kv_usage"),
+    _of_each("cache_hit_rate", "gauge", "The share of all prompt tokens that came from the cache", "cache_hit_rate"),
+    _of_each("prompt_tokens_total", "counter", "The prompt tokens of admitted requests", "prompt_tokens"),
+    _of_each("cached_tokens_total", "counter", "The prompt tokens that came from the cache", "cached_tokens"),
+    _of_each("generated_tokens_total", "counter", "The tokens that were generated", "generated_tokens"),
 )
 """What is scraped of each of several engines, and where in its `stats()` it is."""
 

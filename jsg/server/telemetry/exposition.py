@@ -1,4 +1,4 @@
-"""Metric families → the body of a scrape, in the format that the scraper asks for."""
+"""Metric families → the body of a scrape in the format that the scraper asks for."""
 
 from collections.abc import Iterable
 from typing import final
@@ -13,10 +13,10 @@ OPENMETRICS = "application/openmetrics-text"
 
 
 def encoded(families: Iterable[Metric], accept: str) -> tuple[bytes, str]:
-    """The body and its media type: OpenMetrics where `accept` prefers it, the text format for everybody else.
+    """The body and its media type: OpenMetrics if `accept` prefers it, and the text format otherwise.
 
-    Names are never escaped: `prometheus_client`, left to choose, writes `jsg_` for `jsg:` in the samples (and not in
-    the comments) for a scraper that says nothing of escaping.
+    Names are never escaped. By default `prometheus_client` writes `jsg_` in place of `jsg:` in the samples, but not in
+    the comments, if the scraper names no escaping.
     """
     scrape = _Scrape(families)
     weights = _weights(accept)
@@ -27,7 +27,7 @@ def encoded(families: Iterable[Metric], accept: str) -> tuple[bytes, str]:
 
 
 def _weights(accept: str) -> dict[str, float]:
-    """How much each media type of an `Accept` header is wanted."""
+    """The weight of each media type in an `Accept` header."""
     weights: dict[str, float] = {}
     for item in accept.split(","):
         media_type, *parameters = (part.strip() for part in item.lower().split(";"))
@@ -41,7 +41,7 @@ def _weights(accept: str) -> dict[str, float]:
 
 @final
 class _Scrape(Collector):
-    """What `prometheus_client` wants to be given."""
+    """Families in the form that `prometheus_client` takes."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families

@@ -34,12 +34,16 @@ LENGTH_BOUNDS = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
 )  # fmt: skip
 
-ANSWERS_OPEN = Series("jsg:answers_open", "gauge", "Answers that have begun in the front and not ended.")
+ANSWERS_OPEN = Series("jsg:answers_open", "gauge", "The number of answers that have begun and not ended.")
 THROUGHPUT = Series(
-    "jsg:generation_throughput", "gauge", f"Generated tokens per second, over the last {RATE_WINDOW_S:g} s."
+    "jsg:generation_throughput", "gauge", f"The generated tokens per second over the last {RATE_WINDOW_S:g} s."
 )
-BUILD_INFO = Series("jsg:build_info", "gauge", "Always 1; its labels say what runs.", ("version", "model_name"))
-FRONT_MEMORY = Series("jsg:front_resident_memory_bytes", "gauge", "Resident memory of the front process (Linux only).")
+BUILD_INFO = Series(
+    "jsg:build_info", "gauge", "Always 1; the labels name the version and the model.", ("version", "model_name")
+)
+FRONT_MEMORY = Series(
+    "jsg:front_resident_memory_bytes", "gauge", "The resident memory of the front process (Linux only)."
+)
 
 
 @final
@@ -48,15 +52,17 @@ class TokenCounters:
 
     def __init__(self) -> None:
         self.prompt = Counter(
-            "jsg:prompt_tokens_total", "Tokens of prompts, each prompt once, when the engine begins to answer it."
+            "jsg:prompt_tokens_total",
+            "The tokens of prompts. Each prompt counts once, when the engine begins to answer it.",
         )
         self.cached = Counter(
-            "jsg:cached_tokens_total", "Prompt tokens that were found in the prefix cache, each prompt once."
+            "jsg:cached_tokens_total",
+            "The prompt tokens that were found in the prefix cache. Each prompt counts once.",
         )
-        self.generated = Counter("jsg:generation_tokens_total", "Tokens that were added to answers.")
+        self.generated = Counter("jsg:generation_tokens_total", "The tokens that were added to answers.")
         self.discarded = Counter(
             "jsg:generation_tokens_discarded_total",
-            "Tokens that were added to answers of requests which did not succeed, by what ended them.",
+            "The tokens of answers to requests that did not succeed, by the reason for the end.",
             ("reason",),
         )
 
@@ -67,31 +73,39 @@ class RequestHistograms:
 
     def __init__(self) -> None:
         self.first_token = Histogram(
-            "jsg:time_to_first_token_seconds", "From the request to the first token of an answer.", LATENCY_BOUNDS
+            "jsg:time_to_first_token_seconds",
+            "The time from the request to the first token of an answer.",
+            LATENCY_BOUNDS,
         )
         self.token_gap = Histogram(
             "jsg:inter_token_latency_seconds",
-            "Between tokens of an answer, once for each token; tokens that come together share the gap.",
+            "The time between two tokens of an answer, once for each token. Tokens that come together share the time.",
             TOKEN_GAP_BOUNDS,
         )
         self.end = Histogram(
-            "jsg:e2e_request_latency_seconds", "From the request to the end of a finished answer.", LATENCY_BOUNDS
+            "jsg:e2e_request_latency_seconds",
+            "The time from the request to the end of a finished answer.",
+            LATENCY_BOUNDS,
         )
         self.queue = Histogram(
-            "jsg:queue_time_seconds", "From an answer's arrival at the engine to its first step.", LATENCY_BOUNDS
+            "jsg:queue_time_seconds",
+            "The time from the arrival of an answer's request at the engine to its first step.",
+            LATENCY_BOUNDS,
         )
         self.prefill = Histogram(
-            "jsg:prefill_time_seconds", "From the first step of an answer to its first token.", LATENCY_BOUNDS
+            "jsg:prefill_time_seconds", "The time from the first step of an answer to its first token.", LATENCY_BOUNDS
         )
         self.decode = Histogram(
-            "jsg:decode_time_seconds", "From the first token of a finished answer to its end.", LATENCY_BOUNDS
+            "jsg:decode_time_seconds", "The time from the first token of a finished answer to its end.", LATENCY_BOUNDS
         )
-        self.prompt_len = Histogram("jsg:request_prompt_tokens", "Prompt tokens of a finished answer.", LENGTH_BOUNDS)
+        self.prompt_len = Histogram(
+            "jsg:request_prompt_tokens", "The prompt tokens of a finished answer.", LENGTH_BOUNDS
+        )
         self.output_len = Histogram(
-            "jsg:request_generation_tokens", "Generated tokens of a finished answer.", LENGTH_BOUNDS
+            "jsg:request_generation_tokens", "The generated tokens of a finished answer.", LENGTH_BOUNDS
         )
         self.max_len = Histogram(
-            "jsg:request_max_tokens", "Tokens that a finished answer was allowed to have.", LENGTH_BOUNDS
+            "jsg:request_max_tokens", "The largest number of tokens that a finished answer might have.", LENGTH_BOUNDS
         )
 
     def finish(self, answer: Answer) -> None:
@@ -131,19 +145,19 @@ class Metrics:
         self.histograms = RequestHistograms()
         self.finished = Counter(
             "jsg:requests_finished_total",
-            "Answers that came to their end, by the path of the request and by what ended them.",
+            "The answers that finished, by the path of the request and the reason for the end.",
             ("route", "reason"),
         )
         self.aborted = Counter(
-            "jsg:requests_aborted_total", "Answers that did not come to their end, by what ended them.", ("reason",)
+            "jsg:requests_aborted_total", "The answers that did not finish, by the reason for the end.", ("reason",)
         )
         self.http = Counter(
             "jsg:http_requests_total",
-            "Responses, by path, method and status; 499 where the client left before there was one.",
+            "The responses, by path, method and status. 499 means that the client left before the response.",
             ("route", "method", "status"),
         )
         self.loop_lag = Histogram(
-            "jsg:event_loop_lag_seconds", "How late the event loop of the front is for a timer.", LAG_BOUNDS
+            "jsg:event_loop_lag_seconds", "The delay with which the front's event loop serves a timer.", LAG_BOUNDS
         )
         self._open: dict[Answer, _Progress] = {}
         self._now = now

@@ -30,21 +30,21 @@ class LogLine:
     """One request.
 
     Attributes:
-        time: When it ended, RFC 3339 in UTC.
-        request_id: Names it in headers and traces.
-        method, route: What was asked for.
-        status: Of the response; 499 where the client left before there was one.
-        outcome: "ok", "refused", or why answers were aborted.
-        stream: The response was a stream of events.
+        time: The end of the request, as RFC 3339 in UTC.
+        request_id: The name of the request in headers and traces.
+        method, route: The method and the path of the request.
+        status: The status of the response; 499 if the client left before the response.
+        outcome: "ok", "refused", or the reason why answers were aborted.
+        stream: Whether the response was a stream of events.
         user: The end user whom the client named.
-        tenant: The key it came with, as a digest that says nothing of it; empty on a server without keys.
-        num_answers: Answers that were begun.
-        finish_reasons: Of each answer; null where it was cut short.
-        prompt_tokens, completion_tokens, cached_tokens: As in `usage`: a prompt counts once.
-        queue_s: The longest wait of an answer for its first step.
-        ttft_s: Seconds to the first token of any answer.
-        e2e_s: Seconds from the request to the end of the response.
-        trace_id: Of its trace, where it has one.
+        tenant: A digest of the API key, which does not reveal the key; empty on a server without keys.
+        num_answers: The number of answers that were begun.
+        finish_reasons: The finish reason of each answer; null if the answer did not finish.
+        prompt_tokens, completion_tokens, cached_tokens: The counts of `usage`, in which a prompt counts once.
+        queue_s: The longest time, in seconds, that an answer waited for its first step.
+        ttft_s: The seconds to the first token of any answer.
+        e2e_s: The seconds from the request to the end of the response.
+        trace_id: The id of the trace of the request, if it has one.
     """
 
     time: str

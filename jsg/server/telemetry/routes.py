@@ -12,7 +12,7 @@ router = new_router()
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    """Counters, gauges and histograms for Prometheus, as its text format or as OpenMetrics.
+    """Gives counters, gauges and histograms for Prometheus, in its text format or as OpenMetrics.
 
     Answers within about a second whatever the engine does; `jsg:engine_stats_age_seconds` says how old its values are.
     """

@@ -1,6 +1,6 @@
-"""The W3C trace context of a request: `traceparent` read by the rules of the recommendation, level 1.
+"""The W3C trace context of a request: reads `traceparent` by the rules of the recommendation, level 1.
 
-A header that breaks a rule is as good as none: the recommendation says to go on without it.
+A header that breaks a rule is ignored, because the recommendation says so.
 """
 
 import dataclasses
@@ -9,18 +9,18 @@ from collections.abc import Iterable
 from typing import Self
 
 _FORMAT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
-MAX_TRACESTATE_CHARS = 512  # what everybody must be able to carry
+MAX_TRACESTATE_CHARS = 512  # the length that everybody must be able to pass on
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TraceContext:
-    """The span that a request comes from.
+    """The span of the caller.
 
     Attributes:
         trace_id: 32 hexadecimal digits, not all 0.
-        parent_id: The caller's span: 16 hexadecimal digits, not all 0.
-        is_sampled: Whether the caller may have recorded it.
-        state: `tracestate` as it came; empty where it is too long to be carried.
+        parent_id: The id of the span: 16 hexadecimal digits, not all 0.
+        is_sampled: Whether the caller may have recorded the span.
+        state: `tracestate` as it came; empty if it is too long to be passed on.
     """
 
     trace_id: str
@@ -30,7 +30,7 @@ class TraceContext:
 
     @classmethod
     def parse(cls, headers: Iterable[tuple[bytes, bytes]]) -> Self | None:
-        """From the headers of a request; None where there is no valid `traceparent`, or more than one."""
+        """Reads the headers of a request; gives None if there is no valid `traceparent`, or more than one."""
         parents: list[bytes] = []
         states: list[bytes] = []
         for name, value in headers:
