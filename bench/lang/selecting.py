@@ -47,13 +47,14 @@ def three_calls(engine: jsg.Engine, context: str, question: str) -> str:
 
 def count_calls(engine: jsg.Engine) -> list[int]:
     """How many prompts each call of a program brings to the engine, from now on."""
-    submit, sizes = engine.answer_async, []
+    model = engine.as_backend()._model
+    submit, sizes = model._answer, []
 
-    def answer_async(prompts):
+    def answer(prompts):
         sizes.append(len(prompts))
         return submit(prompts)
 
-    engine.answer_async = answer_async
+    model._answer = answer
     return sizes
 
 
