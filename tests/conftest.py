@@ -1,4 +1,4 @@
-"""What every test shares: a CPU, no network, one compile cache, hypothesis without chance, `--shared-data`, figures.
+"""What tests share: the CPU, no network, one compile cache, hypothesis without randomness, `--shared-data`, figures.
 
 The environment is set before anything imports JAX, so that this process and its children agree.
 """

@@ -1,4 +1,4 @@
-"""The bare step does the work that its name says: the packed arrays are those the engine would send."""
+"""The bare step does the same work as the engine: the packed arrays are those that the engine would send."""
 
 import dataclasses
 import pathlib

@@ -1,4 +1,4 @@
-"""`bench.hosts`, with little to measure."""
+"""`bench.hosts` runs, with few steps."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the oracles share: schemas of the public suites, random texts, and `jsonschema` told to be exact."""
+"""What the oracles share: schemas of the public suites, random texts, and `jsonschema` with exact numbers."""
 
 import decimal
 import functools

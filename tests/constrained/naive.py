@@ -1,4 +1,4 @@
-"""Grammars read the slow and obvious way, straight from their expressions: what the automaton is tested against."""
+"""A slow and obvious reader of grammars, straight from their expressions. The automaton is tested against it."""
 
 import itertools
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """A slow and plain machine: the interface of `jsg.constrained.run.machine.Machine`, straight from the expressions.
 
-A way to read a text is a stack of what is left to match. Reading a byte takes the stacks apart until each begins with a
-byte. Grammars must not be left-recursive, and every rule must match something.
+A way to read a text is a stack of the expressions that are left to match. To read a byte, the machine expands the
+stacks until each begins with a byte. Grammars must not be left-recursive, and every rule must match something.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Grammars that are written to cost much, and what becomes of each: an answer, or a refusal that names its reason.
+"""Grammars that are written to be expensive, and the result of each: an answer, or a refusal with its reason.
 
 `python -m tests.constrained.pathologies` works through all of them in one process and says how much memory that took.
 """

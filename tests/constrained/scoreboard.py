@@ -1,4 +1,4 @@
-"""How the schemas of two public suites fare: what compiles, and what the compiled grammars accept.
+"""The results for the schemas of two public suites: which of them compile, and what their grammars accept.
 
 `python -m tests.constrained.scoreboard DATA` prints the tables; with `--write` it renews `scoreboard.json` beside this
 file, which `test_scoreboard.py` compares with. A schema passes when it compiles, accepts every valid instance and

@@ -1,4 +1,4 @@
-"""Answers of engines whose model several devices share, given by processes of their own: see `parallel_answers.py`."""
+"""Answers of engines whose model several devices share. They run in separate processes; see `parallel_answers.py`."""
 
 import dataclasses
 import pathlib

@@ -1,4 +1,4 @@
-"""The check of a step against the device: what a step must cost, what is timed, and that nothing is harmed by it."""
+"""The check of a step against the device: a step's least cost, what is timed, and that the check changes nothing."""
 
 import dataclasses
 import functools

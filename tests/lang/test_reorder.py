@@ -1,4 +1,4 @@
-"""What a graph saves: streams run side by side, prefixes are given back early, unordered parts stand in good order."""
+"""What a graph saves: streams run side by side, prefixes are released early, and unordered parts are sorted."""
 
 import pytest
 

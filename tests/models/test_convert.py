@@ -1,4 +1,4 @@
-"""What `jsg convert` writes: the same model, cut for devices, readable by orbax; or nothing."""
+"""What `jsg convert` writes: the same model, divided for devices and readable by orbax, or nothing at all."""
 
 import collections
 import concurrent.futures

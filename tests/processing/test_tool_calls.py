@@ -1,4 +1,4 @@
-"""Calls of tools in a text: found whole and piece by piece alike, and nothing else taken for one."""
+"""Calls of tools in a text: the same calls are found in a whole text and piece by piece, and nothing else."""
 
 import dataclasses
 import itertools

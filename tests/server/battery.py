@@ -1,4 +1,4 @@
-"""What sends bad input of every kind to a server, and shows that nobody else notices.
+"""Sends bad input of every kind to a server, and checks that no other request notices.
 
 While the tests of a file run a stream goes on beside them; at the end it must have every token, in the same processes,
 with memory flat.

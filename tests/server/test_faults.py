@@ -1,4 +1,4 @@
-"""Clients that leave, rows that fail, and an engine that is busy or gone: whom it concerns, and whom it does not.
+"""Clients that disconnect, rows that fail, and an engine that is busy or gone: which requests fail, and which do not.
 
 Against the scripted engine at all times, and as `slow` against the real one with a small random model.
 """

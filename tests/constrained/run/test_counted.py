@@ -1,6 +1,6 @@
 """Counted repeats are exact, however a text may be cut into their items.
 
-`re` decides where it does not try out every way to cut a text; else the expression itself, read the obvious way.
+The reference is `re`, unless it would try out every way to cut a text; then it is the obvious reader (`naive.py`).
 """
 
 import itertools

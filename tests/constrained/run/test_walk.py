@@ -1,4 +1,4 @@
-"""Masks: a walk over a trie of tokens finds what reading each token alone finds, and says what it depended on."""
+"""Masks: a walk over a trie of tokens finds the same tokens as reading each alone, and says which frames it read."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Whole schemas as grammars: whose texts are taken, in which spellings, and what is forced."""
+"""Whole schemas as grammars: which texts are accepted, in which spellings, and which bytes are forced."""
 
 import json
 

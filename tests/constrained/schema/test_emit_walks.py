@@ -1,4 +1,4 @@
-"""Random texts of grammars against validators: too loose a grammar is found out here, as is a dead end."""
+"""Random texts of grammars against validators, which finds grammars that are too loose, and dead ends."""
 
 import json
 import pathlib

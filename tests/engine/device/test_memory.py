@@ -1,4 +1,4 @@
-"""The memory plan: what fits, what is refused, what it says."""
+"""The memory plan: what fits, what is refused, and its messages."""
 
 import dataclasses
 import pathlib

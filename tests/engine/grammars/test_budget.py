@@ -1,4 +1,4 @@
-"""Masks of one step cost no more than a step may: who comes too late for it sits it out, and loses nothing but time."""
+"""The masks of one step stay within its budget. A request whose mask is late skips the step, and loses only time."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What the modes of jump-forward share with `off`: the answer, how it ends, what was given out, the order of a step."""
+"""What all modes of jump-forward share with `off`: the answer, its end, the outputs, and the order of a step."""
 
 import dataclasses
 import pathlib

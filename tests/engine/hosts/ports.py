@@ -1,4 +1,4 @@
-"""Ports of an address that hosts meet at: the one that is named, and the next, where JAX's coordinator listens."""
+"""Ports for the address at which hosts meet: the named port, and the next one, on which JAX's coordinator listens."""
 
 import contextlib
 import random
