@@ -89,7 +89,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def num_mappings() -> int:
-    """Of this process; 0 where the system does not tell."""
+    """The number of memory mappings of this process; 0 if the system does not give it."""
     return len(MAPPINGS.read_bytes().splitlines()) if MAPPINGS.exists() else 0
 
 

@@ -23,7 +23,7 @@ Ways = frozenset[tuple[frozenset[int], Stack]]
 
 
 class _Item(NamedTuple):
-    """What is left of an expression.
+    """The part of an expression that is left to match.
 
     `expr` is the number of the expression in the machine's table. The rest depends on its kind: bytes that were read of
     a literal; items of a repeat or a bag that were read, and bits of those that may stand only once; the state of an

@@ -41,12 +41,12 @@ class Pathology(NamedTuple):
     order: PropertyOrder = "declared"
 
     def spec(self) -> GrammarSpec:
-        """What it compiles from. Raises GrammarError where that is refused as it is read."""
+        """The specification to compile. Raises GrammarError if reading it is refused."""
         return GrammarSpec(self.kind, self.text, property_order=self.order)
 
 
 class Cost(NamedTuple):
-    """What a grammar took.
+    """The cost of a grammar.
 
     Attributes:
         compile_work: To make its tables, as `work` counts; None where that was not counted.

@@ -46,7 +46,7 @@ KEYWORDS = (
 
 
 class Verdict(enum.StrEnum):
-    """What became of a schema. The first that is true of it."""
+    """The result for a schema: the first of these that is true."""
 
     CRASH = "crash"
     TIMEOUT = "timeout"
@@ -121,7 +121,7 @@ def cases(data: pathlib.Path) -> Iterator[Case]:
 
 @contextlib.contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError inside the block after so many seconds of CPU."""
+    """Raises TimeoutError inside the block after this number of CPU seconds."""
 
     def expire(*_: object) -> None:
         raise TimeoutError

@@ -100,7 +100,7 @@ def check(
 def check_arrays(
     kernel: Callable[..., Attended], case: cases.Case, arrays: cases.Arrays, sizes: Any, dtype: str = "float32"
 ) -> None:
-    """What `check` does, of a batch that is already made."""
+    """Does the same as `check` for a batch that is already made."""
     found = attend(kernel, case, arrays, sizes)
     assert found.out.dtype == jnp.dtype(dtype)
     num_real = len(arrays.expected)

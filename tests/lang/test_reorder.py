@@ -13,7 +13,7 @@ LONG = "This is a long instruction, of the kind that stands before every questio
 
 
 def outcome(program, items=None, **arguments):
-    """What a run, or a batch, asked for, and what it said."""
+    """The calls of a run or a batch, and its results."""
     where = CountingBackend()
     compiled = program.compile()
     states = compiled.run_batch([arguments] if items is None else items, backend=where)

@@ -182,7 +182,7 @@ def test_all_who_name_dialects_name_the_same() -> None:
 
 
 def scan(text: str) -> str:
-    """What the scanner says of a text: "whole", "more" is needed, or "wrong"."""
+    """The scanner's verdict on a text: "whole", "more" is needed, or "wrong"."""
     scanner = JsonScanner()
     for i, char in enumerate(text):
         step = scanner.push(char)

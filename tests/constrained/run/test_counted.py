@@ -36,7 +36,7 @@ class _Remembering(Reading):
 
 
 def _expected(pattern: str, texts: list[str]) -> dict[str, bool]:
-    """Of each text whether the pattern matches all of it."""
+    """For each text, whether the pattern matches all of it."""
     grammar = NaiveGrammar(regex_grammar(pattern))
     data = {text: text.encode() for text in texts}
     root = grammar.rules[grammar.start]

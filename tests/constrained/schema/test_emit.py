@@ -55,7 +55,7 @@ class TestWhitespace:
 
 
 class TestForced:
-    """What jump-forward lives on."""
+    """Forced text, which jump-forward needs."""
 
     def test_keys_and_separators(self) -> None:
         assert forced(PERSON, "") == '{"name": "'

@@ -35,7 +35,7 @@ STEP = 2_000
 
 @pytest.fixture
 def put_offs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
-    """Of each entry that was put off: whether it was the end of a chunk, and whether it had drafts."""
+    """For each entry that was put off: whether it was the end of a chunk, and whether it had drafts."""
     seen: list[tuple[bool, bool]] = []
 
     def spy(entry: BatchEntry, *args: object) -> None:
@@ -47,7 +47,7 @@ def put_offs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
 
 
 class Work:
-    """What maskers were asked, and how much work that was."""
+    """The questions to maskers, and their work."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.asked: list[tuple[str, int]] = []

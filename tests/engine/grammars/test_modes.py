@@ -51,7 +51,7 @@ def test_an_engine_jumps_as_it_was_told_and_a_request_as_it_asks(taught_core_of,
 
 
 def allowed_tokens(core: EngineCore, each: Request, tokens: list[int]) -> set[int]:
-    """What the grammar allows after some tokens; all where there is none."""
+    """The tokens that the grammar allows after some tokens; all tokens without a grammar."""
     if each.sampling.grammar is None:
         return set(range(small.VOCAB))
     assert isinstance(each.sampling.grammar, GrammarSpec)

@@ -9,7 +9,7 @@ LEAST, MOST = 20_000, 32_000
 
 
 def free_address() -> str:
-    """An address on loopback whose port and the one behind it nobody listens on."""
+    """An address on loopback on whose port, and on the next port, no program listens."""
     while True:
         port = random.SystemRandom().randrange(LEAST, MOST)
         with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
