@@ -1,4 +1,4 @@
-"""The one table of attention cases, for tests and benchmarks, and the definition of attention that all must equal."""
+"""The table of attention cases for tests and benchmarks, and attention by its definition, which all must equal."""
 
 import dataclasses
 import itertools
@@ -16,16 +16,16 @@ class Case:
     """A batch, and the shape of the model.
 
     Attributes:
-        name: Names it in a report.
-        rows: Per row (cached tokens, new tokens); rows with one new token come first.
-        heads: Query heads.
-        kv_heads: Key-value heads.
-        head_dim: Of each head.
+        name: Its name in a report.
+        rows: For each row (cached tokens, new tokens). Rows with one new token come first.
+        heads: Number of query heads.
+        kv_heads: Number of key-value heads.
+        head_dim: Size of each head.
         page_size: Tokens in a page.
         window: See `ops.paged_attention`.
-        softcap: Likewise.
-        shared: Groups of rows, each with how many of their first tokens are in the same pages.
-        padding: Tokens that belong to no row.
+        softcap: See `ops.paged_attention`.
+        shared: Groups of rows, each with the number of first tokens that its rows have in the same pages.
+        padding: Number of tokens that belong to no row.
     """
 
     name: str
@@ -67,10 +67,10 @@ CASES = (
     Case("shared-by-two-tiles", tuple((20 + i, 1) for i in range(19)), heads=2, shared=((tuple(range(18)), 17),)),
     Case("nothing", (), padding=4),
 )
-"""What can differ in a batch, on heads so small that every implementation can afford them."""
+"""Cases for everything that can differ between batches. Their heads are so small that any implementation is fast."""
 
 DECODE = tuple(case for case in CASES if all(new == 1 for _, new in case.rows))
-"""Those of which each row brings one token."""
+"""The cases in which each row has one new token."""
 
 MODELS = {
     "llama-3-8b": (32, 8, 128),
@@ -80,7 +80,7 @@ MODELS = {
     "phi-2": (32, 32, 80),
     "gemma-2b": (8, 1, 256),
 }
-"""Query heads, key-value heads and head_dim of models that people run."""
+"""The numbers of query heads and key-value heads, and head_dim, of models that people run."""
 
 
 def for_model(case: Case, model: str) -> Case:
@@ -91,7 +91,7 @@ def for_model(case: Case, model: str) -> Case:
 
 @dataclasses.dataclass(frozen=True)
 class Arrays:
-    """A case made into arrays; what is expected is of the real packed tokens only."""
+    """A case as arrays. The expected results are those of the packed tokens without padding."""
 
     queries: np.ndarray
     keys: np.ndarray
@@ -109,14 +109,14 @@ def make(
     singles: bool = True,
     seed: int = 0,
 ) -> Arrays:
-    """Random tensors on permuted pages, and attention by its definition, of what they are after rounding.
+    """Random tensors on permuted pages, and the attention of their rounded values by its definition.
 
     Args:
         case: The case.
-        dtype: Of the queries.
-        pool_dtype: Of keys and values; None for that of the queries.
-        singles: False sends one-token rows through tiles too, and leaves their groups out.
-        seed: Of all that is random.
+        dtype: Type of the queries.
+        pool_dtype: Type of keys and values; None for the type of the queries.
+        singles: False puts rows with one new token into tiles too, and leaves their groups out.
+        seed: Seed of everything random.
     """
     rng = np.random.default_rng(seed)
     pages_of = [-(-(old + new) // case.page_size) for old, new in case.rows]
@@ -131,7 +131,7 @@ def make(
     shape = (num_pages, case.page_size, case.kv_heads, case.head_dim)
     num_tokens = sum(new for _, new in case.rows) + case.padding
     keys, values = (_rounded(rng, shape, pool_dtype or dtype) for _ in range(2))
-    keys[0] = values[0] = 0  # the dump
+    keys[0] = values[0] = 0  # the slot for padding rows
     queries = _rounded(rng, (num_tokens, case.heads, case.head_dim), dtype)
     out = np.zeros((num_tokens - case.padding, case.heads, case.head_dim), np.float32)
     lse = np.zeros(out.shape[:2], np.float32)
@@ -141,7 +141,7 @@ def make(
 
 
 def _tokens_of(case: Case) -> list[slice]:
-    """Where each row's new tokens stand among the packed ones."""
+    """The places of each row's new tokens among the packed tokens."""
     ends = list(itertools.accumulate(new for _, new in case.rows))
     return [slice(end - new, end) for end, (_, new) in zip(ends, case.rows, strict=True)]
 
@@ -174,7 +174,7 @@ def _inputs(case: Case, table: np.ndarray, singles: bool) -> AttentionInputs:
 
 
 def _groups(case: Case, num_singles: int) -> PrefixGroups:
-    """Every group of `case.shared` in tiles of its members, and one tile that is not real."""
+    """Every group of `case.shared` in tiles of its members, and one unused tile."""
     shared_lens, tiles = np.zeros(num_singles, np.int32), []
     for members, shared_len in case.shared:
         shared_lens[list(members)] = shared_len
@@ -188,7 +188,7 @@ def _groups(case: Case, num_singles: int) -> PrefixGroups:
 def _by_definition(
     case: Case, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, pages: np.ndarray, old: int, new: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Softmax attention of one row's new tokens and its log-sum-exp, in float64."""
+    """The softmax attention of one row's new tokens, and its log-sum-exp, in float64."""
     position, query_position = np.arange(old + new), np.arange(old, old + new)[:, None]
     at = pages[position // case.page_size], position % case.page_size
     group = case.heads // case.kv_heads

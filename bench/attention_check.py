@@ -1,4 +1,4 @@
-"""Attention on the device against attention by its definition: a wrong kernel is fast too."""
+"""Compares attention on the device with attention by its definition, because a wrong kernel may be fast too."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from bench.attention_cases import Case
 from jsg.kernels_pallas import ops
 
 BATCHES = tuple(case for case in attention_cases.CASES if case.rows)
-"""What of the table can be wrong: a batch of padding alone has no result."""
+"""The cases that have a result; a batch of padding alone has none."""
 
 
 def largest_error(batch: Case, dtype: jax.typing.DTypeLike, *, heads: int, kv_heads: int, head_dim: int) -> float:

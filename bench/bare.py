@@ -1,4 +1,4 @@
-"""The two programs of a step, forward and sample, called as the engine calls them but with nothing around them."""
+"""The two programs of a step, forward and sample, called as the engine calls them but outside of it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, cast
@@ -20,7 +20,7 @@ from jsg.sched.buckets import BucketKey, Phase
 
 
 class Work(NamedTuple):
-    """One step, packed: its shape and the two arrays that the engine would send."""
+    """One packed step: its shape and the two arrays that the engine would send."""
 
     key: BucketKey
     packed: np.ndarray
@@ -48,15 +48,15 @@ class BareStep:
         """Allocates everything.
 
         Args:
-            config: The shape.
-            dtype: Of weights, activations and pool.
-            max_rows: Requests in one step at most.
-            context_len: Tokens of one row at most.
-            pool_tokens: KV slots; by default every row has its own for the whole context. With fewer, a row that is
-                longer than its share runs on into the pages of the next.
+            config: The model's shape.
+            dtype: Type of weights, activations and pool.
+            max_rows: Most requests in one step.
+            context_len: Most tokens of one row.
+            pool_tokens: Number of KV slots; by default enough for the whole context of every row. With fewer, a row
+                that is longer than its share uses the pages of the next row too.
             page_size: KV slots in one page.
-            is_shuffled: Pages of a row lie anywhere in the pool, as after long service; else side by side.
-            compiler_options: XLA's; by default those of the engine on this platform.
+            is_shuffled: Whether the pages of a row are scattered over the pool, as after long service, or side by side.
+            compiler_options: Options of XLA; by default the engine's on this platform.
         """
         self.config = config
         self.page_size = page_size
@@ -77,11 +77,11 @@ class BareStep:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all parameters."""
+        """The bytes of all parameters."""
         return sum(leaf.size * leaf.dtype.itemsize for leaf in self._leaves)
 
     def share_prefix(self, num_tokens: int) -> None:
-        """Lets the first tokens of all rows lie in the very same pages from now on; a multiple of the page size."""
+        """Puts the first tokens of all rows into the same pages. Their number must be a multiple of the page size."""
         columns = num_tokens // self.page_size
         self._pages[1:, :columns] = self._pages[1, :columns]
         self._page_table = jnp.asarray(self._pages)
@@ -91,9 +91,9 @@ class BareStep:
         """Packs a step and compiles its programs.
 
         Args:
-            key: The shape; in a decode step every row is a single, in an extend step every row is cut into tiles. With
-                room for groups, all rows are one.
-            chunks: Per row its cached and its new tokens.
+            key: The shape. In a decode step every row has one new token; in an extend step every row is cut into tiles.
+                If the shape has room for groups, all rows are one group.
+            chunks: For each row its cached and its new tokens.
         """
         self._compile(key)
         sampling = np.zeros((key.num_rows, step.SAMPLING_COLUMNS), np.int32)
@@ -101,7 +101,7 @@ class BareStep:
         return Work(key, self._pack(key, chunks), sampling)
 
     def dispatch(self, work: Work) -> jax.Array:
-        """Starts the step; returns its tokens, which may not be there yet."""
+        """Starts the step. Returns its tokens, which may still be computed."""
         logits, _, self._pool, self._page_table = self._executables(
             ("forward", work.key), self._leaves, self._pool, self._page_table, self._last_token, work.packed
         )
@@ -115,12 +115,12 @@ class BareStep:
         return np.asarray(self.dispatch(work))
 
     def runner(self, key: BucketKey, chunks: Sequence[tuple[int, int]]) -> Callable[[], np.ndarray]:
-        """`prepare` now, `run` at each call."""
+        """Calls `prepare` now, and returns a function that calls `run`."""
         work = self.prepare(key, chunks)
         return lambda: self.run(work)
 
     def planned_mib(self, work: Work) -> dict[str, float]:
-        """What the compiler plans for the forward pass: temporaries, and results that reuse their inputs' memory."""
+        """MiB that the compiler plans for the forward pass: temporaries, and results that reuse donated arguments."""
         analysis = self._executables.compiled(("forward", work.key)).memory_analysis()
         if analysis is None:
             return {}
@@ -176,7 +176,7 @@ class BareStep:
 
 
 def _fill_groups(parts: step.PackedInputs, num_rows: int, shared_len: int) -> None:
-    """One group of all rows, in as few tiles as hold them."""
+    """One group of all rows, in as few tiles as possible."""
     parts.shared_lens[:num_rows] = shared_len
     members = parts.group_members.reshape(-1, GROUP_TILE)
     members[:] = -1
@@ -187,7 +187,7 @@ def _fill_groups(parts: step.PackedInputs, num_rows: int, shared_len: int) -> No
 
 
 def _deal_pages(num_pages: int, max_rows: int, columns: int, *, is_shuffled: bool) -> np.ndarray:
-    """The page table: row 0 is the dump, the others take pages in order, each from where its share begins."""
+    """The page table. Row 0 is for padding; each other row takes pages in order, from where its share begins."""
     pages = np.arange(1, num_pages + 1, dtype=np.int32)
     if is_shuffled:
         np.random.default_rng(0).shuffle(pages)
@@ -197,7 +197,7 @@ def _deal_pages(num_pages: int, max_rows: int, columns: int, *, is_shuffled: boo
 
 
 def _random_pool(config: ModelConfig, num_pages: int, page_size: int, dtype: jax.typing.DTypeLike) -> KVPool:
-    """A pool as full of keys and values as any that was used: zeros could be special to a processor."""
+    """A pool full of random keys and values, as after use. A processor might treat zeros specially."""
     pool = make_pool(1, num_pages, page_size, config.num_kv_heads, config.head_dim, dtype)
     fill = jax.jit(lambda seed: jax.random.normal(jax.random.key(seed), pool.layers[0][0].shape, dtype))
     return KVPool(tuple((fill(2 * layer), fill(2 * layer + 1)) for layer in range(config.num_layers)))

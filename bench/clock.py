@@ -1,7 +1,7 @@
-"""Taking time on a machine that has other users: processor time, one core, and turns.
+"""Takes time on a machine that has other users: it measures processor time, uses one core, and alternates.
 
-Processor time does not count what others run, but what they do to caches and memory it does; so whatever is compared
-takes turns, and the smallest of several samples is what is compared.
+Processor time does not count what other processes run, but it does grow with what they do to caches and memory. So
+sides that are compared take turns, and the smallest of several samples of each is compared.
 """
 
 import os
@@ -11,20 +11,20 @@ from typing import NamedTuple
 
 
 class Sample(NamedTuple):
-    """What one run took, in milliseconds: of all threads of this process, and on the wall."""
+    """The time of one run in milliseconds: processor time of all threads of this process, and wall time."""
 
     cpu_ms: float
     wall_ms: float
 
 
 Timed = Callable[[int], list[Sample]]
-"""Runs something so many times."""
+"""Runs something the given number of times, and returns a sample for each run."""
 
 
 def pin_to_one_core() -> int:
-    """Keeps this process, and what it starts from now on, on one core; returns which.
+    """Keeps this process, and what it starts from now on, on one core. Returns the core's number.
 
-    Call it before JAX is used: its thread pool is as large as the cores it may run on.
+    Call it before JAX is used, because JAX makes a thread for each core that it may run on.
     """
     core = max(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})
@@ -41,7 +41,7 @@ def timed(run: Callable[[], object]) -> Timed:
 
 
 def alternate(sides: Mapping[str, Timed], *, rounds: int, per_round: int, warm_up: int = 2) -> dict[str, list[Sample]]:
-    """Lets the sides take turns: each runs `per_round` times in each round."""
+    """Samples of sides that take turns: each runs `per_round` times in each round."""
     for run in sides.values():
         run(warm_up)
     samples: dict[str, list[Sample]] = {name: [] for name in sides}
@@ -52,7 +52,7 @@ def alternate(sides: Mapping[str, Timed], *, rounds: int, per_round: int, warm_u
 
 
 def sample_until(run: Callable[[], object], *, count: int, warm_up: int, budget_s: float) -> list[float]:
-    """Wall milliseconds of `count` calls after `warm_up` others; of fewer, but at least one, when time runs out."""
+    """Wall milliseconds of `count` calls after `warm_up` other calls; of at least one if time runs out."""
     end = time.monotonic() + budget_s
     for done in range(warm_up):
         if done and time.monotonic() > end - budget_s / 2:

@@ -1,11 +1,11 @@
-"""What several engines lose of one big cache, how evenly they are used, and what choosing among them costs.
+"""Compares several engines (`--dp-size`) with one large engine: cache hits, balance, and the cost of routing.
 
     python -m bench.data_parallel [--only router,start,loads] [--dp-size 2] [--output FILE]
 
-router  what `Router` takes of the front for one request, for prompts of several lengths; no engine
-start   from the start of the engine processes until all are ready, with an empty compile cache and with a full one
-loads   the same requests for one engine with the whole pool and batch, and for several that share both out: hit rates,
-        balance, throughput. The engines are real, the model is the embedded one, all of it on one CPU
+router  the front's time in `Router` for one request, for prompts of several lengths; it needs no engine
+start   the time from the start of the engine processes until all are ready, with an empty and with a full compile cache
+loads   the same requests for one engine with the whole pool and batch, and for several engines that share both: hit
+        rates, balance, throughput. The engines are real, with the embedded model, and run on one CPU
 """
 
 import argparse
@@ -40,12 +40,12 @@ TARGET_BALANCE = "<= 0.2"
 
 
 class Load(NamedTuple):
-    """Requests.
+    """The requests of one measurement.
 
     Attributes:
-        workload: Its name in `bench.serving.workloads`.
-        shape: Its knobs.
-        num_sessions: How many of its sessions; as many at a time as `CONCURRENCY`.
+        workload: The name of a workload in `bench.serving.workloads`.
+        shape: The workload's options.
+        num_sessions: How many of its sessions are sent, `CONCURRENCY` of them at a time.
     """
 
     workload: str
@@ -72,12 +72,12 @@ LOADS = {
 
 
 class Run(NamedTuple):
-    """What became of a load.
+    """The result of a load.
 
     Attributes:
-        wall_s: Its time.
-        prompt_tokens, cached_tokens: Of all requests.
-        work: Tokens that each engine has computed.
+        wall_s: Its wall time in seconds.
+        prompt_tokens, cached_tokens: The sums over all requests.
+        work: The number of tokens that each engine computed.
     """
 
     wall_s: float
@@ -87,17 +87,17 @@ class Run(NamedTuple):
 
     @property
     def hit_rate(self) -> float:
-        """Part of the prompt tokens that came from a cache."""
+        """The fraction of prompt tokens that came from a cache."""
         return self.cached_tokens / self.prompt_tokens
 
     @property
     def unevenness(self) -> float:
-        """By how much the engine that got most or least differs from the mean; 0 where all got the same."""
+        """The largest difference of an engine's work from the mean, relative to the mean; 0 if all have the same."""
         return max(abs(count - statistics.mean(self.work)) for count in self.work) / statistics.mean(self.work)
 
 
 def config_of(dp_size: int, cache: Path | None = None) -> EngineConfig:
-    """One engine's part of the pool and of the batch; by default with the compile cache that servers have."""
+    """The config of one engine with its part of pool and batch; by default with the compile cache of servers."""
     return EngineConfig(
         max_total_tokens=POOL_TOKENS // dp_size,
         max_running_requests=CONCURRENCY // dp_size,
@@ -107,7 +107,7 @@ def config_of(dp_size: int, cache: Path | None = None) -> EngineConfig:
 
 
 async def run_loads(dp_size: int) -> dict[str, Run]:
-    """Starts the engines, sends them each load with empty caches, ends them."""
+    """Starts the engines, sends each load to them with empty caches, and ends them."""
     config = config_of(dp_size)
     client = open_engines([EngineChild.spawn(config) for _ in range(dp_size)], config)
     try:
@@ -138,7 +138,7 @@ async def _run_load(client: ServedEngine, load: Load) -> Run:
 
 
 def _computed(stats: dict[str, int | float]) -> int:
-    """Tokens that an engine has computed."""
+    """The number of tokens that an engine has computed."""
     return int(stats["prompt_tokens"] - stats["cached_tokens"] + stats["generated_tokens"])
 
 
@@ -173,7 +173,10 @@ def measure_loads(report: Report, dp_size: int) -> None:
 
 
 def measure_router(report: Report) -> None:
-    """Choosing, first output and end together, among engines that know much; the prompt's prefix is known to one."""
+    """Times choosing an engine, the first output and the end of a request together.
+
+    The engines' indexes are full, and one of them has the prompt's prefix.
+    """
     for size in ROUTED_LENS:
         router = Router([10**6] * ROUTED_ENGINES)
         writer, sampling = Writer(vocab_size=TINY_VOCAB), SamplingParams(max_new_tokens=16)
@@ -211,9 +214,9 @@ async def _start_s(config: EngineConfig, dp_size: int) -> float:
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.data_parallel", description=__doc__)
-    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between them")
-    parser.add_argument("--dp-size", type=int, default=2, help="engines")
-    parser.add_argument("--output", type=Path, help="JSON file with every sample")
+    parser.add_argument("--only", default=",".join(PARTS), help="the parts to run, separated by commas")
+    parser.add_argument("--dp-size", type=int, default=2, help="number of engines")
+    parser.add_argument("--output", type=Path, help="JSON file for all samples")
     options = parser.parse_args(arguments)
     chosen = options.only.split(",")
     if unknown := set(chosen) - set(PARTS):

@@ -1,4 +1,4 @@
-"""What --deterministic costs: the same work through two engines, of which one gives up speed for reproducibility."""
+"""Measures the cost of --deterministic: two engines do the same work, one with the option and one without."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ PROMPT_LEN = 256
 def measure_deterministic(
     report: Report, directory: Path, *, batches: tuple[int, ...], rounds: int, steps: int
 ) -> None:
-    """Decode steps at each batch size, then the prefill of one prompt."""
+    """Times decode steps at each batch size, then the prefill of one prompt."""
     engines = {
         "default": make_decoding_engine(directory, max(batches), disable_radix_cache=True),
         "deterministic": make_decoding_engine(

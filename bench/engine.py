@@ -1,12 +1,12 @@
-"""The engine on one core of this CPU, in turns with Hugging Face transformers: `python -m bench.engine`.
+"""Measures the engine on one core of this CPU, in turns with Hugging Face transformers: `python -m bench.engine`.
 
-Everything is float32, weights are random, times are processor time of the whole process. Parts:
+Everything is float32, weights are random, and times are processor time of the whole process. Parts:
 
-    decode          the two bare programs of a decode step, 256 cached tokens per row, against one forward of HF
-    prefill         the same for a prompt of 256 and of 1024 tokens
-    loop            EngineCore.step against its bare programs, and around a model that computes nothing
-    shared-prefix   64 requests with one beginning, with and without the radix cache
-    deterministic   what --deterministic costs
+    decode          the two bare programs of a decode step, 256 cached tokens per row, against one forward pass of HF
+    prefill         the same for prompts of 256 and 1024 tokens
+    loop            EngineCore.step against its bare programs, and with a model that computes nothing
+    shared-prefix   64 requests with one common prefix, with and without the radix cache
+    deterministic   the cost of --deterministic
 """
 
 import argparse
@@ -53,12 +53,12 @@ class Bench:
     scale: float
 
     def rounds(self, count: int) -> int:
-        """So many rounds, more or fewer as the command line asks."""
+        """The number of rounds, scaled by `--scale`."""
         return max(1, round(count * self.scale))
 
     @functools.cache  # noqa: B019 - one object of it lives as long as the program
     def bare(self, *, is_shuffled: bool) -> BareStep:
-        """The model of the parts that compare bare programs; see `BareStep` for how its pages lie."""
+        """The model of the parts that compare bare programs. `BareStep` says how its pages are placed."""
         config = ModelConfig.from_directory(self.directory)
         return BareStep(config, jnp.float32, max_rows=MAX_ROWS, context_len=MAX_CONTEXT, is_shuffled=is_shuffled)
 
@@ -119,7 +119,7 @@ def _against_hugging_face(
     rounds: int,
     per_round: int,
 ) -> None:
-    """Notes all sides and the ratio of their smallest samples; only ours where there is no --torch-python."""
+    """Reports all sides and the ratio of their smallest samples; only the side of jsg without --torch-python."""
     cached, new, batch = work
     sides = dict(ours)
     if bench.hugging_face is not None:
@@ -170,9 +170,13 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         prog="python -m bench.engine", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     today = datetime.datetime.now(datetime.UTC).date()
-    parser.add_argument("--only", type=_part_names, default=list(PARTS), help="parts, joined by commas; default: all")
-    parser.add_argument("--torch-python", help="interpreter with torch and transformers 5, to compare with")
-    parser.add_argument("--scale", type=float, default=1.0, help="more or fewer rounds: 0.5 for half of them")
+    parser.add_argument(
+        "--only", type=_part_names, default=list(PARTS), help="the parts to run, separated by commas; default: all"
+    )
+    parser.add_argument("--torch-python", help="Python interpreter with torch and transformers 5, to compare with")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="factor for the number of rounds, such as 0.5 for half of them"
+    )
     parser.add_argument(
         "--output", type=Path, default=reporting.ROOT / "bench" / "results" / f"engine-cpu-{today}.json"
     )

@@ -1,11 +1,11 @@
-"""What the HTTP front costs: beside the engine alone, under 64 streams, and with an engine that costs nothing.
+"""Measures the HTTP front: beside the engine alone, under 64 streams, and with an engine that costs nothing.
 
     python -m bench.front [--only ttft,streams,null] [--seconds 60] [--output FILE]
 
-ttft     time to first token over HTTP and in process, in turns on one idle machine, embedded model
-streams  so many concurrent streams on the embedded model: every token arrives, the event loop is never late, and what
-         both processes hold of memory
-null     an engine that computes nothing: how many tokens a second the front streams on one core
+ttft     time to first token over HTTP and in process, in turns on one idle machine, with the embedded model
+streams  many concurrent streams of the embedded model: whether every token arrives, how late the event loop is, and the
+         memory of both processes
+null     how many tokens per second the front streams on one core, with an engine that computes nothing
 """
 
 import argparse
@@ -47,11 +47,11 @@ ONE_EVENT = 0.98  # events for each token: fewer means that the front puts sever
 FRONT_CORE, OTHER_CORE = 0, 1
 
 
-# Idle: what HTTP adds to the first token.
+# What HTTP adds to the first token of an idle server.
 
 
 def measure_ttft(report: Report, rounds: int) -> None:
-    """The same prompts in turns: over HTTP, and in this process. All are new to both engines."""
+    """Measures the same prompts over HTTP and in this process, in turns. All are new to both engines."""
     sampling = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
     with served(["serve", "--port", "0"]) as server, jsg.Engine("tiny") as engine, _connected(server.url) as connection:
         ids = iter(WORKLOADS["random"](Shape(unique_len=32), Writer(vocab_size=TINY_VOCAB), 0))
@@ -120,7 +120,7 @@ def _connected(url: str) -> Iterator[http.client.HTTPConnection]:
 
 
 def measure_streams(report: Report, api: str, num_streams: int, seconds: float) -> None:
-    """A closed loop of streams; a second process asks for `/health` all the time."""
+    """Measures a closed loop of streams, while a second process keeps asking for `/health`."""
     shape = Shape(unique_len=32, output_len=128)
     arguments = ["serve", "--port", "0", "--max-running-requests", str(num_streams)]
     with served(arguments) as server:
@@ -155,7 +155,7 @@ def measure_streams(report: Report, api: str, num_streams: int, seconds: float) 
 
 
 def _is_whole(outcome: Outcome, api: str, num_tokens: int) -> bool:
-    """Whether an answer has all of its tokens: counted by the server, and over `/generate` there one by one."""
+    """Whether an answer has all of its tokens, by the server's count and, with `/generate`, by their ids."""
     said = outcome.reading
     if outcome.error or output_tokens(outcome) != num_tokens or not said.text:
         return False
@@ -164,7 +164,7 @@ def _is_whole(outcome: Outcome, api: str, num_tokens: int) -> bool:
 
 @contextlib.contextmanager
 def _probed(url: str) -> Iterator[dict[str, list[float]]]:
-    """Holds what the probe has seen when the `with` ends."""
+    """Runs the probe inside the `with`. The yielded object has its results at the end."""
     delays: dict[str, list[float]] = {}
     command = [sys.executable, "-m", "bench.probe", url, str(PROBE_PERIOD_S)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as probe:
@@ -176,7 +176,7 @@ def _probed(url: str) -> Iterator[dict[str, list[float]]]:
 
 
 def _lag_buckets(url: str) -> dict[float, float] | None:
-    """The cumulative counts of the front's own histogram, by upper bound in seconds; None where it has none."""
+    """The cumulative counts of the front's own histogram, by upper bound in seconds; None if it has none."""
     with _connected(url) as connection:
         connection.request("GET", "/metrics")
         response = connection.getresponse()
@@ -192,14 +192,14 @@ def _percentile_bound(cumulative: dict[float, float], percent: float) -> float:
     return min(bound for bound, count in cumulative.items() if count >= wanted)
 
 
-# No engine to speak of.
+# The front with an engine that computes nothing.
 
 
 def measure_null(report: Report, api: str, num_streams: int, rates: tuple[int, ...], seconds: float) -> None:
-    """Offers more and more tokens a second, until one event brings several of them; the front has a core for itself.
+    """Offers more and more tokens per second, until events have several tokens each. The front has one core for itself.
 
-    Beside what arrived in a second of wall time stands what the front streams in a second of its own processor time,
-    which neighbours on the machine do not change much.
+    The figures are tokens per second of wall time, and tokens per second of the front's own processor time, which other
+    users of the machine change little.
     """
     name = f"null engine, {api}, {num_streams} streams"
     most = most_single = per_cpu_s = 0.0
@@ -228,7 +228,7 @@ def measure_null(report: Report, api: str, num_streams: int, rates: tuple[int, .
 
 
 def _null_run(server: Served, api: str, num_streams: int, num_tokens: int) -> tuple[Run, float]:
-    """All streams at once, each with so many tokens; also the processor time that the front used."""
+    """Runs all streams at once, each with this many tokens. Also returns the front's processor time."""
     target = Target(base_url=server.url, dialect=DIALECTS[api], ask=Ask(model="null", ignore_eos=True))
     shape = Shape(unique_len=8, output_len=num_tokens)
     before = server.usage()["front"].cpu_s
@@ -237,7 +237,7 @@ def _null_run(server: Served, api: str, num_streams: int, num_tokens: int) -> tu
 
 
 def _check_texts(run: Run, num_tokens: int) -> None:
-    """Every stream must have brought every token, once and in order."""
+    """Checks that every stream had every token once and in order."""
     tokenizer = load_tokenizer(resolve_model("tiny"))
     words = words_of(tokenizer)
     expected = tokenizer.decode([words[number % len(words)] for number in range(num_tokens)])
@@ -253,14 +253,14 @@ def _steady_rate(run: Run) -> tuple[float, float]:
     last = min(outcome.arrivals[-1][0] for outcome in run.outcomes)
     events = sum(len(outcome.arrivals) for outcome in run.outcomes)
     tokens = sum(map(output_tokens, run.outcomes))
-    # Tokens per event are about the same all along: the inside is known by its events, which have times.
+    # The number of tokens per event hardly changes, so the tokens of the middle are known from its events.
     inside = sum(first <= when <= last for outcome in run.outcomes for when, _ in outcome.arrivals)
     return inside * (tokens / events) / (last - first), events / tokens
 
 
 @contextlib.contextmanager
 def _on_core(core: int) -> Iterator[None]:
-    """This process, and those that it starts, on one core."""
+    """Keeps this process, and those that it starts, on one core inside the `with`."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -281,15 +281,27 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.front", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
-    parser.add_argument("--rounds", type=int, default=200, help="prompts of ttft")
-    parser.add_argument("--streams", type=int, default=64, help="of the part streams")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of the part streams")
-    parser.add_argument("--null-streams", type=int, nargs="+", default=NULL_STREAMS)
-    parser.add_argument("--null-rates", type=int, nargs="+", default=NULL_RATES, help="tokens per second to offer")
-    parser.add_argument("--null-seconds", type=float, default=8.0, help="of each rate")
-    parser.add_argument("--null-apis", nargs="+", default=["openai-chat", "openai-completions"], choices=DIALECTS)
-    parser.add_argument("--output", type=Path, help="JSON file with every sample")
+    parser.add_argument(
+        "--only", default=",".join(PARTS), help=f"the parts to run, separated by commas, of {', '.join(PARTS)}"
+    )
+    parser.add_argument("--rounds", type=int, default=200, help="number of prompts in the part ttft")
+    parser.add_argument("--streams", type=int, default=64, help="number of streams in the part streams")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long the part streams runs")
+    parser.add_argument(
+        "--null-streams", type=int, nargs="+", default=NULL_STREAMS, help="numbers of streams in the part null"
+    )
+    parser.add_argument(
+        "--null-rates", type=int, nargs="+", default=NULL_RATES, help="tokens per second to offer in the part null"
+    )
+    parser.add_argument("--null-seconds", type=float, default=8.0, help="how long the part null offers each rate")
+    parser.add_argument(
+        "--null-apis",
+        nargs="+",
+        default=["openai-chat", "openai-completions"],
+        choices=DIALECTS,
+        help="APIs that the part null asks",
+    )
+    parser.add_argument("--output", type=Path, help="JSON file for all samples")
     options = parser.parse_args(arguments)
     parts = options.only.split(",")
     if unknown := set(parts) - set(PARTS):

@@ -1,8 +1,8 @@
-"""What a step costs to tell other hosts of, and when it is told: `python -m bench.hosts --output hosts.json`.
+"""Measures the cost of sending a step to other hosts, and when it is sent: `python -m bench.hosts --output hosts.json`.
 
-First the calls of a step of a large server are sent to processes that read them as followers do, over loopback: a
-network adds its own time, which nobody waits for here. Then an engine of 100M parameters runs on two hosts that are two
-processes, and each step notes whether the one before it was still being computed when it was sent.
+First the calls of a step of a large server are sent over loopback to processes that read them as followers do. A
+network would add its own time, for which the leader does not wait. Then an engine of 100M parameters runs on two hosts,
+which are two processes, and each step records whether the step before it was still being computed when it was sent.
 """
 
 import argparse
@@ -34,14 +34,14 @@ from jsg.sched.buckets import BucketKey, make_buckets
 from jsg.types import Request, SamplingParams
 
 STEP_MS = 20.0
-"""The step that the cost is held against."""
+"""The time of a step with which the cost is compared."""
 TARGET = "<= 10 % of a step of 20 ms"
 MAX_RUNNING, CHUNK = 256, 8192
 BUCKETS = make_buckets(MAX_RUNNING, CHUNK, row_multiple=8)
 
 
 def schema() -> dict[Hashable, Sequence[jax.ShapeDtypeStruct]]:
-    """The programs of every step, and what they take from the host."""
+    """The programs of every step, and their arguments from the host."""
     made: dict[Hashable, Sequence[jax.ShapeDtypeStruct]] = {}
     for key in BUCKETS.all:
         made["forward", key] = [jax.ShapeDtypeStruct((sum(step.packed_sizes(key)),), jnp.int32)]
@@ -50,7 +50,7 @@ def schema() -> dict[Hashable, Sequence[jax.ShapeDtypeStruct]]:
 
 
 def measure_sending(report: Report, *, num_followers: int, keys: Sequence[BucketKey], steps: int) -> None:
-    """Milliseconds in which a step is sent to all followers, who read while the next ones come."""
+    """Measures milliseconds to send a step to all followers, which read it while the next steps come."""
     codec = CallCodec(schema())
     with _followers(num_followers) as connections:
         for key in keys:
@@ -90,7 +90,7 @@ def _followers(count: int) -> Iterator[list[socket.socket]]:
 
 
 def read_calls(port: int) -> None:
-    """What a follower does with calls, but for making them."""
+    """Reads calls as a follower does, without making them."""
     codec = CallCodec(schema())
     with socket.create_connection(("127.0.0.1", port)) as connection:
         while codec.receive(connection) is not None:
@@ -98,7 +98,7 @@ def read_calls(port: int) -> None:
 
 
 def measure_overlap(report: Report, *, shape: dict[str, Any], batch: int, steps: int) -> None:
-    """Of the steps of an engine on two hosts, how many were sent while the one before was still computed."""
+    """Measures how many steps of an engine on two hosts are sent while the step before is still being computed."""
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.closing(_Pair(Path(folder), shape, batch, steps + 20)) as pair,
@@ -122,7 +122,7 @@ def measure_overlap(report: Report, *, shape: dict[str, Any], batch: int, steps:
 
 
 class _Pair:
-    """An engine on two processes that decodes `batch` requests, and what its leader noted."""
+    """An engine on two processes that decodes `batch` requests, and what its leader recorded."""
 
     def __init__(self, folder: Path, shape: dict[str, Any], batch: int, num_new: int):
         self.sent_ms: list[float] = []
@@ -149,17 +149,17 @@ class _Pair:
             self._core.add(Request(rid=str(index), input_ids=(5, 6, 7 + index), sampling=sampling))
 
     def run(self, *, steps: int) -> None:
-        """So many steps."""
+        """Runs this number of steps."""
         for _ in range(steps):
             self._core.step()
 
     def forget(self) -> None:
-        """What was noted so far."""
+        """Drops what was recorded so far."""
         self.sent_ms.clear()
         self.was_early.clear()
 
     def close(self) -> None:
-        """Ends both."""
+        """Ends both processes."""
         self._core.close()
         assert self._follower.wait(60) == 0, "the follower ends with its leader"
 
@@ -181,8 +181,8 @@ class _Pair:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.hosts", description=__doc__)
     parser.add_argument("--output", type=Path, help="JSON file for the figures")
-    parser.add_argument("--steps", type=int, default=200, help="steps of each kind")
-    parser.add_argument("--batch", type=int, default=8, help="requests of the engine on two hosts")
+    parser.add_argument("--steps", type=int, default=200, help="number of steps in each measurement")
+    parser.add_argument("--batch", type=int, default=8, help="number of requests of the engine on two hosts")
     parser.add_argument("--read-at", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.read_at is not None:

@@ -1,4 +1,4 @@
-"""The other side of `pytorch/forward_worker.py`: Hugging Face transformers, taking turns with jsg."""
+"""The client of `pytorch/forward_worker.py`, which runs Hugging Face transformers in turns with jsg."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ class HuggingFace:
         self.versions = self._ask(shape)
 
     def timed(self, *, cached: int, new: int, batch: int) -> Timed:
-        """Forward passes of `batch` rows with `new` tokens each over `cached` others."""
+        """Times forward passes of `batch` rows, each with `new` tokens behind `cached` ones."""
 
         def samples(count: int) -> list[Sample]:
             answer = self._ask({"cached": cached, "new": new, "batch": batch, "count": count})

@@ -1,13 +1,14 @@
-"""What structured output costs and jump-forward gives, end to end: `python -m bench.jump_forward`.
+"""Measures the cost of structured output and the gain of jump-forward, end to end: `python -m bench.jump_forward`.
 
-Two programs of the SGLang paper, a character and a city as JSON with fixed white space, for a batch of requests,
-in turns: unconstrained output, of each request as many tokens as it has with the grammar, and constrained output with
-each mode of jump-forward. Wall time of `jsg.Engine.generate`, so it wants a quiet machine.
+It runs two programs of the SGLang paper, a character and a city as JSON with fixed white space, for a batch of
+requests. Two kinds of output take turns: unconstrained output, with as many tokens as each request has with the
+grammar, and constrained output with each mode of jump-forward. The wall time of `jsg.Engine.generate` is measured, so
+the machine should be quiet.
 
-Models: "tiny" is the embedded one, which was trained on JSON. "100m" has random weights but for two things, without
-which no token would be likelier than another and a draft would be rejected by chance: every hidden state has one large
-constant component, and the head turns it into a preference for longer tokens, as a trained model has for the
-tokens that its tokenizer would write.
+The model "tiny" is the embedded one, which was trained on JSON. "100m" has random weights with one change, because all
+tokens would otherwise be about equally likely, and drafts would be rejected by chance. Every hidden state has one large
+constant component, which the head turns into a preference for longer tokens. A trained model has a similar preference
+for the tokens that its tokenizer would write.
 """
 
 import argparse
@@ -48,7 +49,7 @@ RATIOS = (
     ("off", "retokenize", ">= 1.5"),
     ("unconstrained", "retokenize", "> 1"),
 )
-HEAD_SLOPE = 0.05  # of the head, for each byte of a token
+HEAD_SLOPE = 0.05  # the head's preference for each byte of a token
 
 
 def make_100m(directory: Path) -> Path:
@@ -68,7 +69,7 @@ def make_100m(directory: Path) -> Path:
 
 
 def _weights(shape: dict[str, Any], lengths: np.ndarray) -> dict[str, np.ndarray]:
-    """Random weights; component 0 of the residual stream is constant and only the head reads it."""
+    """Random weights. Component 0 of the residual stream is constant, and only the head reads it."""
     random = np.random.default_rng(0)
     width, inner, vocab = shape["hidden_size"], shape["intermediate_size"], shape["vocab_size"]
     heads, kv_heads, dim = shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"]
@@ -102,7 +103,7 @@ def _weights(shape: dict[str, Any], lengths: np.ndarray) -> dict[str, np.ndarray
 def run(
     engine: jsg.Engine, prompt: str, batch: int, params: dict[str, Any] | list[dict[str, Any]]
 ) -> tuple[float, list[int], float]:
-    """Seconds, output tokens of each request and the share of forced tokens; nothing of an earlier run is cached."""
+    """Seconds, the output tokens of each request, and the share of forced tokens, beginning with an empty cache."""
     engine.flush_cache()
     prompts = [f"{prompt}{number}. " for number in range(batch)]
     started = time.perf_counter()
@@ -124,10 +125,10 @@ def measure(report: Report, model: str, engine: jsg.Engine, batch: int, rounds: 
         for turn in range(rounds + 1):
             for variant, params in variants.items():
                 seconds, lengths, _ = run(engine, prompt, batch, params)
-                if turn:  # the first fills the caches of masks
+                if turn:  # the first turn fills the caches of masks
                     samples[variant].append(1000 * seconds / sum(lengths))
                 facts[variant] = {"tokens": sum(lengths)}
-        for mode in MODES:  # apart, because the report costs a program of its own
+        for mode in MODES:  # not in the timed runs, because the report needs another program
             _, _, share = run(engine, prompt, batch, plain | {"jump_forward": mode, "return_constraint": True})
             facts[mode]["forced_share"] = share
         label = f"{model} B={batch} {name}"
@@ -146,9 +147,9 @@ def main(arguments: list[str]) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", default="tiny,100m", help="tiny, 100m, or both")
-    parser.add_argument("--batch", default="1,16", help="requests at once, several separated by commas")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model", default="tiny,100m", help="tiny, 100m, or both, separated by a comma")
+    parser.add_argument("--batch", default="1,16", help="numbers of requests at once, separated by commas")
+    parser.add_argument("--rounds", type=int, default=5, help="how many times each side is timed")
     parser.add_argument("--output", type=Path, help="JSON file with every sample")
     options = parser.parse_args(arguments)
     report = Report("bench.jump_forward", arguments, options.output, programs=json.dumps(sorted(PROGRAMS)))

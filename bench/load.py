@@ -1,10 +1,10 @@
-"""How fast a model is loaded, and what memory that takes: `python -m bench.load [--rounds N] [--output FILE]`.
+"""Measures the time and memory to load a model: `python -m bench.load [--rounds N] [--output FILE]`.
 
 A Llama of 500 million random numbers in float32 is written as safetensors and converted with `jsg convert` for one and
-for two devices; each is loaded on one and on two made-up CPU devices. Every sample is a process of its own, which has
-imported and started JAX before the clock runs, and files are in the page cache. Memory is anonymous (RssAnon): pages of
-mapped files do not count. The floor is a process that allocates as much memory and writes it once, from two threads:
-what the system takes to hand it out, which on a virtual machine depends on whether the host has it at hand.
+for two devices. Each form is loaded on one and on two simulated CPU devices. Every sample is a new process, which has
+imported and started JAX before the clock runs, and files are in the page cache. Memory is anonymous memory (RssAnon),
+so pages of mapped files do not count. The floor is a process that allocates as much memory and writes it once, from two
+threads. It is the time in which the system provides memory; on a virtual machine it depends on the host.
 """
 
 import argparse
@@ -27,7 +27,7 @@ BLOCK_BYTES = 16 * 2**20
 
 
 def write_safetensors(directory: Path, shape: dict[str, Any]) -> None:
-    """Random numbers for every tensor of the model; in a process of its own, so that this one stays small."""
+    """Writes random numbers for every tensor of the model, in another process so that this one stays small."""
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -42,10 +42,10 @@ def write_safetensors(directory: Path, shape: dict[str, Any]) -> None:
 
 
 class AnonymousPeak:
-    """The most anonymous memory (RssAnon) that this process had inside the `with`, beyond what it had before.
+    """The peak of this process's anonymous memory (RssAnon) inside the `with`, beyond what it had before.
 
     Attributes:
-        num_bytes: Of it; whole when the block has ended.
+        num_bytes: The peak in bytes. It is final when the block has ended.
     """
 
     def __init__(self, interval_s: float = 0.002) -> None:
@@ -74,7 +74,7 @@ def _anonymous_bytes() -> int:
 
 
 def load(directory: Path, count: int) -> dict[str, float]:
-    """Loads once in this process."""
+    """Loads the model once in this process."""
     import jax
     from flax import nnx
 
@@ -101,7 +101,7 @@ def load(directory: Path, count: int) -> dict[str, float]:
 
 
 def touch(num_bytes: int) -> float:
-    """Seconds that it takes to allocate memory and to write it once."""
+    """The seconds to allocate memory and to write it once."""
     import numpy as np
 
     started = time.monotonic()
@@ -113,7 +113,7 @@ def touch(num_bytes: int) -> float:
 
 
 def sample(directory: Path, count: int) -> dict[str, float]:
-    """The same in a new process."""
+    """Takes one sample in a new process."""
     command = [sys.executable, "-m", "bench.load", "--load", str(directory), "--devices", str(count)]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
@@ -153,8 +153,8 @@ def measure(report: Report, root: Path, shape: dict[str, Any], rounds: int) -> N
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.load", description=__doc__)
     parser.add_argument("--output", type=Path, help="JSON file with every sample")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--small", action="store_true", help="a model that loads in a moment")
+    parser.add_argument("--rounds", type=int, default=5, help="number of samples for each figure")
+    parser.add_argument("--small", action="store_true", help="use a small model that loads in a moment")
     parser.add_argument("--write", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--touch", type=int, help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""What `EngineCore.step` costs beside its two programs."""
+"""Measures the cost of `EngineCore.step` beside its two programs."""
 
 import random
 import time
@@ -24,7 +24,7 @@ WARM_UP_STEPS = 5
 
 
 def make_engine(directory: Path, **knobs: Any) -> EngineCore:
-    """A float32 engine with random weights, once nothing compiles in its background any more and all programs ran."""
+    """A float32 engine with random weights, in which all programs are compiled and have run once."""
     core = EngineCore(EngineConfig(model_path=str(directory), load_format="dummy", dtype="float32", **knobs))
     settled.wait_until_compiled(core.stats)
     while core.has_work:
@@ -33,7 +33,7 @@ def make_engine(directory: Path, **knobs: Any) -> EngineCore:
 
 
 def make_decoding_engine(directory: Path, batch: int, **knobs: Any) -> EngineCore:
-    """An engine for so many requests, with few shapes to compile: only their decoding will be measured."""
+    """An engine for this number of requests. It has few shapes to compile, because only decoding is measured."""
     return make_engine(
         directory,
         max_running_requests=batch,
@@ -44,17 +44,17 @@ def make_decoding_engine(directory: Path, batch: int, **knobs: Any) -> EngineCor
 
 
 def random_prompt(seed: int, num_tokens: int, vocab_size: int) -> tuple[int, ...]:
-    """Token ids that the seed decides."""
+    """Random token ids, which depend only on the seed."""
     return tuple(random.Random(seed).choices(range(vocab_size), k=num_tokens))
 
 
 def greedy(max_new_tokens: int) -> SamplingParams:
-    """Exactly so many tokens, the likeliest each time."""
+    """Sampling parameters for exactly this number of tokens, the likeliest each time."""
     return SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, ignore_eos=True)
 
 
 class Decoding:
-    """An engine in which a number of requests do nothing but decode, for as long as their context lasts."""
+    """An engine in which a number of requests only decode, for as long as their context lasts."""
 
     def __init__(self, core: EngineCore, batch: int, prompt_len: int):
         """Brings all requests to their first token."""
@@ -71,11 +71,11 @@ class Decoding:
 
     @property
     def context_lens(self) -> list[int]:
-        """Tokens of each request so far."""
+        """The number of tokens of each request so far."""
         return list(self._lens.values())
 
     def run(self, count: int) -> None:
-        """Makes so many steps and waits for what the last one left to the device."""
+        """Makes steps and waits for the work that the last one left on the device."""
         for _ in range(count):
             self._step()
         jax.block_until_ready(jax.live_arrays())
@@ -95,15 +95,15 @@ class Decoding:
 
 
 def measure_loop(report: Report, directory: Path, batch: int, *, prompt_len: int, rounds: int, steps: int) -> None:
-    """The whole loop against the bare programs, which run at the context that the loop has reached.
+    """Measures the whole loop and the bare programs, which run at the context that the loop has reached.
 
-    A sample is the mean of `steps` steps with the device idle before and after: the loop leaves work on the device
-    when a step returns, so single steps cannot be told apart.
+    A sample is the mean of `steps` steps, with the device idle before and after. Single steps cannot be timed, because
+    a step leaves work on the device when it returns.
     """
     core = make_decoding_engine(directory, batch)
     engine = Decoding(core, batch, prompt_len)
-    # Tables as large as the engine's make its programs the same; pages side by side, as a fresh engine deals them out,
-    # its memory accesses.
+    # With tables as large as the engine's the programs are the same. With pages side by side, as a new engine allocates
+    # them, the memory accesses are the same.
     config = ModelConfig.from_directory(directory)
     bare = BareStep(config, jnp.float32, max_rows=batch, context_len=CONTEXT_LEN, is_shuffled=False)
 
@@ -123,10 +123,10 @@ def measure_loop(report: Report, directory: Path, batch: int, *, prompt_len: int
 
 
 def measure_null(report: Report, folder: Path, batch: int, *, prompt_len: int, steps: int) -> None:
-    """The loop around a model that computes nothing: planning, packing, dispatch through JAX, reading, commit.
+    """Measures the loop with a model that computes nothing: planning, packing, dispatch through JAX, reading, commit.
 
-    The host's time is that of the thread that steps; the device's own threads, which have next to nothing to do, are in
-    the time of the process.
+    The host's time is that of the thread that steps. The time of the process also has the device's threads, which have
+    almost nothing to do.
     """
     with null_model.registered():
         core = make_decoding_engine(write_model(folder, null_model.SHAPE), batch)

@@ -1,9 +1,9 @@
-"""A server whose engine costs nothing, so that what the front costs can be seen.
+"""A server whose engine costs nothing, so that the cost of the front can be measured.
 
     python -m bench.null_engine --steps-per-second N [--front-core CORE] [--port PORT]
 
-Each step gives every request one token, so many steps a second; the tokens are words of the embedded tokenizer, each of
-which has text at once. The front is the real one.
+Each step gives every request one token. The tokens are words of the embedded tokenizer, each of which becomes text at
+once. The front is the real one.
 """
 
 import argparse
@@ -26,29 +26,29 @@ MAX_RUNNING = 4096
 
 
 def words_of(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Tokens whose text is plain letters, so that each has text of its own."""
+    """Tokens of plain letters, each of which becomes text without waiting for the next token."""
     return tuple(token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token).strip().isalpha())
 
 
 class NullGrammars:
-    """Whatever the front sends; no answer is governed by it."""
+    """Takes the grammars that the front sends. They constrain no answer."""
 
     are_loaded = True
 
     def add_grammar(self, key: str, tables: bytes) -> None:
-        """Nothing is kept."""
+        """Does nothing, because grammars are not stored."""
 
     def forget_grammars(self, keys: Sequence[str]) -> None:
-        """Nothing was kept."""
+        """Does nothing, because grammars are not stored."""
 
 
 class NullCore:
-    """Implements `jsg.engine.child.process.Core`: token i of every answer is word i, over and over."""
+    """Implements `jsg.engine.child.process.Core`. Token i of every answer is word i, modulo the number of words."""
 
     is_settled = True
 
     def __init__(self, config: EngineConfig, *, report: Callable[[Progress], None]) -> None:
-        # The knob of a step's budget carries the pace: an engine that computes nothing has no other use for it.
+        # The option for a step's token budget carries the pace, because an engine that computes nothing has no budget.
         self._step_s = 1 / (config.chunked_prefill_size or 1)
         self._words = words_of(load_tokenizer(resolve_model("tiny")))
         self._left: dict[str, int] = {}
@@ -84,7 +84,7 @@ class NullCore:
         self._made.pop(rid, None)
 
     def step(self) -> list[RequestOutput]:
-        """Waits for the moment of the next step; late ones are made up for, so that the pace is kept."""
+        """Waits for the time of the next step. After a late step the next ones come sooner, to keep the pace."""
         time.sleep(max(0.0, self._next_s - time.monotonic()))
         self._next_s += self._step_s
         return [self._advance(rid) for rid in list(self._left)]
@@ -115,15 +115,15 @@ class NullCore:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.null_engine", description=__doc__)
-    parser.add_argument("--steps-per-second", type=int, required=True)
-    parser.add_argument("--front-core", type=int, help="core that the front, and nothing else of it, runs on")
-    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--steps-per-second", type=int, required=True, help="tokens per second of each request")
+    parser.add_argument("--front-core", type=int, help="CPU core for the front; the engine runs on others")
+    parser.add_argument("--port", type=int, default=0, help="port of the server; default: any free port")
     options = parser.parse_args(arguments)
     started = time.monotonic()
     engine = EngineConfig(model_path="null", chunked_prefill_size=options.steps_per_second)
     child = EngineChild.spawn(engine, core="bench.null_engine:NullCore")
     if options.front_core is not None:
-        os.sched_setaffinity(0, {options.front_core})  # before there is a second thread
+        os.sched_setaffinity(0, {options.front_core})  # before a second thread exists
     from jsg.server.run import serve
 
     server, tokenizer_dir = ServerConfig(port=options.port), resolve_model("tiny")

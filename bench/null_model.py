@@ -1,4 +1,4 @@
-"""A model that computes nothing, so that what a step costs beside the model can be seen."""
+"""A model that computes nothing, so that the cost of a step beside the model can be measured."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,10 +1,10 @@
-"""Draws what `bench.device` measured under the roofs of the device that it measured it on.
+"""Draws the figures of a `bench.device` run as a roofline plot.
 
     python -m bench.plot_roofline bench/results/RUN.json -o docs/roofline.svg
 
-On the left the roofline: how many operations a byte that is moved is used for, and how many are done a second; the
-sloped roof is copy bandwidth, the flat one the rate of a large matmul, both from the same run. On the right how near
-each step and kernel comes to its own floor, which counts matmuls and attention one after the other. Needs matplotlib.
+The left panel is the roofline: operations per byte that is moved, and operations per second. The sloped roof is copy
+bandwidth, and the flat roof is the rate of a large matmul, both from the same run. The right panel shows how near each
+step and kernel comes to its own floor, which counts matmuls and attention one after the other. It needs matplotlib.
 """
 
 import argparse
@@ -25,12 +25,12 @@ STYLES = {
     "prefill": ("s", "C1", "prefill"),
     "attention": ("^", "C2", "attention of one layer"),
 }
-"""Marker, colour and legend of each kind of figure."""
+"""The marker, colour and legend of each kind of figure."""
 MOST_BARS = 24
 
 
 class Point(NamedTuple):
-    """One figure: operations per byte, operations per second, and how near it came to its floor."""
+    """One figure: operations per byte, operations per second, and how near it comes to its floor."""
 
     kind: str
     name: str
@@ -40,7 +40,7 @@ class Point(NamedTuple):
 
 
 def points(figures: Sequence[dict[str, Any]]) -> list[Point]:
-    """The figures that say what they moved and computed."""
+    """The figures that have the bytes that they moved and the operations that they computed."""
     found = []
     for figure in figures:
         facts = figure["facts"]
@@ -53,7 +53,7 @@ def points(figures: Sequence[dict[str, Any]]) -> list[Point]:
 
 
 def draw(run: dict[str, Any]) -> Figure:
-    """Both panels. Raises ValueError where the run has no rates or nothing to draw."""
+    """Draws both panels. Raises ValueError if the run has no rates or nothing to draw."""
     best = {figure["facts"].get("kind"): max(figure["samples"]) for figure in run["figures"]}
     found = points(run["figures"])
     if not {"copy", "matmul"} <= set(best) or not found:
@@ -106,8 +106,10 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.plot_roofline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", type=Path, help="JSON file that bench.device has written")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="image; its ending names the format")
+    parser.add_argument("run", type=Path, help="result file of bench.device (JSON)")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, help="file for the image; its ending names the format"
+    )
     options = parser.parse_args(arguments)
     save(draw(json.loads(options.run.read_text(encoding="utf-8"))), options.output)
 

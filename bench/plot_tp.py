@@ -1,10 +1,10 @@
-"""Draws what `bench.tp` worked out: the time of each step on 1 to 8 H200s.
+"""Draws the results of `bench.tp`: the time of each step on 1 to 8 H200s.
 
     python -m bench.plot_tp bench/results/RUN.json -o docs/tensor-parallel.svg
 
-A bar is a model's time, no measurement: reading weights and keys or computing, one device's part of it, and above it
-the exchanges, at the latency of two GPUs and at that of a ring. Hatched where the weights leave no room for a request.
-Needs matplotlib.
+A bar is a calculated time and not a measurement. Its lower part is one device's time to read weights and keys, or to
+compute. Above it are the exchanges, at the latency of two GPUs and at that of a ring. A bar is hatched if the weights
+leave no room for a request. It needs matplotlib.
 """
 
 import argparse
@@ -24,7 +24,7 @@ PARTS = (("one device's part", "C0"), ("exchanges", "C1"), ("if latencies are a 
 
 
 def draw(run: dict[str, Any]) -> Figure:
-    """A row for each model, a column for each step. Raises ValueError where the run has no steps."""
+    """Draws a row for each model and a column for each step. Raises ValueError if the run has no steps."""
     steps = [figure for figure in run["figures"] if figure["facts"]["kind"] == "step"]
     if not steps:
         raise ValueError("the run has no steps; is it one of bench.tp?")
@@ -64,8 +64,10 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.plot_tp", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", type=Path, help="JSON file that bench.tp has written")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="image; its ending names the format")
+    parser.add_argument("run", type=Path, help="result file of bench.tp (JSON)")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, help="file for the image; its ending names the format"
+    )
     options = parser.parse_args(arguments)
     save(draw(json.loads(options.run.read_text(encoding="utf-8"))), options.output)
 

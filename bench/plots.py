@@ -1,4 +1,4 @@
-"""How a plot is written."""
+"""Writes plots to files."""
 
 from pathlib import Path
 
@@ -7,6 +7,6 @@ from matplotlib.figure import Figure
 
 
 def save(figure: Figure, output: Path) -> None:
-    """Writes an image whose ending names the format; the same figure gives the same file."""
+    """Writes an image in the format that the file's ending names. The same figure always gives the same file."""
     with mpl.rc_context({"svg.hashsalt": "jsg", "svg.fonttype": "none"}):
         figure.savefig(output, metadata={"Date": None} if output.suffix == ".svg" else None)

@@ -1,11 +1,11 @@
-"""Attention of one whole prompt: the kernel over pages against what JAX brings for arrays that lie in order.
+"""Compares attention of one whole prompt: the kernel over pages, and JAX's attention over contiguous arrays.
 
-    ragged, pages of 1     `ragged_paged_attention`, every token's keys and values in a page of their own
-    ragged, pages of 16    the same, sixteen tokens to a page
-    cudnn, xla             `jax.nn.dot_product_attention`, which would need keys and values gathered first
+    ragged, pages of 1     `ragged_paged_attention` with one token in each page
+    ragged, pages of 16    the same with sixteen tokens in each page
+    cudnn, xla             `jax.nn.dot_product_attention`, for which keys and values would have to be gathered first
 
-The engine always runs the first. cuDNN is to take its place for prompts without a cached prefix only where a device
-shows that it wins; no device has been asked yet.
+The engine always runs the first. cuDNN would replace it for prompts without a cached prefix on a device that shows that
+cuDNN is faster there; no device has been measured yet.
 """
 
 import functools
@@ -24,13 +24,14 @@ from jsg.kernels_pallas.tile import QUERY_TILE
 
 ON_GPU = ("ragged, pages of 1", "ragged, pages of 16", "cudnn", "xla")
 ON_CPU = ("xla",)
-"""The kernel could only be interpreted there: too slow for more than a test."""
+"""The sides that a CPU measures. It could only interpret the kernel, which is too slow except for a test."""
 QUEUED = 10
-"""Calls in one sample, so that what a call costs the host is hidden as it is in a step."""
+"""The number of calls in one sample. It hides the host's cost of a call, as a step does."""
 MAX_SCORES = 2**30
-"""Of all heads together: "xla" writes them to memory, and is left out where there are more."""
+"""The most scores of all heads together. The side "xla" writes them to memory, and is left out if there are more."""
 MAX_ERROR = {"float32": 1e-4, "bfloat16": 3e-2}
-"""By which two sides may differ over unit normal values; of those above 1 relative to them, for they round coarser."""
+"""The most by which two sides may differ for standard normal values. Above 1 the error is relative, because rounding is
+coarser there."""
 
 
 class Prompt(NamedTuple):
@@ -55,17 +56,17 @@ def measure(
     """Milliseconds of one layer's attention, by side.
 
     Args:
-        num_tokens: Of the prompt; a multiple of 16.
-        dtype: Of everything.
-        heads: Query heads.
-        kv_heads: Key-value heads.
-        head_dim: Of each head.
-        sides: Which to measure; None for all that this device can run.
-        count: Samples of each side, fewer where time runs out.
-        budget_s: Time for the samples of one side.
+        num_tokens: Number of tokens of the prompt; a multiple of 16.
+        dtype: Type of all arrays.
+        heads: Number of query heads.
+        kv_heads: Number of key-value heads.
+        head_dim: Size of each head.
+        sides: The sides to measure; None for all that this device can run.
+        count: Number of samples of each side; fewer if time runs out.
+        budget_s: Seconds for the samples of one side.
 
     Raises:
-        ArithmeticError: Two sides differ by more than rounding explains: a wrong kernel is fast too.
+        ArithmeticError: Two sides differ by more than rounding explains. A wrong kernel may be fast too.
     """
     on_cpu = jax.default_backend() == "cpu"
     shapes = [(num_tokens, each, head_dim) for each in (heads, kv_heads, kv_heads)]
@@ -86,7 +87,7 @@ def measure(
             continue
         expected = found if expected is None else expected
         error = np.max(np.abs(found - expected) / np.maximum(1, np.abs(expected)))
-        if not error <= MAX_ERROR[dtype]:  # NaN neither
+        if not error <= MAX_ERROR[dtype]:  # also true for NaN
             raise ArithmeticError(f"{name!r} differs from the side before it by {error:.2g} at {num_tokens} tokens")
         samples[name] = [
             sample / QUEUED
@@ -102,7 +103,7 @@ def _queue(run: Callable[[], jax.Array]) -> None:
 
 
 def _side(name: str, prompt: Prompt, *, interpret: bool) -> Callable[[], jax.Array]:
-    """Attention of the prompt by one side, its inputs already where the side wants them."""
+    """A function that runs one side's attention of the prompt. Its inputs are already in the form for this side."""
     match name:
         case "xla" | "cudnn":
             return functools.partial(jax.jit(functools.partial(_dense, implementation=name)), *prompt)
@@ -126,7 +127,7 @@ def _ragged(
 
 
 def _in_pages(prompt: Prompt, page_size: int) -> tuple[jax.Array, jax.Array, jax.Array, AttentionInputs]:
-    """Queries, pools of shuffled pages, and who sees what."""
+    """The queries, pools of shuffled pages, and the arrays that say which tokens see which."""
     num_tokens = len(prompt.queries)
     num_pages = num_tokens // page_size
     pages = 1 + np.random.default_rng(0).permutation(num_pages).astype(np.int32)

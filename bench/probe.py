@@ -1,7 +1,7 @@
-"""How long a server takes to say that it is well: `python -m bench.probe URL PERIOD_S`, until its stdin ends.
+"""Measures how long a server takes to answer `/health`: `python -m bench.probe URL PERIOD_S`, until its stdin ends.
 
-A process of its own with one socket, so that its delays are the server's and those of the machine, not those of a busy
-client. How late its own timer is tells the machine's part. Prints JSON with two lists of seconds.
+It is a separate process with one socket, so that its delays are those of the server and the machine, and not those of a
+busy client. The lateness of its own timer shows the machine's part. It prints JSON with two lists of seconds.
 """
 
 import http.client

@@ -1,8 +1,8 @@
-"""What 8 bits do to the answers of the embedded model: `python -m bench.quantised [--output FILE]`.
+"""Measures how 8-bit types change the answers of the embedded model: `python -m bench.quantised [--output FILE]`.
 
-At every position of held-out cases of its tasks, answers included, the distribution of the next token is compared with
-that of the model as it was published, in float32 with unquantised keys and values. Nothing is sampled, so the figures
-do not depend on chance or on the load of the machine; the last digits depend on the kind of processor.
+At every position of held-out cases of the model's tasks, with their answers, the distribution of the next token is
+compared with that of the unchanged model, in float32 with unquantised keys and values. Nothing is sampled, so the
+figures do not depend on chance or on the load of the machine. Their last digits depend on the kind of processor.
 """
 
 import argparse
@@ -29,12 +29,12 @@ from jsg.models.loading import load_model, resolve_kv_dtype
 from jsg.sources import resolve_model
 
 NUM_TOKENS = 256
-"""A text is cut there, and the steps of all have this shape."""
+"""Texts are cut to this number of tokens, and every step has this shape."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """The knobs of one side, with the names that they have in `EngineConfig`."""
+    """The options of one side, with their names in `EngineConfig`."""
 
     dtype: str = "float32"
     quantization: str = "none"
@@ -45,7 +45,7 @@ class Setting:
 
 
 SETTINGS = (
-    Setting(dtype="bfloat16"),  # the default of accelerators: a measure for the others
+    Setting(dtype="bfloat16"),  # the default of accelerators, to compare the others with
     Setting(quantization="int8"),
     Setting(quantization="fp8"),
     Setting(kv_cache_dtype="fp8_e4m3"),
@@ -56,7 +56,7 @@ SETTINGS = (
 
 
 class Scorer:
-    """The model with one setting: a text goes in, the distribution after each of its tokens comes out."""
+    """The model with one setting. It gives the distribution of the next token after each token of a text."""
 
     def __init__(self, directory: Path, setting: Setting):
         config = ModelConfig.from_directory(directory)
@@ -78,7 +78,7 @@ class Scorer:
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self._weights))
 
     def __call__(self, text: list[int]) -> np.ndarray:
-        """Log-probabilities [len(text), V]."""
+        """The log-probabilities [len(text), V]."""
         position = np.arange(NUM_TOKENS, dtype=np.int32)
         is_real = position < len(text)
         starts = jnp.asarray(position[::QUERY_TILE])
@@ -105,7 +105,7 @@ class Scorer:
 
 
 def held_out_texts(directory: Path, per_task: int) -> Iterator[list[int]]:
-    """Tokens of the model's own held-out cases, each with its answer."""
+    """The tokens of the model's held-out cases, each with its answer."""
     sys.path.insert(0, str(ROOT / "examples" / "tiny_model"))
     from evaluate import EVALUATED, held_out_cases, prompt_text  # pyright: ignore[reportMissingImports]
 
@@ -116,7 +116,7 @@ def held_out_texts(directory: Path, per_task: int) -> Iterator[list[int]]:
 
 
 def compare(expected: Iterable[np.ndarray], found: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """At each position the divergence KL(expected || found) in nats, and whether the likeliest token is the same."""
+    """For each position the divergence KL(expected || found) in nats, and whether the likeliest token is the same."""
     divergences, agreements = [], []
     for exact, other in zip(expected, found, strict=True):
         exact = exact.astype(np.float64)
@@ -127,8 +127,8 @@ def compare(expected: Iterable[np.ndarray], found: Iterable[np.ndarray]) -> tupl
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.quantised", description=__doc__)
-    parser.add_argument("--per-task", type=int, default=10, help="held-out cases of each task")
-    parser.add_argument("--output", type=Path, help="JSON file")
+    parser.add_argument("--per-task", type=int, default=10, help="number of held-out cases of each task")
+    parser.add_argument("--output", type=Path, help="JSON file for all figures")
     options = parser.parse_args(arguments)
     directory = resolve_model("tiny")
     texts = list(held_out_texts(directory, options.per_task))

@@ -1,7 +1,7 @@
-"""What a benchmark leaves behind: where and how it ran, every sample, a table for people and JSON for machines.
+"""The report of a benchmark: where and how it ran, and every sample, as a table for people and as JSON for machines.
 
-The file is written anew after every figure, so a run that is cut off keeps what it has measured. No JAX here: a bench
-of host code imports this too.
+The file is written again after every figure, so an aborted run keeps what it has measured. No JAX here, because
+benchmarks of host code import this too.
 """
 
 import dataclasses
@@ -23,13 +23,13 @@ PACKAGES = ("jax", "jaxlib", "flax", "numpy", "numba")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Figure:
-    """One thing that was measured.
+    """One measurement.
 
     Attributes:
-        name: What.
-        unit: Of the samples.
-        samples: All of them, in order.
-        facts: What belongs beside it: a target, a floor, the shape.
+        name: What was measured.
+        unit: The unit of the samples.
+        samples: All samples in order.
+        facts: Further information, such as a target, a floor, or the shape.
     """
 
     name: str
@@ -39,16 +39,16 @@ class Figure:
 
     @property
     def smallest(self) -> float:
-        """The sample with the least disturbance, where less is better."""
+        """The smallest sample. If less is better, it is the one with the least disturbance."""
         return min(self.samples)
 
     @property
     def median(self) -> float:
-        """The sample in the middle."""
+        """The median of the samples."""
         return statistics.median(self.samples)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, rounded to what can be meant."""
+        """All fields, with rounded numbers."""
         return {
             "name": self.name,
             "unit": self.unit,
@@ -60,16 +60,16 @@ class Figure:
 
 
 class Report:
-    """Figures of one run, in the order they were measured; prints each as it comes."""
+    """The figures of one run in the order in which they are measured. It prints each one at once."""
 
     def __init__(self, module: str, arguments: Sequence[str], output: Path | None, **header: Any):
-        """Notes the circumstances.
+        """Records the circumstances of the run.
 
         Args:
-            module: What was run, as in `python -m bench.engine`.
+            module: The module that runs, as in `python -m bench.engine`.
             arguments: Its command line.
-            output: JSON file; None for none.
-            **header: What else to note, such as the device.
+            output: JSON file; None for no file.
+            **header: Further circumstances, such as the device.
         """
         self.header = describe_run(module, arguments) | header
         self.figures: list[Figure] = []
@@ -78,7 +78,7 @@ class Report:
             print(f"{name}: {value}", flush=True)
 
     def add(self, name: str, unit: str, samples: Iterable[float], **facts: Any) -> Figure:
-        """Notes and prints a figure, and writes the file."""
+        """Adds and prints a figure, and writes the file."""
         figure = Figure(name, unit, tuple(samples), facts)
         self.figures.append(figure)
         print(table([figure], with_head=len(self.figures) == 1), flush=True)
@@ -86,7 +86,7 @@ class Report:
         return figure
 
     def close(self) -> None:
-        """Notes the load at the end and prints the whole table."""
+        """Records the machine's load at the end, and prints the table."""
         self.header["load_average_at_end"] = _load_average()
         self._write()
         print("\n" + table(self.figures))
@@ -112,7 +112,7 @@ def table(figures: Sequence[Figure], *, with_head: bool = True) -> str:
 
 
 def describe_run(module: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Date, command, commit, hardware, versions and load. Paths in the command are cut to their last part."""
+    """Date, command, commit, hardware, versions and load. Of paths in the command only the last part is kept."""
     shown = [Path(argument).name if argument.startswith("/") else argument for argument in arguments]
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -129,7 +129,7 @@ def describe_run(module: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of the working tree, marked where the tree differs from it; "unknown" outside a repository."""
+    """The commit of the working tree, with a mark if the tree differs from it; "unknown" outside a repository."""
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         return head + (" (changed)" if _git("status", "--porcelain", "--untracked-files=no") else "")

@@ -1,4 +1,4 @@
-"""What a device can do at best, measured, and the time that follows from it for a step: see `jsg.engine.selfcheck`."""
+"""The measured rates of a device at best, and the least time of a step that follows; see `jsg.engine.selfcheck`."""
 
 from jsg.engine.selfcheck import Cost, Rates, copy_rates, matmul_rates, step_cost
 

@@ -1,7 +1,7 @@
-"""What the host pays to schedule: `python -m bench.sched --output sched.json`.
+"""Measures the host's time for scheduling: `python -m bench.sched --output sched.json`.
 
-No device and no model: batches are planned, packed and answered with made-up tokens. Times are processor time of this
-thread, so a busy machine disturbs them less.
+There is no device and no model. Batches are planned, packed and answered with invented tokens. Times are processor time
+of this thread, so a busy machine disturbs them less.
 """
 
 import argparse
@@ -34,12 +34,12 @@ NUM_WAITING = 10_000
 NUM_LEAVES = 10_000
 NUM_PAGES = 2_000_000
 NUM_EDGES = 2000
-"""Edges of 32 tokens, with two of as many below each, in which the memory of the tree is measured."""
+"""The size of the tree whose memory is measured: this number of edges of 32 tokens, each with two such edges below."""
 
 
 @dataclasses.dataclass
 class Host:
-    """A scheduler and what it stands on, with a device that answers at once with any token."""
+    """A scheduler with its cache, and a device that answers at once with any token."""
 
     scheduler: Scheduler
     allocator: PageAllocator
@@ -49,13 +49,13 @@ class Host:
     commit_ms: list[float] = dataclasses.field(default_factory=list)
 
     def take_pages(self, count: int) -> np.ndarray:
-        """Pages of whoever is measured."""
+        """Pages for the part that is measured."""
         pages = self.allocator.allocate(count)
         assert pages is not None, "the pool is larger than anything that is measured"
         return pages
 
     def step(self) -> Batch:
-        """Plan, pack, commit; notes the time of each."""
+        """Makes a step (plan, pack, commit) and records the time of each part."""
         table = self.scheduler.table
         constants = np.zeros((len(table.pages), SAMPLING_COLUMNS - 2), np.int32)
         start = time.thread_time_ns()
@@ -74,7 +74,7 @@ class Host:
 
 
 def make_host(policy: str = "lpm", *, page_size: int = 1, chunk: int = 8192) -> Host:
-    """An engine's host side with the sizes of a large server."""
+    """The host side of an engine with the sizes of a large server."""
     allocator = PageAllocator(NUM_PAGES // page_size + 1)
     cache = RadixCache(page_size, allocator)
     config = SchedulerConfig(
@@ -95,7 +95,7 @@ def request(rid: str, tokens: np.ndarray, max_new: int) -> Request:
 
 
 def milliseconds(run: Callable[[], object]) -> float:
-    """Processor time of this thread in one call."""
+    """The processor time of this thread in one call."""
     start = time.thread_time_ns()
     run()
     return (time.thread_time_ns() - start) / 1e6
@@ -109,16 +109,16 @@ def percentile_99(samples: Sequence[float]) -> float:
 
 
 def prompts(rng: np.random.Generator, count: int, num_shared: int, num_own: int) -> list[np.ndarray]:
-    """Prompts of twenty families; those of a family share a prefix."""
+    """Prompts of twenty families. Those of one family share a prefix."""
     families = rng.integers(0, VOCAB, (20, num_shared)).astype(np.int32)
     own = rng.integers(0, VOCAB, (count, num_own)).astype(np.int32)
     return [np.concatenate([families[i % 20], tail]) for i, tail in enumerate(own)]
 
 
 def time_waiting(report: Report, policy: str, num_steps: int) -> None:
-    """Steps of a server with as many running as it can, with many waiting and with few: the difference is the queue.
+    """Measures steps of a full server with many and with few waiting requests. The difference is the queue's cost.
 
-    Each step one request ends, so one is admitted, one arrives, and the tree changes.
+    In each step one request ends, one is admitted, one arrives, and the tree changes.
     """
     plans = {}
     for num_waiting in (100, NUM_WAITING):
@@ -146,7 +146,7 @@ def time_waiting(report: Report, policy: str, num_steps: int) -> None:
 
 
 def time_reorder(report: Report, policy: str, num_samples: int) -> None:
-    """One insert that lengthens the cached prefix of everybody who waits, the order after it, and back."""
+    """Measures an insert that lengthens the cached prefix of all waiting requests, their new order, and the undoing."""
     rng = np.random.default_rng(0)
     host = make_host(policy)
     shared = rng.integers(0, VOCAB, 1000).astype(np.int32)
@@ -170,7 +170,7 @@ def time_reorder(report: Report, policy: str, num_samples: int) -> None:
 
 
 def time_tree(report: Report, num_samples: int) -> None:
-    """Match and insert of a prompt of 10 000 tokens: nothing cached, and cached in edges of 32."""
+    """Measures match and insert of a prompt of 10 000 tokens: nothing cached, or all cached in edges of 32 tokens."""
     rng = np.random.default_rng(0)
     host = make_host()
     cold = []
@@ -189,7 +189,7 @@ def time_tree(report: Report, num_samples: int) -> None:
 
 
 def time_evictions(report: Report, num_samples: int) -> None:
-    """Eviction of many leaves at once, below one prefix, and of the edges of one prompt, one by one from its end."""
+    """Measures eviction of many leaves at once below one prefix, and of the edges of one prompt one by one."""
     rng = np.random.default_rng(0)
     shared = rng.integers(0, VOCAB, 1000).astype(np.int32)
     at_once, one_by_one = [], []
@@ -211,7 +211,7 @@ def time_evictions(report: Report, num_samples: int) -> None:
 
 
 def measure_memory(report: Report) -> None:
-    """Host bytes for each cached token where an edge has 32 on average."""
+    """Measures host bytes for each cached token if an edge has 32 tokens on average."""
     rng = np.random.default_rng(0)
     host = make_host()
     halves = rng.integers(0, VOCAB, (NUM_EDGES, 3, 32)).astype(np.int32)
@@ -231,7 +231,7 @@ def measure_memory(report: Report) -> None:
 
 
 def time_decode(report: Report, page_size: int, num_steps: int) -> None:
-    """Decode steps of as many requests as can run, and nothing else."""
+    """Measures decode steps of as many requests as can run."""
     rng = np.random.default_rng(0)
     host = make_host(page_size=page_size)
     for number in range(NUM_RUNNING):
@@ -252,7 +252,7 @@ def time_decode(report: Report, page_size: int, num_steps: int) -> None:
 
 
 def time_groups(report: Report, num_families: int, num_samples: int) -> None:
-    """Groups of the decoding requests, in so many families: found anew, and kept because the same requests decode."""
+    """Measures the groups of decoding requests of several families: found anew, and kept while the requests stay."""
     rng = np.random.default_rng(0)
     host = make_host()
     families = rng.integers(0, VOCAB, (num_families, 1000)).astype(np.int32)
@@ -273,7 +273,7 @@ def time_groups(report: Report, num_families: int, num_samples: int) -> None:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.sched", description=__doc__)
     parser.add_argument("--output", type=Path, help="JSON file with every sample")
-    parser.add_argument("--steps", type=int, default=300, help="steps or calls behind each figure")
+    parser.add_argument("--steps", type=int, default=300, help="number of steps or calls for each figure")
     options = parser.parse_args(arguments)
     report = Report("bench.sched", arguments, options.output)
     for page_size in (1, 16):

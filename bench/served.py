@@ -1,4 +1,4 @@
-"""A server as another process, and what the kernel says of its two processes."""
+"""Runs a server as another process, and reads from the kernel what its processes use."""
 
 import contextlib
 import dataclasses
@@ -18,15 +18,15 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Usage:
-    """What one process holds at a moment.
+    """What one process uses at a moment.
 
     Attributes:
-        rss: Bytes of memory that it has mapped and that are present; pages shared with others count in full.
-        pss: The same, a page shared by k processes counting a k-th.
-        anonymous: The same without pages of files: what the process itself has written. "Private" memory would jump
-            with the neighbours: a library's pages become private when the last other process that maps them ends.
-        num_threads, num_fds: Threads and open file descriptors.
-        cpu_s: Processor time since its start.
+        rss: Bytes of mapped memory that is present. Pages that it shares with others count in full.
+        pss: The same, but a page that k processes share counts as 1/k.
+        anonymous: The same without pages of files, which is what the process itself has written. "Private" memory would
+            depend on other processes: a library's pages become private when the last other process that maps them ends.
+        num_threads, num_fds: The numbers of threads and of open file descriptors.
+        cpu_s: Processor time since the start of the process.
     """
 
     rss: int
@@ -42,29 +42,29 @@ class Served:
     """A running server.
 
     Attributes:
-        url: Where it listens.
-        pids: Process ids by name: `front` and `engine`.
+        url: Its address.
+        pids: Its process ids by name: `front` and `engine`.
     """
 
     url: str
     pids: dict[str, int]
 
     def usage(self) -> dict[str, Usage]:
-        """Of both processes."""
+        """The usage of both processes."""
         return {name: usage_of(pid) for name, pid in self.pids.items()}
 
 
 @contextlib.contextmanager
 def served(arguments: Sequence[str], *, module: str = "jsg.cli", log: Path | None = None) -> Iterator[Served]:
-    """Starts `python -m MODULE ARGUMENTS`, which must greet as `jsg serve` does, and ends it in order.
+    """Starts `python -m MODULE ARGUMENTS`, which must print the greeting of `jsg serve`, and stops it at the end.
 
     Args:
-        arguments: With `--port 0` the kernel chooses the port.
-        module: What to run.
-        log: Where its stderr goes; None for nowhere.
+        arguments: The command line. With `--port 0` the kernel chooses the port.
+        module: The module to run.
+        log: A file for its stderr; None drops it.
 
     Raises:
-        RuntimeError: It ended before it was ready, or with another status than 0.
+        RuntimeError: The server ended before it was ready, or with a status other than 0.
     """
     with contextlib.ExitStack() as stack:
         errors = stack.enter_context(log.open("wb")) if log else subprocess.DEVNULL
@@ -84,7 +84,7 @@ def served(arguments: Sequence[str], *, module: str = "jsg.cli", log: Path | Non
 
 
 def usage_of(pid: int) -> Usage:
-    """What a process holds now."""
+    """What a process uses now."""
     fields = dict(re.findall(r"^(\w+):\s+(\d+) kB$", _read(pid, "smaps_rollup"), re.MULTILINE))
     stat = _read(pid, "stat").rpartition(")")[2].split()
     return Usage(
@@ -98,7 +98,7 @@ def usage_of(pid: int) -> Usage:
 
 
 def _address(process: subprocess.Popen[str]) -> str:
-    """Reads the greeting up to its end."""
+    """The server's address from its greeting, which is read to its end."""
     assert process.stdout is not None
     found = None
     for line in process.stdout:
@@ -111,7 +111,7 @@ def _address(process: subprocess.Popen[str]) -> str:
 
 
 def engine_of(pid: int) -> int:
-    """The engine process of a front that has one."""
+    """The engine process of a front with one engine."""
     engines = engines_of(pid)
     if len(engines) != 1:
         raise RuntimeError(f"the server should have one engine process, but has {len(engines)}")
@@ -119,7 +119,7 @@ def engine_of(pid: int) -> int:
 
 
 def engines_of(pid: int) -> list[int]:
-    """The engine processes of a front, which also has children that compile grammars; oldest first."""
+    """The engine processes of a front, oldest first. Its other children compile grammars."""
     engines = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -135,7 +135,7 @@ def _read(pid: int, name: str) -> str:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Ends what still runs; the engine ends with its parent."""
+    """Ends the server if it still runs. The engine ends with its parent."""
     if process.poll() is None:
         process.kill()
         process.wait(END_LIMIT_S)

@@ -1,4 +1,4 @@
-"""The models that are measured: shapes only, for the weights are random. No file is read."""
+"""The shapes of the models that are measured. Weights are random, and no file is read."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ LLAMA_100M: dict[str, Any] = {
     "tie_word_embeddings": False,
     "hidden_act": "silu",
 }
-"""About 100 million parameters: what a CPU is measured with."""
+"""About 100 million parameters, for measurements on a CPU."""
 
 LLAMA_500M: dict[str, Any] = LLAMA_100M | {
     "vocab_size": 32_000,
@@ -30,7 +30,7 @@ LLAMA_500M: dict[str, Any] = LLAMA_100M | {
     "num_attention_heads": 20,
     "num_key_value_heads": 4,
 }
-"""494.9 million parameters: what loading is measured with."""
+"""494.9 million parameters, for measurements of loading."""
 
 LLAMA_8B: dict[str, Any] = LLAMA_100M | {
     "vocab_size": 128_256,
@@ -43,7 +43,7 @@ LLAMA_8B: dict[str, Any] = LLAMA_100M | {
     "max_position_embeddings": 16_384,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
 }
-"""The shape of Llama 3 8B: what an accelerator is measured with."""
+"""The shape of Llama 3 8B, for measurements on an accelerator."""
 
 LLAMA_SMALL: dict[str, Any] = LLAMA_100M | {
     "vocab_size": 1024,
@@ -54,7 +54,7 @@ LLAMA_SMALL: dict[str, Any] = LLAMA_100M | {
     "num_key_value_heads": 2,
     "head_dim": 32,
 }
-"""Runs anywhere in a moment."""
+"""A tiny shape that runs anywhere in a moment."""
 
 CLIP_B: dict[str, Any] = {
     "model_type": "clip_vision_model",
@@ -65,7 +65,7 @@ CLIP_B: dict[str, Any] = {
     "image_size": 224,
     "patch_size": 16,
 }
-"""The tower of CLIP ViT-B/16: 196 patches of a tile."""
+"""The vision tower of CLIP ViT-B/16, with 196 patches in a tile."""
 
 CLIP_SMALL: dict[str, Any] = CLIP_B | {
     "hidden_size": 64,
@@ -74,11 +74,11 @@ CLIP_SMALL: dict[str, Any] = CLIP_B | {
     "num_attention_heads": 2,
     "image_size": 64,
 }
-"""16 patches of a tile, in a moment."""
+"""A tiny vision tower with 16 patches in a tile."""
 
 
 def llava(text: dict[str, Any], tower: dict[str, Any]) -> dict[str, Any]:
-    """LLaVA-1.5 of these halves: an image is one tile, each of whose patches is a token."""
+    """A LLaVA-1.5 of this text model and tower. An image is one tile, and each of its patches is a token."""
     return {
         "architectures": ["LlavaForConditionalGeneration"],
         "model_type": "llava",
@@ -92,7 +92,7 @@ def llava(text: dict[str, Any], tower: dict[str, Any]) -> dict[str, Any]:
 
 
 def llava_next_video(text: dict[str, Any], tower: dict[str, Any]) -> dict[str, Any]:
-    """LLaVA-NeXT-Video of these halves: two by two patches of a frame are a token."""
+    """A LLaVA-NeXT-Video of this text model and tower. Two by two patches of a frame are a token."""
     side = tower["image_size"]
     return llava(text, tower) | {
         "architectures": ["LlavaNextVideoForConditionalGeneration"],
@@ -105,7 +105,7 @@ def llava_next_video(text: dict[str, Any], tower: dict[str, Any]) -> dict[str, A
 
 
 def write_model(directory: Path, shape: dict[str, Any]) -> Path:
-    """Makes `directory` a model directory that `--load-format dummy` can load; returns it."""
+    """Makes `directory` a model directory that `--load-format dummy` can load, and returns it."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(shape), encoding="utf-8")
     return directory

@@ -1,4 +1,4 @@
-"""What sharing a prefix is worth: requests with one long beginning, with the radix cache and without."""
+"""Measures the gain of sharing a prefix: requests with one long common prefix, with and without the radix cache."""
 
 import time
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ class Workload(NamedTuple):
     output_len: int = 8
 
     def prompts(self, vocab_size: int) -> list[tuple[int, ...]]:
-        """The same prompts each time."""
+        """Random prompts, which are the same each time."""
         shared = random_prompt(-1, self.shared_len, vocab_size)
         return [shared + random_prompt(seed, self.own_len, vocab_size) for seed in range(self.num_requests)]
 
     def context_len(self) -> int:
-        """Tokens of one request."""
+        """The number of tokens of one request."""
         return self.shared_len + self.own_len + self.output_len
 
 
@@ -45,7 +45,7 @@ class Run(NamedTuple):
 def measure_shared_prefix(
     report: Report, directory: Path, *, rounds: int, workload: Workload | None = None, **knobs: Any
 ) -> None:
-    """Both engines take turns; each begins every run with an empty cache. `knobs` are those of both."""
+    """Measures both engines in turns. Each run begins with an empty cache. Both engines have the options `knobs`."""
     workload = workload or Workload()
     knobs["context_length"] = workload.context_len()
     knobs["max_total_tokens"] = workload.num_requests * workload.context_len()
@@ -77,7 +77,7 @@ def measure_shared_prefix(
 
 
 def run_all(core: EngineCore, prompts: Sequence[tuple[int, ...]], output_len: int) -> Run:
-    """Sends all prompts at once to an engine with an empty cache and steps until the last has ended."""
+    """Sends all prompts at once to an engine with an empty cache, and steps until the last request has ended."""
     core.flush_cache()
     cpu, num_steps, cached, total = time.process_time(), 0, 0, 0
     for index, prompt in enumerate(prompts):

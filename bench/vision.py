@@ -1,12 +1,12 @@
-"""Questions about images, and the vision encoder, on one core of this CPU: `python -m bench.vision`.
+"""Measures questions about images, and the vision encoder, on one core of this CPU: `python -m bench.vision`.
 
-Everything is float32, weights are random, times are processor time of the whole process. The text half is the 100M
-model, the tower that of CLIP ViT-B/16. Parts:
+Everything is float32, weights are random, and times are processor time of the whole process. The text model has 100
+million parameters, and the vision tower is that of CLIP ViT-B/16. Parts:
 
-    questions   several questions about each of some images, all sent at once, in turns by how much they share
+    questions   several questions about each of several images, all sent at once; three ways of sharing take turns
     encoder     the tower alone: tiles of images, and frames of videos, several at a time
 
-Pixels are ready when the clock starts: decoding and cutting images is the front's work.
+Pixels are ready when the clock starts, because the front decodes and cuts images.
 """
 
 import argparse
@@ -42,14 +42,14 @@ from jsg.types import Request
 PARTS = ("questions", "encoder")
 TARGET_SPEED_UP = ">= 3"
 AT_ONCE = (1, 2, 4, 8)
-"""Tiles or frames that the encoder takes."""
+"""The numbers of tiles or frames that the encoder takes at once."""
 SHARED, NO_RADIX, APART = "all shared", "radix cache off", "nothing shared"
 COUNTED = ("num_steps", "num_encoder_calls", "num_encoded_tiles")
-FEATURE_BYTES = 4  # of a float32
+FEATURE_BYTES = 4  # features are float32
 
 
 class Workload(NamedTuple):
-    """So many questions about each image, which stands before them; the question ends the prompt."""
+    """A number of questions about each image. A prompt has the image first and the question last."""
 
     num_images: int = 4
     num_questions: int = 6
@@ -58,7 +58,7 @@ class Workload(NamedTuple):
     output_len: int = 4
 
     def requests(self, model: ModelConfig) -> list[Request]:
-        """The same each time: a question about every image, then the next about every image."""
+        """The same requests each time: a question about every image, then the next question about every image."""
         vision = vision_of(model)
         items = [_image(model, seed, start=self.before_len) for seed in range(self.num_images)]
         before = random_prompt(-1, self.before_len, vision.image_token_id)
@@ -73,7 +73,7 @@ class Workload(NamedTuple):
 
 
 def _image(model: ModelConfig, seed: int, *, start: int) -> MediaInput:
-    """An image of one tile, whose pixels the seed decides."""
+    """An image of one tile with random pixels, which depend only on the seed."""
     vision = vision_of(model)
     size = (vision.image_size, vision.image_size)
     pixels = np.random.default_rng(seed).standard_normal((1, 3, *size), np.float32)
@@ -82,7 +82,7 @@ def _image(model: ModelConfig, seed: int, *, start: int) -> MediaInput:
 
 
 class Run(NamedTuple):
-    """One pass over all requests: its time, what it shared, and the answers by request."""
+    """One pass over all requests: its time, what was shared, and the answers by request."""
 
     cpu_s: float
     cached_share: float
@@ -93,7 +93,7 @@ class Run(NamedTuple):
 
 
 def vision_of(model: ModelConfig) -> VisionConfig:
-    """The vision half of a model that has one."""
+    """The vision half of a vision model."""
     assert model.vision is not None, "only a model that sees can be asked about images"
     return model.vision
 
@@ -101,10 +101,10 @@ def vision_of(model: ModelConfig) -> VisionConfig:
 def measure_questions(
     report: Report, directory: Path, *, rounds: int, workload: Workload | None = None, **knobs: Any
 ) -> None:
-    """Three ways of sharing take turns; each begins every run with nothing kept. `knobs` are those of both engines.
+    """Measures three ways of sharing in turns. Each run begins with empty caches. Both engines have the same `knobs`.
 
-    With the radix cache off the keys and values of an image are computed for each question, but its features are found
-    in the engine's store. With a namespace for each request nothing of another is found: its image is encoded too.
+    Without the radix cache, the keys and values of an image are computed for each question, but its features are found
+    in the engine's store. With a namespace for each request, requests share nothing, so images are encoded again too.
     """
     workload = workload or Workload()
     model = ModelConfig.from_directory(directory)
@@ -158,7 +158,7 @@ def _report_questions(report: Report, runs: dict[str, list[Run]], workload: Work
 
 
 def run_all(core: EngineCore, requests: Sequence[Request]) -> Run:
-    """Sends all requests at once to an engine that keeps nothing yet and steps until the last has ended."""
+    """Sends all requests at once to an engine with empty caches, and steps until the last request has ended."""
     assert core.flush_cache(), "requests of an earlier run are left"
     answers: dict[str, tuple[int, ...]] = {request.rid: () for request in requests}
     before, cpu, cached, total = core.stats(), time.process_time(), 0, 0
@@ -177,7 +177,7 @@ def run_all(core: EngineCore, requests: Sequence[Request]) -> Run:
 def measure_encoder(
     report: Report, directory: Path, *, rounds: int, per_round: int = 2, at_once: Sequence[int] = AT_ONCE
 ) -> None:
-    """The tower of a model that takes videos, with its projector; pixels come from the host, as in the engine."""
+    """Measures the tower and projector of a video model. Pixels come from the host, as in the engine."""
     model = ModelConfig.from_directory(directory)
     vision = vision_of(model)
     tower = cast(Llava, load_model(None, model, load_format="dummy", dtype=jnp.float32)).vision
@@ -202,7 +202,7 @@ def measure_encoder(
 
 
 def _encoder(tower: VisionTower, pixels: np.ndarray, *, is_video: bool) -> Callable[[], jax.Array]:
-    """Encodes the same pixels at each call, and waits for it."""
+    """A function that encodes the same pixels at each call, and waits for the result."""
     graph, leaves = nnx.split(tower)
 
     def encode(leaves: nnx.State, pixels: jax.Array) -> jax.Array:
@@ -242,10 +242,12 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.vision", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="parts; default: both")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--images", type=int, default=defaults.num_images)
-    parser.add_argument("--questions", type=int, default=defaults.num_questions, help="about each image")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="the parts to run; default: both")
+    parser.add_argument("--rounds", type=int, default=3, help="how many times each way is timed")
+    parser.add_argument("--images", type=int, default=defaults.num_images, help="number of images")
+    parser.add_argument(
+        "--questions", type=int, default=defaults.num_questions, help="number of questions about each image"
+    )
     parser.add_argument("--output-len", type=int, default=defaults.output_len, help="tokens of each answer")
     parser.add_argument("--output", type=Path, help="JSON file with every sample")
     return parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""What every test shares: a CPU, no network, one compile cache, hypothesis without chance, `--shared-data`, figures.
+"""What tests share: the CPU, no network, one compile cache, hypothesis without randomness, `--shared-data`, figures.
 
 The environment is set before anything imports JAX, so that this process and its children agree.
 """
@@ -99,7 +99,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def num_mappings() -> int:
-    """Of this process; 0 where the system does not tell."""
+    """The number of memory mappings of this process; 0 if the system does not give it."""
     return len(MAPPINGS.read_bytes().splitlines()) if MAPPINGS.exists() else 0
 
 

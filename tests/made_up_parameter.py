@@ -1,4 +1,4 @@
-"""`python -m tests.made_up_parameter`: puts one more parameter into the table, and prints where it then is, as JSON.
+"""`python -m tests.made_up_parameter`: adds a parameter to the table, and prints as JSON where it then appears.
 
 It runs in a process of its own, because the modules of jsg read the table when they are loaded.
 """

@@ -37,7 +37,7 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Parity:
-    """What a test hands its figure to."""
+    """Takes the figures of tests."""
 
     test: str
     found: list[Figure]
@@ -50,7 +50,7 @@ class Parity:
 
 
 def read() -> list[Figure]:
-    """What was written last."""
+    """The figures that were written last."""
     return [Figure(**fields) for fields in json.loads(RECORDS.read_text(encoding="utf-8"))]
 
 

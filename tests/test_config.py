@@ -1,4 +1,4 @@
-"""Knobs are checked where they are made, by the name the user typed."""
+"""Options are checked when they are made, and errors have the name that the user typed."""
 
 import dataclasses
 

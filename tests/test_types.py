@@ -1,4 +1,4 @@
-"""What a request may say: every rule, by the name of the field that breaks it."""
+"""The rules of a request. The error for each rule names the field that breaks it."""
 
 import math
 

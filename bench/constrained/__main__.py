@@ -3,10 +3,10 @@
     python -m bench.constrained [--engines jsg,llguidance] [--python xgrammar=/path/to/python ...] [--output FILE]
     python -m bench.constrained --maskbench DATA [--share N]
 
-An engine that this Python has not (the extra `bench-constrained` names them; xgrammar brings PyTorch) is run by the
-Python that `--python` names; it needs numpy and that engine only. CPU time of one thread; "cold" is the first time that
-a document is walked with a freshly compiled grammar, "warm" are the passes after it. Every token of a document is
-checked to be allowed. With `--maskbench` it is jsg alone over real schemas; see `maskbench.py`.
+`--python` names another Python for an engine that is not installed in this one (the extra `bench-constrained` has them;
+xgrammar brings PyTorch). That Python needs only numpy and the engine. Times are CPU time of one thread. "Cold" is the
+first walk over a document with a freshly compiled grammar; "warm" are the walks after it. Every token of a document is
+checked to be allowed. `--maskbench` measures jsg alone over real schemas; see `maskbench.py`.
 """
 
 import argparse
@@ -32,7 +32,7 @@ TARGETS = {
 
 
 def tekken() -> tuple[Any, list[bytes]]:
-    """The tokenizer of `mistral-common`, and its tokens' bytes by id; special ones have none."""
+    """The tokenizer of `mistral-common`, and the bytes of its tokens by id; special tokens have none."""
     import mistral_common
     from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
@@ -44,7 +44,7 @@ def tekken() -> tuple[Any, list[bytes]]:
 
 
 def work(skipped: list[str]) -> dict[str, Any]:
-    """The vocabulary, and each document in its tokens."""
+    """The vocabulary, and the tokens of each document."""
     tokenizer, tokens = tekken()
     cases = [case for case in CASES if case.name not in skipped]
     return {
@@ -103,7 +103,7 @@ def add_figures(report: Report, engine: str, figures: dict[str, Any]) -> None:
 
 
 def _without_path(argument: str) -> str:
-    """The argument as a result may hold it: without a path of this machine."""
+    """The argument in the form for a result file: without paths of this machine."""
     name, _, value = argument.partition("=")
     return f"{name}={Path(value).name}" if "/" in value else argument
 
@@ -112,12 +112,31 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.constrained", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--engines", default="jsg,llguidance", help="which, in this order, separated by commas")
-    parser.add_argument("--python", action="append", default=[], metavar="ENGINE=PYTHON", help="another Python for one")
-    parser.add_argument("--skip", action="append", default=[], metavar="ENGINE=CASE", help="a case not to run, by name")
-    parser.add_argument("--maskbench", type=Path, metavar="DATA", help="directory with maskbench-dev.jsonl: read that")
-    parser.add_argument("--share", type=int, default=1, help="with --maskbench: one schema of so many")
-    parser.add_argument("--output", type=Path, help="JSON file with every figure")
+    parser.add_argument(
+        "--engines", default="jsg,llguidance", help="engines to measure, in this order, separated by commas"
+    )
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="ENGINE=PYTHON",
+        help="the Python that runs this engine; may be given several times",
+    )
+    parser.add_argument(
+        "--skip",
+        action="append",
+        default=[],
+        metavar="ENGINE=CASE",
+        help="the name of a case that this engine does not run; may be given several times",
+    )
+    parser.add_argument(
+        "--maskbench",
+        type=Path,
+        metavar="DATA",
+        help="directory with maskbench-dev.jsonl; measures jsg over its schemas instead",
+    )
+    parser.add_argument("--share", type=int, default=1, help="with --maskbench: read every N-th schema only")
+    parser.add_argument("--output", type=Path, help="JSON file for all figures")
     options = parser.parse_args(arguments)
     pythons = dict(pair.split("=", 1) for pair in options.python)
     report = Report(

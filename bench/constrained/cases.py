@@ -1,7 +1,7 @@
 """The grammars and documents that every engine is given. Standard library only: other Pythons import this.
 
-Documents have the spelling that each grammar's fixed separators ask for, so that every engine can be given the same
-tokens; every token of a document is checked to be allowed.
+Documents are spelled with each grammar's fixed separators, so that every engine gets the same tokens. Every token of a
+document is checked to be allowed.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ class Case:
     """One grammar and a text that it matches.
 
     Attributes:
-        name: What.
+        name: Its name in reports.
         kind: "json_schema", "regex", "ebnf" or "json" (any JSON value, each engine's built-in grammar).
         text: The grammar.
         document: The text.

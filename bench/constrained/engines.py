@@ -1,4 +1,4 @@
-"""One engine behind one small interface. Each is imported by its own class only: they live in different Pythons."""
+"""A small interface for every engine. Only its own class imports an engine, because they are in different Pythons."""
 
 import json
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ class Unsupported(Exception):
 
 
 class Adapter(Protocol):
-    """What is measured. A compiled grammar and a matcher are whatever the engine makes."""
+    """The interface to one engine. Compiled grammars and matchers are the engine's own objects."""
 
     def __init__(self, tokens: Sequence[bytes], special_ids: Sequence[int], eos_id: int) -> None: ...
 
     def compile(self, case: Case) -> Any:
-        """Compiles a grammar, with nothing remembered of an earlier time where that can be had."""
+        """Compiles a grammar, without the engine's caches where they can be switched off."""
         ...
 
     def matcher(self, compiled: Any) -> Any:
@@ -36,7 +36,7 @@ class Adapter(Protocol):
         ...
 
     def is_allowed(self, token: int) -> bool:
-        """Whether the mask written last has the token."""
+        """Whether the last mask allows the token."""
         ...
 
 
@@ -84,11 +84,11 @@ class LlGuidance:
         import mistral_common
         from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
-        # Inside forced text it allows only the tokens that the tokenizer would write, so it needs the real one.
+        # Inside forced text llguidance allows only the tokens that the tokenizer would write, so it needs the real one.
         tekken = Tekkenizer.from_file(str(Path(mistral_common.__file__).parent / "data" / "tekken_240911.json"))
 
         class Described:
-            """What `TokenizerWrapper` asks of a tokenizer."""
+            """The attributes of a tokenizer that `TokenizerWrapper` reads."""
 
             eos_token_id, bos_token_id = eos_id, None
 
@@ -175,7 +175,7 @@ class XGrammar:
 
 
 class Outlines:
-    """outlines_core. Its index holds one entry per state and token: large grammars take minutes and gigabytes."""
+    """outlines_core. Its index has one entry for each state and token, so large grammars take minutes and gigabytes."""
 
     def __init__(self, tokens: Sequence[bytes], special_ids: Sequence[int], eos_id: int) -> None:
         import outlines_core  # pyright: ignore[reportMissingImports]
@@ -205,7 +205,7 @@ class Outlines:
         matcher.write_mask_into(self.mask.ctypes.data, len(self.mask), 4)
 
     def accept(self, matcher: Any, token: int) -> None:
-        matcher.advance(token, return_tokens=False)  # else it lists every token that may follow
+        matcher.advance(token, return_tokens=False)  # otherwise it would list every token that may follow
 
     def is_allowed(self, token: int) -> bool:
         return _bit(self.mask, token)

@@ -1,8 +1,9 @@
 """Time per token over real schemas: the development sample of MaskBench, which lies outside the project.
 
-Every schema is compiled anew, with white space flexible and order free, so all of its masks are cold. Every valid
-instance, as `json.dumps` writes it, is read in the tokens that the tokenizer makes of it; a token costs its mask and
-its accept. CPU time of one thread, the clock's own cost taken off. Nothing of the data is written anywhere.
+Every schema is compiled anew, with flexible white space and free property order, so all of its masks are cold. Every
+valid instance is read, as `json.dumps` writes it and in the tokens that the tokenizer makes of it. The time of a token
+is that of its mask and of accepting it: CPU time of one thread, without the cost of reading the clock. None of the data
+is written anywhere.
 """
 
 import gc
@@ -22,7 +23,7 @@ NUM_WORST = 12
 
 
 class Token(NamedTuple):
-    """One token of one instance: what it cost, and where it stands."""
+    """One token of one instance: its time, and its place in the instance."""
 
     us: float
     schema: str
@@ -31,7 +32,7 @@ class Token(NamedTuple):
 
 
 class Totals:
-    """What all schemas came to."""
+    """The results of all schemas."""
 
     def __init__(self) -> None:
         self.tokens: list[Token] = []
@@ -41,9 +42,9 @@ class Totals:
         self.num_instances = 0
         self.num_rejected = 0
         self.dropped: list[str] = []
-        """Schemas with an instance that had more readings than are followed."""
+        """Schemas with an instance that can be read in more ways than a machine follows."""
         self.failed: list[str] = []
-        """Schemas that ran out of fuel at some token."""
+        """Schemas for which a token needed more steps than are allowed."""
 
 
 def run(data: Path, vocabulary: Any, encode: Callable[[str], list[int]], report: Report, share: int = 1) -> Totals:

@@ -1,6 +1,7 @@
-"""Measures one engine in this Python: `python -m bench.constrained.measure ENGINE`; work on stdin, figures on stdout.
+"""Measures one engine in this Python: `python -m bench.constrained.measure ENGINE`.
 
-Times are CPU time of the calling thread, with what asking the clock costs taken off.
+The work comes on stdin, and figures go to stdout. Times are CPU time of the calling thread, without the cost of reading
+the clock.
 """
 
 import base64
@@ -20,7 +21,7 @@ WARM_PASSES = 5
 
 
 def clock_cost_us() -> float:
-    """What two readings in a row show."""
+    """The time between two readings of the clock in a row."""
     shown = sorted(-(time.thread_time_ns() - time.thread_time_ns()) for _ in range(2000))
     return shown[len(shown) // 2] / 1000
 
@@ -68,7 +69,9 @@ def main() -> None:
     figures: dict[str, Any] = {"setup_s": time.process_time() - started, "cases": {}}
     figures["version"] = importlib.metadata.version(engine)
     warm_up = Case("warm-up", "regex", "[a-z]+", "")
-    adapter.fill(adapter.matcher(adapter.compile(warm_up)))  # what is loaded or compiled at the first use of all
+    adapter.fill(
+        adapter.matcher(adapter.compile(warm_up))
+    )  # so that loading and compiling at the very first use is not measured
     overhead_us = clock_cost_us()
     for entry in work["cases"]:
         case = Case(**{field.name: entry[field.name] for field in dataclasses.fields(Case)})

@@ -1,11 +1,12 @@
-"""Everything that is measured on one device, in one call of under nine minutes: `python -m bench.device`.
+"""Measures everything on one device, in one call of under nine minutes: `python -m bench.device`.
 
-An accelerator is measured at the shape of Llama 3 8B in bfloat16, with fewer layers where that does not fit; a CPU at a
-100M shape in float32; `--plan trial` runs the same code on anything in minutes. Weights are random: nothing is read or
-downloaded. Needs jax, flax, numpy, jaxtyping and ml_dtypes only, and no install: it runs from the root of a checkout.
+An accelerator is measured with the shape of Llama 3 8B in bfloat16, with fewer layers if it does not fit; a CPU with a
+shape of 100 million parameters in float32. `--plan trial` runs the same code anywhere in minutes. Weights are random:
+nothing is read or downloaded. It needs only jax, flax, numpy, jaxtyping and ml_dtypes, and runs from the root of a
+checkout without installing it.
 
-Each part is a process of its own, so that what fails in one, and be it a hang, costs the others nothing. Each figure is
-in the result file as soon as it is known. When time runs out the last parts are left out, and said to be.
+Each part is a separate process, so a failure or a hang in one costs the others nothing. Each figure is in the result
+file as soon as it is known. When time runs out, the last parts are left out, and the result names them.
 """
 
 import argparse
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def describe_gpu() -> dict[str, str] | None:
-    """What `nvidia-smi` says of the first GPU; None where there is none."""
+    """What `nvidia-smi` says about the first GPU; None if there is none."""
     try:
         command = [*NVIDIA_SMI, "--format=csv,noheader"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
@@ -98,20 +99,28 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     has_torch = importlib.util.find_spec("torch") is not None and importlib.util.find_spec("transformers") is not None
-    parser.add_argument("--plan", choices=sorted(PLANS), help="default: 8b where nvidia-smi finds a GPU, else 100m")
     parser.add_argument(
-        "--only", type=_part_names, default=list(PARTS), help="parts, joined by commas; rates is always one"
+        "--plan", choices=sorted(PLANS), help="what to measure; default: 8b if nvidia-smi finds a GPU, else 100m"
     )
-    parser.add_argument("--samples", type=int, default=20, help="timed calls of each thing, after 5 others")
-    parser.add_argument("--deadline-s", type=float, default=525.0, help="seconds after which everything has ended")
+    parser.add_argument(
+        "--only", type=_part_names, default=list(PARTS), help="the parts to run, separated by commas; rates always runs"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=20, help="timed calls for each figure, after 5 that are not timed"
+    )
+    parser.add_argument("--deadline-s", type=float, default=525.0, help="seconds after which the whole run has ended")
     parser.add_argument(
         "--torch-python",
         default=sys.executable if has_torch else "none",
-        help="interpreter with torch and transformers 5; default: this one, where it has both, else none",
+        help="Python interpreter with torch and transformers 5, or none; default: this one if it has both, else none",
     )
-    parser.add_argument("--plot", type=Path, help="image of the roofline, drawn at the end; needs matplotlib")
-    parser.add_argument("--commit", help="what is measured, where the tree has no repository to ask")
-    parser.add_argument("--output", type=Path, help="JSON file; default: bench/results/<device>-<date>.json")
+    parser.add_argument(
+        "--plot", type=Path, help="file for an image of the roofline, drawn at the end; needs matplotlib"
+    )
+    parser.add_argument("--commit", help="the commit that is measured, if the working tree has no git repository")
+    parser.add_argument(
+        "--output", type=Path, help="JSON file for all figures; default: bench/results/<device>-<date>.json"
+    )
     return parser.parse_args(arguments)
 
 

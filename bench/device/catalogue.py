@@ -1,6 +1,6 @@
-"""The parts of `bench.device`: what runs each, and for how long at most. No JAX: the coordinator imports it.
+"""The parts of `bench.device`: what runs each of them, and its time limit. No JAX: the coordinator imports this module.
 
-They stand in the order of what their figures are worth, because the last ones are left out when time runs out.
+The parts with the most important figures come first, because the last ones are left out when time runs out.
 """
 
 import dataclasses
@@ -12,14 +12,14 @@ TORCH_WORKER = Path(__file__).parent.parent / "pytorch" / "worker.py"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """One part, which is one process.
+    """One part, which runs in its own process.
 
     Attributes:
         about: What it measures.
         limit_s: Seconds after which it is ended.
         run: "module:function" of a function that takes a `Part`; None for a part of the PyTorch worker.
-        xla_flags: What is put behind XLA_FLAGS. Options of the engine's own stand above them.
-        has_engine_options: Whether the bare step is compiled with the engine's options, or as XLA comes.
+        xla_flags: Flags that are appended to XLA_FLAGS. The engine's own options override them.
+        has_engine_options: Whether the bare step is compiled with the engine's options or with XLA's defaults.
     """
 
     about: str

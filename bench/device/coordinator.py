@@ -1,8 +1,7 @@
-"""Runs the parts one after another, each in a process of its own, and gathers what they say. No JAX here.
+"""Runs the parts one after another, each in its own process, and collects their events. No JAX here.
 
-A process of its own, because a device error, a crash or a hang then ends one part and no other; because what a part had
-in the device's memory is free again, whoever used it, JAX or PyTorch; and because compiler flags are read once in the
-life of a process.
+The separate processes have three reasons. A device error, a crash or a hang ends only one part. The device's memory is
+free again after each part, whether JAX or PyTorch used it. And a process reads compiler flags only once.
 """
 
 import contextlib
@@ -26,9 +25,9 @@ from bench.device.catalogue import PARTS, TORCH_WORKER, Entry
 from bench.device.plan import Plan
 
 LEAST_S = 8.0
-"""With less time than this left no part is begun: most of them would not get as far as a figure."""
+"""No part begins with less time left than this, because most would end before their first figure."""
 GRACE_S = 5.0
-"""A part is told to begin nothing new so long before it is ended."""
+"""How many seconds before its end a part stops beginning new measurements."""
 SHOWN_ERROR_CHARS = 2000
 LOGGED_ERROR_CHARS = 100_000
 
@@ -37,7 +36,7 @@ class Coordinator:
     """One run: its report, its plan and its deadline. Use `run` once.
 
     Attributes:
-        plan: Cut down to the device's memory as soon as that is known.
+        plan: What to measure. It is reduced to fit the device's memory once that is known.
     """
 
     def __init__(
@@ -50,15 +49,15 @@ class Coordinator:
         samples: int,
         torch_python: str | None,
     ):
-        """Begins nothing yet.
+        """Makes a coordinator; `run` begins the parts.
 
         Args:
-            report: Gets every figure, and in its header `unmeasured`: what has none, and why.
+            report: Gets every figure. Its header also gets `unmeasured`: what has no figure, and why.
             plan: What to measure.
-            log: Where the standard error of parts goes in which something failed.
-            deadline: On the monotonic clock.
-            samples: Timed calls of each thing, at most.
-            torch_python: Interpreter with torch and transformers; None to leave PyTorch out.
+            log: Gets the standard error of the parts in which something failed.
+            deadline: When the run must end, on the monotonic clock.
+            samples: Most timed calls for each figure.
+            torch_python: Interpreter with torch and transformers; None leaves PyTorch out.
         """
         self.plan = plan
         self._report = report
@@ -69,7 +68,7 @@ class Coordinator:
         self._num_failed = 0
 
     def run(self, names: Sequence[str]) -> int:
-        """Runs the parts; returns how many things failed. What there was no time for did not."""
+        """Runs the parts. Returns how many things failed; what was left out for lack of time is not counted."""
         with tempfile.TemporaryDirectory(prefix="jsg-device-") as folder:
             for name in names:
                 self._run_one(name, Path(folder))
@@ -110,10 +109,14 @@ class Coordinator:
                 process.stdin.write(task)
             for line in process.stdout:
                 self._take(events.read(line))
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # stays a zombie, so its id stays its own
+            os.waitid(
+                os.P_PID, process.pid, os.WEXITED | os.WNOWAIT
+            )  # the process stays a zombie, so its id is not reused
         if is_late.is_set():
             self._fail(f"{name}: ended after {limit_s:.0f} s")
-        elif process.returncode != 0 and self._num_failed == failed_before:  # else it has said why itself
+        elif (
+            process.returncode != 0 and self._num_failed == failed_before
+        ):  # otherwise the part has already reported the reason
             self._fail(f"{name}: exit status {process.returncode}")
 
     def _task(self, name: str, folder: Path, seconds: float) -> dict[str, Any]:
@@ -130,7 +133,7 @@ class Coordinator:
         return [sys.executable, "-m", "bench.device.part"]
 
     def _rates(self) -> tuple[float, float] | None:
-        """The best of each: a floor is what the device can do undisturbed."""
+        """The best sample of each rate, because a floor is what the device can do undisturbed."""
         found = {figure.facts.get("kind"): max(figure.samples) for figure in self._report.figures}
         return (found["copy"] * 1e9, found["matmul"] * 1e12) if {"copy", "matmul"} <= set(found) else None
 
@@ -160,7 +163,7 @@ class Coordinator:
         self._unmeasured(reason)
 
     def _unmeasured(self, reason: str) -> None:
-        """Without paths: reports are published."""
+        """The header's `unmeasured`, without paths, because reports are published."""
         shown = re.sub(r"(?:/[^\s/:'\"]+)+/", "", reason)[:500]
         self._report.header["unmeasured"].append(shown)
         print(f"not measured: {shown}", flush=True)
@@ -173,7 +176,7 @@ class Coordinator:
 
 
 def _environment(entry: Entry) -> dict[str, str]:
-    """What a part inherits, with its compiler flags, and the repository to import from."""
+    """The environment of a part: that of this process, its compiler flags, and the repository to import from."""
     environment = dict(os.environ)
     if entry.xla_flags:
         environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {entry.xla_flags}".strip()
@@ -184,7 +187,7 @@ def _environment(entry: Entry) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _process(command: Sequence[str], environment: Mapping[str, str], stderr: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process in a session of its own, all of which is gone in the end."""
+    """A process in its own session. All processes of the session are killed at the end."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -206,7 +209,7 @@ def _process(command: Sequence[str], environment: Mapping[str, str], stderr: Any
 
 @contextlib.contextmanager
 def _limited(process: subprocess.Popen[str], seconds: float) -> Iterator[threading.Event]:
-    """Kills the process when its time is up; the event says whether it was."""
+    """Kills the process when its time is up. The event says whether that happened."""
     is_late = threading.Event()
 
     def end() -> None:
@@ -223,6 +226,6 @@ def _limited(process: subprocess.Popen[str], seconds: float) -> Iterator[threadi
 
 
 def _kill_session(process: subprocess.Popen[str]) -> None:
-    """The process and what it has started: compile workers would keep its standard output open."""
+    """Kills the process and all that it has started, because compile workers would keep its standard output open."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -1,37 +1,37 @@
-"""Is what a device computes right? A fast kernel that is wrong is not fast."""
+"""Checks the results that a device computes, because a wrong result is worth nothing however fast it is."""
 
 import numpy as np
 
 from bench.device.events import Part
 
 MAX_ERROR = {"float32": 5e-3, "bfloat16": 5e-2}
-"""Of results whose numbers are about 1; an accelerator may multiply float32 in a shorter type."""
+"""The largest error of results of about 1, by type. An accelerator may multiply float32 in a shorter type."""
 
 
 class Correctness:
-    """Errors of one part, each a figure, and which of them are too large."""
+    """The errors that one part found. Each becomes a figure, and those that are too large are collected."""
 
     def __init__(self, part: Part):
         self._part = part
         self._wrong: list[str] = []
 
     def add(self, name: str, error: float, at_most: float) -> None:
-        """Notes an error.
+        """Records an error.
 
         Raises:
-            ArithmeticError: It is not finite.
+            ArithmeticError: The error is not finite.
         """
-        is_right = error <= at_most  # not so for NaN
+        is_right = error <= at_most  # False for NaN
         self._wrong.extend([] if is_right else [name])
         if not np.isfinite(error):
             raise ArithmeticError(f"the error is {error}")
         self._part.add(name, "abs", [error], kind="error", at_most=at_most, is_right=is_right)
 
     def end(self) -> None:
-        """Everything was noted.
+        """Ends the check, after all errors were recorded.
 
         Raises:
-            ArithmeticError: Something was wrong.
+            ArithmeticError: An error was too large.
         """
         if self._wrong:
             raise ArithmeticError(f"wrong on this device: {', '.join(self._wrong)}")

@@ -1,6 +1,6 @@
 """The vision encoder alone: every program that encodes tiles of images or frames of videos.
 
-Each is compared with the same tower in float32, one tile at a time, before it is timed.
+Before a program is timed, its results are compared with those of the same tower in float32, one tile at a time.
 """
 
 import functools
@@ -28,7 +28,7 @@ from jsg.sched.vision_store import NUM_FIXED_ROWS
 
 
 def measure(part: Part) -> None:
-    """Milliseconds of each program, beside its floor."""
+    """Measures the milliseconds of each program, beside its floor."""
     encoder, correctness = Encoder(part.plan.images, part.plan.dtype, part.folder / "seeing"), Correctness(part)
     sizes = ENCODE_SIZES.get(jax.default_backend(), OTHER_ENCODE_SIZES)
     for is_video in (False, True):
@@ -39,15 +39,15 @@ def measure(part: Part) -> None:
 
 
 class Encoder:
-    """A tower with random weights, and the pool of rows that it writes to; of the text model there is one layer."""
+    """A tower with random weights, and the pool of rows that it writes to. The text model has only one layer."""
 
     def __init__(self, shape: dict[str, Any], dtype: str, directory: Path):
         """Makes the weights.
 
         Args:
             shape: The model's config.json.
-            dtype: Of weights and activations.
-            directory: Where the shape is written.
+            dtype: Type of weights and activations.
+            directory: The directory that the shape is written to.
         """
         config = ModelConfig.from_directory(write_model(directory, shape))
         assert config.vision is not None
@@ -58,20 +58,20 @@ class Encoder:
         self._merge: step.Merge = lambda leaves: cast(Model, nnx.merge(graph, jax.tree.unflatten(structure, leaves)))
 
     def num_rows(self, *, is_video: bool) -> int:
-        """Rows that a tile or frame becomes."""
+        """The number of rows that a tile or frame becomes."""
         return self.vision.patches_per_frame if is_video else self.vision.patches_per_tile
 
     def pool(self, count: int, dtype: jax.typing.DTypeLike) -> jax.Array:
-        """Room for so many tiles."""
+        """A pool with room for this number of tiles."""
         return jnp.zeros((NUM_FIXED_ROWS + count * self.vision.patches_per_tile, self.width), dtype)
 
     def rows(self, count: int, *, is_video: bool) -> jax.Array:
-        """Where so many tiles or frames go."""
+        """The rows of the pool for this number of tiles or frames."""
         each = self.num_rows(is_video=is_video)
         return NUM_FIXED_ROWS + jnp.arange(count * each, dtype=jnp.int32).reshape(count, each)
 
     def compile(self, leaves: Sequence[jax.Array], count: int, *, is_video: bool) -> jax.stages.Compiled:
-        """The program of the engine, with parameters of this type."""
+        """The engine's program, with parameters of this type."""
         encode = functools.partial(step.encode, self._merge, is_video=is_video)
         size, dtype = self.vision.image_size, leaves[0].dtype
         pixels = jax.ShapeDtypeStruct((count, 3, size, size), jnp.float32)
@@ -79,9 +79,10 @@ class Encoder:
         return jax.jit(encode, donate_argnums=1).lower(*arguments).compile(compiler_options=options())
 
     def error(self, found: jax.Array, pixels: jax.Array, *, is_video: bool) -> float:
-        """How far the rows of tiles are from those of each alone in float32, with the parameters as they are rounded.
+        """The relative error of the rows of tiles that are encoded together.
 
-        Both as root mean squares: one of the difference, divided by one of what the rows should be.
+        The reference is each tile alone in float32, with the same rounded parameters. The error is the root mean square
+        of the difference, divided by that of the reference.
         """
         leaves = tuple(leaf.astype(jnp.float32) for leaf in self.leaves)
         run, rows = self.compile(leaves, 1, is_video=is_video), self.rows(1, is_video=is_video)
@@ -111,7 +112,7 @@ def _measure(part: Part, correctness: Correctness, encoder: Encoder, name: str, 
 
 
 def encode_cost(vision: VisionConfig, text_width: int, itemsize: int, count: int, *, is_video: bool) -> Cost:
-    """What so many tiles or frames must move and compute, whatever the implementation: every kernel is read once."""
+    """The bytes and operations that tiles or frames need in any implementation: every kernel is read once."""
     width, num_layers = vision.hidden_size, max(vision.feature_layers)
     patches = 3 * vision.patch_size**2 * width
     layer = 4 * width**2 + 2 * width * vision.intermediate_size

@@ -1,4 +1,4 @@
-"""Requests through the whole engine: what is left of the bare step, what a shared prefix is worth, how it starts."""
+"""Requests through the whole engine: its speed beside the bare step, the gain of a shared prefix, and its start."""
 
 import contextlib
 import dataclasses
@@ -22,15 +22,15 @@ from jsg.sched.buckets import Buckets, Phase, make_buckets
 from jsg.types import Request, SamplingParams
 
 BLOCKS = 8
-"""Groups of steps that are timed; a group before them is not."""
+"""The number of groups of steps that are timed, after one that is not."""
 SETTLING_STEPS = 8
 AGREEMENT_ROWS = 8
 
 
 def measure(part: Part) -> None:
-    """One engine for everything, with the shapes that are measured and no others: lowering all would take too long."""
+    """Measures everything with one engine. It has only the measured shapes, because lowering all takes too long."""
     startup.make_buckets = functools.partial(_few_buckets, part.plan)
-    # The variants that nobody will use would compile beside what is measured.
+    # Otherwise variants that nothing here uses would compile during the measurement.
     Executables.compile_rest_in_background = lambda self: None
     core = EngineCore(_config(part, chunk=part.plan.chunk, cache="cache"))
     _compile_what_is_measured(core)
@@ -46,9 +46,9 @@ def measure(part: Part) -> None:
 
 
 def measure_start(part: Part) -> None:
-    """Starts the engine as it comes, and notes how long each stage took: first with a cold, then with a warm cache."""
+    """Starts an engine with default options and records the time of each stage: with an empty and with a full cache."""
     phases = _Phases(part.age_s)
-    # In a cache of its own: the parts before have compiled some of the same programs.
+    # It has a separate cache, because the earlier parts have compiled some of the same programs.
     core = EngineCore(_config(part, chunk=None, cache="start-cache"), report=phases.note)
     ready_s, seconds = part.age_s, phases.seconds()
     core.close()
@@ -81,20 +81,20 @@ def _compile_what_is_measured(core: EngineCore) -> None:
 
 
 class _Phases:
-    """How long each stage of a start takes, from its progress reports."""
+    """The time of each stage of a start, from its progress reports."""
 
     def __init__(self, before_s: float):
         self._last = time.monotonic()
         self._seconds = {"before": before_s}
 
     def note(self, progress: Progress) -> None:
-        """Counts the time since the last report as that of this stage: each reports at its end too."""
+        """Counts the time since the last report for this stage, because a stage also reports at its end."""
         now = time.monotonic()
         self._seconds[progress.stage] = self._seconds.get(progress.stage, 0.0) + now - self._last
         self._last = now
 
     def seconds(self) -> dict[str, float]:
-        """By stage; what came before the engine, such as imports, is "before"."""
+        """The seconds of each stage. Everything before the engine, such as imports, is the stage "before"."""
         return {name: round(value, 2) for name, value in self._seconds.items()}
 
 
@@ -113,11 +113,11 @@ def _config(part: Part, *, chunk: int | None, cache: str) -> EngineConfig:
 
 
 def _decode(part: Part, core: EngineCore, name: str, rows: int) -> None:
-    """Milliseconds of a decode step, the mean of several: steps overlap, so single ones cannot be told apart."""
+    """Milliseconds of a decode step, as the mean of several, because steps overlap and cannot be timed one by one."""
     plan = part.plan
     core.flush_cache()
     num_timed = BLOCKS * plan.steps
-    num_prefills = rows * plan.context // plan.chunk  # meanwhile the first requests go on, the last ones do not
+    num_prefills = rows * plan.context // plan.chunk  # the first requests decode meanwhile, the last ones do not yet
     prompt_len = max(1, plan.context - SETTLING_STEPS - (num_timed + num_prefills) // 2)
     tokens_left = core.info.context_length - prompt_len
     prompts = _prompts(part, Load(rows, 0, prompt_len, tokens_left), seed=rows)
@@ -129,14 +129,14 @@ def _decode(part: Part, core: EngineCore, name: str, rows: int) -> None:
             num_tokens += _step(core, plan.steps)
             samples.append((time.perf_counter() - begin) / plan.steps * 1e3)
     context = prompt_len + (num_generated + num_tokens / 2) / rows
-    per_step = num_tokens / num_timed  # the rows, or the figure is of something else
+    per_step = num_tokens / num_timed  # must be the number of rows, or something else was measured
     facts = {"rows": rows, "context": context, "tokens_per_step": per_step}
     facts["tokens_per_s"] = per_step / min(samples) * 1e3
     part.add(f"{name} ctx {plan.context}", "ms", samples, kind="engine", **facts)
 
 
 def _alone(part: Part, core: EngineCore) -> None:
-    """One request, from its first token to its last."""
+    """Measures one request, from its first token to its last."""
     plan, count = part.plan, part.plan.alone_tokens
     load = Load(1, 0, plan.context - count // 2, count)
     samples = []
@@ -154,7 +154,7 @@ def _concurrent(part: Part, core: EngineCore) -> None:
 
 
 def _shared(part: Part, core: EngineCore) -> None:
-    """The same load twice: prefixes of running requests read together, and each for itself."""
+    """Measures the same load twice: running requests read their common prefix together, or each by itself."""
     load, seconds = part.plan.shared, {}
     for shares in (True, False):
         with contextlib.nullcontext() if shares else _reading_alone(core):
@@ -166,7 +166,7 @@ def _shared(part: Part, core: EngineCore) -> None:
 
 
 def _load_seconds(part: Part, core: EngineCore, load: Load) -> list[float]:
-    """Of the whole load, prefill included, each time with other prompts and an empty cache; the first is not timed."""
+    """Seconds of the whole load, with prefill. Each run has new prompts and an empty cache; the first is not timed."""
     found = []
     for seed in range(3):
         core.flush_cache()
@@ -185,7 +185,7 @@ def _add_load(part: Part, name: str, samples: list[float], load: Load, *, shares
 
 
 def _agreement(part: Part, core: EngineCore) -> None:
-    """The same prompts in one batch and one by one. In bfloat16 they need not agree; how often is what is noted."""
+    """Records how often the same prompts have the same answers in one batch and one by one. In bfloat16 some differ."""
     load = Load(min(AGREEMENT_ROWS, part.plan.max_running), 0, 32, 16)
     prompts = _prompts(part, load, seed=0)
     together = _run_all(core, prompts, load.output_len).tokens
@@ -200,7 +200,7 @@ def _agreement(part: Part, core: EngineCore) -> None:
 
 @contextlib.contextmanager
 def _reading_alone(core: EngineCore) -> Iterator[None]:
-    """Lets the scheduler form no groups for a while."""
+    """Keeps the scheduler from forming groups inside the `with`."""
     config = core.scheduler._config
     core.scheduler._config = dataclasses.replace(config, buckets=dataclasses.replace(config.buckets, grouped=()))
     try:
@@ -211,7 +211,7 @@ def _reading_alone(core: EngineCore) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _running(core: EngineCore, prompts: Sequence[tuple[int, ...]], num_tokens: int) -> Iterator[int]:
-    """Requests that all have their first token, and are aborted in the end; gives the tokens that there are so far."""
+    """Runs requests up to their first tokens, yields the number of tokens so far, and aborts them at the end."""
     waiting, num_generated = {str(index) for index in range(len(prompts))}, 0
     for index, prompt in enumerate(prompts):
         core.add(Request(rid=str(index), input_ids=prompt, sampling=_greedy(num_tokens)))
@@ -229,13 +229,16 @@ def _running(core: EngineCore, prompts: Sequence[tuple[int, ...]], num_tokens: i
 
 
 def _step(core: EngineCore, count: int) -> int:
-    """So many steps; returns their tokens. Each reads those of the one before, so the clock is right to one step."""
+    """Makes `count` steps and returns the number of their tokens.
+
+    A step reads the tokens of the step before it, so times are right to one step.
+    """
     return sum(len(output.token_ids) for _ in range(count) for output in core.step())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Answers:
-    """What came of some requests: tokens and the time of each, by rid, and how long all took."""
+    """The results of requests: by rid the tokens and the time of each token, and the time of all together."""
 
     tokens: dict[str, list[int]]
     times: dict[str, list[float]]
@@ -257,7 +260,7 @@ def _run_all(core: EngineCore, prompts: Sequence[tuple[int, ...]], num_tokens: i
 
 
 def _prompts(part: Part, load: Load, seed: int) -> list[tuple[int, ...]]:
-    """The same prompts each time; different ones for each seed."""
+    """Random prompts, which depend only on the seed."""
     vocabulary, generator = range(part.plan.shape["vocab_size"]), random.Random(seed)
     shared = tuple(generator.choices(vocabulary, k=load.shared_len))
     return [shared + tuple(generator.choices(vocabulary, k=load.own_len)) for _ in range(load.num_requests)]
@@ -268,5 +271,5 @@ def _greedy(num_tokens: int) -> SamplingParams:
 
 
 def _plain_rows(buckets: Buckets) -> set[int]:
-    """Rows of steps that may have no grammar; those for drafts always have one."""
+    """The numbers of rows for steps without a grammar. Steps with drafts always have one."""
     return {key.num_rows for key in buckets.all if key not in buckets.drafts}

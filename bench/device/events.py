@@ -1,11 +1,11 @@
-"""What a part tells the coordinator, one JSON object on each line of its standard output.
+"""The events that a part sends to the coordinator: one JSON object on each line of its standard output.
 
-    {"figure": {"name": ..., "unit": ..., "samples": [...], "facts": {...}}}    something was measured
-    {"header": {...}}                                                           for the head of the report
+    {"figure": {"name": ..., "unit": ..., "samples": [...], "facts": {...}}}    a measurement
+    {"header": {...}}                                                           fields for the head of the report
     {"failed": "..."}                                                           why something has no figure
-    {"left_out": "..."}                                                         likewise, for want of time
+    {"left_out": "..."}                                                         what has no figure for lack of time
 
-`bench/pytorch/worker.py`, which must not import anything from here, speaks the same.
+`bench/pytorch/worker.py`, which must not import anything from here, writes the same events.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from bench.shapes import write_model
 
 
 class Part:
-    """What one part is given, and its way to say what it found.
+    """The task of one part, and its way to send events.
 
     Attributes:
-        name: Of the part.
+        name: Name of the part.
         plan: What to measure.
-        rates: Copy bandwidth and matmul rate of this device, `(bytes/s, flops/s)`; None where they are not known.
+        rates: Copy bandwidth and matmul rate of this device, `(bytes/s, flops/s)`; None if they are not known.
         folder: Scratch folder of the run.
-        samples: Timed calls of each thing, at most.
+        samples: Most timed calls for each figure.
     """
 
     def __init__(self, task: dict[str, Any], output: TextIO):
@@ -47,29 +47,29 @@ class Part:
 
     @property
     def age_s(self) -> float:
-        """Seconds since this process was started, its interpreter and its imports included."""
+        """Seconds since the start of this process, with the start of its interpreter and its imports."""
         return time.time() - self._started_at
 
     def model_directory(self, plan: Plan | None = None) -> Path:
-        """A directory that the model of the plan can be loaded from."""
+        """A directory from which the plan's model can be loaded."""
         shape = (plan or self.plan).shape
         return write_model(self.folder / f"model-{shape['num_hidden_layers']}", shape)
 
     def add(self, name: str, unit: str, samples: Iterable[float], **facts: Any) -> None:
-        """Notes a figure."""
+        """Sends a figure."""
         self._write({"figure": {"name": name, "unit": unit, "samples": list(samples), "facts": facts}})
 
     def header(self, **fields: Any) -> None:
-        """Notes something for the head of the report."""
+        """Sends fields for the head of the report."""
         self._write({"header": fields})
 
     def failed(self, name: str, error: Exception) -> None:
-        """Notes why something has no figure."""
+        """Sends the reason why something has no figure."""
         traceback.print_exc()
         self._write({"failed": f"{name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"})
 
     def attempt(self, name: str, run: Callable[[], object]) -> None:
-        """Runs something that gives figures: what fails, or would begin too late, costs the others nothing."""
+        """Runs a measurement. If it fails or would begin too late, the other measurements still run."""
         if time.monotonic() > self._deadline:
             self._write({"left_out": f"{name}: no time left"})
             return
@@ -80,7 +80,7 @@ class Part:
         gc.collect()
 
     def time(self, run: Callable[[], object], *, budget_s: float = 5.0) -> list[float]:
-        """Milliseconds of each call after five others: XLA makes its graphs in the first ones."""
+        """Milliseconds of each call, after five calls that are not timed because XLA makes its graphs in them."""
         return clock.sample_until(run, count=self.samples, warm_up=5, budget_s=budget_s)
 
     def _write(self, event: dict[str, Any]) -> None:
@@ -88,7 +88,7 @@ class Part:
 
 
 def read(line: str) -> dict[str, Any] | None:
-    """The event on a line; None for anything else."""
+    """The event on a line; None for any other text."""
     with contextlib.suppress(json.JSONDecodeError):
         event = json.loads(line)
         if (
@@ -102,7 +102,7 @@ def read(line: str) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def private_stdout() -> Iterator[TextIO]:
-    """Standard output for events alone: what libraries print, in whatever language, goes to standard error."""
+    """Keeps standard output for events. Whatever libraries print, also from C, goes to standard error."""
     sys.stdout.flush()
     with os.fdopen(os.dup(1), "w") as private:
         os.dup2(2, 1)

@@ -1,6 +1,6 @@
-"""What a layer with experts is made of, alone: their choice, and products of rows with the kernels of their experts.
+"""The parts of a layer with experts: the choice of experts, and the products of rows with their experts' kernels.
 
-Each is compared with its definition in float64, the products at some rows and columns, before it is timed.
+Before a part is timed, its results are compared with its definition in float64; products at some rows and columns only.
 """
 
 import functools
@@ -20,19 +20,19 @@ from jsg.models.quantise import STORED
 CHECKED_ROWS = 256
 CHECKED_COLUMNS = 64
 STEP = 1 / 32
-"""The scale of every column of kernels in 8 bits, whose numbers are those of a normal distribution in such steps."""
+"""The scale of every column of 8-bit kernels. Their numbers are normally distributed and rounded to such steps."""
 MAX_WEIGHT_ERROR = 1e-5
 
 
 class Kernels(NamedTuple):
-    """Of all experts: [E, D, F], and [E, 1, F] where they are in 8 bits."""
+    """The kernels of all experts, [E, D, F]; in 8 bits also their scales, [E, 1, F]."""
 
     values: jax.Array
     scale: jax.Array | None
 
 
 def measure(part: Part) -> None:
-    """Microseconds of the choice; milliseconds of each product in each type of kernel, beside its floor."""
+    """Measures microseconds of the choice, and milliseconds of each product and type of kernel, beside its floor."""
     plan, shape = part.plan, part.plan.experts
     width, inner = shape["hidden_size"], shape["intermediate_size"]
     correctness = Correctness(part)
@@ -64,7 +64,7 @@ def _measure_routes(part: Part, correctness: Correctness, name: str, num_tokens:
 
 
 def routes_in_float64(logits: np.ndarray, experts_per_token: int) -> tuple[np.ndarray, ...]:
-    """The fields of `Routes`, by their definition."""
+    """The fields of `Routes`, computed by their definition."""
     likely = np.exp(logits - logits.max(1, keepdims=True))
     experts = np.argsort(-logits, axis=1, kind="stable")[:, :experts_per_token]
     weights = np.take_along_axis(likely, experts, 1)
@@ -77,7 +77,7 @@ def routes_in_float64(logits: np.ndarray, experts_per_token: int) -> tuple[np.nd
 def _measure_products(
     part: Part, correctness: Correctness, side: str, depth: int, columns: int, quantization: str
 ) -> None:
-    """One kernel of each expert, and rows for as many tokens as each plan's step has."""
+    """Measures products of one kernel of each expert with the rows of as many tokens as a step of the plan has."""
     plan, shape = part.plan, part.plan.experts
     kernels = make_kernels((shape["num_local_experts"], depth, columns), plan.dtype, quantization)
     multiply = functools.partial(ops.grouped_matmul, result=plan.dtype)
@@ -102,7 +102,7 @@ def _measure_products(
 
 
 def make_kernels(shape: tuple[int, int, int], dtype: str, quantization: str) -> Kernels:
-    """Normally distributed; rows of length 1 have products of about 1."""
+    """Normally distributed kernels, with which rows of length 1 have products of about 1."""
 
     @functools.partial(jax.jit, static_argnums=0)
     def make(dtype: jax.typing.DTypeLike, scale: float) -> jax.Array:
@@ -115,7 +115,7 @@ def make_kernels(shape: tuple[int, int, int], dtype: str, quantization: str) -> 
 
 
 def largest_error(found: jax.Array, rows: jax.Array, kernels: Kernels, sizes: np.ndarray) -> float:
-    """The largest difference from the definition, at some rows, the first and last of each group among them."""
+    """The largest difference from the definition at some rows, which include the first and last of each group."""
     ends = np.cumsum(sizes)
     some = np.linspace(0, len(rows) - 1, CHECKED_ROWS).astype(int)
     picked = np.unique(np.concatenate([some, (ends - sizes)[sizes > 0], (ends - 1)[sizes > 0]]))

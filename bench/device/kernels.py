@@ -1,4 +1,4 @@
-"""Attention without a model around it: is it right, and how fast does it read the KV pool?"""
+"""The kernels without a model around them: whether their results are right, and how fast attention reads the pool."""
 
 import functools
 from collections.abc import Sequence
@@ -17,17 +17,20 @@ from jsg.kernels_pallas.reference_threshold import sortable
 from jsg.kernels_pallas.tile import GROUP_TILE, MIN_GROUP
 
 MAX_DIFFERING_ROWS = 0.02
-"""Top-p adds up probabilities in an order of its own, so a row may end one token earlier or later."""
+"""The fraction of rows whose kept tokens may differ. The kernel adds up probabilities for top-p in another order, so a
+row may end one token earlier or later."""
 CASES_OF_ALL = ("decode", "mixed")
-"""The others are checked with the heads and the type of the plan only."""
+"""The cases that are checked for every model and type; other cases only for the plan's heads and type."""
 QUEUED_BYTES = 32 * 2**30
-"""Keys and values read between two looks at the clock: so many programs are queued that starting them is hidden."""
+"""The bytes of keys and values read between two readings of the clock. They take so many queued programs that the time
+to start one is hidden."""
 COLD_BYTES = 2**30
-"""The calls of a chain go through so many different keys and values: far more than the device's caches hold."""
+"""The bytes of different keys and values that a chain of calls reads. They are far more than fit in the device's
+caches."""
 
 
 def check(part: Part) -> None:
-    """Errors of `ops.paged_attention` against float64, over the case table; then of the other kernels."""
+    """Checks `ops.paged_attention` against float64 for the cases of the table, then the other kernels."""
     plan, shape = part.plan, part.plan.shape
     own = f"{shape['num_attention_heads']}/{shape['num_key_value_heads']}/{shape['head_dim']}"
     heads = {own: (shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"])}
@@ -53,7 +56,7 @@ def check(part: Part) -> None:
 
 
 def _check_write(correctness: Correctness, dtype: str, sizes: tuple[int, int, int]) -> None:
-    """The kernel against plain `jnp` on the same device: rotated queries, and the pool after the write."""
+    """Compares the kernel with plain `jnp` on the same device: rotated queries, and the pool after the write."""
     heads, kv_heads, head_dim = sizes
     count, page_size = 70, 16
     keys = jax.random.split(jax.random.key(0), 4)
@@ -71,7 +74,7 @@ def _check_write(correctness: Correctness, dtype: str, sizes: tuple[int, int, in
 
 
 def _check_sampling(part: Part, correctness: Correctness) -> None:
-    """Over a whole vocabulary: rows of which kernel and plain `jnp` keep different tokens, or take different best."""
+    """Checks over a whole vocabulary in how many rows kernel and plain `jnp` differ in the kept or the best token."""
     rows, vocab = max(part.plan.sampling_rows), part.plan.shape["vocab_size"]
     logits = 3 * jax.random.normal(jax.random.key(0), (rows, vocab))
     ones = jnp.ones(rows)
@@ -88,7 +91,7 @@ def _check_sampling(part: Part, correctness: Correctness) -> None:
 
 
 def measure(part: Part) -> None:
-    """Gigabytes of keys and values read per second by the attention of one layer of a decode step."""
+    """Measures gigabytes of keys and values per second that the attention of one layer reads in a decode step."""
     plan = part.plan
     for page_size in plan.page_sizes:
         layer, is_first = _Layer(part, page_size), page_size == plan.page_sizes[0]
@@ -105,7 +108,7 @@ def _extremes(values: Sequence[int]) -> list[int]:
 
 
 class _Layer:
-    """One layer's KV pool, as large as the largest case needs, and queries for it."""
+    """The KV pool of one layer, large enough for the largest case, and queries for it."""
 
     def __init__(self, part: Part, page_size: int):
         plan, shape = part.plan, part.plan.shape
@@ -115,14 +118,14 @@ class _Layer:
         num_tokens = max(plan.attention_batches) * -(-longest // page_size) * page_size
         self.num_pages = num_tokens // page_size
         pool = (self.num_pages + 1, page_size, shape["num_key_value_heads"], self.head_dim)
-        # A single random page, repeated: the time to make more of them would be longer than that to read them.
+        # One random page is repeated, because making more random numbers would take longer than reading them.
         page = jax.random.normal(jax.random.key(0), (1, *pool[1:]), plan.dtype)
         self.cache = tuple(jnp.broadcast_to(page, pool) for _ in range(2))
         self.token_bytes = 2 * pool[2] * pool[3] * plan.itemsize
         self.dtype = plan.dtype
 
     def page_tables(self, rows: int, context: int, shared: int = 0) -> list[jax.Array]:
-        """Tables of different pages, shuffled; the first `shared` tokens of all rows are in the same ones."""
+        """Page tables with different shuffled pages. The first `shared` tokens of all rows are in the same pages."""
         columns = -(-context // self.page_size)
         count = max(1, min(self.num_pages // (rows * columns), COLD_BYTES // (rows * context * self.token_bytes) + 1))
         pages = 1 + np.random.default_rng(0).permutation(self.num_pages)[: count * rows * columns].astype(np.int32)
@@ -138,7 +141,7 @@ class _Layer:
         context: int,
         groups: PrefixGroups | None = None,
     ) -> list[float]:
-        """Microseconds of one call of attention, from programs of many calls, each on the result of the one before."""
+        """Microseconds of one call of attention, from programs of many calls that each depend on the call before."""
         num_bytes = rows * context * self.token_bytes
         length = max(1, min(part.plan.attention_calls, QUEUED_BYTES // num_bytes))
         num_queued = max(1, min(2 * part.plan.attention_calls, QUEUED_BYTES // (length * num_bytes)))
@@ -193,7 +196,7 @@ def _measure_decode(part: Part, layer: _Layer, name: str, rows: int, context: in
 
 
 class _Sharing(NamedTuple):
-    """How rows share a prefix in the figure of this name; `has_groups`: whether attention is told of groups."""
+    """How rows share a prefix in the figure of this name. `has_groups` says whether attention gets groups."""
 
     name: str
     has_groups: bool
@@ -201,7 +204,7 @@ class _Sharing(NamedTuple):
 
 
 def _measure_cascade(part: Part, layer: _Layer) -> None:
-    """A decode step's attention with all rows in one group, without groups, and with room for groups but none there."""
+    """Measures a decode step's attention with all rows in one group, without groups, and with unused tiles."""
     plan = part.plan
     rows, context, shared = max(plan.attention_batches), plan.context, plan.shared_context
     context = max(context, shared + layer.page_size)
@@ -221,7 +224,7 @@ def _measure_cascade(part: Part, layer: _Layer) -> None:
 
 
 def _groups(rows: int, shared: int) -> PrefixGroups:
-    """All rows in one group; with `shared` 0 room for as many, and nothing in it."""
+    """All rows in one group. If `shared` is 0, the same room without a group in it."""
     num_tiles = max(rows // MIN_GROUP, -(-rows // GROUP_TILE))
     members = np.full((num_tiles, GROUP_TILE), -1, np.int32)
     lens = np.zeros(num_tiles, np.int32)
@@ -237,7 +240,7 @@ def _groups(rows: int, shared: int) -> PrefixGroups:
 
 
 def prefill(part: Part) -> None:
-    """The kernel for a whole prompt against the attention that JAX brings."""
+    """Compares the kernel for a whole prompt with JAX's own attention."""
     from bench import prefill_attention  # imports Pallas
 
     shape = part.plan.shape

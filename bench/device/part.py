@@ -1,4 +1,4 @@
-"""Runs one part in a process of its own: `python -m bench.device.part`. A task comes on standard input as JSON."""
+"""Runs one part in this process: `python -m bench.device.part`. Its task comes on standard input as JSON."""
 
 import importlib
 import json

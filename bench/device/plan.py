@@ -1,4 +1,4 @@
-"""What is measured on which kind of device: shapes, loads and targets. No JAX: the coordinator imports it."""
+"""The plans: which shapes, loads and targets belong to which kind of device. No JAX: the coordinator imports this."""
 
 import dataclasses
 from typing import Any
@@ -7,12 +7,13 @@ from bench.device.shapes import CLIP_L_336, MISTRAL_7B, MIXTRAL_8X7B
 from bench.shapes import CLIP_B, CLIP_SMALL, LLAMA_8B, LLAMA_100M, LLAMA_SMALL, llava_next_video
 
 FIT_FRACTION = 0.6
-"""Weights and pool together, of the device's memory: JAX reserves three quarters of it, and needs temporaries."""
+"""The fraction of the device's memory for weights and pool together. JAX reserves three quarters of the memory, and
+needs temporaries too."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Load:
-    """Requests that are sent all at once; their prompts begin with the same `shared_len` tokens."""
+    """Requests that are all sent at once. Their prompts begin with the same `shared_len` tokens."""
 
     num_requests: int
     shared_len: int
@@ -21,12 +22,12 @@ class Load:
 
     @property
     def prompt_len(self) -> int:
-        """Tokens of one prompt."""
+        """The number of tokens of one prompt."""
         return self.shared_len + self.own_len
 
     @property
     def total_len(self) -> int:
-        """Tokens of one request at its end."""
+        """The number of tokens of one request at its end."""
         return self.prompt_len + self.output_len
 
 
@@ -35,33 +36,34 @@ class Plan:
     """What is measured on this kind of device. All lengths are in tokens.
 
     Attributes:
-        name: Of the plan.
+        name: Name of the plan.
         shape: The model's config.json.
-        dtype: Of weights, activations and KV pool.
-        batches: Rows of the decode steps that are measured.
-        context: Tokens that each of those rows has cached.
-        shared_context: How many of them all rows share where prefixes are read together.
-        prefills: Lengths of the prompts that are measured.
-        attention_batches: Rows of `paged_decode` alone.
-        attention_contexts: Its cached tokens.
-        attention_calls: How many times it runs in one program; twice as many programs wait in a queue; at most.
-        page_sizes: Of the pool, for `paged_decode` alone; after the first only with the extremes of the others.
-        copy_bytes: Array that is copied for the bandwidth.
+        dtype: Type of weights, activations and KV pool.
+        batches: Numbers of rows of the decode steps.
+        context: Cached tokens of each of these rows.
+        shared_context: Cached tokens that all rows share, where prefixes are read together.
+        prefills: Lengths of the prompts.
+        attention_batches: Numbers of rows for `paged_decode` alone.
+        attention_contexts: Numbers of cached tokens for `paged_decode` alone.
+        attention_calls: The most calls of it in one program. At most twice as many programs wait in a queue.
+        page_sizes: Page sizes for `paged_decode` alone. Those after the first are measured only with the smallest and
+            largest batch and context.
+        copy_bytes: Size of the array that is copied for the bandwidth.
         matmul_size: Rows, columns and depth of the matmul for the rate.
         checks: Cases of `bench.attention_cases` whose results are checked; empty for all.
-        check_models: Those of its models that are checked in addition, with heads of their own.
-        sampling_rows: Rows of logits.
-        concurrent: Independent requests.
-        shared: Requests with one prefix.
+        check_models: Models of `bench.attention_cases` whose heads are checked too.
+        sampling_rows: Numbers of rows of logits.
+        concurrent: A load of independent requests.
+        shared: A load of requests with one prefix.
         alone_tokens: Tokens that one request alone generates.
         steps: Decode steps of the engine that are timed together.
         chunk: Most prompt tokens in one step of the engine.
-        ab_layers: Layers of the model that compiler options, and types of kernels, are compared on.
+        ab_layers: Layers of the model with which compiler options and types of kernels are compared.
         experts: The config.json of a model with experts, for the parts of one layer.
-        expert_tokens: Tokens that choose among them.
-        product_rows: Rows that are multiplied with kernels in 8 bits, and in longer types.
-        images: The config.json of a model that sees, for its encoder.
-        is_for_accelerators: A CPU would take hours; and the targets of the project are meant for this shape.
+        expert_tokens: Numbers of tokens that choose among the experts.
+        product_rows: Numbers of rows that are multiplied with 8-bit kernels and with longer ones.
+        images: The config.json of a vision model, for its encoder.
+        is_for_accelerators: Whether the project's targets are for this shape, for which a CPU would take hours.
     """
 
     name: str
@@ -94,37 +96,37 @@ class Plan:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one number."""
+        """The bytes of one number."""
         return {"float32": 4, "bfloat16": 2}[self.dtype]
 
     @property
     def pool_tokens(self) -> int:
-        """KV slots for the largest batch and the longest prefill."""
+        """The KV slots for the largest batch and the longest prefill."""
         return max(max(self.batches) * (self.context + 1), *self.prefills)
 
     @property
     def max_running(self) -> int:
-        """Requests in one step of the engine, at most."""
+        """The most requests in one step of the engine."""
         return max(*self.batches, self.concurrent.num_requests, self.shared.num_requests)
 
     @property
     def engine_context(self) -> int:
-        """Tokens of one request in the engine, at most."""
+        """The most tokens of one request in the engine."""
         return max(self.context + 16 * self.steps, self.concurrent.total_len, self.shared.total_len) + 1
 
     @property
     def engine_pool_tokens(self) -> int:
-        """KV slots for the most demanding load of the engine, and some to spare."""
+        """The KV slots for the most demanding load of the engine, and a reserve."""
         decoding = max(self.batches) * (self.context + 16 * self.steps)
         loads = [load.num_requests * load.total_len for load in (self.concurrent, self.shared)]
         return max(decoding, *loads) + self.engine_context
 
     def with_layers(self, count: int) -> "Plan":
-        """The same with another number of layers."""
+        """The same plan with another number of layers."""
         return dataclasses.replace(self, shape=self.shape | {"num_hidden_layers": count})
 
     def fit(self, limit_bytes: int | None) -> "Plan":
-        """The plan with as many layers as fit into the memory of the device; `limit_bytes` None is no limit."""
+        """The plan with as many layers as fit in the device's memory of `limit_bytes`; None means no limit."""
         if limit_bytes is None:
             return self
         shape, itemsize = self.shape, self.itemsize
@@ -138,19 +140,19 @@ class Plan:
         return self if layers == shape["num_hidden_layers"] else self.with_layers(layers)
 
     def as_json(self) -> dict[str, Any]:
-        """What `from_json` takes."""
+        """The plan in the form that `from_json` takes."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Plan":
-        """The plan that `as_json` described."""
+        """The plan from the result of `as_json`."""
         changed: dict[str, Any] = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
         changed |= {name: Load(**fields[name]) for name in ("concurrent", "shared")}
         return cls(**(fields | changed))
 
 
 SHORT_TEXT = {"num_hidden_layers": 1, "vocab_size": 1024}
-"""What is left of the text model where an encoder is measured: the width of its rows."""
+"""Changes to the text model where only an encoder is measured, for which just the width of its rows matters."""
 
 ACCELERATOR = Plan(
     name="8b",

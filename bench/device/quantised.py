@@ -1,6 +1,6 @@
-"""Products with kernels in 8 bits beside those with longer ones: the feed-forward blocks of a few layers.
+"""Products with 8-bit kernels beside products with longer types: the feed-forward blocks of a few layers.
 
-XLA makes the products, with the options that the engine has for each type. Each type is compared with float64 first.
+XLA computes the products, with the engine's options for each type. Each type is compared with float64 first.
 """
 
 import functools
@@ -25,7 +25,7 @@ CHECKED_COLUMNS = 64
 
 
 def measure(part: Part) -> None:
-    """Milliseconds of all blocks together, each on the result of the one before, beside their floor."""
+    """Measures milliseconds of all blocks in sequence, beside their floor."""
     correctness = Correctness(part)
     for quantization in ("none", *STORED):
         part.attempt(f"blocks, {quantization}", functools.partial(_measure, part, correctness, quantization))
@@ -62,7 +62,7 @@ def _measure(part: Part, correctness: Correctness, quantization: str) -> None:
 
 
 def _error(x: jax.Array, kernel: jax.Array | Quantised, quantization: str) -> float:
-    """The largest difference of a product, at some columns, from what it is in float64."""
+    """The largest difference of a product from the one in float64, at some columns."""
     found = jax.jit(project).lower(x, kernel).compile(compiler_options=options(quantization))(x, kernel)
     values, scale = kernel if isinstance(kernel, Quantised) else (kernel, np.ones((1, *kernel.shape[1:])))
     num_columns = math.prod(values.shape[1:])

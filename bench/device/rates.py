@@ -1,4 +1,4 @@
-"""What the device can do at best, and what it is."""
+"""The rates of the device at best, and its description."""
 
 import jax
 
@@ -7,7 +7,7 @@ from bench.device.events import Part
 
 
 def measure(part: Part) -> None:
-    """Copy bandwidth and matmul rate; JAX's own words about the device."""
+    """Measures copy bandwidth and matmul rate, and sends JAX's description of the device."""
     device = jax.devices()[0]
     part.header(
         devices=[str(each) for each in jax.devices()],

@@ -1,4 +1,4 @@
-"""The sampling program in every variant, over the model's vocabulary; no model is needed."""
+"""The sampling program in every variant, over the model's vocabulary. It needs no model."""
 
 import functools
 from typing import Any
@@ -17,11 +17,11 @@ from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 PARAMS = SamplingParams(temperature=0.8, top_k=50, top_p=0.9, min_p=0.02, frequency_penalty=0.1)
 
 QUEUED = 10
-"""Calls between two looks at the clock: starting a single one may take longer than it runs."""
+"""The number of calls that are timed together, because starting a single call may take longer than running it."""
 
 
 def measure(part: Part) -> None:
-    """Milliseconds of each variant, beside the time that reading the logits once takes."""
+    """Measures milliseconds of each variant, beside the time to read the logits once."""
     for rows in part.plan.sampling_rows:
         for variant in VARIANTS:
             words = [field.split("_")[1] for field, has in zip(Variant._fields, variant, strict=True) if has]
@@ -67,7 +67,7 @@ def _measure(part: Part, name: str, rows: int, variant: Variant) -> None:
 
 
 def _masks(rows: int, vocab: int) -> TokenMasks:
-    """A pool of the engine's size in which every row of logits has a mask of its own: every other token."""
+    """A pool of the engine's size with a separate mask for every row of logits, which allows every other token."""
     pool = jnp.full((NUM_MASKS, num_words(vocab)), 0x55555555, jnp.uint32)
     return TokenMasks(pool, jnp.arange(1, rows + 1), jnp.full(rows, -1))
 

@@ -1,6 +1,6 @@
-"""Large models, those with experts and those that see, as they were published: what runs on an accelerator.
+"""The shapes of published models for accelerators: large ones, ones with experts, and vision models.
 
-Shapes only, as in `bench.shapes`.
+There are only shapes, as in `bench.shapes`.
 """
 
 from typing import Any
@@ -47,4 +47,4 @@ CLIP_L_336: dict[str, Any] = {
     "image_size": 336,
     "patch_size": 14,
 }
-"""The tower of every published LLaVA: CLIP ViT-L/14 at 336 pixels, 576 patches of a tile."""
+"""The vision tower of every published LLaVA: CLIP ViT-L/14 at 336 pixels, with 576 patches in a tile."""

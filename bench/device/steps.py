@@ -1,4 +1,4 @@
-"""The bare step, its two programs with nothing around them, beside what it could cost at best."""
+"""The bare step, which is its two programs without the engine, beside its least possible time."""
 
 import dataclasses
 import functools
@@ -19,11 +19,11 @@ from jsg.models.config import ModelConfig
 from jsg.sched.buckets import BucketKey, Phase
 
 QUEUED_STEPS = 10
-"""Steps that are started behind each other, as the engine starts them, between two looks at the clock."""
+"""The number of steps that are timed together. They are started without waiting for each other, as in the engine."""
 
 
 def measure(part: Part) -> None:
-    """Prefill and decode of one model; then decode over one prefix that all rows share."""
+    """Measures prefill and decode of one model, then decode over one prefix that all rows share."""
     plan = part.plan
     bare = _bare(part, plan)
     for rows in plan.batches:
@@ -38,7 +38,7 @@ def measure(part: Part) -> None:
 
 
 def compare(part: Part) -> None:
-    """A few layers, for options of the compiler: the whole model would take its time to start for each of them."""
+    """Measures a few layers, to compare compiler options. The whole model would take too long to start for each."""
     plan = part.plan.with_layers(min(part.plan.ab_layers, part.plan.shape["num_hidden_layers"]))
     bare = _bare(part, plan)
     for rows in (min(plan.batches), max(plan.batches)):
@@ -46,7 +46,7 @@ def compare(part: Part) -> None:
 
 
 def _bare(part: Part, plan: Plan) -> BareStep:
-    """A model on the device; its start is in the report's header."""
+    """A model on the device. The time of its start goes to the report's header."""
     begin = time.monotonic()
     bare = BareStep(
         ModelConfig.from_directory(part.model_directory(plan)),
@@ -61,7 +61,7 @@ def _bare(part: Part, plan: Plan) -> BareStep:
 
 
 def padded(rows: int) -> int:
-    """The rows of the shape that the engine would run so many requests in."""
+    """The number of rows of the shape in which the engine would run this many requests."""
     multiple = ROW_MULTIPLE.get(jax.default_backend(), 1)
     return -(-rows // multiple) * multiple
 
@@ -86,7 +86,7 @@ def _decode_shared(part: Part, bare: BareStep, name: str, rows: int, *, shares: 
     num_groups = max(bucket // MIN_GROUP, 1) if shares else 0
     work = bare.prepare(BucketKey(Phase.DECODE, bucket, bucket, num_groups), [(plan.context, 1)] * rows)
     cost = roofline.step_cost(bare.config, plan.itemsize, rows=rows, cached=plan.context, new=1)
-    # Either way the prefix has to come from memory only once: caches may hold it for those who read it many times.
+    # Either way the prefix must come from memory only once, because caches may keep it for later reads.
     saved = (rows - 1) * plan.shared_context * bare.config.kv_bytes_per_token(plan.itemsize)
     cost = dataclasses.replace(cost, kv_bytes=cost.kv_bytes - saved)
     facts = {"rows": rows, "context": plan.context, "shared": plan.shared_context, "shares": shares}
@@ -102,7 +102,7 @@ def _prefill(part: Part, bare: BareStep, length: int) -> None:
 def _measure_step(
     part: Part, name: str, bare: BareStep, work: Work, cost: roofline.Cost, num_tokens: int, **facts: Any
 ) -> None:
-    """Milliseconds of a step: of several in a queue, and, as a fact, of one that is waited for."""
+    """Measures milliseconds of a step in a queue of several and, as a fact beside it, of a step that is waited for."""
     waited = part.time(lambda: bare.run(work), budget_s=2)
     num_queued = QUEUED_STEPS if min(waited) < 1e3 else 1
 

@@ -1,4 +1,4 @@
-"""Floors, targets and figures side by side, and what follows from several figures together."""
+"""Puts figures beside their floors and targets, and derives results from several figures."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,11 +12,11 @@ class Row:
     """One target.
 
     Attributes:
-        what: Is to be reached.
-        figure: What was measured, for people.
-        ratio: What is compared with the target.
-        at_least: The target; for what should be small, the reciprocals are compared.
-        reference: The floor, or what the figure is compared with.
+        what: What should be reached.
+        figure: What was measured, as text.
+        ratio: The number that is compared with the target.
+        at_least: The target for `ratio`. If the figure should be small, both are reciprocals.
+        reference: The floor, or whatever else the figure is compared with.
     """
 
     what: str
@@ -31,12 +31,12 @@ class Row:
         return self.ratio >= self.at_least
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, and the verdict."""
+        """All fields, and whether the target is reached."""
         return dataclasses.asdict(self) | {"is_met": self.is_met}
 
 
 def targets(figures: Sequence[Figure]) -> list[Row]:
-    """A row for each target whose figures were measured, on whatever device and shape."""
+    """A row for each target whose figures were measured, on any device and shape."""
     found = _Figures(figures)
     return [*_steps(found), *_attention(found), *_engine(found), *_torch(found), *_start(found)]
 
@@ -59,15 +59,15 @@ class _Figures:
         self._figures = tuple(figures)
 
     def all(self, **facts: Any) -> list[Figure]:
-        """Those that have all these facts."""
+        """The figures that have all these facts."""
         return [figure for figure in self._figures if facts.items() <= _hashable(figure.facts)]
 
     def first(self, **facts: Any) -> Figure | None:
-        """The first of them."""
+        """The first figure that has all these facts."""
         return next(iter(self.all(**facts)), None)
 
     def fastest(self, **facts: Any) -> Figure | None:
-        """The one with the most tokens per second."""
+        """The figure with the most tokens per second."""
         return max(self.all(**facts), key=lambda figure: figure.facts["tokens_per_s"], default=None)
 
 

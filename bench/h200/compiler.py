@@ -1,8 +1,8 @@
 """Compiles functions for NVIDIA H200s on a machine that has none, and reads what came out.
 
-XLA's CUDA plugin needs no GPU to compile, only a description of one (`h200_target_config.txtpb`). What the tests read:
-the memory analysis, the optimised program, the machine code, and the list of launches, which XLA writes to a folder.
-None of it says how fast the program is, or that its results are right.
+XLA's CUDA plugin needs no GPU to compile, only a description of one (`h200_target_config.txtpb`). The tests read the
+memory analysis, the optimised program, the machine code, and the list of launches, which XLA writes to a folder. None
+of these says how fast the program is, or that its results are right.
 """
 
 import dataclasses
@@ -25,15 +25,15 @@ from jsg.models.tensor_parallel import AXES
 
 TARGET = pathlib.Path(__file__).with_name("h200_target_config.txtpb")
 SHARED_MEMORY_BYTES = 232_448
-"""What one thread block of an H200 may ask for: 227 KiB."""
+"""The shared memory that one thread block of an H200 may use: 227 KiB."""
 CONTAINERS = ("kCommandBuffer", "kConditional", "kSequential", "kWhile")
 VIEWS = {"parameter", "bitcast", "tuple", "get-tuple-element"}
 """Operations that write nothing."""
 IN_PLACE = VIEWS | {"custom-call"}
-"""Operations that may result in something as large as the pool: arguments, other views of them, and our own kernels,
-which write it in place. Anything else, a copy or a conversion for instance, reads and writes all of it."""
+"""Operations whose result may be as large as the pool: arguments, views of them, and jsg's own kernels, which write the
+pool in place. Any other operation, such as a copy or a conversion, reads and writes all of it."""
 OPTIONS = {"xla_gpu_autotune_level": 0}
-"""There is no device to time alternatives on."""
+"""XLA does not tune, because there is no device on which it could time alternatives."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Launch:
     """One launch of a kernel, a copy, or a call of a library.
 
     Attributes:
-        name: Of the kernel; of the kind for what has no name.
-        containers: The command buffers, loops and branches that it is in, outermost first; each with its line in the
-            list, which tells two of a kind apart.
+        name: The name of the kernel, or the kind of a launch that has no name.
+        containers: The command buffers, loops and branches around it, outermost first. Each has its line in the list,
+            so that two of the same kind differ.
         shared_bytes: Shared memory of one thread block.
     """
 
@@ -53,7 +53,7 @@ class Launch:
 
 
 def memory_of(compiled: jax.stages.Compiled) -> Any:
-    """What XLA says of a program's memory, which it does for every GPU."""
+    """XLA's memory analysis of a program, which exists for every GPU."""
     stats = compiled.memory_analysis()
     assert stats is not None, "XLA says it of every program for a GPU"
     return stats
@@ -65,7 +65,7 @@ class Program:
 
     Attributes:
         hlo: The optimised program as text.
-        launches: In order. What a loop holds is listed once.
+        launches: The launches in order. Those inside a loop are listed once.
     """
 
     compiled: jax.stages.Compiled
@@ -74,29 +74,29 @@ class Program:
 
     @property
     def temporary_bytes(self) -> int:
-        """Memory beside arguments and results."""
+        """The bytes of memory beside arguments and results."""
         return memory_of(self.compiled).temp_size_in_bytes
 
     @property
     def aliased_bytes(self) -> int:
-        """Bytes of results that take the place of donated arguments."""
+        """The bytes of results that reuse the memory of donated arguments."""
         return memory_of(self.compiled).alias_size_in_bytes
 
     @property
     def is_one_command_buffer(self) -> bool:
-        """Whether all launches are in the same command buffer, and neither before, behind, nor in a loop around it."""
+        """Whether all launches are in one command buffer: none is before or behind it, and no loop is around it."""
         places = {launch.containers for launch in self.launches}
         return len(places) == 1 and all(len(place) == 1 and "kCommandBuffer" in place[0] for place in places)
 
     def makers_of(self, elements: int) -> set[str]:
-        """The operations, fused ones included, that result in an array of `elements` numbers or more."""
+        """The operations, also inside fusions, whose result is an array of `elements` numbers or more."""
         return {made.operation for made in _operations(self.hlo) if any(math.prod(s) >= elements for s in made.shapes)}
 
     def writers_of(self, matrices: Collection[tuple[int, int]]) -> list[str]:
-        """The operations that write an array which is one of these matrices, or its transpose, to memory.
+        """The operations that write one of these matrices, or its transpose, to memory.
 
-        An array is a matrix if its axes, in their order, can be cut into rows and columns of these sizes. What stands
-        inside of a fusion is not written: a block of it exists at a time.
+        An array is a matrix if its axes, in their order, can be split into rows and columns of these sizes. Results
+        inside a fusion are not written to memory, because only a block of them exists at a time.
         """
         wanted = {frozenset(matrix) for matrix in matrices}
         fused = set(re.findall(r" fusion\(.*? calls=%([^\s,]+)", self.hlo))
@@ -109,12 +109,12 @@ class Program:
         ]
 
     def kernel(self, name: str) -> Launch:
-        """The only kernel whose name begins like this."""
+        """The only kernel whose name begins with this."""
         (found,) = {launch for launch in self.launches if launch.name.startswith(name)}
         return found
 
     def instructions(self, kernel: str, nvdisasm: pathlib.Path) -> Counter[str]:
-        """How often each instruction stands in the machine code of a kernel."""
+        """How often each instruction occurs in the machine code of a kernel."""
         executable = self.compiled.runtime_executable()
         assert executable is not None
         return machine_code.instructions(executable.serialize(), kernel, nvdisasm)
@@ -125,9 +125,9 @@ class _Operation:
     """One line of a program.
 
     Attributes:
-        computation: Name of the function that it stands in.
-        text: What it results in, and the operation.
-        shapes: Of its results.
+        computation: The name of the function that it is in.
+        text: Its result and the operation.
+        shapes: The shapes of its results.
     """
 
     computation: str
@@ -150,14 +150,14 @@ def _operations(hlo: str) -> Iterator[_Operation]:
 
 
 def _cuts(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Rows and columns of each matrix that an array is, one after another in memory."""
+    """The (rows, columns) of each way in which an array can be read as a matrix without moving data."""
     for axis in range(1, len(shape)):
         yield math.prod(shape[:axis]), math.prod(shape[axis:])
 
 
 @functools.cache
 def mesh(num_devices: int = 1, num_groups: int = 1) -> Mesh:
-    """H200s that can be compiled for, as `jsg.models.tensor_parallel.make_mesh` has its devices."""
+    """A mesh of H200s to compile for, in the form of `jsg.models.tensor_parallel.make_mesh`."""
     topology = topologies.get_topology_desc(
         platform="cuda", target_config=TARGET.read_text(encoding="utf-8"), topology=f"1x1x{num_devices}"
     )
@@ -165,7 +165,7 @@ def mesh(num_devices: int = 1, num_groups: int = 1) -> Mesh:
 
 
 def placed(tree: Any, num_devices: int = 1) -> Any:
-    """The same shapes, each on every H200; nothing is allocated."""
+    """The same shapes, replicated on every H200. Nothing is allocated."""
     sharding = NamedSharding(mesh(num_devices), PartitionSpec())
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
@@ -186,10 +186,10 @@ def compile_for_h200(
     """Traces, lowers and compiles `fn`.
 
     Args:
-        fn: Pure function of arrays.
-        args: Shapes, at least one of them `placed`.
-        donate: Arguments that results may take the place of.
-        num_devices: How many H200s; the trace sees their mesh, so that ops choose kernels for a GPU.
+        fn: A pure function of arrays.
+        args: Shapes. At least one of them is `placed`.
+        donate: Arguments whose memory results may reuse.
+        num_devices: The number of H200s. The trace sees their mesh, so that ops choose kernels for a GPU.
         num_groups: See `mesh`.
         options: Compiler options.
     """
@@ -198,7 +198,9 @@ def compile_for_h200(
     folder = tempfile.mkdtemp()
     try:
         compiled = lowered.compile(compiler_options=OPTIONS | dict(options or {}) | {"xla_dump_to": folder})
-        listings = sorted(pathlib.Path(folder).glob("*.thunk_sequence*.txt"))  # as made, then as changed, if it was
+        listings = sorted(
+            pathlib.Path(folder).glob("*.thunk_sequence*.txt")
+        )  # the first list, and the changed one if there is one
         launches = _launches(listings[-1].read_text(encoding="utf-8"))
     finally:
         shutil.rmtree(folder)
@@ -208,7 +210,7 @@ def compile_for_h200(
 
 
 def _launches(listing: str) -> tuple[Launch, ...]:
-    """Reads XLA's list, in which what a container holds is indented below it."""
+    """Reads XLA's list, in which the contents of a container are indented below it."""
     launches, open_containers = [], []
     for index, line in enumerate(listing.splitlines()):
         match = re.match(r"( *)\d+: (\w+)\s+\[.*?\]\s*(\S*)(?:.*shared_memory: (\d+))?", line)

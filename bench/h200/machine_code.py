@@ -1,7 +1,7 @@
-"""The machine code inside a serialized executable, and what instructions it is made of.
+"""Finds the machine code inside a serialized executable, and counts its instructions.
 
-XLA writes a compiled GPU program as a Riegeli file of Snappy-compressed records. In one of them lies the code: an ELF
-file for CUDA (a "cubin") for each kernel. To find it takes no tool; to tell its instructions apart takes `nvdisasm`.
+XLA writes a compiled GPU program as a Riegeli file of Snappy-compressed records. One of them has the code: an ELF file
+for CUDA (a "cubin") for each kernel. Finding the code needs no tool; counting its instructions needs `nvdisasm`.
 """
 
 import pathlib
@@ -19,11 +19,11 @@ RIEGELI_CHUNK_HEADER = 40
 ELF_MAGIC = b"\x7fELF"
 ELF_MACHINE_CUDA = 190
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.x]*)")
-"""A line of nvdisasm: address, perhaps a predicate, instruction."""
+"""A line of nvdisasm: the address, an optional predicate, and the instruction."""
 
 
 def instructions(executable: bytes, kernel: str, nvdisasm: pathlib.Path) -> Counter[str]:
-    """How often each instruction, named with its modifiers, stands in a kernel of a serialized executable."""
+    """How often each instruction, with its modifiers, occurs in a kernel of a serialized executable."""
     section = f".text.{kernel}"
     code = next(cubin for cubin in _cubins(executable) if f"{section}\0".encode() in cubin)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -55,10 +55,11 @@ def _cubins(executable: bytes) -> Iterator[bytes]:
 
 
 def _riegeli_records(file: bytes) -> Iterator[bytes]:
-    """The records of a Riegeli file, and of the Riegeli files that are records of it.
+    """The records of a Riegeli file, and of the Riegeli files among its records.
 
-    A header of 24 bytes interrupts the file at every block. Between them are chunks; one of records holds the letter of
-    the compression, the sizes of its records as numbers, and the records one after another, each part compressed.
+    A header of 24 bytes interrupts the file at every block. Between the headers are chunks. A chunk of records has the
+    letter of the compression, then the sizes of its records, then the records one after another; both parts are
+    compressed.
     """
     blocks = range(0, len(file), RIEGELI_BLOCK)
     stream = b"".join(file[at + RIEGELI_BLOCK_HEADER : at + RIEGELI_BLOCK] for at in blocks)
@@ -83,18 +84,18 @@ def _riegeli_records(file: bytes) -> Iterator[bytes]:
 
 
 def _decompressed(part: bytes) -> bytes:
-    """A compressed part of a chunk: the length of its content, which Snappy's own header repeats, and a stream."""
+    """The content of a compressed part of a chunk: its length, which Snappy's own header repeats, and then a stream."""
     return _snappy(part, _varint(part, 0)[1])
 
 
 def _snappy(data: bytes, at: int) -> bytes:
-    """The raw Snappy stream that starts at `at`: literals, and copies of what was put out before."""
+    """The content of the raw Snappy stream that starts at `at`: literals, and copies of earlier output."""
     size, at = _varint(data, at)
     out = bytearray()
     while len(out) < size:
         tag, at = data[at], at + 1
         if tag & 3 == 0:
-            length, wide = tag >> 2, max((tag >> 2) - 59, 0)  # lengths above 60 stand in 1 to 4 bytes of their own
+            length, wide = tag >> 2, max((tag >> 2) - 59, 0)  # lengths above 60 follow in 1 to 4 bytes
             if wide:
                 length, at = int.from_bytes(data[at : at + wide], "little"), at + wide
             out += data[at : at + length + 1]
@@ -105,13 +106,13 @@ def _snappy(data: bytes, at: int) -> bytes:
         else:
             wide = 2 if tag & 3 == 2 else 4
             length, offset, at = (tag >> 2) + 1, int.from_bytes(data[at : at + wide], "little"), at + wide
-        for _ in range(length):  # one by one: a copy may read what it has just written
+        for _ in range(length):  # byte by byte, because a copy may read what it has just written
             out.append(out[-offset])
     return bytes(out)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number in groups of 7 bits, lowest first; and where it ends."""
+    """A number in groups of 7 bits, lowest first, and the place behind it."""
     value = shift = 0
     while True:
         byte, at = data[at], at + 1

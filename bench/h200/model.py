@@ -1,4 +1,4 @@
-"""Every program that an engine on an H200 would compile for a model; only shapes, nothing is allocated."""
+"""Every program that an engine on an H200 would compile for a model. There are only shapes; nothing is allocated."""
 
 import dataclasses
 import json
@@ -28,15 +28,15 @@ from jsg.sched.buckets import Buckets, make_buckets
 
 MAX_RUNNING = 256
 CHUNK = 8192
-"""What `jsg/engine/startup.py` chooses on a GPU where nothing else is said."""
+"""The chunk size that `jsg/engine/startup.py` chooses on a GPU by default."""
 BUCKETS = make_buckets(MAX_RUNNING, CHUNK, row_multiple=ROW_MULTIPLE["gpu"], shares_prefixes=True)
 POOL_TOKENS = 700_000
-"""About what an H200 has room for beside an 8B model in bfloat16."""
+"""About the number of tokens for which an H200 has room beside an 8B model in bfloat16."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Declared:
-    """A program as it was handed to `Executables.declare`."""
+    """The arguments of a call of `Executables.declare`."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
@@ -44,7 +44,7 @@ class Declared:
 
 
 class H200Executables(Executables):
-    """Keeps what `Programs` declares, and compiles for an H200 what a test asks for."""
+    """Stores the programs that `Programs` declares, and compiles those that a test asks for."""
 
     def __init__(self, hidden_size: int, quantization: str, num_devices: int = 1, num_groups: int = 1):
         options = COMPILER_OPTIONS if quantization == "none" else QUANTISED_OPTIONS
@@ -66,7 +66,7 @@ class H200Executables(Executables):
         self._programs[name] = Declared(*self._over_devices(fn, args, out_specs), donate)
 
     def output_shape(self, name: Hashable) -> tuple[None, jax.ShapeDtypeStruct]:
-        """The hidden states that a forward pass returns second: all that is asked for, and not worth a trace."""
+        """The shape of the hidden states, the second result of a forward pass. No caller needs others or a trace."""
         assert isinstance(name, tuple)
         _, key = name
         return None, jax.ShapeDtypeStruct((key.num_tokens, self._hidden_size), jnp.bfloat16)
@@ -89,11 +89,11 @@ class Model:
     """A model on an H200.
 
     Attributes:
-        layer_elements: Numbers in the keys of one layer of the pool, and as many in its values.
-        donated_bytes: Of pool and page table, which a forward pass changes in place.
-        vision: The pool of encoded images; None where the model takes text only.
-        kernels: The text model's, each as the matrix of its inputs and outputs; those of experts lie side by side.
-        tower_kernels: Likewise those of what encodes images.
+        layer_elements: The number of elements in the keys of one layer of the pool; its values have as many.
+        donated_bytes: The bytes of pool and page table, which a forward pass changes in place.
+        vision: The pool of encoded images; None if the model takes only text.
+        kernels: The text model's kernels, each as (inputs, outputs) of a matrix. Those of experts are side by side.
+        tower_kernels: The kernels of the image encoder, in the same form.
     """
 
     config: ModelConfig
@@ -122,15 +122,15 @@ def make_model(
 
     Args:
         shape: Its `config.json`.
-        buckets: Shapes of its steps; tiles are encoded in the numbers that the engine has on a GPU.
+        buckets: The shapes of its steps. Tiles are encoded in the numbers that the engine uses on a GPU.
         page_size: KV slots in one page.
-        kv_dtype: Of the KV pool.
-        quantization: Of its kernels.
-        options_of: The quantization that XLA's options are for, where that is another one.
-        num_devices: H200s that share it.
-        num_groups: Groups of them that have experts of their own.
-        pool_tokens: KV slots.
-        changes: Fields of the text model's config that are others.
+        kv_dtype: Type of the KV pool.
+        quantization: Quantization of its kernels.
+        options_of: The quantization for which XLA's options are, if it differs.
+        num_devices: The number of H200s that share the model.
+        num_groups: The number of groups of H200s that each have their own experts.
+        pool_tokens: The number of KV slots.
+        changes: Fields of the text model's config to change.
     """
     config = _config(shape, changes).over_devices(num_devices, num_groups)
     vision = vision_shape(EngineConfig(), config, platform="gpu", row_bytes=2 * config.hidden_size)
@@ -167,7 +167,7 @@ def make_model(
 
 
 def _kernels(module: nnx.Module) -> frozenset[tuple[int, int]]:
-    """Of [D, *out] the matrix D x out; of experts' [E, D, F] those of E·D x F and E·F x D, as they lie in memory."""
+    """Kernels as matrices: D x out for [D, *out], and both E·D x F and E·F x D for the experts' [E, D, F]."""
     found: set[tuple[int, int]] = set()
     for _, node in nnx.iter_graph(module):
         if isinstance(node, nnx.Param) and (axis := node.get_metadata("summed_axis")) is not None:

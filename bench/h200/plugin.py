@@ -7,10 +7,10 @@ PLUGIN = "jax_plugins.xla_cuda13"
 
 
 def use_plugin() -> None:
-    """Says to JAX, which must not have started yet, that it shall compile for a GPU that is not there.
+    """Makes JAX, which must not have started yet, compile for a GPU that does not exist.
 
     Raises:
-        RuntimeError: There is no plugin.
+        RuntimeError: The plugin is not installed.
     """
     try:
         found = importlib.util.find_spec(PLUGIN)
@@ -20,4 +20,4 @@ def use_plugin() -> None:
         raise RuntimeError("XLA's CUDA plugin must be on PYTHONPATH; `make test-h200` puts it into .venv/h200")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # there is no driver to ask
-    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # what is found in a cache leaves no list of launches
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # a program from a cache has no list of launches

@@ -1,14 +1,15 @@
-"""What the language costs and gives: `python -m bench.lang`. Wants a quiet machine.
+"""Measures the cost and the gain of the language: `python -m bench.lang`. The machine should be quiet.
 
 Parts:
-    sharing: tree of thought, judge and skeleton, parallel against serial, and against no radix cache.
-    overhead: milliseconds of each primitive, memory of programs in flight.
-    round-trips: a program sent whole to a server against one interpreted over HTTP; the embedded model.
-    select: one call against three.
-    lines: of code, beside the raw client.
-    reordering: what `unordered` saves a compiled batch.
+    sharing: tree of thought, judge and skeleton, in parallel and serially, with and without the radix cache
+    overhead: milliseconds of each primitive, and memory of programs in flight
+    round-trips: a program sent to a server as a whole, and one interpreted over HTTP, with the embedded model
+    select: `select` in one call, and in three
+    lines: lines of code of programs, and of the same programs with the raw client
+    reordering: what `unordered` saves in a compiled batch
 
-Sharing, select and reordering run a model of 100 million parameters with random weights; `--model tiny` is for a try.
+The parts sharing, select and reordering run a model of 100 million parameters with random weights; `--model tiny` is
+for a quick try.
 """
 
 import argparse
@@ -77,7 +78,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
 
 
 MODEL_PARTS = {"sharing", "select", "reordering"}
-"""Those that run the model of `--model`."""
+"""The parts that run the model of `--model`."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -99,14 +100,25 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     today = datetime.datetime.now(datetime.UTC).date()
     default = Sizes()
-    parser.add_argument("--only", type=_part_names, default=list(PARTS), help="parts, joined by commas; default: all")
-    parser.add_argument("--model", default="100m", help="100m, or what jsg.Engine loads")
-    parser.add_argument("--rounds", type=int, default=5, help="of sharing; the other parts make a multiple of it")
-    parser.add_argument("--passage-words", type=int, default=default.passage_words, help="that branches share")
-    parser.add_argument("--thought-tokens", type=int, default=default.thought_tokens, help="of each answer")
-    parser.add_argument("--depth", type=int, default=default.depth, help="of the tree of thought")
-    parser.add_argument("--dimensions", type=int, default=default.num_dimensions, help="of judge and skeleton")
-    parser.add_argument("--in-flight", type=int, default=1000, help="programs at once")
+    parser.add_argument(
+        "--only", type=_part_names, default=list(PARTS), help="the parts to run, separated by commas; default: all"
+    )
+    parser.add_argument("--model", default="100m", help="100m, or any model that jsg.Engine can load")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="rounds of the part sharing; other parts run a multiple of them"
+    )
+    parser.add_argument(
+        "--passage-words", type=int, default=default.passage_words, help="words of the text that all branches share"
+    )
+    parser.add_argument("--thought-tokens", type=int, default=default.thought_tokens, help="tokens of each answer")
+    parser.add_argument("--depth", type=int, default=default.depth, help="depth of the tree of thought")
+    parser.add_argument(
+        "--dimensions",
+        type=int,
+        default=default.num_dimensions,
+        help="branches of the judge, and points of the skeleton",
+    )
+    parser.add_argument("--in-flight", type=int, default=1000, help="number of programs in flight at once")
     parser.add_argument("--output", type=Path, default=reporting.ROOT / "bench" / "results" / f"lang-cpu-{today}.json")
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""Holds programs in flight and says what that takes: `python -m bench.lang.in_flight async|sync COUNT`, to JSON."""
+"""Keeps programs in flight and prints what that costs as JSON: `python -m bench.lang.in_flight async|sync COUNT`."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ LIMIT_S = 120
 
 
 def write(s, seed):
-    """What both forms ask for: a prompt of some pieces, and a gen."""
+    """Appends what both forms ask for: a prompt of some pieces, and a gen."""
     for index in range(NUM_EXTENDS):
         s += passage(seed * NUM_EXTENDS + index, PROMPT_WORDS // NUM_EXTENDS)
     s += sgl.gen("answer", max_tokens=8)
@@ -36,7 +36,7 @@ async def async_program(s, seed):
 
 
 def wait_for(backend: NullBackend, count: int) -> None:
-    """Until so many gens wait."""
+    """Waits until this number of gens wait."""
     end = time.monotonic() + LIMIT_S
     while backend.num_waiting < count:
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""How long a program is, beside the same program with the client of the OpenAI API alone."""
+"""Compares the length of programs with the same programs written with only the client of the OpenAI API."""
 
 import ast
 from pathlib import Path
@@ -8,12 +8,12 @@ from bench.report import ROOT, Report
 EXAMPLES = ROOT / "examples"
 RAW = Path(__file__).parent / "raw"
 NOT_THE_PROGRAM = {"main", "words", "retrieve", "look_up"}
-"""Functions that both forms share, or that only print."""
+"""Functions that do not count, because both forms share them or they only print."""
 TARGET = "the paper: 2.1"
 
 
 def count_lines(path: Path) -> int:
-    """Lines of a file's functions that are code: no blank line, no comment, no docstring, no import, no data."""
+    """The number of lines of code in a file's functions: no blank lines, comments, docstrings, imports or data."""
     source = path.read_text(encoding="utf-8")
     lines = source.splitlines()
     code: set[int] = set()
@@ -36,13 +36,13 @@ def _docstring_lines(function: ast.AST) -> set[int]:
 
 
 def pairs() -> dict[str, tuple[int, int]]:
-    """Example → its lines, and those of the raw form."""
+    """For each example its number of lines, and that of the raw form."""
     raw = sorted(path for path in RAW.glob("*.py") if path.name != "__init__.py")
     return {path.stem: (count_lines(EXAMPLES / path.name), count_lines(path)) for path in raw}
 
 
 def measure_lines(report: Report) -> None:
-    """Counts; nothing is run."""
+    """Counts the lines. Nothing is run."""
     found = pairs()
     for name, (ours, raw) in found.items():
         report.add(f"lines: {name}, raw / jsg", "x", [raw / ours], jsg=ours, raw=raw)

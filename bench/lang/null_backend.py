@@ -1,4 +1,4 @@
-"""A backend that answers at once, so that what is left is the interpreter; or not before it is told to."""
+"""A backend that answers at once, so that only the interpreter costs time. It can also hold answers back on demand."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -12,11 +12,11 @@ META = {"prompt_tokens": 1, "completion_tokens": 1, "cached_tokens": 0, "finish_
 
 
 class NullBackend:
-    """Counts the gens that wait, and holds them back while its gate is closed.
+    """Counts the gens that wait, and keeps them waiting while its gate is closed.
 
     Attributes:
-        num_waiting: Gens that are under way.
-        is_gated: Whether gens wait for `release`. To be set before the first session is opened.
+        num_waiting: The number of gens that wait.
+        is_gated: Whether gens wait for `release`. It must be set before the first session is opened.
     """
 
     def __init__(self, *, is_gated: bool = False):
@@ -25,22 +25,22 @@ class NullBackend:
         self._gate: asyncio.Event | None = None
 
     def open(self, *, num_api_spec_tokens: int | None = None) -> "NullSession":
-        """A session."""
+        """Opens a session."""
         return NullSession(self)
 
     async def flush_cache(self) -> bool:
-        """There is none."""
+        """Does nothing, because there is no cache."""
         return True
 
     async def server_info(self) -> dict[str, Any]:
-        """Its name."""
+        """The name of the backend."""
         return {"model": "null"}
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing, because nothing is open."""
 
     async def passed(self) -> None:
-        """Waits for the gate, where there is one. The event belongs to the loop on which the programs run."""
+        """Waits for the gate if there is one. Its event belongs to the event loop of the programs."""
         if self.is_gated:
             self._gate = self._gate or asyncio.Event()
             self.num_waiting += 1
@@ -48,43 +48,43 @@ class NullBackend:
             self.num_waiting -= 1
 
     async def release(self) -> None:
-        """Opens the gate; to be called on the loop of the programs."""
+        """Opens the gate. It must be called on the event loop of the programs."""
         assert self._gate is not None, "nobody waits"
         self._gate.set()
 
 
 class NullSession:
-    """Keeps nothing but the length of its text."""
+    """Stores only the length of its text."""
 
     def __init__(self, backend: NullBackend, num_chars: int = 0):
         self._backend = backend
         self.num_chars = num_chars
 
     async def extend(self, item: PromptItem) -> str:
-        """Markers of a turn are not text here."""
+        """Adds the length of the text. Markers of turns do not count here."""
         text = item.text if isinstance(item, Text) else ""
         self.num_chars += len(text)
         return text
 
     async def generate(self, gen: Gen) -> AsyncIterator[Piece]:
-        """One piece."""
+        """Answers with one piece."""
         await self._backend.passed()
         self.num_chars += len(ANSWER)
         yield Piece(ANSWER, META)
 
     async def select(self, select: Select) -> Selection:
-        """The first choice."""
+        """Takes the first choice."""
         await self._backend.passed()
         share = 1 / len(select.choices)
         return Selection(select.choices[0], (share,) * len(select.choices), META)
 
     async def fork(self, size: int, position_ids_offset: Sequence[int] | None = None) -> "list[NullSession]":
-        """Copies."""
+        """Makes copies."""
         return [NullSession(self._backend, self.num_chars) for _ in range(size)]
 
     async def join(self, branches: "Sequence[NullSession]") -> None:
-        """Adds their lengths."""
+        """Adds the lengths of the branches."""
         self.num_chars += sum(branch.num_chars - self.num_chars for branch in branches)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing, because nothing is stored."""

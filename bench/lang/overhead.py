@@ -1,4 +1,4 @@
-"""What the interpreter costs beside the model: milliseconds of each primitive, and memory of programs in flight."""
+"""Measures the cost of the interpreter: milliseconds of each primitive, and memory of programs in flight."""
 
 import json
 import subprocess
@@ -73,7 +73,7 @@ PRIMITIVES = {
 
 
 def measure_primitives(report: Report, *, rounds: int, count: int = 400) -> None:
-    """Wall time of whole programs of one primitive each, on a backend that answers at once."""
+    """Measures the wall time of programs of one primitive each, on a backend that answers at once."""
     backend = NullBackend()
     for name, program in PRIMITIVES.items():
         samples = []
@@ -90,7 +90,7 @@ def measure_primitives(report: Report, *, rounds: int, count: int = 400) -> None
 
 
 def measure_in_flight(report: Report, *, count: int) -> None:
-    """Memory of a fresh process in which so many programs wait for their model."""
+    """Measures the memory of a fresh process in which this number of programs wait for their model."""
     for form in ("async", "sync"):
         command = [sys.executable, "-m", "bench.lang.in_flight", form, str(count)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What `unordered` is worth: a compiled batch that may move its long constant text in front, and one that may not."""
+"""Measures the gain of `unordered`: with it, a compiled batch may move its long constant text to the front."""
 
 import statistics
 import time
@@ -15,11 +15,11 @@ QUESTIONS = [{"question": f"Why the {word}?"} for word in ("man", "day", "way", 
 
 
 class Run(NamedTuple):
-    """What one run of a batch took.
+    """The cost of one run of a batch.
 
     Attributes:
         seconds: Wall time.
-        computed_tokens: Prompt tokens that no cache had.
+        computed_tokens: Prompt tokens that were not cached.
     """
 
     seconds: float
@@ -27,7 +27,7 @@ class Run(NamedTuple):
 
 
 def reordered(sizes: Sizes, seed: int) -> CompiledFunction:
-    """The question comes first as it is written, and nothing would be shared; the program says that order is free."""
+    """The question comes first, so that no prefix is shared as written, but the program says that the order is free."""
     text = passage(seed, sizes.passage_words)
 
     @sgl.function
@@ -39,7 +39,7 @@ def reordered(sizes: Sizes, seed: int) -> CompiledFunction:
 
 
 def as_written(sizes: Sizes, seed: int) -> CompiledFunction:
-    """The same, whose parts stay where they are."""
+    """The same program, whose parts keep their order."""
     text = passage(seed, sizes.passage_words)
 
     @sgl.function
@@ -53,7 +53,7 @@ SIDES = {"unordered": reordered, "as it is written": as_written}
 
 
 def measure_reordering(report: Report, model: str, *, rounds: int, sizes: Sizes, **knobs: Any) -> None:
-    """Wall time and prompt tokens that had to be computed; both sides take turns, with texts of their own."""
+    """Measures wall time and computed prompt tokens. Both sides take turns, with different texts."""
     seeds = iter(range(0, 10**9, 1000))
     runs: dict[str, list[Run]] = {side: [] for side in SIDES}
     with settled.compiled_engine(model, **knobs) as engine:
@@ -72,7 +72,7 @@ def _note(report: Report, side: str, runs: Sequence[Run]) -> Figure:
 
 
 def run_once(engine: sgl.Engine, program: CompiledFunction) -> Run:
-    """Runs a batch of a new program once, from an empty cache."""
+    """Runs a batch of a new program once, beginning with an empty cache."""
     if not engine.flush_cache():
         raise RuntimeError("the cache should be empty, but requests run")
     before = engine.get_server_info()

@@ -1,4 +1,4 @@
-"""A program of calls that depend on each other: sent whole to a server, and interpreted over HTTP."""
+"""Compares two ways to run a program of dependent calls: sent to a server as a whole, and interpreted over HTTP."""
 
 import random
 import tempfile
@@ -16,20 +16,20 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 64, 16
 
 @sgl.function
 def chain(s, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9):
-    """Ten calls, each behind the answer of the one before."""
+    """Ten calls, each behind the answer of the call before."""
     for index, prompt in enumerate((p0, p1, p2, p3, p4, p5, p6, p7, p8, p9)):
         s += prompt
         s += sgl.gen(f"answer_{index}", max_tokens=OUTPUT_TOKENS, temperature=0, ignore_eos=True)
 
 
 def prompts(seed: int) -> dict[str, str]:
-    """Ten texts that nothing has in common: the embedded model's tokenizer makes every digit a token."""
+    """Ten texts with no common prefix, because the embedded model's tokenizer makes every digit a token."""
     rng = random.Random(seed)
     return {f"p{index}": "".join(rng.choices("0123456789", k=PROMPT_TOKENS)) for index in range(10)}
 
 
 def measure_round_trips(report: Report, *, rounds: int) -> None:
-    """Wall time of whole programs on a server of the embedded model; the forms take turns, with texts of their own."""
+    """Measures the wall time of programs on a server of the embedded model. Both ways take turns with new texts."""
     with (
         tempfile.TemporaryDirectory() as folder,
         served(["serve", "tiny", "--port", "0"], log=Path(folder) / "log") as server,
@@ -69,7 +69,7 @@ def measure_round_trips(report: Report, *, rounds: int) -> None:
 
 
 def check(state) -> None:
-    """The last call had all tokens but its own new ones from the cache, in either form."""
+    """Checks that the last call had all tokens from the cache except its own new ones, either way."""
     if (failure := state.error()) is not None:
         raise failure
     meta = state.get_meta_info("answer_9")

@@ -1,4 +1,4 @@
-"""`select` in one call, against the published way of three: the prefix, the choices, and the choices alone."""
+"""Compares `select` in one call with the published way of three: the prefix, the choices, and the choices alone."""
 
 import time
 
@@ -18,7 +18,7 @@ def choose(s, context, question):
 
 
 def one_call(engine: jsg.Engine, context: str, question: str) -> str:
-    """What a program of jsg does: an exact probability of each choice."""
+    """The way of jsg: one call that gives the exact probability of each choice."""
     state = choose.run(context, question, backend=engine)
     state.sync()
     if sum(state.get_meta_info("choice")["probabilities"]) < 0.999:
@@ -62,7 +62,7 @@ FORMS = {"one call": one_call, "three calls": three_calls}
 
 
 def measure_select(report: Report, model: str, *, rounds: int, **knobs: int) -> None:
-    """Wall time of one choice behind a new question to a text that is cached; the forms take turns."""
+    """Measures the wall time of one choice behind a new question about a cached text. Both ways take turns."""
     context = passage(-1, CONTEXT_WORDS) + "\n"
     with settled.compiled_engine(model, **knobs) as engine:
         samples: dict[str, list[float]] = {form: [] for form in FORMS}
@@ -73,7 +73,7 @@ def measure_select(report: Report, model: str, *, rounds: int, **knobs: int) -> 
                 started = time.perf_counter()
                 run(engine, context, question)
                 seconds = time.perf_counter() - started
-                if turn >= 2:  # the first meet programs that are not compiled yet, and a text that is not cached
+                if turn >= 2:  # in the first turns programs are not compiled and the text is not cached
                     samples[form].append(1000 * seconds)
     if len(calls) != rounds + 2:
         raise RuntimeError(f"{rounds + 2} choices should be as many calls, but were {len(calls)}")

@@ -1,4 +1,4 @@
-"""What forks and the radix cache are worth to programs: parallel against serial, and cache against none."""
+"""Measures the gain of forks and the radix cache: programs in parallel and serially, with and without the cache."""
 
 import contextlib
 import itertools
@@ -15,13 +15,13 @@ ARMS = {
     "branches awaited one by one": (True, False),
     "--disable-radix-cache": (False, True),
 }
-"""Name → (is_serial, disable_radix_cache)."""
+"""The arms: (is_serial, disable_radix_cache) by name."""
 TARGET = ">= 2"
 WARM_UP = 1
 
 
 def measure_sharing(report: Report, model: str, *, rounds: int, sizes: Sizes, **knobs: Any) -> None:
-    """Wall time of one program at a time; the arms take turns, and no text is met twice by an engine."""
+    """Measures the wall time of one program at a time. The arms take turns, and no engine gets a text twice."""
     with contextlib.ExitStack() as stack:
         engines = {
             disabled: stack.enter_context(settled.compiled_engine(model, disable_radix_cache=disabled, **knobs))
@@ -56,7 +56,7 @@ def _note(report: Report, name: str, samples: dict[str, list[float]], sizes: Siz
 
 
 def model_100m(directory: Path) -> str:
-    """The model of 100 million parameters with a tokenizer; a program is text."""
+    """The model of 100 million parameters, with a tokenizer because programs are text."""
     from bench.jump_forward import make_100m
 
     return str(make_100m(directory))

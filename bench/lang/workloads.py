@@ -1,7 +1,7 @@
-"""The programs of the paper that fork, for a model whose answers mean nothing: only their shape and lengths count.
+"""The programs of the paper that fork, for a model whose answers mean nothing. Only their shape and lengths matter.
 
-Each has a parallel form, in which a branch is started before the one before it has ended, and a serial form that
-waits for every branch; nothing else differs.
+Each has a parallel form, in which all branches start at once, and a serial form, which waits for each branch before the
+next. Nothing else differs.
 """
 
 import random
@@ -17,18 +17,18 @@ WORDS = (
 
 
 def passage(seed: int, num_words: int) -> str:
-    """Words that the seed decides."""
+    """A text of random words, which depends only on the seed."""
     return " ".join(random.Random(seed).choices(WORDS, k=num_words)) + "."
 
 
 class Sizes(NamedTuple):
-    """How long the texts are, in words and in tokens.
+    """The sizes of the programs.
 
     Attributes:
-        passage_words: Of the text that all branches of a program share.
-        thought_tokens: Of each answer.
-        depth: Of the tree of thought, whose every node has two children.
-        num_dimensions: Branches of the judge, and points of the skeleton.
+        passage_words: Words of the text that all branches of a program share.
+        thought_tokens: Tokens of each answer.
+        depth: Depth of the tree of thought, in which every node has two children.
+        num_dimensions: Number of branches of the judge, and of points of the skeleton.
     """
 
     passage_words: int = 500
@@ -38,13 +38,13 @@ class Sizes(NamedTuple):
 
 
 def thought(name: str, num_tokens: int):
-    """Exactly so many tokens, the likeliest each time."""
+    """A gen of exactly this number of tokens, which takes the likeliest token each time."""
     return sgl.gen(name, max_tokens=num_tokens, temperature=0, ignore_eos=True)
 
 
 @sgl.function
 def tree_of_thought(s, seed, sizes, is_serial):
-    """2 + 4 + ... + 2^depth answers; each branch goes on from the prompt of its parent."""
+    """A program of 2 + 4 + ... + 2^depth answers, in which each branch continues the prompt of its parent."""
     s += f"Question {seed}: {passage(seed, sizes.passage_words)}\n"
     level = [s]
     for depth in range(sizes.depth):
@@ -62,7 +62,7 @@ def tree_of_thought(s, seed, sizes, is_serial):
 
 @sgl.function
 def judge(s, seed, sizes, is_serial):
-    """Branch, solve, merge: one branch for each dimension, and a verdict over what they say."""
+    """Branch, solve, merge: one branch for each dimension, and a verdict over the answers of the branches."""
     s += f"Article {seed}: {passage(seed, sizes.passage_words)}\n"
     branches = s.fork(sizes.num_dimensions)
     for index, branch in enumerate(branches):
@@ -76,14 +76,14 @@ def judge(s, seed, sizes, is_serial):
 
 @sgl.function
 def expand(s, seed, sizes, point):
-    """One point of the skeleton, written out; its examples are the same for all points of a program."""
+    """Writes out one point of the skeleton. All points of a program have the same examples."""
     s += f"Examples {seed}: {passage(seed, sizes.passage_words)}\n"
     s += f"Write about {point}:" + thought("paragraph", sizes.thought_tokens)
 
 
 @sgl.function
 def skeleton_of_thought(s, seed, sizes, is_serial):
-    """An outline, then a program of its own for each point."""
+    """Makes an outline, then runs a separate program for each of its points."""
     s += f"List {sizes.num_dimensions} points of {passage(seed, 8)}\n" + thought("skeleton", 8)
     outline = s["skeleton"]
     texts = []

@@ -1,9 +1,9 @@
-"""Hugging Face transformers in a process of its own, so that PyTorch and JAX never meet.
+"""Runs Hugging Face transformers in a separate process, so that PyTorch and JAX never share one.
 
-Run by the interpreter given as `--torch-python`; knows nothing of jsg. Reads one JSON object per line and answers with
-one: first the model's configuration, then work: {"cached": tokens, "new": tokens, "batch": rows, "count": times}. Each
-sample is one forward pass on a primed cache, its argmax read by the host: what `generate` does for one step, without
-its Python around it.
+The interpreter of `--torch-python` runs this file, which imports nothing of jsg. It reads one JSON object per line and
+answers each with one: first the model's configuration, then work: {"cached": tokens, "new": tokens, "batch": rows,
+"count": times}. Each sample is one forward pass on a filled cache, whose argmax the host reads. `generate` does the
+same for one step, with more Python around it.
 """
 
 import json
@@ -16,7 +16,7 @@ from transformers import __version__ as transformers_version
 
 
 class Worker:
-    """A model with random weights, and the cache of the work it did last."""
+    """A model with random weights, and the cache of its last work."""
 
     def __init__(self, fields: dict):
         torch.set_num_threads(1)
@@ -26,7 +26,7 @@ class Worker:
 
     @torch.inference_mode()
     def samples(self, cached: int, new: int, batch: int, count: int) -> list[tuple[float, float]]:
-        """(processor, wall) milliseconds of each run; the primed cache is put back in place between runs."""
+        """(processor, wall) milliseconds of each run. The filled cache is restored between runs."""
         tokens = torch.randint(self.config.vocab_size, (batch, new))
         shape = (batch, self.config.num_key_value_heads, cached, self.config.head_dim)
         primed = [(torch.randn(shape), torch.randn(shape)) for _ in range(self.config.num_hidden_layers)]
@@ -44,7 +44,7 @@ class Worker:
 
 
 def main() -> None:
-    """Serves until its input ends."""
+    """Answers until standard input ends."""
     worker = Worker(json.loads(sys.stdin.readline()))
     parameters = sum(parameter.numel() for parameter in worker.model.parameters())
     answer(torch=torch.__version__, transformers=transformers_version, num_parameters=parameters)

@@ -1,27 +1,26 @@
-"""The other half of `bench.device`: Hugging Face transformers and PyTorch at the same shape, on the same device.
+"""The PyTorch half of `bench.device`: Hugging Face transformers and PyTorch with the same shape, on the same device.
 
-Run by an interpreter that has torch and transformers 5, in a process of its own, so that PyTorch and JAX never share a
-device's memory; knows nothing of jsg and imports nothing of it. One JSON object comes on standard input:
+An interpreter with torch and transformers 5 runs this file in a separate process, so that PyTorch and JAX never share a
+device's memory. It imports nothing of jsg. One JSON object comes on standard input:
 
     part                one of `PARTS` below
     shape, dtype        config.json of a Llama, and the type of its weights, which are random
     context             tokens before the first new one
     alone_tokens        tokens that one request generates
     concurrent, shared  loads: num_requests, shared_len, own_len, output_len
-    matmul_size         of the matmul that is timed
-    seconds             after which nothing more is begun
+    matmul_size         size of the matmul that is timed
+    seconds             time after which no further measurement begins
 
-and JSON lines go to standard output as soon as they are known, in the form that `bench.device.events` describes: a
-figure, something for the header, why something has no figure. Everything else that libraries print goes to standard
-error. What is measured:
+Events go to standard output as lines of JSON, in the form that `bench.device.events` describes: figures, fields for the
+header, and why something has no figure. Whatever libraries print goes to standard error. The parts measure:
 
     torch-ops         matmul, and attention of one layer over a decode batch
     torch-generate    `generate` with SDPA: one request, the concurrent load in one batch, the shared-prefix load
     torch-static      `generate` with a static cache and `torch.compile`: one request
     torch-continuous  continuous batching (`generate_batch`): both loads
 
-One request alone is timed from its first token to its last, so there is no prefill in it. Loads are timed from the call
-to its return, prefill included.
+The time of one request alone is from its first token to its last, so it does not include the prefill. The time of a
+load is from the call to its return, with prefill.
 """
 
 import json
@@ -35,9 +34,10 @@ import torch  # pyright: ignore[reportMissingImports]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 REPEATS = 10
 BATCH = 64
-"""Sequences in one call of `generate`, which has no queue; more would want too much memory for their prefill."""
+"""The number of sequences in one call of `generate`, which has no queue. More would need too much memory for their
+prefill."""
 COMPILED_WARM_UPS = 3
-"""The first calls compile, then record CUDA graphs."""
+"""The number of calls that are not timed, because the first ones compile and then record CUDA graphs."""
 
 
 def main(output) -> None:
@@ -51,27 +51,27 @@ def main(output) -> None:
 
 
 class Emitter:
-    """Writes events; knows when time is up."""
+    """Writes events, and knows when time is up."""
 
     def __init__(self, output, seconds: float):
         self._output = output
         self._end = time.monotonic() + seconds
 
     def figure(self, name: str, unit: str, samples: list[float], **facts) -> None:
-        """One thing that was measured."""
+        """Writes a figure."""
         self._write({"figure": {"name": name, "unit": unit, "samples": samples, "facts": facts}})
 
     def header(self, **fields) -> None:
-        """Something for the head of the report."""
+        """Writes fields for the head of the report."""
         self._write({"header": fields})
 
     def failed(self, name: str, error: Exception) -> None:
-        """Why there is no figure."""
+        """Writes the reason why something has no figure."""
         traceback.print_exc()
         self._write({"failed": f"{name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"})
 
     def attempt(self, name: str, run) -> None:
-        """Runs something that gives figures: what fails or comes too late costs the others nothing."""
+        """Runs a measurement. If it fails or comes too late, the other measurements still run."""
         if time.monotonic() > self._end:
             self._write({"left_out": f"{name}: no time left"})
             return
@@ -87,7 +87,7 @@ class Emitter:
 
 
 def ops(task: dict, emit: Emitter) -> None:
-    """What PyTorch gets out of the device: a second opinion on its rates."""
+    """Measures the rates that PyTorch reaches on the device, to compare with those of JAX."""
     emit.header(torch=f"{torch.__version__} on {_device_name()}")
     dtype, size = getattr(torch, task["dtype"]), task["matmul_size"]
     a, b = (torch.randn(size, size, dtype=dtype, device=DEVICE) for _ in range(2))
@@ -111,7 +111,7 @@ def ops(task: dict, emit: Emitter) -> None:
 
 
 def generate(task: dict, emit: Emitter) -> None:
-    """`generate` as it comes: SDPA, a growing cache, nothing compiled."""
+    """Measures `generate` with its defaults: SDPA, a growing cache, nothing compiled."""
     model = _model(task, emit)
     emit.attempt("torch generate, alone", lambda: _alone(model, task, emit, "generate", warm_ups=1))
     for load in ("concurrent", "shared"):
@@ -119,7 +119,7 @@ def generate(task: dict, emit: Emitter) -> None:
 
 
 def static(task: dict, emit: Emitter) -> None:
-    """`generate` with the static cache, whose forward pass transformers compiles: by itself on accelerators only."""
+    """Measures `generate` with the static cache, for which transformers compiles the forward pass on accelerators."""
     model = _model(task, emit)
     if DEVICE == "cpu":
         emit.header(torch_static="traced, but not compiled: on a CPU this shows only that it works")
@@ -129,7 +129,7 @@ def static(task: dict, emit: Emitter) -> None:
 
 
 def continuous(task: dict, emit: Emitter) -> None:
-    """`generate_batch`: paged cache, requests joining and leaving, whole shared blocks read from the cache."""
+    """Measures `generate_batch`: a paged cache, continuous batching, and shared blocks that are read from the cache."""
     model = _model(task, emit)
     emit.header(torch_continuous=f"attention {model.config._attn_implementation}, its own defaults otherwise")
     for load in ("concurrent", "shared"):
@@ -140,7 +140,7 @@ PARTS = {"torch-ops": ops, "torch-generate": generate, "torch-static": static, "
 
 
 class Clock:
-    """A streamer that notes when each token came; `generate` hands it the prompt first."""
+    """A streamer that records the time of each token. `generate` passes the prompt to it first."""
 
     def __init__(self):
         self.times: list[float] = []
@@ -154,7 +154,7 @@ class Clock:
 
 @torch.inference_mode()
 def _alone(model, task: dict, emit: Emitter, how: str, *, warm_ups: int, **options) -> None:
-    """Milliseconds between two tokens of one request, whose context is on average `context` tokens long."""
+    """Measures milliseconds between two tokens of one request with an average context of `context` tokens."""
     count = task["alone_tokens"]
     prompt = torch.tensor(_prompts(task, 1, 0, task["context"] - count // 2, seed=0), device=DEVICE)
     settings = _settings(count, **options)
@@ -197,7 +197,7 @@ def _continuous_load(model, task: dict, emit: Emitter, load: str) -> None:
     from transformers import ContinuousBatchingConfig
 
     settings = _settings(task[load]["output_len"])
-    settings.eos_token_id = -1  # none: here None is replaced by a token of the model
+    settings.eos_token_id = -1  # means none; None would be replaced by a token of the model
     if DEVICE == "cuda":
         config = ContinuousBatchingConfig()
     else:
@@ -220,7 +220,7 @@ def _continuous_load(model, task: dict, emit: Emitter, load: str) -> None:
 
 
 def _time_load(task: dict, emit: Emitter, load: str, how: str, run) -> None:
-    """Seconds of a whole load, after one of other prompts: compilation, graphs and allocation are not in it."""
+    """Measures seconds of a load. A load of other prompts runs first, to compile, record graphs and allocate memory."""
     begin = time.perf_counter()
     run(1)
     print(f"{how}, {load} load: {time.perf_counter() - begin:.1f} s the first time", file=sys.stderr)
@@ -229,7 +229,7 @@ def _time_load(task: dict, emit: Emitter, load: str, how: str, run) -> None:
         begin = time.perf_counter()
         run(seed)
         samples.append(time.perf_counter() - begin)
-        if samples[0] > 10:  # one sample has to do
+        if samples[0] > 10:  # one sample must suffice
             break
     tokens = task[load]["num_requests"] * task[load]["output_len"]
     emit.figure(
@@ -244,7 +244,7 @@ def _time_load(task: dict, emit: Emitter, load: str, how: str, run) -> None:
 
 
 def _model(task: dict, emit: Emitter):
-    """Random weights, made where they will be used."""
+    """A model with random weights, which are made on the device."""
     import transformers
 
     fields = {k: v for k, v in task["shape"].items() if k not in ("architectures", "model_type")}
@@ -302,5 +302,5 @@ def _device_name() -> str:
 
 if __name__ == "__main__":
     private = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not stand between the events
+    os.dup2(2, 1)  # whatever libraries print must not mix with the events
     main(private)

@@ -1,9 +1,9 @@
-"""Load on a server with an OpenAI-compatible API (jsg, vLLM, SGLang, `transformers serve`) or with `/generate`.
+"""Puts load on a server with an OpenAI-compatible API (jsg, vLLM, SGLang, `transformers serve`) or with `/generate`.
 
     python -m bench.serving --base-url http://127.0.0.1:30000 --request-rate 4 --duration 60 --workload sharegpt
 
-Open loop with `--request-rate` (or `--arrival burst`), closed loop with `--concurrency`. Needs the extra `bench`.
-What is measured, and how to compare servers with it, is in `docs/benchmarking.md`.
+With `--request-rate` (or `--arrival burst`) the load is an open loop, with `--concurrency` a closed loop. It needs the
+extra `bench`. `docs/benchmarking.md` says what is measured, and how to compare servers.
 """
 
 import argparse
@@ -31,7 +31,7 @@ FLUSH_PATHS = ("/flush_cache", "/reset_prefix_cache")  # jsg and SGLang; vLLM
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the load; 0 when every request got its answer, 1 when some did not."""
+    """Runs the load. Returns 0 if every request got its answer, else 1."""
     parser = _parser()
     options = parser.parse_args(arguments)
     problem = _problem(options)
@@ -82,7 +82,7 @@ async def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> 
 
 
 async def _describe_server(http: aiohttp.ClientSession, base_url: str, headers: Mapping[str, str]) -> dict[str, Any]:
-    """What the server says of itself, as far as it does: model, who made it, version."""
+    """What the server says about itself: its model, its software and its version, as far as it gives them."""
     found: dict[str, Any] = {}
     models = await get_json(http, base_url, "/v1/models", headers)
     if isinstance(models, dict) and models.get("data"):
@@ -97,7 +97,7 @@ async def _describe_server(http: aiohttp.ClientSession, base_url: str, headers: 
 
 
 async def _writer(http: aiohttp.ClientSession, target: Target, options: argparse.Namespace) -> Writer:
-    """Prompts of ids, or of words whose length in tokens is known, asked of the server, or taken to be 1."""
+    """The writer of prompts, of ids or of words. The tokens per word are given, measured on the server, or 1."""
     if options.prompt_ids:
         return Writer(vocab_size=options.vocab_size)
     if options.tokens_per_word is not None:
@@ -112,26 +112,26 @@ async def _writer(http: aiohttp.ClientSession, target: Target, options: argparse
     if None in lengths:
         print(f"note: the server does not say how long prompts are{failure}: a word is taken to be a token")
         return Writer()
-    # The difference of two prompts: what a chat template adds to both falls out.
+    # The difference of two prompts does not contain the tokens that a chat template adds to both.
     tokens_per_word = (lengths[1] - lengths[0]) / (CALIBRATION_WORDS[1] - CALIBRATION_WORDS[0])
     print(f"a word is {tokens_per_word:.3f} tokens of this server")
     return Writer(tokens_per_word=max(0.1, tokens_per_word))
 
 
 def calibration_words() -> random.Random:
-    """Gives words that no workload has, so that none of its prompts is in the server's cache before the load."""
+    """Words that no workload has, so that no prompt of the load is in the server's cache before it."""
     return random.Random("calibration")
 
 
 def warm_up_seed(seed: int) -> int:
-    """The seed of the warm-up: no run has it, as long as seeds are not negative."""
+    """The seed of the warm-up. No run has it, because seeds of runs are not negative."""
     return -1 - seed
 
 
 async def _warm_up(
     http: aiohttp.ClientSession, target: Target, writer: Writer, shape: Shape, options: argparse.Namespace
 ) -> None:
-    """Sends some requests of the same shape from another seed, and counts none of them."""
+    """Sends some requests of the same shape with another seed, which are not counted."""
     if options.warmup_requests:
         sessions = WORKLOADS[options.workload](shape, writer, warm_up_seed(options.seed))
         concurrency = min(options.warmup_requests, options.concurrency or 8)
@@ -152,7 +152,7 @@ def _shape(options: argparse.Namespace) -> Shape:
 
 
 def _problem(options: argparse.Namespace) -> str | None:
-    """What is wrong with the options together."""
+    """What is wrong with the combination of options; None if nothing is."""
     is_closed = options.concurrency is not None
     is_open = options.request_rate is not None or options.arrival == "burst"
     if is_closed == is_open:
@@ -186,70 +186,96 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench.serving",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # a report hides the key by the name of its option
+        allow_abbrev=False,  # a report hides the API key, for which it needs the option's full name
     )
     _add_target_options(parser)
     load = parser.add_argument_group("load")
-    load.add_argument("--concurrency", type=_positive(int), help="closed loop: so many clients, each with one request")
+    load.add_argument(
+        "--concurrency", type=_positive(int), help="closed loop: number of clients, each with one request"
+    )
     load.add_argument("--request-rate", type=_positive(float), help="open loop: arrivals per second")
-    load.add_argument("--arrival", choices=ARRIVALS, help="open loop: gaps between arrivals; default poisson")
-    load.add_argument("--num-requests", type=_positive(int), help="end after so many requests")
-    load.add_argument("--duration", type=_positive(float), help="end after so many seconds; answers are waited for")
-    load.add_argument("--warmup-requests", type=int, default=0, help="sent before and not counted")
+    load.add_argument("--arrival", choices=ARRIVALS, help="open loop: how arrivals are spaced; default poisson")
+    load.add_argument("--num-requests", type=_positive(int), help="end the load after this number of requests")
+    load.add_argument(
+        "--duration",
+        type=_positive(float),
+        help="send no more requests after this many seconds; open answers are waited for",
+    )
+    load.add_argument(
+        "--warmup-requests",
+        type=int,
+        default=0,
+        help="number of requests to send before the load, which are not counted",
+    )
     load.add_argument("--flush-cache", action="store_true", help="empty the server's prefix cache after the warm-up")
-    load.add_argument("--seed", type=int, default=0, help="of prompts, lengths and arrivals")
+    load.add_argument("--seed", type=int, default=0, help="seed of prompts, lengths and arrivals")
     load.add_argument(
         "--timeout", type=_positive(float), default=600.0, help="seconds until a request counts as failed"
     )
     _add_workload_options(parser)
     result = parser.add_argument_group("result")
     result.add_argument(
-        "--goodput", type=_limit, nargs="+", default=[], metavar="NAME:MS", help="limits, such as ttft:200 itl:50"
+        "--goodput",
+        type=_limit,
+        nargs="+",
+        default=[],
+        metavar="NAME:MS",
+        help="latency limits for goodput, such as ttft:200 itl:50",
     )
-    result.add_argument("--output", type=Path, help="JSON file")
-    result.add_argument("--details", action="store_true", help="put the time of every event into it")
-    result.add_argument("--plot", type=Path, help="PNG file")
+    result.add_argument("--output", type=Path, help="JSON file for the report")
+    result.add_argument("--details", action="store_true", help="also write the time of every event to the report")
+    result.add_argument("--plot", type=Path, help="PNG file for plots of the run")
     return parser
 
 
 def _add_target_options(parser: argparse.ArgumentParser) -> None:
     target = parser.add_argument_group("server")
-    target.add_argument("--base-url", required=True, help="with or without /v1")
-    target.add_argument("--model", help="default: the first one in /v1/models")
-    target.add_argument("--api", choices=DIALECTS, default="openai-completions")
-    target.add_argument("--api-key", help="bearer token; it is in no report")
-    target.add_argument("--temperature", type=float, default=0.0)
-    target.add_argument("--ignore-eos", action="store_true", help="make answers as long as the workload says")
-    target.add_argument("--no-stream", action="store_true", help="ask for whole answers; only e2e is measured")
+    target.add_argument("--base-url", required=True, help="the server's URL, with or without /v1")
+    target.add_argument("--model", help="name of the model; default: the first one in /v1/models")
+    target.add_argument("--api", choices=DIALECTS, default="openai-completions", help="the API to use")
+    target.add_argument("--api-key", help="bearer token; no report contains it")
+    target.add_argument("--temperature", type=float, default=0.0, help="sampling temperature; 0 is greedy")
+    target.add_argument(
+        "--ignore-eos", action="store_true", help="make every answer exactly as long as the workload says"
+    )
+    target.add_argument(
+        "--no-stream", action="store_true", help="ask for answers that are not streamed; then only e2e is measured"
+    )
     target.add_argument(
         "--continuous-usage",
         action="store_true",
         help="ask for the number of tokens in every event (vLLM, SGLang, jsg)",
     )
-    target.add_argument("--extra-body", type=_json_object, default={}, metavar="JSON", help="fields for every body")
+    target.add_argument(
+        "--extra-body", type=_json_object, default={}, metavar="JSON", help="fields to add to every request"
+    )
 
 
 def _add_workload_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload (lengths in tokens)")
-    group.add_argument("--workload", choices=WORKLOADS, default="shared-prefix")
-    group.add_argument("--prompt-ids", action="store_true", help="prompts are token ids below --vocab-size, not words")
-    group.add_argument("--vocab-size", type=_positive(int))
-    group.add_argument("--tokens-per-word", type=_positive(float), help="default: two requests ask the server")
+    group.add_argument("--workload", choices=WORKLOADS, default="shared-prefix", help="the kind of requests")
+    group.add_argument(
+        "--prompt-ids", action="store_true", help="send prompts as token ids below --vocab-size instead of words"
+    )
+    group.add_argument("--vocab-size", type=_positive(int), help="size of the model's vocabulary, for --prompt-ids")
+    group.add_argument(
+        "--tokens-per-word", type=_positive(float), help="mean tokens of a word; default: measured with two requests"
+    )
     helps = {
-        "groups": "shared prefixes (roots of a tree)",
-        "shared_len": "shared by a group",
-        "unique_len": "of each request or turn",
-        "output_len": "of each answer",
-        "turns": "of a conversation (multi-turn)",
-        "depth": "of the tree",
-        "branching": "of the tree",
-        "input_mean": "mean of the log-normal (sharegpt)",
-        "input_sigma": "standard deviation of the logarithm",
-        "output_mean": "mean of the log-normal",
-        "output_sigma": "standard deviation of the logarithm",
-        "max_input_len": "longer ones are cut (sharegpt)",
-        "max_output_len": "longer ones are cut",
-        "range_ratio": "random: lengths are uniform from this fraction of unique-len and output-len upwards",
+        "groups": "number of shared prefixes (tree: of roots)",
+        "shared_len": "tokens that the requests of a group share (tree: from the root to a leaf)",
+        "unique_len": "tokens that only one request or turn has",
+        "output_len": "tokens of each answer",
+        "turns": "turns of a conversation (multi-turn)",
+        "depth": "depth of the tree",
+        "branching": "children of each node of the tree",
+        "input_mean": "mean length of prompts, which are log-normal (sharegpt)",
+        "input_sigma": "standard deviation of the logarithm of prompt lengths (sharegpt)",
+        "output_mean": "mean length of answers, which are log-normal (sharegpt)",
+        "output_sigma": "standard deviation of the logarithm of answer lengths (sharegpt)",
+        "max_input_len": "longest prompt; longer ones are cut (sharegpt)",
+        "max_output_len": "longest answer; longer ones are cut (sharegpt)",
+        "range_ratio": "lengths are uniform from this fraction of unique-len and output-len to all of it (random)",
     }
     for field in dataclasses.fields(Shape):
         kind = int if isinstance(field.default, int) else float

@@ -1,4 +1,4 @@
-"""One request and what was seen of it."""
+"""Sends one request and records what the client sees of its answer."""
 
 import asyncio
 import dataclasses
@@ -13,13 +13,13 @@ from bench.serving.dialects import Ask, Dialect, Prompt, Reading
 from bench.serving.sse import DONE, EventDecoder
 
 Clock = Callable[[], float]
-KEEPALIVE_S = 4  # below uvicorn's 5 s, so that no request goes out on a connection that is just being closed
+KEEPALIVE_S = 4  # below uvicorn's 5 s, so that no request is sent on a connection that the server is closing
 MAX_QUOTE = 200
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A server and how to talk to it."""
+    """A server, and how to send requests to it."""
 
     base_url: str
     dialect: Dialect
@@ -28,7 +28,7 @@ class Target:
 
     @property
     def url(self) -> str:
-        """Where requests go. A base URL that ends with `/v1`, as SDKs have it, is fine."""
+        """The URL for requests. The base URL may end with `/v1`, as in SDKs."""
         return root_of(self.base_url) + self.dialect.path
 
 
@@ -37,15 +37,15 @@ class Outcome:
     """What the client saw of one request. Times are seconds on the clock of the run.
 
     Attributes:
-        group: Which prefix it shared, for the report.
-        due_s: When it should have been sent; later than that is the client's fault, not the server's.
-        sent_s: Just before it was sent.
+        group: The prefix that it shared, for the report.
+        due_s: When it should have been sent. A delay after that is the client's fault and not the server's.
+        sent_s: The moment just before it was sent.
         ended_s: When its stream or body had ended.
-        arrivals: (when, tokens so far or None) of each event that brought tokens.
-        asked_tokens: The most that it asked for.
-        approximate_prompt_len: What the workload meant it to have; used where the server reports no usage.
-        error: Kind of failure, such as `http_503`; None when it is complete.
-        message: What the server said to it.
+        arrivals: (time, tokens so far or None) of each event with tokens.
+        asked_tokens: The most tokens that it asked for.
+        approximate_prompt_len: The length of the prompt by the workload, for servers that report no usage.
+        error: Kind of failure, such as `http_503`; None if it is complete.
+        message: The server's message about the failure.
         has_done: Whether the stream ended with [DONE].
     """
 
@@ -68,7 +68,7 @@ def root_of(base_url: str) -> str:
 
 
 def open_session(timeout_s: float | None) -> aiohttp.ClientSession:
-    """A pool of as many connections as there are requests."""
+    """An HTTP session with as many connections as there are requests."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=timeout_s))
 
@@ -81,7 +81,7 @@ async def send(
     outcome: Outcome,
     clock: Clock = time.perf_counter,
 ) -> None:
-    """Asks for the answer to what was said so far and fills its outcome; whatever goes wrong is in there too."""
+    """Asks for the answer to the conversation so far, and fills the outcome, also with whatever goes wrong."""
     body = msgspec.json.encode(target.dialect.body(target.ask, said, max_tokens))
     headers = {"Content-Type": "application/json", **target.headers}
     outcome.asked_tokens = max_tokens
@@ -113,7 +113,7 @@ class BadEventError(Exception):
 
 
 async def _read_stream(response: aiohttp.ClientResponse, dialect: Dialect, outcome: Outcome, clock: Clock) -> None:
-    """Notes when each event came: the moment at which its last byte was read from the socket."""
+    """Records the time of each event, which is when its last byte was read from the socket."""
     decoder = EventDecoder()
     async for chunk in response.content.iter_any():
         now = clock()
@@ -140,7 +140,7 @@ def _read_event(data: bytes, dialect: Dialect, outcome: Outcome, now: float | No
 
 
 def _judge(outcome: Outcome) -> None:
-    """An answer is complete when it says why it ended, or at least ended with [DONE]."""
+    """Sets the error of an answer that is not complete. A complete one has a finish reason, or ended with [DONE]."""
     reading = outcome.reading
     if reading.error is not None:
         outcome.error, outcome.message = "error_event", reading.error[:MAX_QUOTE]
@@ -151,7 +151,7 @@ def _judge(outcome: Outcome) -> None:
 
 
 async def get_json(session: aiohttp.ClientSession, base_url: str, path: str, headers: Mapping[str, str]) -> Any:
-    """What is at that path; None when there is nothing."""
+    """The JSON at this path; None if there is none."""
     try:
         async with session.get(root_of(base_url) + path, headers=headers) as response:
             return msgspec.json.decode(await response.read()) if response.status == 200 else None
@@ -160,5 +160,5 @@ async def get_json(session: aiohttp.ClientSession, base_url: str, path: str, hea
 
 
 async def sleep_until(due_s: float, clock: Clock) -> None:
-    """Waits for a moment on the clock; returns at once when it is past."""
+    """Waits until a time on the clock. Returns at once if it has passed."""
     await asyncio.sleep(max(0.0, due_s - clock()))

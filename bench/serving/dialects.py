@@ -1,4 +1,4 @@
-"""How each API asks for an answer and what its events say. A dialect holds no state; a `Reading` is one answer's."""
+"""The dialects: how each API asks for an answer, and how to read its events. A `Reading` is the state of one answer."""
 
 import dataclasses
 import itertools
@@ -11,14 +11,16 @@ Json = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What every request of a run has in common.
+    """What all requests of a run have in common.
 
     Attributes:
-        model: Its name as the server knows it.
-        temperature: 0 is greedy.
-        ignore_eos: Make exactly the number of tokens that was asked for; vLLM, SGLang and jsg take it, OpenAI does not.
-        stream: Answer as events.
-        continuous_usage: Ask for the usage in every event (vLLM, SGLang, jsg), so that the tokens of each are known.
+        model: The server's name of the model.
+        temperature: Sampling temperature; 0 is greedy.
+        ignore_eos: Whether to generate exactly the asked number of tokens. vLLM, SGLang and jsg know this option,
+            OpenAI does not.
+        stream: Whether the answer is streamed as events.
+        continuous_usage: Whether to ask for the usage in every event (vLLM, SGLang, jsg), which gives the tokens of
+            each event.
         extra_body: Fields added to every body.
     """
 
@@ -32,14 +34,14 @@ class Ask:
 
 @dataclasses.dataclass(slots=True)
 class Reading:
-    """An answer as far as its events have told it.
+    """What the events of an answer have said so far.
 
     Attributes:
-        text: All of it.
-        num_tokens: Of the answer; None until the server has said a number.
-        prompt_tokens, cached_tokens: None where the server does not say.
-        token_ids: Of the answer, where the server gives them.
-        finish: Why it ended; None until then.
+        text: The text of the answer.
+        num_tokens: The number of its tokens; None until the server has given it.
+        prompt_tokens, cached_tokens: The server's numbers; None if it does not give them.
+        token_ids: The ids of its tokens, if the server gives them.
+        finish: Its finish reason; None before the end.
         error: The message of an error event.
     """
 
@@ -56,7 +58,7 @@ class Dialect(Protocol):
     """One API.
 
     Attributes:
-        path: Of its endpoint, after the base URL.
+        path: The path of its endpoint, behind the base URL.
         takes_ids: Whether a prompt may be token ids.
     """
 
@@ -64,11 +66,11 @@ class Dialect(Protocol):
     takes_ids: bool
 
     def body(self, ask: Ask, said: Sequence[Prompt], max_tokens: int) -> Json:
-        """The body of a request: what was said so far, by the user first, then in turns."""
+        """The body of a request. The parts of the conversation alternate, beginning with the user's."""
         ...
 
     def read(self, event: Json, reading: Reading) -> bool:
-        """Takes an event, or a whole answer where nothing is streamed; True when it brought tokens."""
+        """Reads an event, or a whole answer if it is not streamed. Returns whether it had tokens."""
         ...
 
 
@@ -97,8 +99,8 @@ class _OpenAI:
             reading.prompt_tokens = usage.get("prompt_tokens", reading.prompt_tokens)
             details = usage.get("prompt_tokens_details") or {}
             reading.cached_tokens = details.get("cached_tokens", reading.cached_tokens)
-        # A token may have no text yet, half a character for one; only usage in every event shows it. The usage of the
-        # whole answer comes in an event without choices, or with some servers in the one that says the finish reason.
+        # A token may have no text yet, such as half a character. Only the usage in its event shows it. The usage of the
+        # whole answer comes in an event without choices or, from some servers, in the event with the finish reason.
         return bool(text) or (not is_last and (reading.num_tokens or 0) > before)
 
     def _text(self, choice: Json) -> str:
@@ -119,7 +121,7 @@ class Completions(_OpenAI):
 
 
 class Chat(_OpenAI):
-    """`/v1/chat/completions`; what was said becomes messages of user and assistant in turns."""
+    """`/v1/chat/completions`. The parts of the conversation become messages of user and assistant in turns."""
 
     path = "/v1/chat/completions"
     takes_ids = False
@@ -137,7 +139,7 @@ class Chat(_OpenAI):
 
 
 class Native:
-    """SGLang's and jsg's `/generate`, whose events hold all of the answer so far and count its tokens."""
+    """SGLang's and jsg's `/generate`. Its events have the whole answer so far and the number of its tokens."""
 
     path = "/generate"
     takes_ids = True
@@ -168,14 +170,14 @@ DIALECTS: dict[str, Dialect] = {"openai-completions": Completions(), "openai-cha
 
 
 def joined(parts: Sequence[Prompt]) -> Prompt:
-    """Parts of one kind as one prompt."""
+    """The parts, all words or all ids, as one prompt."""
     if isinstance(parts[0], str):
         return "".join(part for part in parts if isinstance(part, str))
     return tuple(token for part in parts for token in part if isinstance(token, int))
 
 
 def _is_error(event: Json, reading: Reading) -> bool:
-    """Whether it is an error event; vLLM, OpenAI and jsg nest it, older servers say `object: error`."""
+    """Whether this is an error event. vLLM, OpenAI and jsg have a field `error`; older servers have `object: error`."""
     error = event.get("error")
     if error is None and event.get("object") != "error":
         return False

@@ -1,4 +1,4 @@
-"""When what is asked: open loop (arrivals that wait for nobody) and closed loop (so many clients, one request each)."""
+"""Sends the requests: in an open loop at given times, or in a closed loop of clients with one request each."""
 
 import asyncio
 import contextlib
@@ -20,15 +20,16 @@ ARRIVALS = ("poisson", "uniform", "burst")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How the load comes.
+    """When requests are sent.
 
     Attributes:
-        concurrency: Closed loop: so many clients, each sends its next request when it has its answer. None: open loop.
-        arrival: Open loop: gaps that are exponential ("poisson") or equal ("uniform"), or none at all ("burst").
-        rate: Open loop: sessions per second; a session of one turn is a request.
-        num_requests: Ends the load after so many.
-        duration_s: Ends the load after so long; what is under way is still waited for.
-        seed: Of the arrivals.
+        concurrency: For a closed loop, the number of clients, each of which sends its next request when it has its
+            answer; None for an open loop.
+        arrival: For an open loop, the gaps: exponential ("poisson"), equal ("uniform"), or none ("burst").
+        rate: For an open loop, sessions per second. A session of one turn is one request.
+        num_requests: The number of requests after which the load ends.
+        duration_s: The seconds after which nothing more is sent. Open answers are waited for.
+        seed: The seed of the arrivals.
     """
 
     concurrency: int | None = None
@@ -41,13 +42,13 @@ class Plan:
 
 @dataclasses.dataclass(slots=True)
 class Run:
-    """What a load gave.
+    """The result of a load.
 
     Attributes:
-        outcomes: In the order in which requests were sent.
-        wall_s: From the first moment of the load to the end of the last request.
+        outcomes: One for each request, in the order in which requests were sent.
+        wall_s: Seconds from the start of the load to the end of the last request.
         cpu_s: Processor time of this client.
-        lags_s: How late a timer of the client's event loop was, every 10 ms.
+        lags_s: For every 10 ms, how late a timer of the client's event loop was.
     """
 
     outcomes: list[Outcome]
@@ -57,7 +58,7 @@ class Run:
 
 
 async def run_load(http: aiohttp.ClientSession, target: Target, sessions: Iterator[Session], plan: Plan) -> Run:
-    """Sends the sessions as planned and waits for all answers. Times count from the start of the load."""
+    """Sends the sessions as planned and waits for all answers. Times are counted from the start of the load."""
     started = time.perf_counter()
 
     def clock() -> float:
@@ -121,7 +122,7 @@ class _Load:
                 group.create_task(client())
 
     async def _converse(self, session: Session, due_s: float) -> None:
-        """Sends the turns of a session one after the other; a failed one ends it."""
+        """Sends the turns of a session one after the other. The session ends when a turn fails."""
         said: list[Prompt] = []
         length = 0
         for turn in session.turns:
@@ -142,7 +143,7 @@ class _Load:
 
 @contextlib.asynccontextmanager
 async def _lags(clock: Clock) -> AsyncIterator[list[float]]:
-    """Notes how late the event loop wakes, for as long as the `with` lasts."""
+    """Records inside the `with` how late the event loop wakes."""
     lags: list[float] = []
 
     async def measure() -> None:

@@ -1,4 +1,4 @@
-"""A run → JSON for machines, a table for people, and plots."""
+"""The report of a run: JSON for machines, a table for people, and plots."""
 
 import importlib.metadata
 import json
@@ -30,14 +30,14 @@ LATENCY_NAMES = {
 
 
 def header(arguments: Sequence[str], server: dict[str, Any]) -> dict[str, Any]:
-    """The circumstances of a run: of the client's machine, and what the server says of itself."""
+    """The circumstances of a run: the client's machine, and what the server says about itself."""
     described = describe_run("bench.serving", without_secrets(arguments))
     described["versions"] |= {name: importlib.metadata.version(name) for name in CLIENT_PACKAGES}
     return described | {"server": server}
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """A command line that may be shown."""
+    """The command line without its secrets."""
     shown, hides_next = [], False
     for argument in arguments:
         name = argument.partition("=")[0]
@@ -53,7 +53,7 @@ def as_json(head: dict[str, Any], found: dict[str, Any], run: Run, *, with_event
 
 
 def request_line(outcome: Outcome, *, with_events: bool) -> dict[str, Any]:
-    """One request; with events also when each came and how many tokens there were by then."""
+    """One request. With events it also has the time of each event and the number of tokens so far."""
     line: dict[str, Any] = {
         "group": outcome.group,
         "due_s": outcome.due_s,
@@ -76,7 +76,7 @@ def request_line(outcome: Outcome, *, with_events: bool) -> dict[str, Any]:
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Writes the file as a whole."""
+    """Writes the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -84,7 +84,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 
 def table(found: dict[str, Any]) -> str:
-    """The figures as lines."""
+    """The figures as lines of text."""
     lines = [f"{'requests':<32}{found['requests']:>10}", f"{'complete':<32}{found['complete']:>10}"]
     lines += [f"{'failed: ' + kind:<32}{count:>10}" for kind, count in found["errors"].items()]
     rates = {
@@ -114,7 +114,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def plot(path: Path, found: dict[str, Any], run: Run) -> None:
-    """Cumulative distributions of the latencies, and requests under way and throughput over time, as one PNG."""
+    """Draws the cumulative distributions of latencies, and open requests and throughput over time, into one PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -147,7 +147,7 @@ def plot(path: Path, found: dict[str, Any], run: Run) -> None:
 
 
 def rounded(value: Any) -> Any:
-    """Floats with six significant digits, everywhere inside."""
+    """The value with all floats in it rounded to six significant digits."""
     if isinstance(value, dict):
         return {name: rounded(part) for name, part in value.items()}
     if isinstance(value, list):

@@ -1,15 +1,15 @@
-"""Server-sent events out of the bytes of a stream, as forgiving as browsers are."""
+"""Reads server-sent events from the bytes of a stream, as tolerantly as browsers do."""
 
 DONE = b"[DONE]"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class EventDecoder:
-    """Gives the data of each event, however the bytes are cut into chunks.
+    """Gives the data of each event, however the bytes are divided into chunks.
 
-    Lines end with LF, CR LF or CR; the blank after `data:` is optional; several `data:` lines are one event; comments
-    and other fields are skipped. The last event counts even when the stream ends without the blank line behind it,
-    which some servers forget.
+    Lines end with LF, CR LF or CR. The blank after `data:` is optional. Several `data:` lines are one event. Comments
+    and other fields are skipped. The last event counts even if the blank line behind it is missing, as with some
+    servers.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class EventDecoder:
             self._has_begun = True
         held = b""
         if b"\r" in rest:
-            if rest.endswith(b"\r"):  # the LF that belongs to it may be in the next chunk
+            if rest.endswith(b"\r"):  # the LF of this line end may be in the next chunk
                 rest, held = rest[:-1], b"\r"
             rest = rest.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *lines, last = rest.split(b"\n")

@@ -1,4 +1,4 @@
-"""What was seen → figures. Every definition of a latency is here; `docs/benchmarking.md` says the same in words."""
+"""Computes the figures of a run. Every definition of a latency is here; `docs/benchmarking.md` explains them."""
 
 import collections
 import dataclasses
@@ -11,22 +11,22 @@ from bench.serving.client import Outcome
 from bench.serving.load import Run
 
 PERCENTILES = (50, 90, 95, 99)
-LATE_MS = 10.0  # a client whose event loop is later than this in one case of a hundred is no good clock
+LATE_MS = 10.0  # the client's times are not reliable if its event loop is later than this in one case of a hundred
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Latencies:
-    """Of one complete answer, in milliseconds.
+    """The latencies of one complete answer, in milliseconds.
 
     Attributes:
-        ttft: From sending to the first event with a token; None when nothing was streamed or generated.
+        ttft: From sending to the first event with a token; None if nothing was streamed or generated.
         e2e: From sending to the end of the body.
-        tpot: Mean time per token after those of the first event.
-        event_gaps: Between events that brought tokens.
-        token_gaps: One for each token after those of the first event. An event of k tokens makes k of them, a k-th of
-            its gap each. Where the server does not say how many tokens an event has, and there are fewer events than
-            tokens, all are the mean.
-        is_estimated: Whether that was so.
+        tpot: The mean time per token, without the tokens of the first event.
+        event_gaps: The gaps between events with tokens.
+        token_gaps: A gap for each token after those of the first event. An event of k tokens gives k gaps, each a k-th
+            of its event's gap. If the server does not say how many tokens an event has, and there are fewer events than
+            tokens, every gap is the mean.
+        is_estimated: Whether every gap is the mean.
     """
 
     ttft: float | None
@@ -38,7 +38,7 @@ class Latencies:
 
 
 def latencies(outcome: Outcome) -> Latencies:
-    """Of a complete answer."""
+    """The latencies of a complete answer."""
     times = [when for when, _ in outcome.arrivals]
     event_gaps = [1e3 * (after - before) for before, after in itertools.pairwise(times)]
     counts = tokens_of_events(outcome)
@@ -61,7 +61,7 @@ def latencies(outcome: Outcome) -> Latencies:
 
 
 def tokens_of_events(outcome: Outcome) -> list[int] | None:
-    """How many tokens each event brought; None where that cannot be known."""
+    """How many tokens each event had; None if that cannot be known."""
     so_far = [count for _, count in outcome.arrivals if count is not None]
     if len(so_far) == len(outcome.arrivals):
         return [after - before for before, after in itertools.pairwise([0, *so_far])]
@@ -71,19 +71,19 @@ def tokens_of_events(outcome: Outcome) -> list[int] | None:
 
 
 def output_tokens(outcome: Outcome) -> int:
-    """What the server says it generated; where it says nothing, the events that brought text."""
+    """The server's number of generated tokens or, if it gives none, the number of events with text."""
     said = outcome.reading.num_tokens
     return len(outcome.arrivals) if said is None else said
 
 
 def prompt_tokens(outcome: Outcome) -> int:
-    """What the server says the prompt has; where it says nothing, what the workload meant."""
+    """The server's number of prompt tokens or, if it gives none, that of the workload."""
     said = outcome.reading.prompt_tokens
     return outcome.approximate_prompt_len if said is None else said
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """With linear interpolation between the two nearest ranks, as numpy does by default."""
+    """A percentile, with linear interpolation between the two nearest ranks, as in numpy."""
     ordered = sorted(values)
     place = (len(ordered) - 1) * percent / 100
     below = math.floor(place)
@@ -92,7 +92,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def distribution(values: Sequence[float]) -> dict[str, float] | None:
-    """Count, mean, extremes and percentiles; None where there is nothing."""
+    """Count, mean, extremes and percentiles; None if there are no samples."""
     if not values:
         return None
     found = {"count": len(values), "mean": sum(values) / len(values), "min": min(values), "max": max(values)}
@@ -102,7 +102,7 @@ def distribution(values: Sequence[float]) -> dict[str, float] | None:
 def is_good(latency: Latencies, limits_ms: Mapping[str, float]) -> bool:
     """Whether a complete answer kept every limit: `ttft`, `e2e`, `tpot` (mean), `itl` (largest gap of two events).
 
-    What an answer does not have, such as gaps in one of one token, it keeps.
+    It keeps the limit of a latency that it does not have, such as `itl` for an answer of one token.
     """
     seen = {
         "ttft": latency.ttft,
@@ -116,8 +116,8 @@ def is_good(latency: Latencies, limits_ms: Mapping[str, float]) -> bool:
 def summary(run: Run, limits_ms: Mapping[str, float] | None = None) -> dict[str, Any]:
     """Every figure of a run.
 
-    Rates divide by the whole time, from the start of the load to the end of the last answer. Tokens of answers that
-    failed are in no rate.
+    Rates are per second of the whole time, from the start of the load to the end of the last answer. They do not count
+    the tokens of failed answers.
     """
     complete = [outcome for outcome in run.outcomes if outcome.error is None]
     each = [latencies(outcome) for outcome in complete]
@@ -153,7 +153,7 @@ def summary(run: Run, limits_ms: Mapping[str, float] | None = None) -> dict[str,
 
 
 def client_figures(run: Run) -> dict[str, Any]:
-    """Whether this client could keep up."""
+    """The figures that show whether this client was fast enough."""
     return {
         "cpu_share": run.cpu_s / run.wall_s,
         "event_loop_lag_ms": distribution([1e3 * lag for lag in run.lags_s]),
@@ -185,7 +185,7 @@ def caveats(run: Run, complete: Sequence[Outcome], each: Sequence[Latencies]) ->
 
 
 def timeline(outcomes: Sequence[Outcome], wall_s: float, num_bins: int) -> dict[str, list[float]]:
-    """Requests under way (mean of each bin) and tokens that arrived per second, over the time of the run."""
+    """Open requests (mean of each bin) and arrived tokens per second over the time of the run."""
     width = wall_s / num_bins
     under_way, tokens = [0.0] * num_bins, [0.0] * num_bins
     for outcome in outcomes:
@@ -201,6 +201,6 @@ def timeline(outcomes: Sequence[Outcome], wall_s: float, num_bins: int) -> dict[
 
 
 def _total(values: Any) -> int | None:
-    """The sum of what is known; None where nothing is."""
+    """The sum of the known numbers; None if none is known."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None

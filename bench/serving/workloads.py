@@ -1,7 +1,7 @@
-"""What is asked: sessions of one turn or several, decided by a seed and by nothing else.
+"""The workloads: sessions of one or more turns, which depend only on a seed.
 
-Prompts are words, so that no tokenizer is needed: the same words go to every server, and how many tokens they are is
-what the server says. Or they are token ids below a vocabulary's size, for servers that take ids.
+Prompts are words, so that no tokenizer is needed. The same words go to every server, and the server counts their
+tokens. For servers that take token ids, prompts may also be ids below the vocabulary's size.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from bench.serving.dialects import Prompt, joined
 
-# Words that common vocabularies have as one token with the blank before them.
+# Words that are one token, together with the blank before them, in common vocabularies.
 WORDS = (
     "the of and to in is that it was for on are as with his they at be this from have or by one had not but what all "
     "were when we there can an your which their said if do will each about how up out them then she many some so these "
@@ -27,12 +27,12 @@ WORDS = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Turn:
-    """One request of a session: what it adds to what was said before, and how many tokens it wants.
+    """One request of a session.
 
     Attributes:
-        text: New part of the prompt.
-        approximate_len: Of the new part, in tokens as the workload means it.
-        max_tokens: Of the answer.
+        text: What it adds to the conversation.
+        approximate_len: About the number of tokens of `text`.
+        max_tokens: The most tokens of the answer.
     """
 
     text: Prompt
@@ -42,11 +42,11 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Session:
-    """Requests of which each follows the answer to the one before.
+    """Requests that are sent one after another, each after the answer to the request before.
 
     Attributes:
-        group: Sessions of one group share their first tokens.
-        turns: At least one.
+        group: The group of the session. Sessions of one group share their first tokens.
+        turns: The requests; at least one.
     """
 
     group: int
@@ -55,19 +55,19 @@ class Session:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The knobs of a workload. Lengths are in tokens, as near as words can be.
+    """The options of a workload. Lengths are in tokens, which words meet only approximately.
 
     Attributes:
-        groups: Shared prefixes; of a tree, its roots.
-        shared_len: Tokens that a group shares; of a tree, from the root to a leaf.
-        unique_len: Tokens that a request (a turn) has for itself.
+        groups: Number of shared prefixes; for a tree, of its roots.
+        shared_len: Tokens that a group shares; for a tree, from the root to a leaf.
+        unique_len: Tokens that only one request or turn has.
         output_len: Tokens of each answer.
-        turns: Of a conversation.
-        depth, branching: Of the tree.
+        turns: Turns of a conversation.
+        depth, branching: Depth of the tree, and children of each of its nodes.
         input_mean, input_sigma, output_mean, output_sigma: Log-normal lengths: the mean in tokens, and the standard
             deviation of the logarithm.
-        max_input_len, max_output_len: Longer ones are cut to this.
-        range_ratio: Random lengths are uniform from this fraction of the length to the length; 1 for all the same.
+        max_input_len, max_output_len: Longer lengths are cut to this.
+        range_ratio: Random lengths are uniform from this fraction of the length to the length; with 1 all are equal.
     """
 
     groups: int = 8
@@ -90,17 +90,17 @@ class Writer:
     """Makes prompts of a length in tokens, as words or as ids."""
 
     def __init__(self, *, vocab_size: int | None = None, tokens_per_word: float = 1.0):
-        """Words, or with a vocabulary ids.
+        """Makes a writer of words or, with a vocabulary, of ids.
 
         Args:
-            vocab_size: Ids are below it, and not among the first `FIRST_ID`, where special tokens are.
-            tokens_per_word: What a word is on average.
+            vocab_size: Ids are below it. They are at least `FIRST_ID`, because special tokens come first.
+            tokens_per_word: The mean number of tokens of a word.
         """
         self._vocab_size = vocab_size
         self._tokens_per_word = tokens_per_word
 
     def write(self, rng: random.Random, num_tokens: int) -> Prompt:
-        """So many tokens; ends with a blank where it is text, so that parts can be put together."""
+        """A prompt part of this number of tokens. Text ends with a blank, so that parts can be joined."""
         if self._vocab_size is not None:
             return tuple(rng.choices(range(min(FIRST_ID, self._vocab_size - 1), self._vocab_size), k=num_tokens))
         words = rng.choices(WORDS, k=max(1, round(num_tokens / self._tokens_per_word)))
@@ -111,7 +111,7 @@ FIRST_ID = 300
 
 
 def shared_prefix(shape: Shape, writer: Writer, seed: int) -> Iterator[Session]:
-    """A system prompt for each group, and a question of its own for each request."""
+    """A system prompt for each group, and a different question for each request."""
     prefixes = [writer.write(_rng(seed, f"prefix {group}"), shape.shared_len) for group in range(shape.groups)]
     choices = random.Random(seed)
     for index in _forever():
@@ -122,7 +122,7 @@ def shared_prefix(shape: Shape, writer: Writer, seed: int) -> Iterator[Session]:
 
 
 def multi_turn(shape: Shape, writer: Writer, seed: int) -> Iterator[Session]:
-    """Conversations under shared system prompts. Each turn carries everything said before, the server's answers too."""
+    """Conversations with shared system prompts. Each turn sends the whole conversation, with the server's answers."""
     prefixes = [writer.write(_rng(seed, f"prefix {group}"), shape.shared_len) for group in range(shape.groups)]
     choices = random.Random(seed)
     for index in _forever():
@@ -134,7 +134,7 @@ def multi_turn(shape: Shape, writer: Writer, seed: int) -> Iterator[Session]:
 
 
 def tree(shape: Shape, writer: Writer, seed: int) -> Iterator[Session]:
-    """Paths from a root to a leaf, as few-shot examples and searches share them: each level adds its part."""
+    """Prompts that are paths of a tree, as with few-shot examples and searches. Each level adds a part."""
     step = max(1, shape.shared_len // shape.depth)
     parts: dict[tuple[int, ...], Prompt] = {}
     choices = random.Random(seed)
@@ -149,11 +149,11 @@ def tree(shape: Shape, writer: Writer, seed: int) -> Iterator[Session]:
 
 
 def sharegpt(shape: Shape, writer: Writer, seed: int) -> Iterator[Session]:
-    """Lengths like those of ShareGPT conversations, nothing shared.
+    """Lengths like those of ShareGPT conversations, with nothing shared.
 
-    Log-normal. The means, 161 and 338 tokens, are those that the vLLM paper (Kwon et al., 2023) gives for ShareGPT
-    with OPT's tokenizer; the spreads are this file's choice, and cutting the tails lowers the means. It is no replay
-    of the data set, and figures of the two must not be compared.
+    The lengths are log-normal. Their means, 161 and 338 tokens, are those that the vLLM paper (Kwon et al., 2023) gives
+    for ShareGPT with OPT's tokenizer. The spreads are this file's choice, and cutting the tails lowers the means. This
+    is no replay of the data set, so figures must not be compared with those of a replay.
     """
     lengths = random.Random(seed)
     for index in _forever():
@@ -163,7 +163,7 @@ def sharegpt(shape: Shape, writer: Writer, seed: int) -> Iterator[Session]:
 
 
 def random_lengths(shape: Shape, writer: Writer, seed: int) -> Iterator[Session]:
-    """Unique prompts; lengths are uniform between a fraction of `unique_len` and `output_len` and all of them."""
+    """Unique prompts. Lengths are uniform between a fraction of `unique_len` and `output_len` and the full length."""
     lengths = random.Random(seed)
     for index in _forever():
         input_len = lengths.randint(max(1, math.ceil(shape.unique_len * shape.range_ratio)), shape.unique_len)
@@ -181,14 +181,14 @@ WORKLOADS: dict[str, Callable[[Shape, Writer, int], Iterator[Session]]] = {
 
 
 def _log_normal(rng: random.Random, mean: float, sigma: float, largest: int) -> int:
-    """A length whose logarithm is normal and whose mean, before it is cut, is `mean`."""
+    """A log-normal length with this mean, which is then cut to its limit."""
     mu = math.log(mean) - sigma**2 / 2
     return max(1, min(largest, round(rng.lognormvariate(mu, sigma))))
 
 
 def _rng(seed: int, part: object) -> random.Random:
-    """For one part of a workload: a request by its number, a prefix by its name. No two parts and seeds share one."""
-    return random.Random(f"{seed}:{part}")  # a text, for Python takes -1 and 1 for the same seed
+    """A generator for one part of a workload, such as a request or a prefix; each part and seed has its own."""
+    return random.Random(f"{seed}:{part}")  # a text, because Python treats -1 and 1 as the same seed
 
 
 def _forever() -> Iterator[int]:

@@ -1,9 +1,9 @@
-"""Everything at once for a long time: `python -m bench.soak --minutes 30 [--output FILE]`.
+"""Runs a server under all kinds of requests for a long time: `python -m bench.soak --minutes 30 [--output FILE]`.
 
-A real server of the embedded model with a pool so small that prefixes are evicted and requests retracted all the time,
-and a few clients that stream, leave, abort, ask for two answers, ask for nonsense, and share prefixes, as a seed says.
-At the end: no answer was wrong, none of the pool is lost, and neither process has grown. Exit status 1 says that
-something of it does not hold.
+The server runs the embedded model with a pool so small that prefixes are evicted and requests retracted all the time.
+A few clients stream, disconnect, abort, ask for two answers, send bad requests, and share prefixes, all by a seed. At
+the end no answer may be wrong, no part of the pool may be lost, and neither process may have grown. Otherwise the exit
+status is 1.
 """
 
 import argparse
@@ -29,36 +29,36 @@ from bench.soak.client import LIMIT_S, Answer, Broken, Client
 from bench.soak.memory import MIB, Sample, Watch, minima, theil_sen
 from bench.soak.mix import SHARES, Mix, Task
 
-POOL_TOKENS = 600  # of requests of up to 268
+POOL_TOKENS = 600  # one request has up to 268 tokens
 RUNNING = 8
 SERVER = (
     *("serve", "--port", "0", "--deterministic", "--max-total-tokens", str(POOL_TOKENS)),
     *("--max-running-requests", str(RUNNING), "--schedule-conservativeness", "0.1"),
 )
-REPLAYED = 0.01  # of the finished requests, at least `MIN_REPLAYED`
+REPLAYED = 0.01  # fraction of the finished requests that is replayed; at least `MIN_REPLAYED` requests are
 MIN_REPLAYED = 20
-MAX_KEPT = 2000  # answers kept for the replay: a sample that does not grow with time
+MAX_KEPT = 2000  # answers that are kept for the replay, so that they do not grow in number with time
 WARM_UP_SHARE = 0.2
 MAX_WARM_UP_S = 300.0
 MAX_SLOPE_MIB_PER_HOUR = 1.0
-MIN_MINUTES_FOR_SLOPE = 15  # what is still being filled for the first time looks like growth in a shorter run
+MIN_MINUTES_FOR_SLOPE = 15  # in a shorter run, whatever is filled for the first time looks like growth
 SETTLE_S = 1.0
-WARM_UP_CLIENTS = 48  # so many at once start every thread and table that there will be
+WARM_UP_CLIENTS = 48  # this number of clients at once starts all threads and fills all tables
 MAX_SHOWN = 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Soak:
-    """The knobs.
+    """The options of a soak.
 
     Attributes:
         minutes: How long requests are sent.
-        num_requests: Ends it earlier, after so many; 0 for no such end.
-        clients: How many at once.
-        pause_s: Mean time that a client waits between two requests, so that the machine has room for others.
-        seed: Of everything.
-        period_s: Between two looks at the processes.
-        bin_s: Stretch of time of which the least memory counts.
+        num_requests: The number of requests after which it ends earlier; 0 for no such end.
+        clients: The number of clients at once.
+        pause_s: Mean seconds that a client waits between two requests, so that the machine has time for others.
+        seed: The seed of everything random.
+        period_s: Seconds between two samples of the processes.
+        bin_s: The length in seconds of the periods of which the least memory counts.
     """
 
     minutes: float = 30.0
@@ -72,14 +72,14 @@ class Soak:
 
 @dataclasses.dataclass(slots=True)
 class Result:
-    """What a soak saw.
+    """The result of a soak.
 
     Attributes:
-        problems: What does not hold, each in a sentence; none is a pass.
-        counts: Requests sent, by kind, and those that came to their end.
+        problems: What is wrong, each in a sentence. The soak passes if there are none.
+        counts: The number of sent requests by kind, and of those that ended by themselves.
         state: The engine's counters at the end.
-        samples: The processes over time.
-        num_replayed: Answers that were made again and compared.
+        samples: What the processes used over time.
+        num_replayed: The number of answers that were generated again and compared.
     """
 
     problems: list[str] = dataclasses.field(default_factory=list)
@@ -105,13 +105,13 @@ class Keeper:
             self.kept[place] = (task, answers)
 
     def chosen(self) -> list[tuple[Task, list[Answer]]]:
-        """What is to be replayed."""
+        """The requests to replay."""
         count = max(MIN_REPLAYED, round(REPLAYED * self.num_seen))
         return self._rng.sample(self.kept, min(count, len(self.kept)))
 
 
 async def soak(server: Served, knobs: Soak) -> Result:
-    """Runs the mix against a server and checks everything but memory."""
+    """Runs the mix against a server and checks everything except memory."""
     result, keeper = Result(), Keeper(knobs.seed)
     async with open_session(None) as session:
         client = Client(session, server.url)
@@ -158,7 +158,7 @@ async def _send_all(client: Client, mix: Mix, knobs: Soak, result: Result, keepe
 
 
 async def _compare(client: Client, task: Task, answers: list[Answer], result: Result) -> None:
-    """Asks again with nobody else there: the answer must be the same to the last token."""
+    """Repeats requests while no others run. Every token of their answers must be the same."""
     try:
         async with asyncio.timeout(LIMIT_S):
             again = await client.replay(task)
@@ -174,7 +174,7 @@ async def _compare(client: Client, task: Task, answers: list[Answer], result: Re
 
 
 async def _check_rest(client: Client, pool_tokens: int, result: Result) -> None:
-    """Nothing runs, nothing is held, and every token of the pool is free or can be freed."""
+    """Checks that no request runs or is held, and that every token of the pool is free or can be freed."""
     deadline = time.monotonic() + LIMIT_S
     while True:
         result.state = msgspec.json.decode(await client.get("/get_server_info"))["internal_states"][0]
@@ -201,7 +201,7 @@ async def _check_rest(client: Client, pool_tokens: int, result: Result) -> None:
 
 
 def gauges_of(exposition: str) -> dict[str, float]:
-    """Name (with labels) and value of each gauge in Prometheus' text format."""
+    """The name (with labels) and the value of each gauge in Prometheus' text format."""
     kinds = set(re.findall(r"^# TYPE (\S+) gauge$", exposition, re.MULTILINE))
     lines = re.findall(r"^([^#\s{]+)(\{.*\})? (\S+)$", exposition, re.MULTILINE)
     return {name + labels: float(value) for name, labels, value in lines if name in kinds}
@@ -209,7 +209,7 @@ def gauges_of(exposition: str) -> dict[str, float]:
 
 @contextlib.asynccontextmanager
 async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs the work beside the `with`, and cancels it at its end."""
+    """Runs the work in the background inside the `with`, and cancels it at the end."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -220,7 +220,7 @@ async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 def check_processes(knobs: Soak, before: Sample, after: Sample, samples: list[Sample]) -> Iterator[str]:
-    """What grew: memory by its slope, descriptors and threads by their number while nothing runs."""
+    """What has grown: memory by its slope, descriptors and threads by their number while nothing runs."""
     for process in before.usage:
         for name in ("num_fds", "num_threads"):
             first, last = getattr(before.usage[process], name), getattr(after.usage[process], name)
@@ -235,13 +235,13 @@ def check_processes(knobs: Soak, before: Sample, after: Sample, samples: list[Sa
 
 
 def after_warm_up(knobs: Soak, samples: list[Sample]) -> list[Sample]:
-    """The samples that count."""
+    """The samples after the warm-up."""
     start_s = min(MAX_WARM_UP_S, WARM_UP_SHARE * 60 * knobs.minutes)
     return [sample for sample in samples if sample.when_s >= start_s]
 
 
 def run(knobs: Soak, log: Path | None = None) -> Result:
-    """A whole soak: server, first a short one to warm everything up, then the one that counts."""
+    """Starts a server, runs a short soak to warm everything up, then the soak that counts."""
     with served(SERVER, log=log) as server:
         watch = Watch(server, knobs.period_s)
         warm_up = Soak(minutes=min(knobs.minutes / 5, 1.0), clients=WARM_UP_CLIENTS, pause_s=0.0, seed=knobs.seed + 1)
@@ -264,8 +264,8 @@ def main(arguments: list[str]) -> int:
     for field in dataclasses.fields(Soak):
         option = "--" + field.name.replace("_", "-")
         parser.add_argument(option, type=type(field.default), default=field.default, help=f"default {field.default}")
-    parser.add_argument("--log", type=Path, help="file for what the server writes to stderr")
-    parser.add_argument("--output", type=Path, help="JSON file with every figure")
+    parser.add_argument("--log", type=Path, help="file for the server's standard error")
+    parser.add_argument("--output", type=Path, help="JSON file for all figures")
     options = parser.parse_args(arguments)
     knobs = Soak(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Soak)})
     report = Report("bench.soak", arguments, options.output, model="tiny", server=" ".join(SERVER))
@@ -279,7 +279,7 @@ def main(arguments: list[str]) -> int:
 
 
 def add_figures(report: Report, knobs: Soak, result: Result) -> None:
-    """Everything that was seen, as figures."""
+    """Adds the whole result to the report, as figures."""
     total = sum(result.counts[kind] for kind in SHARES)
     report.add("requests", "count", [total], **{str(kind): count for kind, count in result.counts.items()})
     report.add("answers that were wrong, and what else failed", "count", [len(result.problems)], target=0)

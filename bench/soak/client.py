@@ -1,4 +1,4 @@
-"""Sends a task, checks all that can be checked of it alone, and keeps its answers to compare them later."""
+"""Sends a task, checks its answers as far as that is possible without others, and returns them to be compared later."""
 
 import asyncio
 import contextlib
@@ -12,11 +12,11 @@ import msgspec
 from bench.serving.sse import DONE, EventDecoder
 from bench.soak.mix import GENERATE, Json, Kind, Task
 
-LIMIT_S = 120  # for any answer
+LIMIT_S = 120  # the most seconds for any answer
 
 
 class Broken(Exception):
-    """The server did what it must not; says what."""
+    """The server did something wrong, which the message names."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -24,9 +24,9 @@ class Answer:
     """One answer of a request.
 
     Attributes:
-        text: All of it.
-        ids: Its tokens, where the endpoint gives them.
-        finish: Why it ended; None until then.
+        text: Its text.
+        ids: Its tokens, if the endpoint gives them.
+        finish: Its finish reason; None before the end.
     """
 
     text: str = ""
@@ -42,10 +42,10 @@ class Client:
         self._base_url = base_url
 
     async def run(self, task: Task) -> list[Answer] | None:
-        """Plays a task; gives its answers when it came to its end by itself.
+        """Runs a task. Returns its answers if it ended by itself.
 
         Raises:
-            Broken: A status or an answer that must not be.
+            Broken: A status or an answer is wrong.
         """
         try:
             async with asyncio.timeout(LIMIT_S):
@@ -56,12 +56,12 @@ class Client:
                     return await self._run_stream(task)
                 return check_whole(task, await self._ask(task.path, task.body))
         except TimeoutError:
-            raise Broken(f"no end after {LIMIT_S} s") from None
+            raise Broken(f"the answer did not end within {LIMIT_S} s") from None
         except aiohttp.ClientError as error:
             raise Broken(f"the connection failed: {type(error).__name__} {error}") from None
 
     async def replay(self, task: Task) -> list[Answer]:
-        """The answers of a task that is sent again, whole. Raises Broken."""
+        """The answers of a task that is sent again without streaming. Raises Broken."""
         return check_whole(task, await self._ask(task.path, task.alone()))
 
     async def abort(self, rid: str) -> None:
@@ -69,7 +69,7 @@ class Client:
         await self._ask("/abort_request", {"rid": rid}, wants_json=False)
 
     async def get(self, path: str) -> bytes:
-        """What is at a path. Raises Broken."""
+        """The answer to a GET of a path. Raises Broken."""
         async with self._http.get(self._base_url + path) as response:
             if response.status != 200:
                 raise Broken(f"GET {path} answered {response.status}")
@@ -101,7 +101,7 @@ class Client:
             raise Broken(f"a refusal without a message: {content[:200]!r}")
 
     async def _run_stream(self, task: Task) -> list[Answer] | None:
-        """Reads a stream up to its end, or leaves or aborts it on the way."""
+        """Reads a stream to its end, or disconnects or aborts it before."""
         reading = Reading(task)
         async with self._post(task.path, task.body) as response:
             if response.status != 200:
@@ -120,7 +120,7 @@ class Client:
 
 
 class Reading:
-    """The answers of a stream as they grow; raises Broken for a token that is lost, doubled or late."""
+    """The growing answers of a stream. Raises Broken for a token that is lost, doubled or late."""
 
     def __init__(self, task: Task):
         self.num_events = 0
@@ -130,7 +130,7 @@ class Reading:
         self._usage: Json | None = None
 
     def take(self, data: bytes) -> None:
-        """The next event."""
+        """Reads the next event."""
         if self._is_done:
             raise Broken("an event after [DONE]")
         if data == DONE:
@@ -163,7 +163,7 @@ class Reading:
             self._answers[0].finish = choice["finish_reason"]
 
     def end(self) -> list[Answer]:
-        """The whole answers."""
+        """The complete answers."""
         if not self._is_done:
             raise Broken("a stream ended without [DONE]")
         if self._task.path != GENERATE and self._usage is None:
@@ -173,7 +173,7 @@ class Reading:
 
 
 def check_whole(task: Task, content: Any) -> list[Answer]:
-    """The answers of a response that is no stream."""
+    """The answers of a response that is not streamed."""
     if task.path == GENERATE:
         answers = [_native_answer(item) for item in (content if isinstance(content, list) else [content])]
         check_lengths(task, answers, None)
@@ -189,7 +189,7 @@ def check_whole(task: Task, content: Any) -> list[Answer]:
 
 
 def check_lengths(task: Task, answers: list[Answer], usage: Json | None) -> None:
-    """As many answers and tokens as were asked for, and as the server says. Raises Broken."""
+    """Checks the numbers of answers and tokens against what was asked for and what the server says. Raises Broken."""
     sampling = task.body.get("sampling_params", task.body)
     if len(answers) != sampling["n"]:
         raise Broken(f"{sampling['n']} answers were asked for, but {len(answers)} came")

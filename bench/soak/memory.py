@@ -1,4 +1,4 @@
-"""What two processes hold over time, and whether it grows."""
+"""Watches what two processes use over time, and estimates whether it grows."""
 
 import asyncio
 import dataclasses
@@ -20,7 +20,7 @@ class Slope:
 
     Attributes:
         per_hour: The estimate.
-        low, high: Between them it lies in 19 of 20 cases, if the points err independently of one another.
+        low, high: The 95 % confidence interval, if the errors of the points are independent.
     """
 
     per_hour: float
@@ -30,14 +30,14 @@ class Slope:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
-    """Both processes at one moment, in seconds since the watch began."""
+    """The usage of both processes at one moment, which is given in seconds since the watch began."""
 
     when_s: float
     usage: dict[str, Usage]
 
 
 class Watch:
-    """Looks at a server now and then."""
+    """Takes samples of a server's processes at intervals."""
 
     def __init__(self, server: Served, period_s: float):
         self.samples: list[Sample] = []
@@ -46,7 +46,7 @@ class Watch:
         self._started = time.monotonic()
 
     async def run(self) -> None:
-        """Looks until it is cancelled."""
+        """Takes samples until it is cancelled."""
         while True:
             self.look()
             await asyncio.sleep(self._period_s)
@@ -59,10 +59,10 @@ class Watch:
 
 
 def minima(samples: Sequence[Sample], process: str, bin_s: float) -> list[tuple[float, float]]:
-    """(seconds, MiB) of the least anonymous memory of a process in each stretch of time.
+    """(seconds, MiB) of the least anonymous memory of a process in each period.
 
-    Memory of requests under way comes on top of what the process keeps and goes again: the least of many samples is
-    nearest to what it keeps. A last stretch that is not whole is left out.
+    Running requests take memory beside what the process keeps, and give it back. So the least of many samples is
+    nearest to what the process keeps. An incomplete last period is left out.
     """
     found = []
     for number, group in itertools.groupby(samples, lambda sample: int(sample.when_s // bin_s)):
@@ -74,10 +74,10 @@ def minima(samples: Sequence[Sample], process: str, bin_s: float) -> list[tuple[
 
 
 def theil_sen(points: Sequence[tuple[float, float]]) -> Slope | None:
-    """The slope per hour of points over seconds; None where there are fewer than three.
+    """The slope per hour of points over seconds; None if there are fewer than three points.
 
-    A median does not care for single steps, such as a table that doubles once; it does for a growth that goes on.
-    The interval is that of Sen (1968), from the variance of Kendall's statistic.
+    Single steps, such as a table that doubles once, hardly change a median, but lasting growth does. The interval is
+    that of Sen (1968), from the variance of Kendall's statistic.
     """
     slopes = sorted(
         3600 * (after[1] - before[1]) / (after[0] - before[0]) for before, after in itertools.combinations(points, 2)

@@ -1,4 +1,4 @@
-"""What the soak sends: request number i of a seed is always the same request, whoever sends it and when."""
+"""The requests of the soak. Request number i of a seed is always the same, whichever client sends it and when."""
 
 import dataclasses
 import enum
@@ -12,12 +12,12 @@ WORDS = (
     "who what when where why how is the a of in to and day night sun moon sea hill river road city king queen".split()
 )
 NUM_PREFIXES = 5
-FIRST_ID, NUM_LAST_IDS = 100, 10  # tokens at the ends of a vocabulary may mean something
+FIRST_ID, NUM_LAST_IDS = 100, 10  # tokens at the ends of a vocabulary may be special
 MAX_NEW, MAX_OWN, PREFIX_LEN = 48, 100, 120
 
 
 class Kind(enum.StrEnum):
-    """What a request is there for."""
+    """What a request tests."""
 
     STREAM = "stream"
     DISCONNECT = "disconnect"
@@ -39,7 +39,7 @@ SHARES = {
     Kind.SHARED: 10,
     Kind.PLAIN: 10,
 }
-"""Of a hundred requests."""
+"""How many of a hundred requests are of each kind."""
 
 INVALID: tuple[tuple[str, Json], ...] = (
     (GENERATE, {}),
@@ -71,10 +71,10 @@ class Task:
 
     Attributes:
         number: Its place in the seed's sequence.
-        kind: What it is there for.
+        kind: What it tests.
         path: Its endpoint.
-        body: As it is sent.
-        cut_after: Events after which it is left or aborted; None where it is not.
+        body: Its JSON body.
+        cut_after: The number of events after which the client disconnects or aborts; None if it does not.
     """
 
     number: int
@@ -85,7 +85,7 @@ class Task:
 
     @property
     def streams(self) -> bool:
-        """Whether it asks for events."""
+        """Whether it asks for a stream."""
         return bool(self.body.get("stream"))
 
     @property
@@ -96,7 +96,7 @@ class Task:
         return self.body["max_tokens"]
 
     def alone(self) -> Json:
-        """The body of its replay: the same answer, whole and under no name."""
+        """The body of its replay, which asks for the same answer without streaming and without a request id."""
         without = {"rid", "stream", "stream_options"}
         return {name: value for name, value in self.body.items() if name not in without}
 
@@ -105,7 +105,7 @@ class Mix:
     """The sequence of requests of one seed."""
 
     def __init__(self, seed: int, max_request_tokens: int, vocab_size: int):
-        """A mix for a server that runs requests of so many tokens at most, each below `vocab_size`."""
+        """Makes a mix for a server with this limit of tokens per request. Token ids are below `vocab_size`."""
         self._seed = seed
         self._max_request_tokens = max_request_tokens
         self._ids = range(FIRST_ID, vocab_size - NUM_LAST_IDS)
@@ -114,7 +114,7 @@ class Mix:
         ]
 
     def task(self, number: int) -> Task:
-        """Request number so-and-so."""
+        """The request with this number."""
         rng = random.Random(f"{self._seed}:{number}")
         kind = rng.choices(list(SHARES), list(SHARES.values()))[0]
         if kind is Kind.INVALID:

@@ -1,12 +1,12 @@
-"""How long `jsg serve` takes from the start of its process to its first answer, with empty caches and with full ones.
+"""Measures the time from the start of `jsg serve` to its first answer, with empty caches and with full ones.
 
     python -m bench.start [--rounds N] [--output FILE]
 
-"Empty" is a new machine: no compiled programs, no compiled kernels, and no byte code of Python either, for which the
-server gets a home and a folder for byte code of its own. "Full" is the next start, once the first one has compiled all
-that it had to. Of each start it is printed where the time went, by process and stage; what a stage takes in XLA's own
-threads is in the CPU time of all processes only. Wall time wants a quiet machine; the load stands beside the figures.
-The model is the embedded one.
+"Empty" is a new machine, with no compiled programs, no compiled kernels and no Python byte code: the server gets a new
+home and a new folder for byte code. "Full" is the next start, after the first one has compiled everything. For each
+start the report says where the time went, by process and stage. Work in XLA's own threads is only in the CPU time of
+all processes. The machine should be quiet, because wall time is measured; the report has its load. The model is the
+embedded one.
 """
 
 import argparse
@@ -42,8 +42,8 @@ class Start(NamedTuple):
     Attributes:
         answer_s: Seconds until the first answer.
         answer_cpu_s: CPU seconds of all processes until then.
-        grammar_s: Seconds until the first answer with a grammar, which is asked for after the other one.
-        stages: What took them, of those that began before the first answer.
+        grammar_s: Seconds until the first answer with a grammar, which is asked for after the other answer.
+        stages: The stages that began before the first answer.
     """
 
     answer_s: float
@@ -53,7 +53,7 @@ class Start(NamedTuple):
 
 
 def start(home: Path, *, waits_for_caches: bool) -> Start:
-    """Starts a server in a home, asks it, and stops it again; on demand not before all is compiled."""
+    """Starts a server in a home, asks it, and stops it. On demand it stops only when everything is compiled."""
     notes = Path(tempfile.mkdtemp(dir=home))
     with _server(home, notes) as (process, http, started_at):
         while not _has_answered(http, QUESTION):
@@ -71,7 +71,7 @@ def start(home: Path, *, waits_for_caches: bool) -> Start:
 
 @contextlib.contextmanager
 def _server(home: Path, notes: Path) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client, float]]:
-    """A server whose caches are all in one home, a client of it, and when it was started."""
+    """A server whose caches are all in one home, its client, and the time of its start."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -103,7 +103,7 @@ def _has_answered(http: httpx.Client, question: dict[str, object]) -> bool:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.start", description=__doc__)
     parser.add_argument("--output", type=Path, help="JSON file with every sample")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="number of starts with empty and with full caches")
     options = parser.parse_args(arguments)
     report = Report("bench.start", arguments, options.output, model="tiny")
     starts: dict[str, list[Start]] = {"empty": [], "full": []}
@@ -122,7 +122,7 @@ def main(arguments: list[str]) -> None:
 
 
 def report_stages(report: Report, arm: str, stages: list[Stage]) -> None:
-    """One figure for each stage of a start."""
+    """Adds one figure for each stage of a start."""
     for stage in stages:
         facts = {"cpu_s": stage.cpu_s, "from_s": stage.start_s, "to_s": stage.end_s, "calls": stage.calls}
         report.add(f"{arm}: {stage.process}, {stage.name}", "s wall", [stage.wall_s], **facts)

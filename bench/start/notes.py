@@ -1,4 +1,4 @@
-"""What the processes of a server noted of their start, and the CPU time of a process with all its children."""
+"""Reads what the processes of a server recorded of their start, and the CPU time of a process with its descendants."""
 
 import json
 import os
@@ -12,15 +12,15 @@ _PARENT, _TIMES = 1, slice(11, 15)  # fields of /proc/PID/stat behind the name: 
 
 
 class Stage(NamedTuple):
-    """All that one process spent on one stage.
+    """The time that one process spent on one stage.
 
     Attributes:
-        process: Which.
-        name: Of the stage.
-        calls: How often.
-        start_s, end_s: From the start of the server to the first beginning and the last end.
-        wall_s: Wall time of the stage itself, without other stages inside it; threads add up.
-        cpu_s: CPU time of the threads that ran it. XLA's own threads are not among them.
+        process: The process.
+        name: The name of the stage.
+        calls: How often it ran.
+        start_s, end_s: Seconds from the start of the server to its first beginning and its last end.
+        wall_s: Wall time of the stage without other stages inside it, summed over threads.
+        cpu_s: CPU time of the threads that ran it, without XLA's own threads.
     """
 
     process: str
@@ -36,7 +36,7 @@ def read_stages(directory: Path, started_at: float) -> list[Stage]:
     """The stages of all processes, in the order of their beginnings.
 
     Args:
-        directory: With a file for each process.
+        directory: The directory with a file for each process.
         started_at: `time.monotonic()` at the start of the server.
     """
     lines = [line for path in directory.glob("*.jsonl") for line in path.read_text(encoding="utf-8").splitlines()]
@@ -59,17 +59,17 @@ def read_stages(directory: Path, started_at: float) -> list[Stage]:
 
 
 def ready_s(stages: Iterable[Stage]) -> float:
-    """Seconds from the start of the server until it said that it is ready."""
+    """The seconds from the start of the server until it said that it was ready."""
     return next(stage.start_s for stage in stages if stage.name == READY)
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a process and of all its descendants so far, those that have ended included."""
+    """The CPU seconds so far of a process and of all its descendants, also of those that have ended."""
     children, own = defaultdict(list), {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):  # it has ended
+        except (FileNotFoundError, ProcessLookupError):  # the process has ended
             continue
         child = int(path.parent.name)
         children[int(fields[_PARENT])].append(child)

@@ -1,7 +1,8 @@
-"""Tensor parallelism as compiled for H200s, and what follows from it: `PYTHONPATH=.venv/h200 python -m bench.tp`.
+"""Compiles models for several H200s and calculates their speed: `PYTHONPATH=.venv/h200 python -m bench.tp`.
 
-Needs no GPU: XLA's CUDA plugin compiles for them anywhere (`make test-h200` fetches it). What is counted is exact:
-collectives, their bytes, memory of one device. Times are a model's (`bench/tp/interconnect.py`), not measured.
+It needs no GPU, because XLA's CUDA plugin compiles for GPUs anywhere (`make test-h200` fetches it). The counts of
+collectives, their bytes and the memory of one device are exact. Times are calculated (`bench/tp/interconnect.py`) and
+not measured.
 """
 
 from bench.h200.plugin import use_plugin

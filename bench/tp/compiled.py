@@ -1,4 +1,4 @@
-"""What a program compiled for several devices says of its exchanges."""
+"""Reads the exchanges between devices from a compiled program."""
 
 import math
 import re
@@ -11,10 +11,13 @@ ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32":
 
 
 def collectives(hlo: str) -> list[Collective]:
-    """Those of an optimised program, equal ones together, the most frequent first. An asynchronous one counts once."""
+    """The collectives of an optimised program, equal ones together, the most frequent first.
+
+    An asynchronous collective counts once.
+    """
     found: Counter[tuple[str, int]] = Counter()
     for result, kind in re.findall(rf" = (.*?) ({KINDS})(?:-start)?\(", hlo):
-        # What starts an asynchronous one results in its operands and its results; of each kind here the larger counts.
+        # The result of the start of an asynchronous collective has its operands and its results. The larger one counts.
         sizes = [
             ITEM_BYTES[dtype] * math.prod(map(int, filter(None, dims.split(","))))
             for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", result)

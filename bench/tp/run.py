@@ -1,4 +1,4 @@
-"""The run of `bench.tp`: compiles, counts, and works out times and room."""
+"""The run of `bench.tp`: it compiles, counts, and calculates times and free memory."""
 
 import argparse
 import dataclasses
@@ -31,10 +31,10 @@ from jsg.sched.buckets import BucketKey, Phase
 
 COUNTS = (1, 2, 4, 8)
 RATES = Rates(copy_bytes_per_s=4.3e12, matmul_flops_per_s=790e12)
-"""What a copy and a large product in bfloat16 reach on an H200, of 4.8 TB/s and 990 TFLOP/s."""
+"""The rates that a copy and a large bfloat16 product reach on an H200, of 4.8 TB/s and 990 TFLOP/s."""
 USABLE_BYTES = int(0.85 * 139 * 2**30)
-"""Of one H200, as `--mem-fraction-static` has it."""
-POOL_TOKENS = 100_000  # only the shape of what is compiled; what fits is worked out
+"""The bytes of one H200 that the engine uses by the default of `--mem-fraction-static`."""
+POOL_TOKENS = 100_000  # only the shape that is compiled; the number that fits is calculated
 ITEM_BYTES = jnp.bfloat16.dtype.itemsize
 
 
@@ -44,8 +44,8 @@ class Served:
 
     Attributes:
         shape: Its `config.json`.
-        quantization: What its kernels are kept in (`--quantization`).
-        has_own_experts: Each device has whole experts (`--ep-size` is `--tp-size`), not columns of all.
+        quantization: The type of its kernels (`--quantization`).
+        has_own_experts: Whether each device has some complete experts (`--ep-size` is `--tp-size`), or columns of all.
     """
 
     shape: dict[str, Any]
@@ -53,7 +53,7 @@ class Served:
     has_own_experts: bool = False
 
     def num_groups(self, num_devices: int) -> int:
-        """`--ep-size` on so many devices."""
+        """`--ep-size` on this number of devices."""
         return num_devices if self.has_own_experts else 1
 
 
@@ -68,7 +68,7 @@ MODELS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-    """A shape of step, and a load that fills it: new tokens of so many requests over so many others."""
+    """The shape of a step, and a load that fills it: new tokens of a number of requests behind cached tokens."""
 
     name: str
     key: BucketKey
@@ -86,7 +86,7 @@ STEPS = (
 
 
 def measure(report: Report, name: str, num_devices: int) -> None:
-    """One model on so many devices."""
+    """Measures one model on this number of devices."""
     served, quantization = MODELS[name], MODELS[name].quantization
     num_groups = served.num_groups(num_devices)
     model = h200.make_model(
@@ -149,7 +149,7 @@ def measure(report: Report, name: str, num_devices: int) -> None:
 
 
 def memory_plan(model: h200.Model, weights: int, num_devices: int) -> MemoryPlan | None:
-    """What the engine would plan on an H200, from the largest program of each kind; None where nothing fits."""
+    """The engine's memory plan on an H200, from the largest program of each kind; None if nothing fits."""
     config, key = model.config, h200.BUCKETS.extend[-1]
     most_rows = max(key.num_rows for key in h200.BUCKETS.all)
     names = [("forward", key), ("sample", most_rows, MASKED_EVERYTHING), ("prompt_logprobs", key.num_tokens)]
@@ -175,7 +175,7 @@ def memory_plan(model: h200.Model, weights: int, num_devices: int) -> MemoryPlan
 
 
 def check(config: ModelConfig, step: Step, found: list[Collective], num_devices: int) -> None:
-    """That the programs exchange what the model of the cost says. Raises AssertionError."""
+    """Checks that the programs exchange what the calculation assumes. Raises AssertionError."""
     size = step.key.num_tokens * config.hidden_size * ITEM_BYTES
     sums = [Collective("all-reduce", size, 2 * config.num_layers + 1)] if num_devices > 1 else []
     pairs = [Collective("all-gather", 8 * num_devices * step.key.num_rows)] if num_devices > 1 else []
@@ -185,9 +185,9 @@ def check(config: ModelConfig, step: Step, found: list[Collective], num_devices:
 def main() -> None:
     arguments = sys.argv[1:]
     parser = argparse.ArgumentParser(prog="python -m bench.tp", description=__doc__)
-    parser.add_argument("--model", choices=MODELS, help="one of them only")
-    parser.add_argument("--devices", type=int, choices=COUNTS, help="one number only")
-    parser.add_argument("--output", type=Path, help="JSON file with every figure")
+    parser.add_argument("--model", choices=MODELS, help="measure only this model")
+    parser.add_argument("--devices", type=int, choices=COUNTS, help="measure only this number of devices")
+    parser.add_argument("--output", type=Path, help="JSON file for all figures")
     options = parser.parse_args(arguments)
     report = Report("bench.tp", arguments, options.output, device="none: compiled for H200s, times are modelled")
     for name, count in chosen(options):
@@ -198,7 +198,7 @@ def main() -> None:
 
 
 def chosen(options: Any) -> Iterator[tuple[str, int]]:
-    """Models and numbers of devices that were asked for; of what needs several devices, those."""
+    """The models and numbers of devices to measure. A model that needs several devices is measured only on these."""
     for name in [options.model] if options.model else MODELS:
         for count in [options.devices] if options.devices else COUNTS:
             if count > 1 or not MODELS[name].has_own_experts:

@@ -27,16 +27,16 @@ class Limits:
         choices: Values of one enum, or choices.
         positions: Places in the expanded grammar where a byte may stand; the size of the tables grows with them.
         transitions: Pairs of positions that may follow one another, where they are written out one by one.
-        char_states: States of one automaton over characters, which is made whole to combine patterns.
-        char_steps: Transitions of all such automata that one compilation makes, also of those that it throws away.
-        states: States of the byte automaton that texts have met.
+        char_states: States of one automaton over characters, which is built completely to combine patterns.
+        char_steps: Transitions of all such automata of one compilation, also of those that it drops.
+        states: States of the byte automaton, which are made when a text first needs them.
         stack: Rules that are open at once in a text.
         heads: Ways to read a text that are followed at once.
-        machine_bytes: Memory of states, frames and what finds them; at half of it those that nobody uses are forgotten.
+        machine_bytes: Memory of states, frames and their indexes. At half of it, those without a user are forgotten.
         mask_steps: Work for one mask, or to read one token, in the steps of `states.py`: a nanosecond or two each.
-        text_steps: Work for one text; what other texts had worked out before is free.
+        text_steps: Work for one text. Results that other texts have computed before are free.
         token_steps: Work that each token of a text adds to `text_steps`.
-        meter: What the parts of a compilation have used together; None where nothing is counted.
+        meter: What all parts of a compilation have used together; None if nothing is counted.
     """
 
     text_bytes: int = 1 << 20
@@ -75,7 +75,7 @@ class Account:
     """The work that was done for one text, and the tokens that pay for it.
 
     Attributes:
-        num_steps: The steps taken so far; what other texts had worked out before costs nothing.
+        num_steps: The steps taken so far. Results that other texts have computed before cost nothing.
         num_tokens: The most tokens that the text ever had.
     """
 

@@ -113,8 +113,8 @@ class _Batch[State]:
 
     Attributes:
         size: The number of runs.
-        run_one: Runs one.
-        num_workers: Runs under way at a time.
+        run_one: Runs the item with an index.
+        num_workers: The most runs under way at a time.
         progress_bar: Shows how many runs are done.
     """
 
@@ -248,7 +248,7 @@ def _pass_on(worker: asyncio.Task[None], done: Sequence[asyncio.Future[Any]]) ->
             error = worker.exception()
             assert error is not None
             future.set_exception(error)
-            future.exception()  # else the futures behind the first one warn that nobody read their error
+            future.exception()  # otherwise the futures behind the first one warn that their error was never read
 
 
 async def _each[State](states: Sequence[State]) -> AsyncIterator[State]:

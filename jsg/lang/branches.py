@@ -68,7 +68,7 @@ class ProgramStateGroup[S: Extendable]:
         return iter(self.states)
 
     def __iadd__(self, value: "Expr | str | Sequence[Expr | str] | Callable[[int], Expr | str]") -> Self:
-        if callable(value) and not isinstance(value, Expr):  # a symbol of a trace is callable, only to refuse the call
+        if callable(value) and not isinstance(value, Expr):  # a trace's symbol is callable to refuse the call
             values: Sequence[Expr | str] = [value(i) for i in range(len(self.states))]
         elif isinstance(value, Sequence) and not isinstance(value, str):
             values = value

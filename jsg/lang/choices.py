@@ -39,8 +39,8 @@ class ChoicesMethod:
 
     Attributes:
         name: Its name in `ir.Select`.
-        judge: Prefers one of the choices. It is given the scores and the name, and raises RequestError where it cannot
-            judge these choices.
+        judge: Gives the verdict for the scores and the name of the method. Raises RequestError where it cannot judge
+            these choices.
         needs_unconditional: Whether the choices must be scored by themselves as well.
         has_scores: Whether a choice may be drawn by its verdicts.
     """
@@ -183,7 +183,7 @@ def trie_logprobs(scored: ScoredChoices) -> list[float]:
 
 
 def _chances_to_go_on(trie: TokenTrie, logprobs: Mapping[int, float]) -> list[float]:
-    """Gives for each node how likely the model, once there, continues to the end of a choice below it."""
+    """Gives for each node the probability that the model, once there, continues to the end of a choice below it."""
     ends = set(trie.ends)
     chances = [0.0] * len(trie.children)
     for node in reversed(range(len(trie.children))):  # a node comes after its parent

@@ -68,7 +68,7 @@ def cond(
         otherwise: Does the same; None appends nothing.
 
     Raises:
-        ProgramError: `condition` is no such condition.
+        ProgramError: `condition` was not made by one of these functions.
     """
     _condition(condition)
     if isinstance(s, TracedState):

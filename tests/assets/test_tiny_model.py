@@ -1,4 +1,4 @@
-"""The embedded model: its files load as described, its split is honoured, and it scores what its README states."""
+"""The embedded model: its files load as described, its split is respected, and it scores as its README says."""
 
 import json
 import random

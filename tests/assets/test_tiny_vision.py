@@ -1,4 +1,4 @@
-"""The embedded model that takes pictures: its files are whole, its split is honoured, and it answers held-out cases."""
+"""The embedded vision model: its files are complete, its split is respected, and it answers held-out cases."""
 
 import json
 import random

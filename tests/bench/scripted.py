@@ -34,7 +34,7 @@ Script = Sequence[bytes | float | type[Cut]]
 
 
 class ScriptedServer:
-    """Plays one script for each request: bytes are one chunk each, numbers let so many seconds pass before it."""
+    """Plays one script for each request. Bytes are one chunk; a number is the seconds before the next chunk."""
 
     def __init__(self, scripts: dict[str, Script], clock: SharedClock, status: int = 200) -> None:
         self.bodies: list[dict[str, Any]] = []

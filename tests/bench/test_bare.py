@@ -1,4 +1,4 @@
-"""The bare step does the work that its name says: the packed arrays are those the engine would send."""
+"""The bare step does the same work as the engine: the packed arrays are those that the engine would send."""
 
 import dataclasses
 import pathlib
@@ -34,7 +34,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> BareStep:
 
 
 def batches(prompt_len: int, count: int) -> list[tuple[Batch, np.ndarray]]:
-    """What a scheduler plans for `count` equal requests: their prefill, then a decode step; and its page table."""
+    """The scheduler's plan for `count` equal requests (their prefill, then a decode step), and its page table."""
     allocator = PageAllocator(MAX_ROWS * CONTEXT_LEN)
     config = SchedulerConfig(
         context_length=CONTEXT_LEN,

@@ -1,4 +1,4 @@
-"""The bench of several engines, in the part that needs none."""
+"""`bench.data_parallel`, in the part that needs no engine."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""The parts of `bench.device` for experts, kernels in 8 bits and images: what they time, they compare first.
+"""The parts of `bench.device` for experts, 8-bit kernels and images: they check a result before they time it.
 
 In each fast test some results are wrong and others right, so that it sees both sides; all results are right in the slow
 tests.

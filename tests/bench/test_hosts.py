@@ -1,4 +1,4 @@
-"""`bench.hosts`, with little to measure."""
+"""`bench.hosts` runs, with few steps."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def test_what_sending_costs(tmp_path: Path):
 
 @pytest.mark.slow
 def test_steps_of_two_hosts(tmp_path: Path):
-    """In a process of its own: JAX cannot be joined to other hosts once it has started."""
+    """It runs in a separate process, because JAX cannot join other hosts after it has started."""
     output = tmp_path / "hosts.json"
     subprocess.run([sys.executable, "-c", OVERLAP, str(output)], env=os.environ | {"JAX_PLATFORMS": "cpu"}, check=True)
     step, sent, early = json.loads(output.read_text())["figures"]

@@ -55,7 +55,7 @@ def test_the_serial_form_waits_for_each_branch():
 
 
 class Meeting(NullBackend):
-    """Gens wait until so many of them have met; those that come later pass."""
+    """Gens wait until a number of them wait. Later gens pass without a wait."""
 
     def __init__(self, size: int):
         super().__init__()
@@ -202,7 +202,7 @@ def raw(name: str) -> ModuleType:
 @pytest.mark.slow
 @pytest.mark.usefixtures("examples")
 def test_raw_forms_find_what_the_examples_find():
-    """What is compared by length does the same."""
+    """Programs whose lengths are compared have the same results."""
     openai = pytest.importorskip("openai")
     from bench.served import served
 

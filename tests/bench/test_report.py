@@ -1,4 +1,4 @@
-"""What a run leaves behind: complete after every figure, and free of this machine's paths."""
+"""The report of a run: it is complete after every figure, and has no paths of this machine."""
 
 import json
 import pathlib

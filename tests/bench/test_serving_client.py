@@ -32,7 +32,7 @@ def usage(prompt: int, completion: int, **details) -> dict:
 
 
 def ask(api: str, script: Script, *, status: int = 200, said: tuple = ("hello",), **knobs) -> tuple[Outcome, dict]:
-    """What the client makes of a script, and the body that it sent."""
+    """The client's outcome for a script, and the body that it sent."""
     dialect = DIALECTS[api]
 
     async def run() -> tuple[Outcome, dict]:

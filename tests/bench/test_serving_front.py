@@ -1,4 +1,4 @@
-"""What measures the front. The figures are in docs/performance.md: a test that asks for a speed fails by chance."""
+"""`bench.front` runs. Its figures are in docs/performance.md, because a test that checks a speed fails by chance."""
 
 import pytest
 

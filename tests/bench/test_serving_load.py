@@ -1,4 +1,4 @@
-"""What the load generator sends and when; and all of it against the real front."""
+"""What the load generator sends, and when. One test runs all of it against the real front."""
 
 import asyncio
 import dataclasses

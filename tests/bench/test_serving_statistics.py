@@ -1,4 +1,4 @@
-"""Figures against numbers worked out by hand."""
+"""The figures of the load generator, against numbers that were calculated by hand."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The soak: what it sends, that it notices what it is there to notice, and the soak itself."""
+"""The soak: what it sends, that it finds every kind of wrong answer, and a short soak."""
 
 import asyncio
 import collections

@@ -1,4 +1,4 @@
-"""The clock of `jsg serve`, on a real server; and what it makes of the notes of processes."""
+"""`bench.start` on a real server, and how it reads the records of the processes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What `bench.tp` reads of a compiled program, and what it makes of it."""
+"""What `bench.tp` reads from a compiled program, and what it calculates from that."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""The tree as plain data: true, cut off from below, and without a token or a namespace in it."""
+"""The tree as plain data: it is correct, limited in depth, and shows no token and no namespace."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the oracles share: schemas of the public suites, random texts, and `jsonschema` told to be exact."""
+"""What the oracles share: schemas of the public suites, random texts, and `jsonschema` with exact numbers."""
 
 import decimal
 import functools
@@ -27,7 +27,7 @@ ORDERS = ("declared", "free")
 
 
 def maskbench(data: pathlib.Path, share: int = 1, start: int = 0) -> list[scoreboard.Case]:
-    """Every so many of the schemas that have instances."""
+    """Every n-th of the schemas that have instances."""
     return list(scoreboard.maskbench(data))[start::share]
 
 

@@ -1,4 +1,4 @@
-"""Grammars read the slow and obvious way, straight from their expressions: what the automaton is tested against."""
+"""A slow and obvious reader of grammars, straight from their expressions. The automaton is tested against it."""
 
 import itertools
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class NaiveGrammar:
         return {byte for byte in alphabet if self.is_viable(text + bytes([byte]))}
 
     def forced_run(self, text: bytes, alphabet: bytes, longest: int) -> bytes:
-        """What must come after the text, up to so many bytes: nothing else may, and the text may not end."""
+        """The forced bytes after the text, up to a number: nothing else may come, and the text may not end."""
         run = b""
         while len(run) < longest and not self.matches(text + run):
             following = self.next_bytes(text + run, alphabet)

@@ -1,7 +1,7 @@
 """A slow and plain machine: the interface of `jsg.constrained.run.machine.Machine`, straight from the expressions.
 
-A way to read a text is a stack of what is left to match. Reading a byte takes the stacks apart until each begins with a
-byte. Grammars must not be left-recursive, and every rule must match something.
+A way to read a text is a stack of the expressions that are left to match. To read a byte, the machine expands the
+stacks until each begins with a byte. Grammars must not be left-recursive, and every rule must match something.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ Ways = frozenset[tuple[frozenset[int], Stack]]
 
 
 class _Item(NamedTuple):
-    """What is left of an expression.
+    """The part of an expression that is left to match.
 
     `expr` is the number of the expression in the machine's table. The rest depends on its kind: bytes that were read of
     a literal; items of a repeat or a bag that were read, and bits of those that may stand only once; the state of an

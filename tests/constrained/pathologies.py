@@ -1,4 +1,4 @@
-"""Grammars that are written to cost much, and what becomes of each: an answer, or a refusal that names its reason.
+"""Grammars that are written to be expensive, and the result of each: an answer, or a refusal with its reason.
 
 `python -m tests.constrained.pathologies` works through all of them in one process and says how much memory that took.
 """
@@ -41,12 +41,12 @@ class Pathology(NamedTuple):
     order: PropertyOrder = "declared"
 
     def spec(self) -> GrammarSpec:
-        """What it compiles from. Raises GrammarError where that is refused as it is read."""
+        """The specification to compile. Raises GrammarError if reading it is refused."""
         return GrammarSpec(self.kind, self.text, property_order=self.order)
 
 
 class Cost(NamedTuple):
-    """What a grammar took.
+    """The cost of a grammar.
 
     Attributes:
         compile_work: To make its tables, as `work` counts; None where that was not counted.

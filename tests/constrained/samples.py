@@ -43,7 +43,7 @@ INTEGER = seq(optional(literal("-")), alt(literal("0"), Seq((ByteSet(((0x31, 0x3
 
 
 def string(min_chars: int = 0, max_chars: int | None = None) -> Expr:
-    """A string of JSON of so many characters."""
+    """A JSON string of this number of characters."""
     return seq(literal('"'), Repeat(CHAR, min_chars, max_chars), literal('"'))
 
 
@@ -88,7 +88,7 @@ def bag_grammar() -> Grammar:
 
 
 def text_grammar() -> Grammar:
-    """Whole characters of any kind but line breaks, as many as one likes."""
+    """Any number of characters, except line breaks."""
     ascii_chars = ByteSet(((0x00, 0x09), (0x0B, 0x7F)))
     return Grammar("root", {"root": Repeat(alt(ascii_chars, MULTIBYTE), 0, None)})
 

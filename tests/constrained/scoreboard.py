@@ -1,4 +1,4 @@
-"""How the schemas of two public suites fare: what compiles, and what the compiled grammars accept.
+"""The results for the schemas of two public suites: which of them compile, and what their grammars accept.
 
 `python -m tests.constrained.scoreboard DATA` prints the tables; with `--write` it renews `scoreboard.json` beside this
 file, which `test_scoreboard.py` compares with. A schema passes when it compiles, accepts every valid instance and
@@ -46,7 +46,7 @@ KEYWORDS = (
 
 
 class Verdict(enum.StrEnum):
-    """What became of a schema. The first that is true of it."""
+    """The result for a schema: the first of these that is true."""
 
     CRASH = "crash"
     TIMEOUT = "timeout"
@@ -121,7 +121,7 @@ def cases(data: pathlib.Path) -> Iterator[Case]:
 
 @contextlib.contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError inside the block after so many seconds of CPU."""
+    """Raises TimeoutError inside the block after this number of CPU seconds."""
 
     def expire(*_: object) -> None:
         raise TimeoutError

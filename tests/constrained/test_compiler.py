@@ -1,4 +1,4 @@
-"""From the five kinds of grammar to masks, and what does not get there."""
+"""The five kinds of grammar, from their text to masks, and the refusals on the way."""
 
 import logging
 import subprocess

@@ -1,4 +1,4 @@
-"""EBNF: what is read, what is refused and how it is said, and that rewriting changes no language."""
+"""EBNF: what is read, what is refused with which message, and that rewriting never changes the language."""
 
 import itertools
 import random

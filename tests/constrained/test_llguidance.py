@@ -1,8 +1,8 @@
 """llguidance as a second opinion: every mask along a document, over tekken's 131 072 tokens.
 
-Where the two differ, each single token must fall into a class that is known, and the class is decided by evidence (what
-llguidance says of the same text spelled otherwise), not by the look of the schema. No token may be llguidance's alone,
-but for three narrowings that are ours on purpose; see `Theirs`.
+Where the two differ, each single token must belong to a known class of differences. Evidence decides the class (what
+llguidance says about the same text in another spelling), and not the schema. Only three restrictions, which jsg has on
+purpose, may forbid a token that llguidance allows; see `Theirs`.
 """
 
 import collections

@@ -1,4 +1,4 @@
-"""What `jsg grammar check` says beside what its own test reads on the terminal."""
+"""The report of `jsg grammar check`, beyond what `tests/test_grammar_command.py` reads on the terminal."""
 
 import json
 

@@ -1,7 +1,8 @@
 """Valid values written in several ways and cut into tokens in many: each token must be allowed.
 
-Values that are not valid must be stopped. A text is cut by the tokenizer's own encoder, byte by byte, greedily, and at
-random; over byte-level BPE and over sentencepiece with byte fallback, where single bytes have two tokens.
+Values that are not valid must be refused. A text is divided into tokens by the tokenizer's own encoder, byte by byte,
+greedily, and at random. The tokenizers are byte-level BPE, and sentencepiece with byte fallback, in which single bytes
+have two tokens.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Stop patterns against Python's `re` at every character, and `regex` for what may still become a match."""
+"""Stop patterns against Python's `re` at every character, and against `regex` for partial matches."""
 
 import gc
 import random

@@ -1,4 +1,4 @@
-"""What a grammar says of whole texts, for tests."""
+"""Asks a grammar about whole texts, for tests."""
 
 import dataclasses
 

@@ -39,14 +39,14 @@ class Token(NamedTuple):
 
 
 class Series(NamedTuple):
-    """What is known of the samples of one name: which values each label has, and whether they only grow."""
+    """The samples of one name: the values of each label, and whether the samples only grow."""
 
     labels: Mapping[str, Set[str]]
     is_counter: bool
 
 
 class Vector(NamedTuple):
-    """What an expression gives: the labels of its samples; None for a number."""
+    """The result of an expression: the labels of its samples; None for a number."""
 
     labels: frozenset[str] | None
     is_bucket_rate: bool = False

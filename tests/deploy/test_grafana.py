@@ -77,7 +77,7 @@ class TestDashboard:
             assert label in labels, f"{title}: the legend names {label}, the query gives {sorted(labels)}"
 
     def test_every_metric_of_ours_is_shown(self, known: Known):
-        """What is counted is there to be looked at."""
+        """Every metric appears on the dashboard."""
         shown = {token.text for _, target in TARGETS for token in tokens_of(target["expr"]) if token.kind == "name"}
         stems = {re.sub("(_bucket|_sum|_count)$", "", name) for name in shown}
         names = set(known._result.samples)

@@ -43,7 +43,7 @@ def taught_core_of(lettered_model: pathlib.Path, compile_cache_dir: str) -> Iter
 
 @pytest.fixture(scope="session")
 def alone(core_of: Cores) -> Alone:
-    """What a request of `small.traffic` gives by itself in deterministic mode; found once."""
+    """The answer of a request of `small.traffic` by itself in deterministic mode. Each is computed once."""
 
     def find(request: Request) -> small.Outcome:
         return small.alone(core_of(**small.DETERMINISTIC, disable_radix_cache=True), request)

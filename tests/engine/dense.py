@@ -1,4 +1,4 @@
-"""A Llama in float64 numpy, whole sequences at once: who sees whom is a mask, and where tokens stand is a list."""
+"""A Llama in float64 numpy for whole sequences. A mask says which tokens see which; a list has their positions."""
 
 import json
 import pathlib

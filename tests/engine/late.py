@@ -107,7 +107,7 @@ class LateExecutables(Executables):
 
 
 def _identity(fn: Callable[..., Any]) -> Hashable:
-    """What its trace depends on besides arguments: what it is bound to, and the model if it runs that."""
+    """What its trace depends on beside its arguments: the values that it is bound to, and the model if it runs one."""
     bound: tuple[Hashable, ...] = ()
     if isinstance(fn, functools.partial):
         for value in fn.args:

@@ -58,7 +58,7 @@ def teach(core: EngineCore) -> EngineCore:
 
 @dataclasses.dataclass
 class Outcome(small.Outcome):
-    """What is said of a request with a grammar."""
+    """The result of a request with a grammar."""
 
     kept_mass: list[float] = dataclasses.field(default_factory=list)
     num_forced: int = 0

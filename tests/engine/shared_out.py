@@ -1,4 +1,4 @@
-"""Answers of engines whose model several devices share, given by processes of their own: see `parallel_answers.py`."""
+"""Answers of engines whose model several devices share. They run in separate processes; see `parallel_answers.py`."""
 
 import dataclasses
 import pathlib
@@ -21,7 +21,7 @@ def answers(runs: list[Run]) -> list[Answer]:
 
 @dataclasses.dataclass(frozen=True)
 class SharedOut:
-    """What a small model answers to a few requests on one device and on two, and the run that gave it."""
+    """The answers of a small model to a few requests on one device and on two, and the run that gave them."""
 
     run: Run
     by_count: dict[int, Answer]

@@ -55,7 +55,7 @@ def text_of(core: EngineCore, outcome: Outcome) -> bytes:
 
 
 def check_matches(core: EngineCore, each: Request, outcome: Outcome) -> None:
-    """What ended by itself matches the grammar."""
+    """Checks that answers which ended by themselves match the grammar."""
     if each.sampling.grammar is None or outcome.finish is None or each.sampling.stop_token_ids:
         return
     assert outcome.finish.type is not FinishType.ERROR

@@ -104,7 +104,7 @@ def test_without_a_limit_nobody_is_refused(core: EngineCore, monkeypatch: pytest
 
 
 def raising_for_the_bad(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, but for requests of `BAD_SEED`, found anywhere in its arguments."""
+    """The function, which raises instead if a request with `BAD_SEED` is anywhere in its arguments."""
 
     def is_bad(argument: object) -> bool:
         argument = getattr(argument, "running", argument)

@@ -1,4 +1,4 @@
-"""Outputs that come together: nothing is lost, the first comes at once, and no wait is long."""
+"""Outputs that are sent together: none is lost, the first one is sent at once, and no wait is long."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Holds in a real engine: what is held is found by the requests that come later, and never in their way."""
+"""Holds in a real engine: later requests find the held prefix, and it never keeps them from running."""
 
 from collections.abc import Callable
 

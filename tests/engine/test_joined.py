@@ -231,7 +231,7 @@ def test_a_jump_gives_what_positions_give(core_for: Callable[..., EngineCore], m
 
 
 def test_what_is_written_behind_a_jump_is_found_again(core_for: Callable[..., EngineCore]):
-    """Of a prompt that ends in one, with and without new tokens."""
+    """The prompt ends in a jump, with and without new tokens."""
     core, tokens, jumps = core_for(**small.DETERMINISTIC), random_tokens(np.random.default_rng(9), 12), ((12, 20),)
     for count in (0, 6):
         first = small.run(core, [(0, plain("first", tokens, count, position_jumps=jumps))])["first"]

@@ -1,4 +1,4 @@
-"""`--kv-cache-dtype`: a pool of 8-bit floats takes a quarter of the room, and answers change by its rounding only."""
+"""`--kv-cache-dtype`: a pool of 8-bit floats takes a quarter of the memory, and answers change only by its rounding."""
 
 import pathlib
 

@@ -1,7 +1,7 @@
 """Mixtral through the engine: its answers are those of Hugging Face, whatever runs beside it.
 
-What a token's experts make of it must not depend on the tokens beside it, though all of a step are sorted by expert
-together and no step has the same groups as another.
+The result of a token's experts must not depend on the other tokens of the step, although all tokens of a step are
+sorted by expert and every step has other groups.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The check of a step against the device: what a step must cost, what is timed, and that nothing is harmed by it."""
+"""The check of a step against the device: a step's least cost, what is timed, and that the check changes nothing."""
 
 import dataclasses
 import functools
@@ -118,7 +118,7 @@ def test_nothing_is_harmed(core: EngineCore):
 
 
 def test_the_timed_step_reads_what_it_says(core: EngineCore, steps: DecodeSteps):
-    """Every row has pages of its own, all of them of the pool and none the dump page."""
+    """Every row has different pages. All are in the pool, and none is the page for padding."""
     key = steps.keys()[-1]
     pages = steps._pages(key.num_rows, steps.context(key) + 1)
     used = pages[1 : key.num_rows + 1, : steps.context(key) + 1]

@@ -1,4 +1,4 @@
-"""Whether two answers of one request agree, but for near-ties: programs of two shapes differ in their last bits."""
+"""Compares two answers of one request, which may differ at near-ties: two shapes differ in the last bits."""
 
 import math
 

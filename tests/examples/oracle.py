@@ -24,7 +24,7 @@ SHOWN = {"color": "blue", "shape": "star", "place": "top right"}
 
 
 def told(text: str, fact: str) -> str:
-    """What a person has said of themselves last."""
+    """The last thing that a person has said about themselves."""
     return re.findall(FACTS[fact], text)[-1]
 
 
@@ -70,7 +70,7 @@ ANSWERS: dict[str, Any] = {
 
 
 def answer(prompt: str, gen: Gen | None = None) -> str:
-    """What comes behind a prompt, in which the answer may have begun."""
+    """The continuation of a prompt, in which the answer may have begun."""
     if "[user]" not in prompt:
         return f" {OPPOSITES[prompt.split()[-2]]}"
     question = prompt.rpartition("[user]")[2].partition("[/user]")[0].strip()

@@ -1,4 +1,4 @@
-"""What was recorded of a variant, and how far from it something is."""
+"""Reads the record of a variant, and computes how far results are from it."""
 
 import json
 from typing import Any

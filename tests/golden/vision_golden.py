@@ -15,7 +15,7 @@ from tests.models.paged import load_directory
 
 
 class VisionGolden(Recorded):
-    """What was recorded, and the same prompt encoded here."""
+    """The record, and the same prompt encoded here."""
 
     def __init__(self, variant: str, directory: Path):
         super().__init__(variant)

@@ -116,7 +116,7 @@ def count_tiles(variant: str, item: tuple[int, int] | int) -> int:
 
 
 def inputs_of(variant: str, pixels: list[np.ndarray]) -> dict[str, torch.Tensor]:
-    """What a forward pass is given beside the tokens."""
+    """The inputs of a forward pass beside the tokens."""
     items = list(zip(ITEMS[variant], map(torch.from_numpy, pixels), strict=True))
     images = [(size, tiles) for size, tiles in items if not isinstance(size, int)]
     media = {"pixel_values": torch.cat([tiles for _, tiles in images])}

@@ -31,7 +31,7 @@ def llama(num_layers: int = LLAMA_8B["num_hidden_layers"]) -> model.Model:
 
 
 def check_forward(program: Program, of: model.Model) -> None:
-    """What holds for every step: pools and table in place, one graph, kernels that an H200 can launch."""
+    """Checks what holds for every step: pools and table in place, one graph, kernels that an H200 can launch."""
     assert program.aliased_bytes >= of.donated_bytes
     pools = [of.layer_elements] if of.vision is None else [of.layer_elements, of.vision.size]
     assert program.makers_of(min(pools)) <= IN_PLACE

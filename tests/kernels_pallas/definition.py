@@ -1,7 +1,7 @@
 """A kernel for attention in interpret mode, and what its result must equal.
 
-What takes the time of these tests is to compile: each program takes about a second. So batches of one model are made
-into arrays of one shape, whose rest is padding, and share a program.
+Most of the time of these tests is compilation, about a second for each program. So batches of one model are padded to
+arrays of one shape, and share a program.
 """
 
 import dataclasses
@@ -100,7 +100,7 @@ def check(
 def check_arrays(
     kernel: Callable[..., Attended], case: cases.Case, arrays: cases.Arrays, sizes: Any, dtype: str = "float32"
 ) -> None:
-    """What `check` does, of a batch that is already made."""
+    """Does the same as `check` for a batch that is already made."""
     found = attend(kernel, case, arrays, sizes)
     assert found.out.dtype == jnp.dtype(dtype)
     num_real = len(arrays.expected)

@@ -1,4 +1,4 @@
-"""Which implementation an op runs: what the device has a kernel for, and for attention by what a step holds."""
+"""Which implementation an op runs. That depends on the kernels of the device and, for attention, on the step."""
 
 import dataclasses
 from typing import Any

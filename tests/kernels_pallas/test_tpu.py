@@ -1,4 +1,4 @@
-"""JAX's TPU kernel behind our op: its numbers in TPU interpret mode, and its lowering for a TPU, which none is here."""
+"""JAX's TPU kernel behind our op: its results in TPU interpret mode, and its lowering for a TPU, which needs no TPU."""
 
 import dataclasses
 import functools

@@ -43,6 +43,6 @@ def engine(compile_cache_dir: str) -> Iterator[jsg.Engine]:
 
 @pytest.fixture(scope="package")
 def runtime() -> Iterator[Runtime]:
-    """A server in a process of its own. A test that counts cached tokens flushes its cache first."""
+    """A server in a separate process. A test that counts cached tokens flushes its cache first."""
     with Runtime(**SMALL, served_model_name="small") as runtime:
         yield runtime

@@ -33,7 +33,7 @@ def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
 
 
 async def said(session: TokenSession, **args: Any) -> str:
-    """What a gen says; its pieces put together."""
+    """The text of a gen, from all of its pieces."""
     pieces = [piece async for piece in session.generate(Gen("x", SamplingArgs(**args)))]
     assert pieces[-1].meta is not None
     assert all(piece.meta is None for piece in pieces[:-1])
@@ -147,7 +147,7 @@ class FakeModel:
 
 
 def scored_answer(prompt: Prompt, tokenizer: Tokenizer, next_logprobs: NextLogprobs) -> Answer:
-    """What an engine says of a request that scores its prompt, or what may follow it."""
+    """The engine's output for a request that scores its prompt, or the tokens that may follow it."""
     (request,) = prompt.requests(0)
     ids = request.input_ids
     answer = Answer(request, tokenizer)

@@ -34,7 +34,7 @@ class Gate:
         self._opened.set_result(None)
 
     def wait_reached(self, count: int = 1, timeout: float = 30.0) -> None:
-        """Blocks until so many have come to the gate."""
+        """Blocks until this number of calls wait at the gate."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._num_reached >= count, timeout):
                 raise TimeoutError(f"{self._num_reached} of {count} came to the gate")

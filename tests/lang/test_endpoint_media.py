@@ -1,4 +1,4 @@
-"""Pictures of programs on a jsg server: what goes over the wire, and what the model is shown."""
+"""Pictures of programs on a jsg server: what is sent, and what the model sees."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""Programs on a real server over a real socket: what is computed once is computed once, and what ends frees it."""
+"""Programs on a real server over a real socket: common text is computed once, and ended programs free all."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Graphs that run: they say what the interpreted program says, wherever and in whatever order they run."""
+"""Graphs that run: their results are those of the interpreted program, wherever and in whatever order they run."""
 
 import asyncio
 import contextlib

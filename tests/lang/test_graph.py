@@ -1,4 +1,4 @@
-"""Graphs as text, drawings and JSON, and what is refused of JSON that came from somewhere."""
+"""Graphs as text, drawings and JSON, and which JSON from outside is refused."""
 
 import copy
 import json

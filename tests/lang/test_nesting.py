@@ -57,7 +57,7 @@ def sent(before, branch, mode):
 
 
 def fault(error, run):
-    """What is wrong, or None."""
+    """The error, or None."""
     try:
         run()
     except error as caught:

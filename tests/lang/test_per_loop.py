@@ -30,7 +30,7 @@ def things() -> PerLoop[Thing]:
 
 
 async def others_end() -> None:
-    """What the loop was given before has been done."""
+    """Waits until all other tasks of the loop have ended."""
     await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
 
 

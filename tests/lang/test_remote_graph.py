@@ -1,4 +1,4 @@
-"""Graphs that a server is sent: what the client makes of its answers."""
+"""Graphs that are sent to a server: how the client reads its answers."""
 
 import asyncio
 import json

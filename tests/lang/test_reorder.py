@@ -1,4 +1,4 @@
-"""What a graph saves: streams run side by side, prefixes are given back early, unordered parts stand in good order."""
+"""What a graph saves: streams run side by side, prefixes are released early, and unordered parts are sorted."""
 
 import pytest
 
@@ -13,7 +13,7 @@ LONG = "This is a long instruction, of the kind that stands before every questio
 
 
 def outcome(program, items=None, **arguments):
-    """What a run, or a batch, asked for, and what it said."""
+    """The calls of a run or a batch, and its results."""
     where = CountingBackend()
     compiled = program.compile()
     states = compiled.run_batch([arguments] if items is None else items, backend=where)

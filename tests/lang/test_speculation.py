@@ -1,4 +1,4 @@
-"""API speculation on a text API: fewer calls, and never another result than calls of their own would give."""
+"""API speculation on a text API: fewer calls, and always the result that separate calls would give."""
 
 import asyncio
 import dataclasses

@@ -118,7 +118,7 @@ class Spoken:
 
 
 def speak(toy: Toy, prompt: str, max_tokens: int, stops: Sequence[str], allowed: Callable[[str], bool]) -> Spoken:
-    """What a model's greedy continuation is, cut at the first stop."""
+    """A model's greedy continuation, cut at the first stop."""
     tokens: list[tuple[str, float, list[tuple[str, float]]]] = []
     text = ""
     while len(tokens) < max_tokens:
@@ -467,7 +467,7 @@ def _openai_failure(fault: Fault) -> Response:
 
 
 def _anthropic_refusal(body: dict[str, Any]) -> str | None:
-    """What the real API refuses, as far as programs may run into it."""
+    """The refusals of the real API that programs may meet."""
     messages = body["messages"]
     if not messages or messages[0]["role"] != "user":
         return "messages: first message must use the user role"
@@ -497,7 +497,7 @@ def _named(event: dict[str, Any]) -> str:
 
 @dataclasses.dataclass
 class Written:
-    """What came of one gen."""
+    """The result of one gen."""
 
     pieces: list[str]
     meta: dict[str, Any]

@@ -39,7 +39,7 @@ def leaves(model: nnx.Module) -> list[tuple[str, jax.Array]]:
 
 
 def shards(leaf: jax.Array) -> list[Any]:
-    """What each device holds, in their order."""
+    """The shard on each device, in the order of the devices."""
     return sorted(leaf.addressable_shards, key=lambda shard: shard.device.id)
 
 

@@ -1,4 +1,4 @@
-"""What `jsg convert` writes: the same model, cut for devices, readable by orbax; or nothing."""
+"""What `jsg convert` writes: the same model, divided for devices and readable by orbax, or nothing at all."""
 
 import collections
 import concurrent.futures
@@ -258,7 +258,7 @@ def test_nothing_is_left_of_what_failed(tmp_path, progress, error, message):
 
 
 class Ended(BaseException):
-    """What a test's signal handler raises."""
+    """The exception of a test's signal handler."""
 
 
 def end(number: int, frame: object) -> None:

@@ -1,4 +1,4 @@
-"""What loading a model asks of `malloc`, and that it is over afterwards: `malloc` is asked, in a process of its own.
+"""The settings of `malloc` during the loading of a model, and that they end with it, in a separate process.
 
 Faults of pages would tell the same only where the heap is warm, and differently for each kind of huge pages.
 """

@@ -41,7 +41,7 @@ def load(directory: Path, **options) -> None:
 
 
 def read_all(directory: Path) -> None:
-    """What a load does, without the model."""
+    """Reads all tensors as a load does, without a model."""
     with open_checkpoint(directory) as checkpoint:
         for name, _, _ in checkpoint.stored():
             checkpoint.read(name)

@@ -1,4 +1,4 @@
-"""Kernels in 8 bits: what each number becomes, which parameters it goes for, and how little the answers change."""
+"""Kernels in 8 bits: what each number becomes, which parameters are quantised, and how little the answers change."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""Chat templates of the ways in which published models write turns; each is small, and its model's in what matters."""
+"""Small chat templates that write turns in the ways of published models."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Words for pictures in the key of the radix tree: only what the model is shown alike may share them."""
+"""Words for pictures in the key of the radix tree: two pictures share them only if the model sees the same."""
 
 import dataclasses
 import itertools

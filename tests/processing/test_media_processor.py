@@ -81,7 +81,7 @@ def _processor(directory, fields: dict, name: str = "preprocessor_config.json", 
 
 
 def _theirs(cls, fields: dict, image: np.ndarray) -> np.ndarray:
-    """What Hugging Face makes of it: [tiles, 3, side, side]."""
+    """The tiles of Hugging Face's processor: [tiles, 3, side, side]."""
     arguments = {name: value for name, value in fields.items() if not name.endswith("_type")}
     pixels = cls(**arguments)(pillow.fromarray(image), return_tensors="np")["pixel_values"]
     return pixels[0] if pixels.ndim == 5 else pixels

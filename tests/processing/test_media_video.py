@@ -1,4 +1,4 @@
-"""Files of videos, made here by PyAV: what is there is shown, whatever the file says of itself."""
+"""Files of videos, made here by PyAV: the frames that exist are shown, whatever the file's header says."""
 
 import io
 import itertools

@@ -1,4 +1,4 @@
-"""Calls of tools in a text: found whole and piece by piece alike, and nothing else taken for one."""
+"""Calls of tools in a text: the same calls are found in a whole text and piece by piece, and nothing else."""
 
 import dataclasses
 import itertools
@@ -183,7 +183,7 @@ def test_all_who_name_dialects_name_the_same() -> None:
 
 
 def scan(text: str) -> str:
-    """What the scanner says of a text: "whole", "more" is needed, or "wrong"."""
+    """The scanner's verdict on a text: "whole", "more" is needed, or "wrong"."""
     scanner = JsonScanner()
     for i, char in enumerate(text):
         step = scanner.push(char)

@@ -366,7 +366,7 @@ def check_groups(batch: Batch, table: RequestTable) -> None:
 
 @dataclasses.dataclass
 class Answer:
-    """What a client has seen of one request."""
+    """The part of a request's answer that its client has seen."""
 
     request: Request
     arrival: int

@@ -1,4 +1,4 @@
-"""The bound on waiting: who is passed too often goes to the head, whatever is in its way."""
+"""The bound on waiting: a request that was bypassed too often goes to the head of the queue."""
 
 import dataclasses
 

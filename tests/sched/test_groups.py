@@ -201,7 +201,7 @@ def make_request(rid: str, tokens: tuple[int, ...], max_new: int = 8) -> Request
 
 
 def shared_by(engine: SimulatedEngine) -> list[tuple[set[str], int]]:
-    """Who shares how many tokens in the step that was planned last."""
+    """Which requests share how many tokens in the last planned step."""
     batch = engine.batches[-1]
     rids = [entry.running.request.rid for entry in batch.entries]
     return [({rids[member] for member in group.members}, group.num_tokens) for group in batch.groups]

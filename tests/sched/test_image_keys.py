@@ -1,4 +1,4 @@
-"""Images in the scheduler: what is cached of them, what is encoded when, and what has room in the vision pool."""
+"""Images in the scheduler: what is cached, when images are encoded, and what has room in the vision pool."""
 
 import dataclasses
 import hashlib

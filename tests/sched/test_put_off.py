@@ -1,4 +1,4 @@
-"""Steps that do not sample some of their requests after all: on a simulated device, everybody gets the same answer."""
+"""Steps that leave out the sampling of some requests: on a simulated device, every answer stays the same."""
 
 import dataclasses
 import random

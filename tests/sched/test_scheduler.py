@@ -1,4 +1,4 @@
-"""What the scheduler decides in cases small enough to say it beforehand."""
+"""The decisions of the scheduler in cases so small that they are known beforehand."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""Random traffic on the scheduler with a simulated device: whatever is scheduled, everybody gets the same answer."""
+"""Random traffic on the scheduler with a simulated device: however requests are scheduled, every answer is the same."""
 
 import dataclasses
 import random

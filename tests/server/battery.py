@@ -1,4 +1,4 @@
-"""What sends bad input of every kind to a server, and shows that nobody else notices.
+"""Sends bad input of every kind to a server, and checks that no other request notices.
 
 While the tests of a file run a stream goes on beside them; at the end it must have every token, in the same processes,
 with memory flat.
@@ -153,7 +153,7 @@ def error_of(path: str, response: httpx.Response) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def firing(server: ServerProcess, tokenizer_dir: Path) -> Iterator[Battery]:
-    """A battery at a server around the scripted engine, and at its end the proof that nobody else noticed."""
+    """A battery against a server with the scripted engine. At its end it checks that no other request noticed."""
     made = Battery(server)
     for path, body in VALID.items():
         made.post(path, body)
@@ -164,7 +164,7 @@ def firing(server: ServerProcess, tokenizer_dir: Path) -> Iterator[Battery]:
 
 @contextlib.contextmanager
 def unnoticed(battery: Battery, directory: Path, prompt: dict[str, Any], tokens: list[int]) -> Iterator[None]:
-    """Checks at its end that nobody else noticed what the battery sent meanwhile.
+    """Checks at its end that no other request noticed what the battery sent meanwhile.
 
     Args:
         battery: At a server that has answered once whatever takes memory for good.
@@ -221,7 +221,7 @@ class Stream:
 
 
 def engine_pid(server: ServerProcess) -> int:
-    """Of the child of the front that runs the step loop."""
+    """The process id of the front's child that runs the step loop."""
     front = server.process.pid
     children = Path(f"/proc/{front}/task/{front}/children").read_text().split()
     [pid] = [

@@ -74,7 +74,7 @@ def make_server(tokenizer_dir: Path) -> ServerMaker:
 
 @pytest.fixture(scope="session")
 def make_process(tokenizer_dir: Path) -> ProcessMaker:
-    """The same in processes, where a process is what is tested: its signals, its exit, its streams, its memory."""
+    """Makes servers in processes, for tests of the process itself: its signals, its exit, its streams, its memory."""
 
     def make(
         *,
@@ -134,7 +134,7 @@ def process_server(make_process: ProcessMaker) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="session")
 def mixed_run(make_server: ServerMaker, tmp_path_factory: pytest.TempPathFactory) -> MixedRun:
-    """What clients, metrics and the log say of sixty requests of all kinds."""
+    """Sixty requests of all kinds, as clients, metrics and the log saw them."""
     log = tmp_path_factory.mktemp("mixed") / "log"
     with make_server(request_log=log) as server:
         seen = a_mixed_run(server.http)

@@ -17,7 +17,7 @@ def quiet(result: Scrape) -> bool:
 
 
 class Seen:
-    """What the clients of a run were told."""
+    """The answers that the clients of a run got."""
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
@@ -62,7 +62,7 @@ class Client:
         return seen
 
     def generate(self, prompt: list[int], *, stream: bool, abort_after: int | None = None) -> Seen:
-        """Native; with `abort_after` its client aborts it when it has seen so many tokens, and reads to the end."""
+        """A request of `/generate`. With `abort_after` its client aborts it after that many tokens, and reads on."""
         rid = "-".join(map(str, prompt))
         body = {"input_ids": prompt, "rid": rid, "stream": stream, "sampling_params": {"max_new_tokens": 30}}
         if abort_after is not None:
@@ -82,7 +82,7 @@ class Client:
         return self._native(last, response)
 
     def leave(self, prompt: list[int], *, after: int) -> Seen:
-        """Leaves when it has seen so many tokens."""
+        """Disconnects after this number of tokens."""
         body = {"input_ids": prompt, "stream": True, "sampling_params": {"max_new_tokens": 900}}
         seen = Seen()
         with self.http.stream("POST", "/generate", json=body) as response:

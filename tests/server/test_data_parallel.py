@@ -1,4 +1,4 @@
-"""`--dp-size` over HTTP: what clients, probes, scrapers and admins see of several engines, around scripted cores."""
+"""`--dp-size` over HTTP: what clients, probes, scrapers and admins see of several engines with scripted cores."""
 
 import contextlib
 import json

@@ -158,7 +158,7 @@ def test_a_chat_goes_on_where_it_is_cached(two: RunningServer):
 
 
 def test_one_dies_and_the_other_goes_on(make_real_server: ServerMaker):
-    """What went over is drawn with the seed that it had."""
+    """A request that moves to the other engine keeps its seed."""
     with make_real_server("--dp-size", "2") as server, concurrent.futures.ThreadPoolExecutor(32) as pool:
         drawn = {"temperature": 1.0, "ignore_eos": True, "max_new_tokens": 4}
         asked = [body | {"sampling_params": drawn | {"sampling_seed": seed}} for seed, body in enumerate(bodies(60, 0))]

@@ -1,4 +1,4 @@
-"""Clients that leave, rows that fail, and an engine that is busy or gone: whom it concerns, and whom it does not.
+"""Clients that disconnect, rows that fail, and an engine that is busy or gone: which requests fail, and which do not.
 
 Against the scripted engine at all times, and as `slow` against the real one with a small random model.
 """
@@ -53,7 +53,7 @@ class Bench:
     failing_ids: list[int]
 
     def body(self, seed: int, prompt_len: int = 20, num_tokens: int | None = None, **fields: Any) -> dict[str, Any]:
-        """A greedy request of its own prompt."""
+        """A greedy request with its own prompt."""
         sampling = {"max_new_tokens": num_tokens or self.num_tokens, "temperature": 0, "ignore_eos": True}
         return {
             "input_ids": ids_of(seed, prompt_len),
@@ -183,7 +183,7 @@ class TestLeaving:
 
 
 class TestFailingRows:
-    """What is wrong with one request is told to it, and to nobody else."""
+    """Only the client of a failing request gets its error."""
 
     def test_the_rest_of_the_batch_finishes_with_the_right_tokens(self, bench: Bench):
         server, good = bench.server, [bench.body(seed, num_tokens=40) for seed in range(5)]

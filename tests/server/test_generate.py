@@ -124,7 +124,7 @@ def test_each_prompt_of_a_list_may_report_logprobs_of_its_own(http):
 
 
 class TestCache:
-    """Who shares cached prefixes, and why a prefix was not found."""
+    """Which requests share cached prefixes, and why a prefix was not found."""
 
     def cached(self, http: httpx.Client, ids: list[int], **fields: object) -> int:
         sampling = {"max_new_tokens": 1}

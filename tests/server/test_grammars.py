@@ -183,7 +183,7 @@ class TestOpenAI:
 
 
 class TestOptions:
-    """What stands beside a grammar, in the APIs that have no such field of their own."""
+    """The options beside a grammar, in APIs that have no field for them."""
 
     OPTIONS: ClassVar = {"whitespace": "compact", "property_order": "free", "jump_forward": "off"}
     ENDPOINTS: ClassVar[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {

@@ -1,4 +1,4 @@
-"""Probes: over real processes, and how waiters share one token."""
+"""Health probes: with real processes, and how several waiting probes share one generated token."""
 
 import asyncio
 import contextlib

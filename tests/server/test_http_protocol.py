@@ -118,7 +118,7 @@ class Answer:
 
 
 class _Kept:
-    """What `HTTPResponse` takes for a socket; what it reads ahead stays with the client."""
+    """A socket for `HTTPResponse`. Bytes that it reads ahead stay with the client."""
 
     def __init__(self, reader: io.BufferedReader) -> None:
         self._reader = reader

@@ -1,4 +1,4 @@
-"""What may be wrong with a picture: the answer is right or a 400, and the server lives on."""
+"""Pictures with every kind of fault: the answer is right or a 400, and the server keeps running."""
 
 import http.server
 import io

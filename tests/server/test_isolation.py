@@ -1,4 +1,4 @@
-"""One key's requests and cache are nothing to another: not in what is said, and not in how long it takes."""
+"""One key's requests and cache do not affect another key, neither in answers nor in their times."""
 
 import contextlib
 import json

@@ -28,7 +28,7 @@ plain = st.recursive(
 
 
 def nested(depth: int) -> bytes:
-    """An object with so many lists in each other."""
+    """An object with this number of nested lists."""
     return b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
 
 

@@ -1,4 +1,4 @@
-"""Bounds on what is under way and for how long, and the advice to those who come too early."""
+"""Limits on the number and time of running requests, and when a refused client should try again."""
 
 import asyncio
 import concurrent.futures

@@ -1,4 +1,4 @@
-"""Files from URLs, against a real server on this machine: from no host that is not allowed, and nothing without end."""
+"""Files from URLs, against a real server on this machine: only from allowed hosts, and never without a limit."""
 
 import asyncio
 import ipaddress

@@ -1,4 +1,4 @@
-"""What pictures cost the server, and whom: each file is read once, beside the event loop, for one tenant."""
+"""What pictures cost, and which tenant pays: each file is read once, outside the event loop, for one tenant."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""What looks changes nothing and is GET and HEAD; what changes something is POST, and nothing else."""
+"""Endpoints that only read take GET and HEAD and change nothing. Endpoints that change something take only POST."""
 
 import re
 from collections.abc import Iterator

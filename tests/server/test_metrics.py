@@ -1,4 +1,4 @@
-"""`/metrics`: what it counts is what clients saw."""
+"""`/metrics`: its counts agree with what clients saw."""
 
 import asyncio
 import concurrent.futures

@@ -1,4 +1,4 @@
-"""Who sends long texts delays himself, and nobody with short ones."""
+"""A client that sends long texts delays only itself, and no client with short texts."""
 
 import asyncio
 import contextlib

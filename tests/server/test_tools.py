@@ -1,4 +1,4 @@
-"""Tools in chat completions: what the model is shown, what it is held to, and how its calls are answered."""
+"""Tools in chat completions: what the model sees, how its answer is constrained, and how its calls reach the client."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Answers that nobody reads as they grow: the engine is told so, and tells of them in fewer outputs."""
+"""Answers that no client reads while they grow: the engine knows this, and sends them in fewer outputs."""
 
 import json
 

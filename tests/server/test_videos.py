@@ -1,4 +1,4 @@
-"""Several videos and pictures of one prompt: each stands where its client put it, by whatever way it came."""
+"""Several videos and pictures of one prompt: each is where its client put it, however it was sent."""
 
 from pathlib import Path
 

@@ -20,8 +20,8 @@ def judge(client, model, picture, shown, essay, cities, dimensions, form):
     question = "Which city do I live in?"
     answer = ask(messages, question, max_tokens=16)
     named = [city for city in cities if city in answer]
-    if len(named) != 1:  # the API cannot be held to the choices
-        raise ValueError(f"the answer names not one of the cities: {answer!r}")
+    if len(named) != 1:  # the API cannot restrict the answer to the choices
+        raise ValueError(f"the answer must name exactly one of the cities, but is {answer!r}")
     if named[0] != shown["city"]:
         return "F", None
     messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
@@ -31,6 +31,6 @@ def judge(client, model, picture, shown, essay, cities, dimensions, form):
         told = [judgment.result() for judgment in judgments]
         summary = extracted.result()
     if re.fullmatch(form, summary) is None:
-        raise ValueError(f"the summary has not the form that was asked for: {summary!r}")
+        raise ValueError(f"the summary must have the form that was asked for, but is {summary!r}")
     misses = [name for name, text in zip(dimensions, told, strict=True) if shown[name] not in text]
     return "ABCD"[len(misses)], summary

@@ -1,7 +1,7 @@
 """`examples/llm_judge.py` with the client of the OpenAI API alone.
 
-The API says how likely an answer is only where the completions endpoint echoes log-probabilities, so the turns have to
-be written by hand in the template of the model, and where the answer begins has to be asked.
+The API gives the probability of an answer only if the completions endpoint echoes log-probabilities. So the turns must
+be written by hand in the model's template, and one more request must find out where the answer begins.
 """
 
 import math

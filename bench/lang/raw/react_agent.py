@@ -20,7 +20,7 @@ def agent(client, model, question, phone_book, look_up, max_steps=3):
             return thought
         action = ask(question, start="The phone number of ")
         names = [name for name in phone_book if action.startswith(name)]
-        if not names:  # the API cannot be held to the choices
+        if not names:  # the API cannot restrict the answer to the choices
             return None
         thought = ask(look_up(names[0]))
     return thought if thought != "I do not know." else None

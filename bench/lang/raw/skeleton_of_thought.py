@@ -13,7 +13,7 @@ def travel_guide(client, model, wish):
 
     skeleton = ask(f"Repeat: {wish}")
     if re.fullmatch("[A-Z][a-z]+( [A-Z][a-z]+){0,5}", skeleton) is None:
-        raise ValueError(f"the skeleton has not the form that was asked for: {skeleton!r}")
+        raise ValueError(f"the skeleton must have the form that was asked for, but is {skeleton!r}")
     points = skeleton.split()
     with ThreadPoolExecutor(len(points)) as pool:
         paragraphs = list(pool.map(ask, [f"What is the capital of {point}?" for point in points]))

@@ -11,7 +11,7 @@ def search(client, model, numbers, target, breadth, depth):
         done = client.chat.completions.create(model=model, messages=messages, max_tokens=16, temperature=0)
         answer = done.choices[0].message.content
         found = re.fullmatch(r".*= ([0-9]+)", answer)
-        if found is None:  # the API cannot begin the answer, so its form has to be checked
+        if found is None:  # the API cannot begin the answer, so the program must check its form
             return None
         return [*messages, {"role": "assistant", "content": answer}], int(found[1]), (*path, number)
 

@@ -1,7 +1,7 @@
-"""Notes how long the stages of a start take. Python imports this by itself, where its folder is on PYTHONPATH.
+"""Records the time of the stages of a start. Python imports this module by itself if its folder is on PYTHONPATH.
 
-Every process of a server then writes a line of JSON for each stage into a file of its own in the folder that
-BENCH_START_NOTES names. Times are those of the stage itself: what another stage takes inside it is taken off.
+Every process of a server then writes a line of JSON for each stage to its own file, in the folder that
+BENCH_START_NOTES names. The time of a stage does not include other stages inside it.
 """
 
 import builtins
@@ -38,11 +38,11 @@ STAGES = {
     "jsg.engine.device.executables": {"Executables._lower_one": "trace", "Executables._compile_one": "compile"},
     "jsg.engine.device.runner": {"ModelRunner.warm_up": "first runs"},
 }
-"""By module, functions and methods that are stages, and what they are called."""
+"""For each module, the functions and methods that are stages, and the names of these stages."""
 
 
 class _Stack(threading.local):
-    """Of each stage that a thread is in, the wall and CPU time of the stages inside it so far."""
+    """For each stage that a thread is in, the wall and CPU time of the stages inside it so far."""
 
     def __init__(self) -> None:
         self.inner: list[list[float]] = []
@@ -58,7 +58,7 @@ class _Notes:
         self._stack = _Stack()
 
     def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, which notes each call."""
+        """The function, changed so that it records each call."""
 
         @functools.wraps(function)
         def call(*args: Any, **options: Any) -> Any:
@@ -67,7 +67,7 @@ class _Notes:
         return call
 
     def importing(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The import function, which notes what is imported outside of another import."""
+        """The import function, changed so that it records imports that are not inside another import."""
 
         def call(name: str, *args: Any, **options: Any) -> Any:
             if self._stack.is_importing:
@@ -99,7 +99,7 @@ class _Notes:
 
 
 class _Finder:
-    """Finds the modules with stages as Python does, and has their stages noted once they are loaded."""
+    """Finds the modules with stages as Python does, and makes their stages record calls once they are loaded."""
 
     def __init__(self, notes: _Notes) -> None:
         self._notes = notes

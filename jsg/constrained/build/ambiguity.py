@@ -1,20 +1,22 @@
 """Finds the counted repeats that may be at several counts at once, which a machine cannot follow for long.
 
-A counted repeat costs the same whatever its bounds are, but a machine follows few readings of a text at a time. So a
-repeat that one text can be in with many different counts must be written out instead.
+A counted repeat costs the same whatever its bounds are, but a machine follows only a few readings of a text at once. So
+a repeat that can have many different counts for the same text must be written out instead.
 
 The search follows two readings of one text side by side, from every place where a text can be read in two ways. It
 ignores the counts: a repeat may always end and may always go on. A reading is the position that read the last byte,
-and the frames above what both readings have in common:
+and the frames above those that both readings share:
 
-    base │ frame, frame, ... │ position        the same for the other reading; equal frames sink into the base
+    base │ frame, frame, ... │ position        the other reading has this form too; equal frames become part of the base
 
-Two frames of the same loop right above the base are two counts of it, and those are what the search looks for.
+If both readings have a frame of the same loop right above the base, the loop has two counts. The search looks for such
+loops.
 
-The answer is approximate in both directions. Where a reading leaves the base, the search assumes every place that leads
-there, so it may find more loops than are ambiguous. It may find fewer in a rule that can end at several places and is
-called from two places at once, because readings that enter a rule together are assumed to leave it together. Where the
-fuel ends, a grammar of one rule counts as ambiguous and a larger one does not.
+The answer is approximate in both directions. Where a reading leaves the base, the search assumes that it may continue
+behind every caller, so it may find more loops than are ambiguous. It may find fewer in a rule that can end at several
+places and is called from two places at once, because it assumes that readings that enter a rule together also leave it
+together. If the fuel runs out, all loops of a grammar with one rule count as ambiguous, and no further loops of a
+larger grammar do.
 """
 
 import functools
@@ -27,19 +29,20 @@ from jsg.constrained import tables
 from jsg.constrained.build.finish import Firsts, Parts, Positions
 
 _FUEL = 300_000
-"""Pairs of ways that the search compares; it takes less than a tenth of a second."""
+"""The number of pairs of ways that the search may compare. It then takes less than a tenth of a second."""
 _STEP = 10
 """Fuel to make a way, or to compare two ways that can read the same byte."""
 _FUEL_AFTER_FIND = 100_000
-"""Fuel that is left once something was found, because the grammar is then built anew and searched again."""
+"""The most fuel that is left after a loop was found, because the grammar is then built and searched again."""
 _LONGEST_CHAR = 12
-"""Bytes of a character; in a JSON string it may be two escapes. Readings of two characters that begin alike may have
-two counts until one of the characters ends."""
+"""The most bytes of a character, which may be two escapes in a JSON string. Two characters that begin with the same
+bytes may give a loop two counts until one of the characters ends."""
 _MOST_TOGETHER = 24
-"""Loops that may be open beside one another. The machine follows each of them: they are fewer than `Limits.heads`."""
+"""The most loops that may be open in different readings at once. They are fewer than `Limits.heads`, so that a machine
+can follow them all."""
 _DEEPEST = 12
 _FRESH, _TURNED, _OLD = range(3)
-"""What is known of a count: it is zero, it is more, or the loop was open before the readings parted."""
+"""What is known of a count: it is zero, it is above zero, or the loop was open before the readings separated."""
 
 Frame = tuple[int, int]
 """The position of a call or loop, and what is known of its count."""
@@ -53,7 +56,7 @@ class Way(NamedTuple):
         bits: The bytes.
         position: The position that read the byte.
         stack: The frames above the base.
-        below: The frames of the base that the reading has left, the lowest first; `stack` then begins below them.
+        below: The frames of the base that the reading has left, the lowest first. `stack` then begins below them.
     """
 
     bits: int
@@ -64,13 +67,14 @@ class Way(NamedTuple):
 
 Reading = tuple[int, Stack]
 _Start = tuple[Iterable[int], Stack, Stack, int]
-"""Positions that may come next, frames above the base, frames of the base that were left, and the level of the base."""
+"""The positions that may come next, the frames above the base, the frames of the base that the reading has left, and
+the level of the base."""
 
 
 def several_counts(parts: Parts, firsts: Firsts, repeats: Iterable[int]) -> set[int]:
-    """Loops that may be open with several counts at once, or beside more loops than a machine follows.
+    """The loops that may have several counts at once, or be open beside more loops than a machine follows.
 
-    `repeats` are the loops that matter; where there are none, nothing is looked for.
+    `repeats` are the loops that matter. If their frames hold no counts, there is no search.
     """
     if not any(_counts(parts, number) for number in repeats):
         return set()
@@ -78,18 +82,19 @@ def several_counts(parts: Parts, firsts: Firsts, repeats: Iterable[int]) -> set[
 
 
 def _counts(parts: Parts, number: int) -> bool:
-    """Whether the frames of a loop differ from each other, by a count or by the items that they have held."""
+    """Whether frames of a loop can differ from each other, by their counts or by the items that have occurred."""
     loop = parts.loops[number]
     return loop.min > 1 or loop.max < tables.UNBOUNDED or any(bit for _, bit in loop.branches)
 
 
 class _Levels:
-    """The level on which each position stands, and the positions that enter each level. Rules and loops are levels.
+    """The level of each position, and the positions that enter each level. Each rule and each loop is a level.
 
     Attributes:
-        of: For each position its level: a rule's number, or that of a loop after them all; -1 if nothing leads there.
+        of: For each position its level: the number of a rule, or the number of rules plus that of a loop; -1 if nothing
+            leads to the position.
         callers: For each level the positions that enter it.
-        after: For each level the bytes that may come once it ends.
+        after: For each level the bytes that may come after it.
     """
 
     def __init__(self, parts: Parts, firsts: Firsts):
@@ -125,7 +130,7 @@ class _Levels:
         return argument if self.parts.kinds[position] == tables.CALL else self.num_rules + argument
 
     def bits(self, position: int, level: int) -> int:
-        """Bytes that may come where a position may."""
+        """The bytes that may come next where this position may, as bits."""
         kind, argument = self.parts.kinds[position], self.parts.arguments[position]
         if kind == tables.BYTE:
             return argument
@@ -134,7 +139,7 @@ class _Levels:
         return self.firsts[level][0] if kind == tables.END_SEPARATOR else self.after[level]
 
     def turning(self, loop: int) -> Positions:
-        """Positions that may come behind an item of a loop if it goes on: of its separator, or of its next item."""
+        """The positions that may come after an item of a loop that continues: of its separator or its next item."""
         row = self.parts.loops[loop]
         if row.max <= 1:
             return ()
@@ -143,7 +148,7 @@ class _Levels:
         return (*row.separator, *(self.branches[loop] if row.separator_kind == tables.EMPTY_SEPARATOR else ()))
 
     def _after(self) -> list[int]:
-        """The bytes that may come once each level ends: a least fixpoint, as a level may end where another ends."""
+        """The bytes that may come after each level: a least fixpoint, because one level may end where another ends."""
         self.after = [0] * len(self.begins)
         users: list[list[int]] = [[] for _ in self.begins]
         todo: list[int] = []
@@ -170,7 +175,7 @@ class _Levels:
 
 
 class _Search:
-    """The search: pairs of readings that were met, and the loops that they show to be ambiguous."""
+    """The search: the pairs of readings seen so far, and the ambiguous loops found with them."""
 
     def __init__(self, levels: _Levels):
         self._levels = levels
@@ -205,22 +210,22 @@ class _Search:
                 for some, stack in ((near, left[1]), (far, right[1]))
                 for way in some
             ):
-                self._find((self._parts.arguments[left[1][0][0]],))  # it goes on with two counts
+                self._find((self._parts.arguments[left[1][0][0]],))  # the loop continues with two counts
             else:
                 self._meet_each(near, far, age)
         if self._fuel <= 0 and not self._found and self._levels.num_rules == 1:
-            return set(range(len(self._parts.loops)))  # It is not known, so all are written out, which is exact.
+            return set(range(len(self._parts.loops)))  # The answer is unknown. Writing all loops out is always right.
         return self._found
 
     def _forks(self) -> Iterable[tuple[Positions, int]]:
-        """Lists of positions of which two may read the same byte, with their level: there the two readings begin."""
+        """Lists of positions, with their level, of which two may read the same byte. Two readings begin there."""
         levels, follow, seen = self._levels, self._parts.follow, set[Positions]()
         lists = [(tuple(first), level) for level, first in enumerate(levels.begins)]
         for position, groups in enumerate(follow):
             if len(groups) > 1 or (groups and len(groups[0]) > 1):
                 lists.append((tuple(itertools.chain.from_iterable(groups)), levels.of[position]))
         for items, level in lists:
-            if level >= 0 and (0 in items or items not in seen):  # position 0 ends every rule, others end one level
+            if level >= 0 and (0 in items or items not in seen):  # position 0 ends any rule; others belong to one level
                 seen.add(items)
                 if _overlap(levels.bits(item, level) for item in dict.fromkeys(items)):
                     yield items, level
@@ -244,7 +249,7 @@ class _Search:
                     self._meet(way, other, age)
 
     def _ways_of(self, reading: Reading) -> tuple[int, list[Way]]:
-        """The ways to read one more byte, after all their bytes."""
+        """All bytes that may come next, as bits, and the ways to read one of them."""
         found = self._ways.get(reading)
         if found is None:
             position, stack = reading
@@ -255,7 +260,7 @@ class _Search:
         return found
 
     def _ways_from(self, todo: list[_Start]) -> list[Way]:
-        """Ways to read one more byte."""
+        """The ways to read one more byte from these starts."""
         parts, levels = self._parts, self._levels
         ways: list[Way] = []
         seen: set[tuple[int, Stack, Stack]] = set()
@@ -283,7 +288,7 @@ class _Search:
         return ways
 
     def _ended(self, kind: int, stack: Stack, below: Stack, level: int) -> Iterable[_Start]:
-        """The positions that may come next where the uppermost level ends."""
+        """The starts behind the uppermost level, which ends here."""
         parts, levels = self._parts, self._levels
         if kind == tables.END_SEPARATOR:
             loop = (levels.entered(stack[-1][0]) if stack else level) - levels.num_rules
@@ -300,10 +305,10 @@ class _Search:
                 yield levels.turning(parts.arguments[caller]), (*rest, (caller, _TURNED)), left, at
 
     def _meet(self, way: Way, other: Way, age: int) -> None:
-        """Compares two readings of one text, and notes that they must be followed unless they are the same.
+        """Compares two readings of one text, and queues the pair unless the two are the same.
 
-        `age` is for how many bytes they have had two counts of one loop, as two characters may that begin alike and
-        differ in their last byte.
+        `age` says for how many bytes the pair has had two counts of one loop. Two characters that differ only in their
+        last byte may cause two counts for a few bytes.
         """
         self._fuel -= _STEP
         if way.below and other.below and self._exclude_each_other(way, other):
@@ -343,7 +348,7 @@ class _Search:
             self._note(one, two)
 
     def _exclude_each_other(self, way: Way, other: Way) -> bool:
-        """Whether one reading leaves a loop with a fixed count and the other one goes on in it with the same count."""
+        """Whether one reading leaves a loop of a fixed count, and the other one stays in it with the same count."""
         for depth in range(1, min(len(way.below), len(other.below)) + 1):
             caller = way.below[-depth][0]
             if caller != other.below[-depth][0] or self._parts.kinds[caller] != tables.LOOP:
@@ -354,7 +359,7 @@ class _Search:
         return False
 
     def _in_step(self, left: Reading, right: Reading) -> tuple[Reading, Reading]:
-        """Both readings behind their calls, where they read the same inside a rule that two places called."""
+        """Both readings moved to behind their calls, if they are at the same place in a rule that two places called."""
         common, most = 0, min(len(left[1]), len(right[1]))
         if left[0] == right[0]:
             while common < most and left[1][-1 - common] == right[1][-1 - common]:
@@ -367,7 +372,7 @@ class _Search:
         return left, right
 
     def _note(self, left: Reading, right: Reading) -> None:
-        """Notes which loops are open beside each other. Readings with the same open loops are one head of a machine."""
+        """Notes which loops are open in different readings. Readings with the same open loops are one head."""
         level = self._levels.of[left[1][0][0] if left[1] else left[0]]
         open_left, open_right = tuple([c for c, _ in left[1]]), tuple([c for c, _ in right[1]])
         if open_left == open_right or any(self._parts.kinds[c] != tables.LOOP for c in (*open_left, *open_right)):
@@ -384,7 +389,7 @@ class _Search:
 
 
 def _turns(way: Way, depth: int) -> bool:
-    """Whether a way goes on in the loop that is open so many frames below the top; otherwise it has left that loop."""
+    """Whether a way continues the loop that is open `depth` frames below the top; otherwise it has left the loop."""
     return len(way.below) == depth and way.stack[:1] == ((way.below[0][0], _TURNED),)
 
 

@@ -1,7 +1,7 @@
-"""Says of each expression, before anything is built, whether it may be empty and whether it matches anything.
+"""Finds out for each expression, before anything is built, whether it may be empty and whether it matches any text.
 
 Both properties are least fixpoints over all rules. They are found in time linear in the size of the grammar: every
-expression is a node of a graph, and every way to make it true is a clause.
+expression is a node, and every way in which the property can hold for it is a clause.
 """
 
 import dataclasses
@@ -14,13 +14,13 @@ from jsg.errors import GrammarError
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts about every expression that the start rule reaches. Expressions are told apart by identity.
+    """Facts about every expression that the start rule reaches. Expressions are compared by identity.
 
     Attributes:
-        rules: The rules that are reached, in the order in which they were met.
+        rules: The rules that the start rule reaches, in the order in which they were found.
         nullable: Identities of expressions that match the empty text.
         productive: Identities of expressions that match some text.
-        expressions: Keeps the expressions, so that identities stay theirs.
+        expressions: All expressions. They are kept alive here, so that no other object gets the identity of one.
     """
 
     rules: dict[str, ir.Expr]
@@ -57,7 +57,7 @@ def analyse(grammar: ir.Grammar, limits: Limits) -> Facts:
 
 
 def _reachable(grammar: ir.Grammar, limits: Limits) -> tuple[dict[str, ir.Expr], list[ir.Expr]]:
-    """Rules and expressions that the start rule leads to, each once."""
+    """The rules and expressions that the start rule reaches, each once."""
     rules: dict[str, ir.Expr] = {}
     expressions: list[ir.Expr] = []
     seen: set[int] = set()
@@ -129,11 +129,11 @@ def _add_clauses(
 
 
 def _add_bag(bag: ir.Bag, i: int, index: dict[int, int], empty: "_Clauses", some: "_Clauses") -> None:
-    """A bag is empty where nothing must stand in it; it matches something where enough items do."""
+    """A bag may be empty if it needs no item. It matches something if enough of its items do."""
     once = [index[id(item.expr)] for item in bag.items if item.is_once or item.is_required]
     if len(once) > ir.MAX_ONCE:
         raise GrammarError(
-            f"a set of items in any order may hold at most {ir.MAX_ONCE} that stand in it only once, but here are "
+            f"a set of items in any order may have at most {ir.MAX_ONCE} items that occur only once, but this one has "
             f"{len(once)}; fix their order"
         )
     required = [index[id(item.expr)] for item in bag.items if item.is_required]
@@ -166,7 +166,7 @@ def _check_empty_parts(facts: Facts) -> None:
 
 
 class _Clauses:
-    """Finds the nodes that are true; a clause makes its head true as soon as enough nodes of its body are."""
+    """Finds the nodes that are true. A clause makes its head true once enough nodes of its body are true."""
 
     def __init__(self, num_nodes: int):
         self.num_nodes = num_nodes
@@ -180,7 +180,7 @@ class _Clauses:
         return self.num_nodes - 1
 
     def add(self, head: int, body: Iterable[int] = (), enough: int | None = None) -> None:
-        """Adds a clause: `head` is true where all nodes of `body` are, or `enough` of them."""
+        """Adds a clause: `head` is true if `enough` nodes of `body` are true; without `enough`, all of them."""
         clause, length = len(self.heads), 0
         for node in body:
             if node in self.uses:

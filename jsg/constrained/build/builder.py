@@ -37,7 +37,7 @@ def build(grammar: ir.Grammar, limits: Limits = LIMITS) -> StaticTables:
     """The tables of a grammar.
 
     Raises:
-        GrammarError: It matches no text, recurs on the left, calls a rule that does not exist, or is too large.
+        GrammarError: The grammar matches no text, is left-recursive, calls a rule that does not exist, or is too large.
     """
     facts = analyse(grammar, limits)
     if not facts.is_productive(facts.rules[grammar.start]):
@@ -61,7 +61,7 @@ def build(grammar: ir.Grammar, limits: Limits = LIMITS) -> StaticTables:
 
 
 class _Builder:
-    """Positions of all rules while they are collected."""
+    """Collects the positions of all rules."""
 
     def __init__(self, facts: Facts, limits: Limits, written_out: Mapping[int, ir.Repeat]):
         """Makes a builder; `written_out` has the repeats that may not be counted, by identity."""
@@ -82,7 +82,7 @@ class _Builder:
         return Parts(self._kinds, self._arguments, self._follow, self._loops, self._rules)
 
     def add_rule(self, name: str) -> None:
-        """Builds the rule; those are added in the order of `Facts.rules`."""
+        """Builds the rule. Rules must be added in the order of `Facts.rules`."""
         root = self._facts.rules[name]
         if not self._facts.is_productive(root):
             self._rules.append((name, ()))  # nothing calls it
@@ -101,7 +101,7 @@ class _Builder:
         """The fragment of an expression."""
         order: list[tuple[ir.Expr, int]] = []
         todo = [root]
-        while todo:  # parents before children, the last child first: turned round, children first and in order
+        while todo:  # parents before children, the last child first; reversed, children come first and in order
             expr = todo.pop()
             children = self._children(expr)
             order.append((expr, len(children)))
@@ -115,7 +115,7 @@ class _Builder:
         return values[0]
 
     def _children(self, expr: ir.Expr) -> list[ir.Expr]:
-        """The expressions whose fragments `_combine` wants, as often as it wants them; all match something."""
+        """The expressions whose fragments `_combine` takes, once for each use. All of them match something."""
         match expr:
             case ir.Seq(parts):
                 return list(parts)
@@ -196,10 +196,10 @@ class _Builder:
         return Fragment(False, (begin,), (end - 1,))
 
     def _trie(self, words: tuple[bytes, ...]) -> Fragment:
-        """Words as a tree in which they share their beginnings."""
+        """The words as a tree in which they share their prefixes."""
         first: list[int] = []
         last: list[int] = []
-        path: list[int] = []  # positions of the word before
+        path: list[int] = []  # positions of the previous word
         children: dict[int, list[int]] = {}
         previous = b""
         for word in words:
@@ -252,7 +252,7 @@ class _Builder:
         )
 
     def _edges_of(self, automaton: ir.Automaton) -> list[tuple[int, ir.Expr, int]]:
-        """(state, label, target) of every edge on a way from state 0 to an accepting one."""
+        """(state, label, target) of every edge on a path from state 0 to an accepting state."""
         edges = [
             [(label, target) for label, target in out if self._facts.is_productive(label)] for out in automaton.edges
         ]
@@ -297,7 +297,7 @@ class _Builder:
         return self._sequence([head, repeated]) if plan.is_separator_first else repeated
 
     def _unrolled(self, plan: Plan, bodies: list[Fragment], separators: list[Fragment]) -> Fragment:
-        """Copies in a row. Each may be the last once there are enough, and without a maximum the last copy repeats."""
+        """Copies in a row. Any from number `plan.min` on may be the last. Without a maximum the last copy repeats."""
         last: list[int] = []
         for number, body in enumerate(bodies, 1):
             if number > 1:
@@ -318,7 +318,7 @@ class _Builder:
             self._join(last, first)
 
     def _items_of(self, bag: ir.Bag) -> list[ir.BagItem]:
-        """Items that may stand in the bag at all."""
+        """The items that can occur in the bag."""
         return [] if bag.max == 0 else [item for item in bag.items if self._facts.is_productive(item.expr)]
 
     def _bag(self, bag: ir.Bag, parts: list[Fragment]) -> Fragment:
@@ -347,7 +347,7 @@ class _Builder:
         required: int,
         origin: ir.Repeat | None = None,
     ) -> Fragment:
-        """A repeat or bag whose items are counted while a text is read: one position for all of it."""
+        """A repeat or bag whose items are counted while a text is read. It is a single position."""
         number, is_once = len(self._loops), all(bit for _, bit in branches)
         for part, _ in branches:
             self._join(part.last, (self._position(tables.END_BRANCH, self._branches),))

@@ -13,20 +13,20 @@ from jsg.errors import GrammarError
 
 Positions = tuple[int, ...]
 MAX_SETS = 1 << 15
-"""Sets of bytes that differ: a row of a table each."""
+"""The most different sets of bytes. Each is a row of a table."""
 
 
 class Loop(NamedTuple):
     """A repeat or a bag that is counted; see the columns of `StaticTables.loops`.
 
     Attributes:
-        min, max: Bounds that can be met.
-        required: Bits of the items that must stand in it.
-        branches: The positions that begin each item, and its bit (0: it may be repeated).
+        min, max: The bounds of the count, which can be reached.
+        required: The bits of the required items.
+        branches: For each item, the positions that begin it, and its bit; 0 if the item may be repeated.
         separator: The positions that begin the separator.
-        separator_kind: NO_SEPARATOR and so on.
-        once: All bits where no item may be repeated, else 0.
-        origin: The repeat that became it; None for a bag.
+        separator_kind: NO_SEPARATOR, PLAIN_SEPARATOR or EMPTY_SEPARATOR.
+        once: The bits of all items if no item may be repeated, else 0.
+        origin: The repeat that became this loop; None for a bag.
     """
 
     min: int
@@ -58,14 +58,15 @@ class Parts(NamedTuple):
 
 
 Firsts = list[tuple[int, int]]
-"""The bytes that each rule, and then each loop, can begin with, as bits; and how many frames they open."""
+"""For each rule, and then for each loop: the bytes that it can begin with, as bits, and the most frames that it opens
+before its first byte."""
 
 
 def finish(parts: Parts, firsts: Firsts, start: str, is_start_nullable: bool, limits: Limits) -> StaticTables:
-    """The tables of a grammar whose positions are these; `firsts` are those of `first_bytes`.
+    """The tables of a grammar with these positions. `firsts` is the result of `first_bytes`.
 
     Raises:
-        GrammarError: It has more sets of bytes or transitions than there may be.
+        GrammarError: The grammar has too many sets of bytes or too many transitions.
     """
     num_rules = len(parts.rules)
     lists = _Lists(limits)
@@ -102,7 +103,7 @@ def finish(parts: Parts, firsts: Firsts, start: str, is_start_nullable: bool, li
 
 
 class _Lists:
-    """Lists of positions, each content once."""
+    """Lists of positions. Equal lists are stored once."""
 
     def __init__(self, limits: Limits):
         self._limits = limits
@@ -113,13 +114,13 @@ class _Lists:
         self._work = 0
 
     def number(self, groups: list[Positions]) -> int:
-        """The number of the list that holds the positions of all groups; of the END of a rule for none at all."""
+        """The number of the list with the positions of all groups; without groups, of the list with the rule's END."""
         if len(groups) == 1:
             group = groups[0]
-            if len(group) == 1:  # most are so
+            if len(group) == 1:  # this is the most common case
                 known = self._numbers.get(group)
                 return self._number_of(group) if known is None else known
-            known = self._by_identity.get(id(group))  # groups live as long as this object: their identities are theirs
+            known = self._by_identity.get(id(group))  # groups outlive this object, so identities are unique
             if known is None:
                 known = self._by_identity[id(group)] = self._number_of(tuple(dict.fromkeys(group)))
             return known
@@ -147,7 +148,7 @@ class _Lists:
 
 
 def _bits_of(kind: int, argument: int, firsts: Firsts, num_rules: int) -> int:
-    """Bytes that a position can begin with, one bit each. An END has none."""
+    """The bytes that a position can begin with, as bits. An END has none."""
     if kind == BYTE:
         return argument
     if kind == CALL:
@@ -176,7 +177,7 @@ def _signed(bits: int) -> int:
 
 
 def first_bytes(parts: Parts) -> Firsts:
-    """The bytes that each rule, and then each loop, can begin with, and how many frames they open at most.
+    """The first bytes of all rules and loops; see `Firsts`.
 
     Raises:
         GrammarError: A rule can begin with itself.
@@ -200,7 +201,7 @@ def first_bytes(parts: Parts) -> Firsts:
 
 
 def _begins_with_itself(parts: Parts, component: list[int], inner: Mapping[int, list[int]]) -> GrammarError:
-    """The error for rules that begin with each other; it names a circle of them."""
+    """The error for rules that begin with each other. It names the rules of one cycle."""
     way = [component[0]]
     while (following := next(child for child in inner[way[-1]] if child in component)) not in way:
         way.append(following)
@@ -212,7 +213,7 @@ def _begins_with_itself(parts: Parts, component: list[int], inner: Mapping[int, 
 
 
 def _unit(parts: Parts, first: Positions, num_rules: int) -> tuple[int, list[int]]:
-    """Bytes among these positions, and the rules and loops among them."""
+    """The bytes that these positions read directly, and the rules and loops that they enter."""
     bits, children = 0, {}
     for position in first:
         kind, argument = parts.kinds[position], parts.arguments[position]
@@ -226,7 +227,7 @@ def _unit(parts: Parts, first: Positions, num_rules: int) -> tuple[int, list[int
 
 
 def _byte_classes(sets: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The class of each byte, and for each set which classes it holds."""
+    """The class of each byte, and for each set the classes that it has."""
     packed = np.frombuffer(b"".join(bits.to_bytes(32, "little") for bits in sets), np.uint8).reshape(-1, 32)
     holds = np.unpackbits(packed, axis=1, bitorder="little")  # [sets, 256]
     columns = np.ascontiguousarray(np.packbits(holds, axis=0).T)

@@ -8,23 +8,24 @@ from jsg.constrained.build.analysis import Facts
 from jsg.errors import GrammarError
 
 UNROLLED = 64
-"""A repeat of at most so many positions in all is written out; a larger one is counted while a text is read."""
+"""A repeat is written out if its copies have at most this many positions in all. A larger one is counted."""
 MOST_UNROLLED = 8192
-"""A repeat that may be at several counts at once is written out up to so many, because it has no single count."""
+"""A repeat that may be at several counts at once cannot be counted. It is written out up to this many positions."""
 _CALL_SIZE = 16
-"""Positions that a call counts as here. Each copy of a call has states of its own; one loop would serve them all."""
+"""The number of positions that a call counts as. It is high because each copy of a call has its own states, while a
+counted repeat has them once."""
 
 
 class Plan(NamedTuple):
     """How a repeat is built.
 
     Attributes:
-        copies: How often the item is built; 0 where the repeat matches only the empty text.
-        min, max: The bounds of these copies.
-        has_separator: There is a separator that can be met.
-        is_separator_first: The item stands once by itself, and the separator is repeated together with the item.
-        is_counted: The repeat becomes a loop.
-        is_turning: The first copy needs its separator, because the repeat leads back to it.
+        copies: How often the item is built; 0 if the repeat matches only the empty text.
+        min, max: The bounds of the repeat, without the first item if `is_separator_first`.
+        has_separator: Whether a separator can occur.
+        is_separator_first: Whether the item is built once by itself, and what repeats is separator and item.
+        is_counted: Whether the repeat becomes a loop.
+        is_turning: Whether the first copy also needs a separator before it, because the repeat leads back to it.
     """
 
     copies: int
@@ -47,10 +48,10 @@ class Repeats:
         self._plans: dict[int, Plan] = {}
 
     def plan(self, repeat: ir.Repeat) -> Plan:
-        """How a repeat that matches something is built.
+        """How to build a repeat that matches something.
 
         Raises:
-            GrammarError: It may not be counted, and is too large to be written out.
+            GrammarError: The repeat may not be counted, and is too large to be written out.
         """
         plan = self._plans.get(id(repeat))
         if plan is None:
@@ -65,7 +66,7 @@ class Repeats:
             high = 1
         has_separator = high != 1 and repeat.separator != ir.EMPTY
         is_separator_first = has_separator and facts.is_nullable(item)
-        if is_separator_first:  # item (separator item)*: then the repeated part is not two ways empty
+        if is_separator_first:  # item (separator item)*, so that there are not two ways to repeat nothing
             low, high = max(low - 1, 0), None if high is None else high - 1
             low = 0 if facts.is_nullable(repeat.separator) else low
         elif facts.is_nullable(item):
@@ -84,13 +85,13 @@ class Repeats:
         if id(repeat) in self._written_out:
             bounds = f"{repeat.min} to {'any number' if repeat.max is None else repeat.max} times"
             raise GrammarError(
-                f"a repeat of {bounds} whose texts can be read in several ways (with other counts) may take at most "
-                f"{MOST_UNROLLED} places, written out, but this one takes {size}; lower its bounds, or let its item "
-                "end in a way that nothing else can be read as"
+                f"a repeat of {bounds} whose texts can be read with several counts is written out and may then take at "
+                f"most {MOST_UNROLLED} places, but this one takes {size}; lower its bounds, or end its item with text "
+                "that cannot occur inside the item"
             )
 
     def size(self, root: ir.Expr) -> int:
-        """About how many positions an expression takes. A part without positions counts as one, because it is work."""
+        """About how many positions an expression takes. A part without positions counts as one, for its work."""
         for expr in ir.parts_first(root, self._sizes):
             self._sizes[id(expr)] = min(self._own_size(expr), 1 << 40)
         return self._sizes[id(root)]

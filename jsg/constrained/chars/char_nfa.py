@@ -11,7 +11,7 @@ from jsg.errors import GrammarError
 STATES = "states of the pattern"
 STEPS = "steps to make the states of the pattern"
 WORK_PER_STATE = 100
-"""Steps of any construction for each state that an automaton may have."""
+"""How many steps a construction may take for each state that the automaton may have."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,12 +19,12 @@ class Nfa:
     """Positions at which one character may stand, and one for the end of the text.
 
     Attributes:
-        sets: Different sets of characters.
+        sets: The different sets of characters.
         label: For each position the index of its set.
-        follow: For each position those that may come after it.
-        start: Positions of the first character.
-        end: The position of the end; nothing follows it, and its label is an empty set.
-        also_start: The same as `start` for the other expression.
+        follow: For each position the positions that may come after it.
+        start: The positions of the first character.
+        end: The position of the end. Nothing follows it, and its label is an empty set.
+        also_start: The positions of the first character of the second expression.
     """
 
     sets: tuple[CharRanges, ...]
@@ -36,19 +36,19 @@ class Nfa:
 
 
 def char_nfa(expr: Expr, limits: Limits, also: Expr = NEVER) -> Nfa:
-    """The position automaton of an expression over characters, and of another one beside it.
+    """The position automaton of an expression over characters, and of a second expression `also`.
 
     Literals and words are UTF-8 text.
 
     Raises:
-        GrammarError: It has more than `limits.char_states` positions, or holds calls or bags, which have no such
-            automaton.
+        GrammarError: The automaton has more than `limits.char_states` positions, or an expression has calls or bags,
+            for which there is no such automaton.
     """
     return _Construction(limits).run(expr, also)
 
 
 class _Construction:
-    """Works from the end of the text to its start: a part is built when all that may come after it is known."""
+    """Builds the automaton from the end of the text to its start, so that what may come after a part is known."""
 
     def __init__(self, limits: Limits):
         self._limits = limits
@@ -73,7 +73,7 @@ class _Construction:
         check(self._work, self._limits.char_states * WORK_PER_STATE, STEPS)
 
     def _before(self, expr: Expr, after: frozenset[int]) -> frozenset[int]:
-        """The positions at which a text of `expr` and what comes after it may begin."""
+        """The positions at which a text of `expr`, with `after` behind it, may begin."""
         self._spend(1)
         match expr:
             case Chars(ranges):
@@ -98,7 +98,7 @@ class _Construction:
                 return self._automaton(edges, accepting, after)
             case _:
                 raise GrammarError(
-                    f"patterns are combined as automata over characters, which {type(expr).__name__} has none of; "
+                    f"patterns are combined as automata over characters, but there is none for {type(expr).__name__}; "
                     "simplify the grammar"
                 )
 
@@ -108,7 +108,7 @@ class _Construction:
         return after
 
     def _repeat(self, expr: Repeat, after: frozenset[int]) -> frozenset[int]:
-        """Built from the last item to the first; `rest` is what may come after the items that are still to be built."""
+        """The items are built from the last to the first. `rest` is what may come after the items still to build."""
         if expr.max == 0:
             return after
         if expr.separator != EMPTY:
@@ -153,11 +153,10 @@ class _Construction:
         return frozenset(begins[0])
 
     def _open(self, first: int, begins: Sequence[Set[int]]) -> None:
-        """Replaces gates by what begins there.
+        """Replaces gates by the positions that begin there.
 
-        A gate is a position that stands for others until these are built: the end of an item, or a state of an
-        automaton. The gates are the positions from `first` on, one for each of `begins`; only later positions lead to
-        them.
+        A gate is a placeholder for positions that are not built yet: what follows an item, or a state of an automaton.
+        The gates are the positions from `first` on, one for each of `begins`. Only later positions lead to them.
         """
         last = first + len(begins)
         gates = set(range(first, last))

@@ -1,7 +1,7 @@
-"""Deterministic automata over characters, for patterns that must hold together or must not hold.
+"""Deterministic automata over characters, for conjunctions and negations of patterns.
 
-An automaton is made whole, so its size is limited (`Limits.char_states`). Callers should ask for a cheap answer first:
-`as_repeat` and `fit_length` keep a length beside a simple pattern as a count, whatever the numbers are.
+An automaton is built completely, so its size is limited (`Limits.char_states`). Callers should try the cheap way first:
+`as_repeat` and `fit_length` turn a length beside a simple pattern into a count, however large the numbers are.
 """
 
 import dataclasses
@@ -34,14 +34,14 @@ _WORK_PER_STEP = 8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CharDfa:
-    """An automaton whose state 0 is the start; -1 stands for the state that nothing leads out of.
+    """An automaton. State 0 is the start, and -1 is the dead state, from which no text is accepted.
 
     Attributes:
-        classes: Disjoint sets of characters, none empty; a character in none of them leads nowhere.
+        classes: Disjoint sets of characters, none of them empty. Other characters lead to the dead state.
         rows: For each state its target by class.
-        accepting: States in which a text may end.
-        limits: The limits of this automaton and of all that are made of it.
-        is_trimmed: `trimmed` made this automaton, so that it need not be trimmed again.
+        accepting: The states in which a text may end.
+        limits: The limits of this automaton and of all automata that are made of it.
+        is_trimmed: Whether `trimmed` made this automaton, so that it need not be trimmed again.
     """
 
     classes: tuple[CharRanges, ...]
@@ -143,7 +143,7 @@ class CharDfa:
         return CharDfa(classes, tuple(rows), frozenset(accepting), self.limits).trimmed()
 
     def union(self, other: "CharDfa") -> "CharDfa":
-        """The automaton of all texts that either matches."""
+        """The automaton of all texts that at least one of the two matches."""
         return self.complement().intersect(other.complement()).complement().trimmed()
 
     def difference(self, other: "CharDfa") -> "CharDfa":
@@ -151,7 +151,7 @@ class CharDfa:
         return self.intersect(other.complement())
 
     def trimmed(self) -> "CharDfa":
-        """The same automaton without states that no matching text goes through, and with as few classes as possible."""
+        """The same automaton without states that no matching text visits, and with as few classes as possible."""
         if self.is_trimmed:
             return self
         live = live_states(self.rows, self.accepting)
@@ -179,9 +179,10 @@ class CharDfa:
         return 0 not in live_states(self.rows, self.accepting)
 
     def lengths(self) -> tuple[int, int | None] | None:
-        """The lengths of the shortest and the longest matching text (None: there is no longest); None without any text.
+        """The lengths of the shortest and the longest matching text; None if no text matches.
 
-        Bounds on the length that a schema has beside a pattern change nothing where these lie within them.
+        The second length is None if there is no longest text. A schema's bounds on the length change nothing if both
+        lengths lie within them.
         """
         dfa = self.trimmed()
         if not dfa.accepting:
@@ -201,7 +202,7 @@ class CharDfa:
         return least, longest[0]
 
     def to_expr(self) -> Expr:
-        """The same texts as an expression over `Chars`: an automaton without dead states, or something simpler."""
+        """An expression over `Chars` for the same texts: an automaton without dead states, or something simpler."""
         dfa = self.trimmed()
         if not dfa.accepting:
             return NEVER
@@ -225,9 +226,9 @@ class CharDfa:
 
 
 def as_repeat(expr: Expr) -> tuple[CharRanges, int, int | None] | None:
-    """(characters, least, most) where the expression is a run of characters of one set, and None where it is not.
+    """(characters, least, most) if the expression is a run of characters of one set, else None.
 
-    So a pattern such as `^[a-z]+$` beside a length stays a count, however long.
+    With it, a pattern such as `^[a-z]+$` beside a length becomes a count, however large the length is.
     """
     match expr:
         case Chars(ranges):
@@ -247,9 +248,9 @@ def as_repeat(expr: Expr) -> tuple[CharRanges, int, int | None] | None:
 
 
 def fit_length(expr: Expr, least: int, most: int | None) -> Expr | None:
-    """The texts of an expression that are `least` to `most` characters long, where counts alone can say so, else None.
+    """The texts of an expression that are `least` to `most` characters long; None if this needs more than a count.
 
-    They can where all parts have a fixed length but one, which repeats an item of a fixed length.
+    A count suffices if every part has a fixed length, except for one that repeats an item of a fixed length.
     """
     run = as_repeat(expr)
     if run is not None:
@@ -276,7 +277,7 @@ def fit_length(expr: Expr, least: int, most: int | None) -> Expr | None:
 
 
 def fixed_length(expr: Expr) -> int | None:
-    """How many characters every text of the expression has; None where they differ or it is not known."""
+    """How many characters every text of the expression has; None if texts differ in length, or may do so."""
     match expr:
         case Chars():
             return 1
@@ -318,7 +319,7 @@ def _determinise(nfa: Nfa, limits: Limits) -> CharDfa:
     starts = {ranges[0][0]: i for i, ranges in enumerate(classes)}
     lows = sorted((low, starts[ranges[0][0]]) for ranges in classes for low, _ in ranges)
     points = [low for low, _ in lows]
-    # Every set is a union of classes, so the classes that begin inside it are those that it is made of.
+    # Every set is a union of classes. They are the classes with an interval that begins inside the set.
     members = [
         sorted({i for low, high in ranges for _, i in lows[bisect_right(points, low - 1) : bisect_right(points, high)]})
         for ranges in nfa.sets

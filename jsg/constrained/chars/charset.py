@@ -1,4 +1,4 @@
-"""Sets of characters as sorted closed intervals of code points (`CharRanges`), and the sets that patterns name.
+"""Sets of characters as sorted closed intervals of code points (`CharRanges`), and the named sets of patterns.
 
 A character is a Unicode scalar value: no set that these functions return holds a surrogate (U+D800 to U+DFFF). The
 intervals of every result ascend, and they neither touch nor overlap.
@@ -82,7 +82,7 @@ def union(*sets: CharRanges) -> CharRanges:
 
 
 def of_ranges(ranges: Iterable[tuple[int, int]]) -> CharRanges:
-    """The characters of closed intervals, which may overlap and stand in any order; surrogates are left out."""
+    """The characters of closed intervals, in any order and with overlaps; surrogates are left out."""
     merged: list[list[int]] = []
     for low, high in sorted(ranges):
         if merged and low <= merged[-1][1] + 1:
@@ -102,7 +102,7 @@ def of_ranges(ranges: Iterable[tuple[int, int]]) -> CharRanges:
 
 
 def of(characters: Iterable[str | int]) -> CharRanges:
-    """The characters of a string, or of characters and code points."""
+    """The set of these characters and code points."""
     points = (ord(item) if isinstance(item, str) else item for item in characters)
     return of_ranges((point, point) for point in points)
 
@@ -153,13 +153,13 @@ def size(ranges: CharRanges) -> int:
 
 
 def partition(sets: Iterable[CharRanges]) -> list[CharRanges]:
-    """The coarsest disjoint sets of which each given set is a union; what is in none of them is left out."""
+    """The coarsest disjoint sets such that each given set is a union of some; characters in no set are left out."""
     events: dict[int, set[int]] = {}
     for i, ranges in enumerate(dict.fromkeys(sets)):
         for low, high in ranges:
             events.setdefault(low, set()).symmetric_difference_update((i,))
             events.setdefault(high + 1, set()).symmetric_difference_update((i,))
-    # A Python int holds the membership, so that a step costs no more than the sets that begin or end there.
+    # `members` has a bit for each set, so that the cost of a point is only that of the sets that begin or end there.
     parts: dict[int, list[tuple[int, int]]] = {}
     members = start = 0
     for point in sorted(events):
@@ -173,7 +173,7 @@ def partition(sets: Iterable[CharRanges]) -> list[CharRanges]:
 
 @functools.cache
 def where(predicate: Callable[[str], bool]) -> CharRanges:
-    """The characters that a method of `str` such as `str.isalnum` is true for. Takes about 0.1 s once for each."""
+    """The characters for which a method of `str`, such as `str.isalnum`, is true. The first call takes about 0.1 s."""
     return _by_value(predicate).get(True, NONE)
 
 
@@ -185,10 +185,10 @@ def unicode_word() -> CharRanges:
 
 @functools.lru_cache(maxsize=256)
 def general_category(name: str) -> CharRanges | None:
-    r"""The characters of a general category as in `\p{Lu}`, by its short or long name; None for an unknown name.
+    r"""The characters of a general category such as `\p{Lu}`, by its short or long name; None for an unknown name.
 
-    `Any`, `ASCII` and `Assigned` are known too, and names after `General_Category=` or `gc=`. Takes about 0.2 s for the
-    first name that is asked for.
+    `Any`, `ASCII` and `Assigned` are known too. A name may have `General_Category=` or `gc=` before it. The first call
+    takes about 0.2 s.
     """
     for prefix in ("General_Category=", "gc="):
         if name.startswith(prefix):
@@ -206,7 +206,7 @@ def general_category(name: str) -> CharRanges | None:
 
 
 def fold(ranges: CharRanges) -> CharRanges:
-    """The set with every character that differs from one of its own by case only (Unicode simple case folding)."""
+    """The set, and every character that differs only by case from one in the set (Unicode simple case folding)."""
     cased, classes = _case_classes()
     extra: list[tuple[int, int]] = []
     for low, high in ranges:
@@ -226,7 +226,7 @@ def _categories() -> dict[str, CharRanges]:
 
 
 def _by_value[Value: Hashable](value_of: Callable[[str], Value]) -> dict[Value, CharRanges]:
-    """The characters that each value of a function of characters stands for."""
+    """For each value of a function, the characters for which the function has this value."""
     runs: dict[Value, list[tuple[int, int]]] = {}
     for low, high in UNIVERSE:
         point = low
@@ -239,13 +239,13 @@ def _by_value[Value: Hashable](value_of: Callable[[str], Value]) -> dict[Value, 
 
 @functools.cache
 def _case_classes() -> tuple[list[int], dict[int, tuple[int, ...]]]:
-    """Code points that have other cases, ascending, and for each of them all that are equal to it but for case."""
+    """The code points that have other cases, ascending, and for each all code points that differ from it by case."""
     by_folded: dict[int, list[int]] = {}
     for point in range(0x20000):  # No script beyond the second plane has cases.
         character = chr(point)
         folded = character.casefold()
         if len(folded) > 1:
-            folded = character.lower()  # The full folding is longer than a character; the simple one is its lower case.
+            folded = character.lower()  # Full case folding gives several characters; the simple one is the lower case.
         target = ord(folded) if len(folded) == 1 else point
         if target != point:
             by_folded.setdefault(target, [target]).append(point)

@@ -1,7 +1,7 @@
 """Turns expressions over characters into expressions over bytes.
 
-The caller tells `lower` how a set of characters is written where the expression stands. In plain text that is `utf8`;
-inside a JSON string a character may be escaped, too.
+The caller tells `lower` how to encode a set of characters. In plain text the encoding is `utf8`; inside a JSON string a
+character may also be escaped.
 """
 
 import itertools
@@ -26,11 +26,11 @@ from jsg.constrained.utf8 import utf8
 
 
 def lower(expr: Expr, encode: Callable[[CharRanges], Expr] = utf8) -> Expr:
-    """The expression with every `Chars` replaced by what `encode` makes of its set; neighbouring literals are joined.
+    """The expression with `encode` applied to the set of every `Chars`. Neighbouring literals are joined.
 
-    What stands in several places of `expr` as one object is one object in the result.
+    An object that occurs several times in `expr` becomes one object in the result.
     """
-    # By identity: the hash of a deep expression costs as much as a walk through it. `expr` as a whole keeps all alive.
+    # The keys are identities, because to hash a deep expression is to walk through it. `expr` keeps its parts alive.
     done: dict[int, Expr] = {}
 
     def lowered(part: Expr) -> Expr:
@@ -56,7 +56,7 @@ def lower(expr: Expr, encode: Callable[[CharRanges], Expr] = utf8) -> Expr:
 
 
 def _join(parts: Sequence[Expr]) -> Expr:
-    """The parts in a row, with neighbouring literals as one."""
+    """The parts in a row, with neighbouring literals joined."""
     joined: list[Expr] = []
     row = seq(*parts)
     items = row.parts if isinstance(row, Seq) else (row,)
@@ -68,7 +68,7 @@ def _join(parts: Sequence[Expr]) -> Expr:
 
 
 def _merge(options: Sequence[Expr]) -> Expr:
-    """Any of the options, with those that are literals as one set of words."""
+    """Any of the options, with all literals merged into one set of words."""
     words: set[bytes] = set()
     others: list[Expr] = []
     has_empty = False

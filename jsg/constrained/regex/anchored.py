@@ -1,12 +1,12 @@
-"""Expressions whose texts must stand at the start or at the end of the whole text: the meaning of anchors.
+"""Anchors (`^` and `$`) of patterns, as expressions of a grammar.
 
-An anchor matches no character; it asserts where it stands. A grammar has no such thing. So a piece of a pattern is kept
-as up to four expressions: one of the texts that assert nothing, one of those that must begin where the whole text
-begins, one of those that must end where it ends, and one of those that must do both. Putting pieces together combines
-these, and nothing is left to assert when the pattern is whole.
+An anchor matches no character. It asserts that the start or the end of the whole text is at its place, which no
+expression of a grammar can say. So a piece of a pattern is kept as up to four expressions, by what their texts assert:
+nothing, that they begin where the whole text begins, that they end where it ends, or both. Joining pieces joins these
+expressions. When the pattern is complete, every assertion is resolved.
 
     (^|x)a    "xa" asserts nothing; "a" must be at the start
-    a^        matches nothing, because a character comes before what must be at the start
+    a^        matches nothing, because "a" comes before the place that must be the start
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Piece:
     """A piece of a pattern.
 
     Attributes:
-        parts: By what is asserted (0, AT_START, AT_END or both) the texts that assert it; None where there are none.
+        parts: The texts by what they assert (0, AT_START, AT_END or both); None where there are none.
     """
 
     parts: tuple[Part | None, Part | None, Part | None, Part | None]
@@ -74,7 +74,7 @@ def concatenate(pieces: Sequence[Piece]) -> Piece:
         row.append(piece)
     if run or not row:
         row.append(_plain(run))
-    # In halves: one after another would nest the result as deep as the row is long.
+    # Neighbours are joined in pairs. Joining them one after another would nest the result as deep as the row is long.
     while len(row) > 1:
         row = [_pair(*row[i : i + 2]) if i + 1 < len(row) else row[i] for i in range(0, len(row), 2)]
     return row[0]
@@ -86,10 +86,10 @@ def any_of(pieces: Sequence[Piece]) -> Piece:
 
 
 def repeat(piece: Piece, least: int, most: int | None) -> Piece:
-    """The piece `least` to `most` times (None: without end).
+    """The piece `least` to `most` times; None for `most` means any number.
 
-    Of the repetitions that are not empty only the first can be at the start and only the last at the end. Empty ones
-    may stand anywhere among them and make up for any number that is missing.
+    Among the repetitions that are not empty, only the first can be at the start and only the last at the end. If the
+    piece can be empty, empty repetitions make up for any number that is missing.
     """
     plain, starts, ends, spans = piece.parts
     if most == 0:
@@ -124,7 +124,7 @@ def repeat(piece: Piece, least: int, most: int | None) -> Piece:
 
 
 def matched(piece: Piece) -> Expr:
-    """The texts that match as a whole."""
+    """The texts that the piece matches from the first character to the last."""
     return _alt([part.expr for part in piece.parts if part is not None])
 
 
@@ -164,7 +164,7 @@ def _pair(left: Piece, right: Piece) -> Piece:
         for after, second in enumerate(right.parts):
             if first is None or second is None:
                 continue
-            # What is at the start has nothing before it, and what is at the end nothing after it.
+            # Nothing comes before a text at the start, and nothing after a text at the end.
             if (after & AT_START and not first.is_nullable) or (before & AT_END and not second.is_nullable):
                 continue
             kept_first = Part(EMPTY, True) if after & AT_START else first
@@ -183,7 +183,7 @@ def _piece(found: dict[int, list[Part]]) -> Piece:
 
 
 def _alt(options: Sequence[Expr]) -> Expr:
-    """Any of the options, with single characters as one set. Compares nothing deep, unlike `ir.alt`."""
+    """Any of the options, with single characters merged into one set. Unlike `ir.alt` it compares no nested parts."""
     flat: list[Expr] = []
     for option in options:
         flat.extend(option.options if isinstance(option, Alt) else (option,))
@@ -198,14 +198,14 @@ def _alt(options: Sequence[Expr]) -> Expr:
 
 
 def _times(part: Part | None, least: int, most: int | None) -> list[Part]:
-    """The part so many times; no part at all where there is no such text."""
+    """The part `least` to `most` times; an empty list where there is no such text."""
     if part is None:
         return [Part(EMPTY, True)] if least == 0 else []
     return [Part(_repeated(part.expr, least, most), least == 0 or part.is_nullable)]
 
 
 def _repeated(item: Expr, least: int, most: int | None) -> Expr:
-    """The item so many times. A count of counts becomes one count where that matches the same texts."""
+    """The item `least` to `most` times. A repetition of a repetition becomes one where that matches the same texts."""
     if most == 0 or item == EMPTY:
         return EMPTY
     if (least, most) == (1, 1):
@@ -218,7 +218,10 @@ def _repeated(item: Expr, least: int, most: int | None) -> Expr:
 
 
 def _merged_counts(inner: tuple[int, int | None], outer: tuple[int, int | None]) -> tuple[int, int | None] | None:
-    """The counts of x{inner}{outer} as x{counts}; None where some number between the least and the most is missing."""
+    """The counts with which x{counts} matches the same as x{inner}{outer}; None where there are none.
+
+    There are none where x{inner}{outer} cannot repeat x some number of times between its least and its most.
+    """
     least = inner[0] * outer[0]
     most = None if inner[1] is None or outer[1] is None else inner[1] * outer[1]
     if max(least, most or 0) > MAX_COUNT:
@@ -231,7 +234,7 @@ def _merged_counts(inner: tuple[int, int | None], outer: tuple[int, int | None])
 
 
 def _shortest(expr: Expr, end: int) -> Expr:
-    """A smaller expression of the same texts where anything may come before (`end` 0) or after (`end` -1)."""
+    """A smaller expression that does the same where any text may come before it (`end` 0) or after it (`end` -1)."""
     parts: list[Expr] = [*expr.parts] if isinstance(expr, Seq) else [expr]
     while parts and isinstance(part := parts[end], Repeat):
         if part.min > 0:

@@ -1,7 +1,8 @@
-"""The inner loops over bytes: they read texts, walk over the token trie, and answer what may come next.
+"""The inner loops over bytes: they read texts, walk over the token trie, and find out what may come next.
 
-As in `steps.py`, a row of `Memory.heads` holds the heads of one place, and nothing allocates. A kernel that returns
-STOPPED asks its caller to enlarge the array that is full and to call it again. Steps are paid for as in `states.py`.
+As in `steps.py`, a row of `Memory.heads` holds the heads at one place of the text, and nothing allocates. A kernel that
+returns STOPPED asks its caller to enlarge the array that is full and to call it again. Steps are paid for as in
+`states.py`.
 """
 
 import numpy as np
@@ -42,14 +43,14 @@ from jsg.constrained.run.steps import may_finish, step_heads, step_row
 from jsg.constrained.tables import ARGUMENT, BRANCH_BIT, END_SEPARATOR, KIND, StaticTables
 
 _VISIT_STEPS = 8
-"""Steps for a node of a trie."""
+"""Steps that a visit to a node of a trie costs."""
 _MOST_TEXT_STEPS = 600_000
-"""The most steps for each head to find out whether ordinary text may come. A walk takes two or three million for it."""
+"""The most steps for each head to find out whether all ordinary text may come. A walk takes two or three million."""
 
 
 @compiled
 def advance(t: StaticTables, m: Memory, data: GivenBytes1) -> int:
-    """Reads bytes from the heads in row 0; returns the row with those after them (-1: not possible), or STOPPED."""
+    """Reads bytes from the heads in row 0. Returns the row with the heads then, -1 if there are none, or STOPPED."""
     row = 0
     for k in range(len(data)):
         number = step_heads(t, m, row, int(t.classes[data[k]]), 1 - row)
@@ -66,7 +67,7 @@ def advance(t: StaticTables, m: Memory, data: GivenBytes1) -> int:
 
 @compiled
 def is_accepting(t: StaticTables, m: Memory) -> int:
-    """Whether the text may end here: from some head one level after another, down to the bottom. 0, 1 or STOPPED."""
+    """Whether the text may end here: 0, 1 or STOPPED. It may if all open levels of some head may end, one by one."""
     for k in range(m.heads[0, 0]):
         state, frame = m.heads[0, 1 + 2 * k], np.int64(m.heads[0, 2 + 2 * k])
         while m.states[state, ENDS] > 0:
@@ -91,7 +92,7 @@ def is_accepting(t: StaticTables, m: Memory) -> int:
 
 @compiled
 def possible_classes(t: StaticTables, m: Memory, most: int, out: Bytes1) -> int:
-    """Marks in uint8[classes] what may come next; returns how many, at most `most`, or STOPPED."""
+    """Marks in uint8[classes] the classes that may come next. Returns their number, at most `most`, or STOPPED."""
     found = 0
     for klass in range(t.sets.shape[1]):
         number = step_heads(t, m, 0, klass, 1)
@@ -106,7 +107,7 @@ def possible_classes(t: StaticTables, m: Memory, most: int, out: Bytes1) -> int:
 
 @compiled
 def expand_heads(t: StaticTables, m: Memory) -> int:
-    """Works out what the states of the heads do, as far as that is done at once; 0, or STOPPED."""
+    """Calls `expand_plain` for the states of the heads. Returns 0, or STOPPED."""
     for k in range(m.heads[0, 0]):
         if expand_plain(t, m, m.heads[0, 1 + 2 * k]) == STOPPED:
             return STOPPED
@@ -134,13 +135,13 @@ def walk(
     first_byte: GivenBytes1,
     mask: Words1,
 ) -> int:
-    """Sets the bit of every token of a trie that may come next; returns 0, or STOPPED. Row d is for depth d."""
+    """Sets the bit of every token of a trie that may come next. Returns 0, or STOPPED. Row d is for depth d."""
     heads, trans, classes, rows, counters = m.heads, m.trans, t.classes, len(m.heads), m.counters
     for child in range(len(first)):
         counters[FUEL] -= 1
         if heads[0, 0] == 1 and trans[heads[0, 1], classes[first_byte[child]]] == DEAD:
             continue
-        # All nodes from `begin` to `node` may be reached. Their tokens lie one after another, and are taken together.
+        # All nodes from `begin` to `node` can be reached. Their tokens are neighbours, so they are added together.
         node = begin = int(first[child])
         end = skip[node]
         while node < end:
@@ -187,9 +188,9 @@ def copy_heads(source: Ints2, row: int, target: Ints2, target_row: int, column: 
 
 @inlined
 def find_node(m: Memory, nodes: Ints2, slots: Ints1, size: int, spelled: int) -> int:
-    """Adds row 1 of the heads with a state of the characters to `nodes`, once; returns how many nodes there are.
+    """Adds a node to `nodes` unless it is there: the heads in row 1 and the state `spelled` of the characters.
 
-    `slots` int32[2^n] is a hash table of the nodes.
+    `slots` int32[2^n] is a hash table of the nodes. Returns the number of nodes.
     """
     nodes[size, 0] = spelled
     copy_heads(m.heads, 1, nodes, size, 1)
@@ -212,9 +213,10 @@ def find_node(m: Memory, nodes: Ints2, slots: Ints1, size: int, spelled: int) ->
 
 @compiled
 def spell(t: StaticTables, chars: GivenShorts2, starts: Ints1, spelled: Ints1) -> int:
-    """Writes a set of characters in the classes of bytes of a grammar, as `accepts_all` wants it; returns the length.
+    """Translates a set of characters to a grammar's classes of bytes, in the form for `accepts_all`.
 
-    `chars` int16[states, 256] is as in `Slice.chars`; there is room for states + 1 and for as many as it has entries.
+    `chars` int16[states, 256] is as in `Slice.chars`. `starts` has room for states + 1 numbers, and `spelled` for as
+    many as `chars` has entries. Returns how many of `spelled` are used.
     """
     size = 0
     for state in range(len(chars)):
@@ -234,11 +236,12 @@ def spell(t: StaticTables, chars: GivenShorts2, starts: Ints1, spelled: Ints1) -
 
 @compiled
 def accepts_all(t: StaticTables, m: Memory, starts: GivenInts1, spelled: GivenInts1, nodes: Ints2, slots: Ints1) -> int:
-    """How many nodes it takes to see that every text of at most `counters[FROZEN]` of some characters may come next.
+    """Proves that every text of at most `counters[FROZEN]` characters of a set may come next.
 
-    The characters are an automaton: from its state s, for each i from `starts[s]` to `starts[s + 1]`, bytes of class
-    `spelled[i] & 255` lead to its state `spelled[i] >> 8`; state 0 is a boundary between characters. A node, a row of
-    `nodes` int32[..., 2 + 2 * heads], is a state of it and heads. Returns 0 where it is not so, or takes too many.
+    The set is an automaton: from its state s, for each i from `starts[s]` to `starts[s + 1]`, bytes of class
+    `spelled[i] & 255` lead to its state `spelled[i] >> 8`. State 0 is a boundary between characters. A node is a state
+    of the automaton with heads, and a row of `nodes` int32[..., 2 + 2 * heads]. Returns the number of nodes, 0 if some
+    text may not come or the proof needs too many nodes or steps, or STOPPED.
     """
     for slot in range(len(slots)):
         slots[slot] = -1
@@ -281,10 +284,11 @@ def accepts_all(t: StaticTables, m: Memory, starts: GivenInts1, spelled: GivenIn
 def text_room(
     t: StaticTables, m: Memory, starts: GivenInts1, spelled: GivenInts1, nodes: Ints2, slots: Ints1, most: int
 ) -> int:
-    """Twice the number of characters, at most `most`, of which every text may come next; one more if no longer one may.
+    """Finds the largest n up to `most` such that every text of n characters may come next. Returns 2 * n, or STOPPED.
 
-    One character a round. Arguments are as for `accepts_all`; heads behind the character of this round have -1 for a
-    state of the characters. Too many ways to follow end it as if some text could not come.
+    It returns 2 * n + 1 if no longer text may come. Each round reads one character. The arguments are as for
+    `accepts_all`; nodes behind the character of this round have -1 for the state of the characters. If there are too
+    many nodes or steps, the search ends as if some text could not come.
     """
     nodes[0, 0] = 0
     copy_heads(m.heads, 0, nodes, 0, 1)
@@ -293,7 +297,7 @@ def text_room(
         for slot in range(len(slots)):
             slots[slot] = -1
         size, done = first, 0
-        some, others = False, False  # whether some texts can go on, and others cannot
+        some, others = False, False  # whether some texts can continue, and whether others cannot
         while done < size:
             if nodes[done, 0] >= 0:
                 for k in range(1 + 2 * nodes[done, 1]):
@@ -313,8 +317,8 @@ def text_room(
         if others:
             return 2 * room + 1
         room += 1
-        # The nodes behind the character begin the next round. If they are those that this round began with, so is each
-        # later round.
+        # The nodes behind the character begin the next round. If this round began with the same nodes, every later
+        # round will be like it.
         after = 0
         is_same = first == 1
         for i in range(first, size):
@@ -332,9 +336,10 @@ def text_room(
 
 @compiled
 def forced_run(t: StaticTables, m: Memory, only_byte: Shorts1, least: int, out: Bytes1) -> int:
-    """Writes the bytes that must come next one after another; returns how many, or STOPPED. Row 0 is then behind them.
+    """Writes the forced bytes to `out`. Returns their number, or STOPPED. Row 0 then has the heads behind them.
 
-    `only_byte` int16[classes] is the byte of a class that has no other, else -1. It ends where `least` fuel is left.
+    `only_byte` int16[classes] is the byte of each class that has a single byte, else -1. The kernel ends early when
+    less than `least` fuel is left.
     """
     for place in range(len(out)):
         if m.counters[FUEL] < least:

@@ -1,4 +1,4 @@
-"""Reads the bytes of a text: a machine says which may come next, where the text may end, and which are forced."""
+"""The machine of a grammar. It reads the bytes of a text and says which may come next, and whether the text may end."""
 
 import contextlib
 import threading
@@ -37,29 +37,30 @@ from jsg.constrained.tables import MAX, MIN, NUM_REQUIRED, UNBOUNDED, StaticTabl
 from jsg.errors import GrammarError
 
 Config = tuple[tuple[int, int], ...]
-"""What a machine knows of a text: (state, frame) of each way to read it; frame -1 is the bottom. The ways stand in the
-order in which they were found, which does not depend on how the text was cut into tokens."""
+"""What a machine knows of a text: (state, frame) of each way to read it; frame -1 is the bottom. The ways are in the
+order in which they were found, which does not depend on how the text was split into tokens."""
 
 _CHAR_NODES = 2048
 _ROOM_NODES = 256
 _BYTES_PER_TEXT = 80
-"""About what it takes to remember whether a state takes all text of a kind."""
+"""About how many bytes it takes to remember for a state whether all text of one slice may come next."""
 _BYTES_PER_STEP = 2
-"""Bytes of new memory that cost one step."""
+"""How many bytes of new memory cost one step."""
 _MOST_CONTENTS = 64
-"""The most frames whose contents are compared. Where there are more, frames are told apart by their numbers."""
+"""The most frames that are compared by their contents. If there are more, they are compared by their numbers."""
 _STEPS_PER_FRAME = 1000
-"""Steps to compare the contents of a frame."""
+"""Steps that comparing the contents of a frame costs."""
 _HINT_STEPS = 10_000_000
-"""Steps that finding forced bytes may take, and steps that it leaves to the text in any case."""
+"""The most steps that finding forced bytes may take, and the steps that it always leaves for the text."""
 _LEAST_GROWTH = 1.25
-"""The factor by which an array grows where there is no room to double it."""
+"""The factor by which an array grows if doubling it would exceed the limit."""
 
 
 class Machine:
-    """Reads texts of one grammar. Threads may share it: one reads at a time, and it does not hold the GIL.
+    """Reads texts of one grammar. Threads may share it: one of them reads at a time, and reading releases the GIL.
 
-    States are made when a text first needs them. Configurations are values, so whoever keeps one can go back to it.
+    States are made when a text first needs them. Configurations are values, so a caller that keeps one can go back to
+    it.
 
     Invariants: the numbers in a configuration stay valid until `compact`.
     """
@@ -70,9 +71,10 @@ class Machine:
         Args:
             static: The grammar.
             limits: The most that states, stacks and walks may cost.
-            max_token_len: Bytes of the longest token, for `frames_read`; None: counts are told apart exactly.
+            max_token_len: Bytes of the longest token, with which `frames_read` can treat different counts as equal;
+                None means that all counts differ.
         """
-        from jsg.constrained.run import kernels, states  # they load numba, which only those who mask should pay for
+        from jsg.constrained.run import kernels, states  # these load numba, which only a process that masks needs
 
         self._kernels = kernels
         self._states = states
@@ -82,9 +84,9 @@ class Machine:
         self._lock = threading.Lock()
         self._is_paid = False
         self._memory = new_memory(static, limits)
-        # By identity, so it holds the key.
+        # The keys are identities of arrays. The values hold the arrays, so that no other one gets such an identity.
         self._alphabets: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = {}
-        # The nodes of `accepts_all` and their hash table. Pages of these arrays that are never touched take no memory.
+        # The nodes of `accepts_all` and their hash table. Untouched memory pages of these arrays cost nothing.
         self._room = np.empty((_CHAR_NODES, 2 + 2 * limits.heads), np.int32), np.empty(2 * _CHAR_NODES, np.int32)
         self._known_text: dict[tuple[int, int], dict[int, bool]] = {}
         sizes = np.bincount(static.classes, minlength=static.num_classes)
@@ -96,9 +98,10 @@ class Machine:
 
     @contextlib.contextmanager
     def paid_by(self, account: Account | None) -> Iterator[None]:
-        """Counts all questions inside as the work for one mask, and adds it to the account. For one thread at a time.
+        """A context in which all questions together may take the steps of one mask, which the account pays for.
 
-        Outside of it, each question may take as much as a mask. A question raises GrammarError where no steps are left.
+        Only one thread may use it at a time. Outside of it, each question may take the steps of a mask. A question
+        raises GrammarError when no steps are left.
         """
         limits = self._limits
         most = limits.mask_steps if account is None else min(limits.mask_steps, account.steps_left(limits))
@@ -118,7 +121,7 @@ class Machine:
         return self._start
 
     def advance(self, config: Config, data: bytes) -> Config | None:
-        """The configuration after more bytes; None where they cannot come."""
+        """The configuration after these bytes; None if they may not come next."""
         with self._lock:
             row = self._run(self._kernels.advance, config, np.frombuffer(data, np.uint8))
             return None if row < 0 else self._config(row)
@@ -129,7 +132,7 @@ class Machine:
             return bool(self._run(self._kernels.is_accepting, config))
 
     def can_continue(self, config: Config) -> bool:
-        """Whether some byte may come next."""
+        """Whether any byte may come next."""
         with self._lock:
             return self._possible(config, 1)[0] > 0
 
@@ -140,10 +143,10 @@ class Machine:
             return set(np.flatnonzero(classes[self._static.classes]).tolist())
 
     def forced_run(self, config: Config, max_bytes: int) -> bytes:
-        """The bytes that must come next, as far as nothing else may and the text may not end; whole characters only.
+        """The forced bytes: those up to the first place where there is a choice or the text may end.
 
-        Where they are many and hard to find, only the first of them are given: they are a hint, and no text may run out
-        of steps for it.
+        Only complete characters are given. If finding all of them costs too many steps, only the first are given,
+        because they are a hint and the text must not run out of steps for it.
         """
         out = np.zeros(max_bytes, np.uint8)
         with self._lock:
@@ -159,7 +162,7 @@ class Machine:
         data = out[:length].tobytes()
         if not classes[self._static.classes[0x80:0xC0]].any():
             return data
-        # A character is not complete: go back to before its first byte.
+        # The last character is incomplete, so it is cut off.
         while data and 0x80 <= data[-1] < 0xC0:
             data = data[:-1]
         return data[:-1] if data and data[-1] >= 0xC0 else data
@@ -170,26 +173,25 @@ class Machine:
         """Sets the bit of every token of the trie that may come next.
 
         Args:
-            config: Where the text stands.
+            config: The configuration of the text.
             trie: The tokens.
             mask: uint32[words], token t at bit t & 31 of word t >> 5.
 
         Returns:
-            How many open frames, counted from the top, it read: with `frames_read` of so many, the mask serves other
-            configurations of the same states.
+            How many open frames, counted from the top, the walk read. The mask also holds for configurations of the
+            same states that have an equal `frames_read` for this number.
 
         Raises:
-            GrammarError: It took more fuel than there is.
+            GrammarError: The walk needs more steps than are left.
         """
         arrays = [_read_only(array) for array in trie]
         with self._lock:
             return self._tried(self._kernels.walk, config, *arrays, mask)[1]
 
     def frames_read(self, config: Config, depth: int) -> Hashable:
-        """A description of the uppermost `depth` frames, as far as they can matter to one token.
+        """A value for what the uppermost `depth` frames can mean to one token.
 
-        A mask that was made by a walk which read `depth` frames is right for every configuration of the same states
-        with an equal value.
+        If a walk read `depth` frames, its mask holds for every configuration of the same states with an equal value.
         """
         with self._lock:
             top = max([self._depth(frame) for _, frame in config])
@@ -198,11 +200,11 @@ class Machine:
                 return near_limit
             frames = [frame for _, frame in config]
             found: list[tuple[Hashable, int]] = []
-            # Whether two ways of reading become one depends on all frames below them, so where the frames below differ,
-            # whole stacks are compared.
+            # Whether two ways of reading become one depends on all frames below them. So if the frames below differ,
+            # the whole stacks are compared.
             for floor in (max(top - depth, -1), -1):
                 num_frames = sum([max(self._depth(frame) - max(floor, 0), 0) for frame in frames])
-                if num_frames > _MOST_CONTENTS:  # Equal numbers mean equal contents; such a mask serves less often.
+                if num_frames > _MOST_CONTENTS:  # Equal numbers mean equal contents, but fewer stacks have them.
                     return (near_limit, *frames)
                 self._spend(_STEPS_PER_FRAME * num_frames)
                 found = [self._above(frame, floor) for frame in frames]
@@ -211,21 +213,23 @@ class Machine:
             return (near_limit, *[contents for contents, _ in found])
 
     def accepts_all(self, config: Config, chars: np.ndarray, max_chars: int) -> tuple[bool, int]:
-        """Whether every text of at most `max_chars` characters of a set may come next, and how many frames it read.
+        """Whether every text of at most `max_chars` characters of a set may come next.
 
         Args:
-            config: Where the text stands.
-            chars: int16[states, 256], the set as an automaton over UTF-8: the next state or -1; 0 is a boundary.
+            config: The configuration of the text.
+            chars: int16[states, 256], the set as an automaton over UTF-8: the next state or -1. State 0 is the boundary
+                between characters.
             max_chars: At least 1.
 
         Returns:
-            True only where it is so; False where it is not, or would take long to find out. And frames as of `walk`.
+            (answer, how many open frames were read, as `walk` counts them). The answer may also be False because the
+            proof would take too long.
         """
         with self._lock:
             state, frame = config[0]
             known = self._known_text.setdefault((id(chars), max_chars), {})
             top = max([self._depth(frame) for _, frame in config])
-            # An answer that read no frame holds wherever the state stands, unless the stack is about to be full.
+            # An answer for which no frame was read holds for this state in any stack that is not nearly full.
             is_lasting = len(config) == 1 and not self._is_near_limit(top)
             if is_lasting and (answer := known.get(state)) is not None:
                 return answer, 0
@@ -246,27 +250,28 @@ class Machine:
             return size > 0, depth
 
     def text_room(self, config: Config, chars: np.ndarray, most: int) -> tuple[int, bool, int]:
-        """How many characters of a set every text may have that comes next, and whether none may have more.
+        """The largest number n such that every text of n characters of a set may come next.
 
         Args:
-            config: Where the text stands.
+            config: The configuration of the text.
             chars: As for `accepts_all`.
-            most: Where to stop; the flag is then False.
+            most: The highest number to try.
 
         Returns:
-            The number, the flag, and how many frames it read, as `walk` counts them.
+            (n, whether no longer text of the set may come, how many open frames were read, as `walk` counts them). The
+            second is False if n is `most`.
         """
         with self._lock:
             starts, spelled, firsts = self._spelled(chars)
             if self._is_barred(config, firsts):
-                # Some cannot come. It is exact only where none can, which is not worth a look.
+                # Some characters may not come. That none of them may come is not worth finding out.
                 return 0, False, 0
             nodes, slots = self._room[0][:_ROOM_NODES], self._room[1][: 2 * _ROOM_NODES]
             found, depth = self._tried(self._kernels.text_room, config, starts, spelled, nodes, slots, most)
             return found >> 1, bool(found & 1), depth
 
     def is_dead(self, config: Config, byte: int) -> bool:
-        """Whether a look at the states shows that a byte cannot come next. No frame is read."""
+        """Whether the states alone show that a byte may not come next. No frame is read."""
         with self._lock:
             klass = self._static.classes[byte]
             if any(self._memory.trans[state, klass] == UNKNOWN for state, _ in config):
@@ -278,40 +283,41 @@ class Machine:
 
     @property
     def num_states(self) -> int:
-        """States made so far."""
+        """The number of states made so far."""
         return int(self._memory.counters[STATES])
 
     @property
     def num_frames(self) -> int:
-        """Frames that are remembered."""
+        """The number of stored frames."""
         return int(self._memory.counters[FRAMES])
 
     @property
     def num_dropped(self) -> int:
-        """How often a way to read a text was given up because there were more than `Limits.heads`."""
+        """How often a way to read a text was dropped because there were more than `Limits.heads`."""
         return int(self._memory.counters[DROPPED])
 
     @property
     def num_bytes(self) -> int:
-        """Memory of what was made so far; the tables are not counted."""
+        """Memory of everything made so far, without the grammar's tables."""
         return num_bytes(self._memory) + _BYTES_PER_TEXT * sum(map(len, self._known_text.values()))
 
     @property
     def fullness(self) -> float:
-        """The share of what the machine may make that it has made. Above a half it is time to `compact`."""
+        """How much of its limits of states and memory the machine uses, from 0 to 1. Above 0.5 call `compact`."""
         limits = self._limits
         return max(self.num_states / limits.states, self.num_bytes / limits.machine_bytes)
 
     @property
     def needs_room(self) -> bool:
-        """Whether the last question was refused because the machine would have had to make more than it may."""
+        """Whether the last question was refused for lack of room for states or frames."""
         return 0 <= int(self._memory.counters[FULL]) < OUT_OF_FUEL
 
     def compact(self, live: Iterable[Config]) -> dict[Config, Config]:
-        """Forgets all states and frames that none of these configurations needs, and what was made of the others.
+        """Forgets all states and frames except those that these configurations need, and all transitions.
 
         Returns:
-            What each configuration has become. Others are void, but for `start`, which is always kept.
+            The new value of each configuration. Configurations that were not given become invalid. The one of `start`
+            is always kept.
         """
         with self._lock:
             configs = [*live, self._start]
@@ -332,7 +338,7 @@ class Machine:
             self._start = renamed[self._start]
             return renamed
 
-    # -- Inside; the lock is held
+    # -- Internal; the caller holds the lock
 
     def _forget_frames(self, keep: int) -> None:
         """Forgets all frames but the first `keep`."""
@@ -340,13 +346,13 @@ class Machine:
             self._states.forget_frames(self._memory, keep)
 
     def _is_barred(self, config: Config, firsts: np.ndarray) -> bool:
-        """Whether it is known already that no head can read some of these classes of bytes."""
+        """Whether there is one of these classes of bytes that, as is already known, no head can read."""
         if len(config) == 1:
             return bool((self._memory.trans[config[0][0], firsts] == DEAD).any())
         return bool((self._memory.trans[[state for state, _ in config]][:, firsts] == DEAD).all(axis=0).any())
 
     def _above(self, frame: int, floor: int) -> tuple[Hashable, int]:
-        """What the frames of a stack above a depth hold (negative: all of them), and the frame below them."""
+        """The contents of a stack's frames above a depth (of all frames, if negative), and the frame below them."""
         contents = []
         while frame >= 0:
             parent, back, loop, count, mask, depth, _ = self._memory.frames[frame].tolist()
@@ -357,7 +363,7 @@ class Machine:
         return (*contents, "bottom") if frame < 0 and floor < 0 else tuple(contents), frame
 
     def _count_left(self, loop: int, count: int) -> tuple[int, int]:
-        """How far a count is from both bounds of its loop, where one token can tell."""
+        """How far a count is from both bounds of its loop. Distances that no token can cross are equal."""
         if loop < 0:
             return 0, 0
         row, longest = self._static.loops[loop], self._max_token_len
@@ -377,12 +383,12 @@ class Machine:
         return np.array(sorted(needed), np.int64)
 
     def _is_near_limit(self, depth: int) -> bool:
-        """Whether one token may need more stack than there is, from so deep."""
+        """Whether a token that is read at this depth may exceed the limit of the stack."""
         longest = self._limits.stack if self._max_token_len is None else self._max_token_len
         return depth + longest * self._static.max_push > self._limits.stack
 
     def _spelled(self, chars: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """A set of characters in the classes of bytes of this grammar, as kernels want it; and its first bytes."""
+        """A set of characters in this grammar's classes of bytes, in the form for kernels, and its first classes."""
         found = self._alphabets.get(id(chars))
         if found is None:
             starts, spelled = np.empty(len(chars) + 1, np.int32), np.empty(chars.size, np.int32)
@@ -400,12 +406,12 @@ class Machine:
         return int(self._memory.frames[frame, DEPTH]) if frame >= 0 else 0
 
     def _possible(self, config: Config, most: int) -> tuple[int, np.ndarray]:
-        """How many classes of bytes may come next, counted up to `most`, and which."""
+        """How many classes of bytes may come next, counted up to `most`, and which they are."""
         classes = np.zeros(self._static.num_classes, np.uint8)
         return self._tried(self._kernels.possible_classes, config, most, classes)[0], classes
 
     def _tried(self, kernel: Callable[..., int], config: Config, *args: object) -> tuple[int, int]:
-        """The result of a kernel, and how many open frames, from the top, it read. Forgets the frames that it made."""
+        """The result of a kernel, and how many open frames from the top it read. Forgets the frames that it made."""
         keep, counters = self.num_frames, self._memory.counters
         counters[LOWEST] = UNBOUNDED
         try:
@@ -416,7 +422,7 @@ class Machine:
         return found, max(0, top - int(counters[LOWEST]) + 1)
 
     def _run(self, kernel: Callable[..., int], config: Config, *args: object) -> int:
-        """The result of a kernel for the heads of a configuration, with as much room as it needs."""
+        """The result of a kernel for the heads of a configuration. Arrays that are full are enlarged."""
         if not self._is_paid:
             self._memory.counters[FUEL] = self._limits.mask_steps
         while True:
@@ -433,7 +439,7 @@ class Machine:
         """Pays for steps that Python takes.
 
         Raises:
-            GrammarError: There are not so many steps left.
+            GrammarError: Fewer steps are left.
         """
         limits, counters = self._limits, self._memory.counters
         counters[FUEL] -= num_steps
@@ -449,19 +455,20 @@ class Machine:
         """Enlarges the array that was full.
 
         Raises:
-            GrammarError: It may not become larger, or no room would help.
+            GrammarError: The array may not become larger, or more room would not help.
         """
         limits = self._limits
         if which == OUT_OF_FUEL:
             self._spend(0)
         if which == TOO_MANY_CALLS:
             raise GrammarError(
-                f"one byte may begin more than {MAX_CALLS} rules at once; write what they have in common first"
+                f"one byte may begin at most {MAX_CALLS} rules at once, but here it begins more; write the text that "
+                "they have in common before them"
             )
         if which == STATES and self.num_states >= limits.states:
             raise GrammarError(f"the grammar needs more than {limits.states} states for this text; simplify it")
         bytes_before = num_bytes(self._memory)
-        self._spend(bytes_before // _BYTES_PER_STEP)  # the most that it may cost, beforehand
+        self._spend(bytes_before // _BYTES_PER_STEP)  # pays the most that it may cost; the rest is given back below
         larger = enlarged(self._memory, which, limits.states)
         if num_bytes(larger) > limits.machine_bytes:
             larger = enlarged(self._memory, which, limits.states, by=_LEAST_GROWTH)
@@ -478,7 +485,7 @@ class Machine:
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """A read-only view of the array, because numba would compile the kernels again for one that may be written to."""
+    """A read-only view of the array, because numba would compile the kernels again for a writeable array."""
     if not array.flags.writeable:
         return array
     array = array.view()

@@ -1,7 +1,8 @@
 """The masks of one grammar over one vocabulary. A mask is made when it is first needed, and equal masks are kept once.
 
-A mask is stored under exactly what decided it: the states that the text is in, whether the text may end there, and the
-open frames that were read to make it. Most masks read no frame, and such a mask serves its state everywhere.
+A mask is stored under exactly what decided it: the states of the text's configuration, whether the text may end there,
+and the open frames that were read to make it. Most masks need no frame, and such a mask holds for its states in any
+stack.
 """
 
 import hashlib
@@ -18,10 +19,11 @@ from jsg.constrained.run.vocab import Vocabulary
 from jsg.errors import GrammarError
 
 _BYTES_PER_ENTRY, _BYTES_PER_HEAD, _BYTES_PER_FRAME = 400, 70, 250
-"""About what an entry of the dictionary takes, each way to read the text in its key, and each frame in its key."""
+"""About how many bytes an entry of the dictionary takes: for itself, for each way to read the text in its key, and for
+each frame in its key."""
 _MAX_NAMED_BYTES = 8
 _COMMON_BYTE = ord("e")
-"""Where this byte may not come next, no text of ordinary characters may."""
+"""If this byte may not come next, then not all ordinary text may come next."""
 
 
 class Mask(NamedTuple):
@@ -39,7 +41,7 @@ class Mask(NamedTuple):
 class MaskCache:
     """Finds masks by configuration. Only one thread may use it at a time.
 
-    Invariants: equal masks are one object; forgetting all of them changes no answer.
+    Invariants: equal masks are one object, and forgetting all masks changes no answer.
     """
 
     def __init__(self, machine: Machine, vocabulary: Vocabulary):
@@ -58,10 +60,10 @@ class MaskCache:
         return len(self._masks) * self._vocabulary.num_words * 4 + self._entry_bytes
 
     def find(self, config: Config, is_complete: bool) -> Mask:
-        """The mask of a text that was read up to `config` and is complete there or not.
+        """The mask of a text with this configuration. `is_complete` says whether the text may end here.
 
         Raises:
-            GrammarError: No token is allowed, or the grammar needs more states than it may have.
+            GrammarError: No token is allowed, or the grammar needs more states than its limit.
         """
         machine = self._machine
         states = tuple([state for state, _ in config])
@@ -90,10 +92,10 @@ class MaskCache:
         self.ended = self._store(self.ended.words)
 
     def _taken(self, config: Config) -> tuple[NDArray[np.uint32], Trie, int]:
-        """The largest slice of the vocabulary that is known to be allowed without a walk.
+        """The largest slice of the vocabulary that is allowed as a whole, without a walk.
 
         Returns:
-            A mask of it, a trie of all other tokens, and how many frames were read to find out.
+            (the slice's mask, the trie of the other tokens, how many frames were read to choose the slice).
         """
         slices, deepest = self._vocabulary.slices, 0
 
@@ -111,7 +113,7 @@ class MaskCache:
         elif accepts(slices.long):
             part = slices.long
         else:
-            # Where a text has room for so many characters and no more, tokens of ordinary ones need no walk at all.
+            # If exactly the texts of up to `room` characters may come, tokens of ordinary characters need no walk.
             room, is_exact, depth = self._machine.text_room(config, slices.json.chars, LONG_CHARS)
             deepest = max(deepest, depth)
             if room and is_exact:
@@ -150,5 +152,5 @@ class MaskCache:
 
 
 def _num_frames(key: Hashable) -> int:
-    """How many frames have their contents in what `Machine.frames_read` gave."""
+    """How many frames have their contents in a value of `Machine.frames_read`."""
     return sum([len(part) for part in key if isinstance(part, tuple)]) if isinstance(key, tuple) else 0

@@ -1,4 +1,4 @@
-"""The arrays that a machine's kernels write to: small at first, and enlarged when a kernel says that one is full."""
+"""The arrays that a machine's kernels write to. They are small at first; one that a kernel calls full is enlarged."""
 
 from typing import NamedTuple
 
@@ -10,16 +10,16 @@ from jsg.constrained.tables import StaticTables
 
 STOPPED, TOO_DEEP, DEAD, UNKNOWN = -(1 << 30), -2, -1, 0
 
-# Indices of `counters`. The first of them say how much is used of each array that grows.
+# Indices of `counters`. The first of them count the used rows of each array that grows.
 STATES, MEMBERS, ACTIONS, FRAMES, ENTRIES, DEPTHS = range(6)
 FULL, STAMP, LOWEST, FUEL, MAX_STACK, MAX_HEADS, DROPPED, FROZEN, FROZEN_DEPTH, OFF_BOUNDARY, FAILED = range(6, 17)
 NUM_COUNTERS = 17
 OUT_OF_FUEL, TOO_MANY_CALLS = 6, 7
-"""Values of `counters[FULL]` beside the arrays: nothing can be enlarged."""
+"""Values of `counters[FULL]` that name no array: nothing can be enlarged."""
 
 FIRST, LENGTH, ENDS, IS_EXPANDED = range(4)
-"""Columns of `states`: where its members begin, how many they are, how many of them are ENDs; and whether all of its
-row of `trans` is known that `expand_plain` finds."""
+"""Columns of `states`: where the state's members begin, their number, how many of them are ENDs, and whether
+`expand_plain` has filled the state's row of `trans`."""
 
 PARENT, RETURN, FRAME_LOOP, COUNT, MASK, DEPTH, SLOT = range(7)
 """Columns of `frames`. FRAME_LOOP is -1 for a call."""
@@ -30,22 +30,23 @@ WITH_SEPARATOR, MISSING_ONLY = 1, 2
 
 
 class Memory(NamedTuple):
-    """All that a machine has made so far.
+    """Everything that a machine has made so far.
 
     Attributes:
-        trans: int32[states, classes]: UNKNOWN, DEAD, a state + 1, or -(place in `actions` + 2).
+        trans: int32[states, classes], what a state does on a class: UNKNOWN, DEAD, a state + 1, or
+            -(index in `actions` + 2).
         states: int32[states, 4].
-        members: int32[...], positions.
+        members: int32[...], the positions of all states.
         actions: int32[...]: (target state or -1, number of entries, (kind, first list or loop, return state) of each).
         frames: int64[frames, 7].
         state_index, frame_index: int32[2^n], hash tables of numbers, -1 where free.
-        entries: int64[2^n, 4]: (loop + 1, mask, flags, state), a hash table.
+        entries: int64[2^n, 4], a hash table of (loop + 1, mask, flags, state) for `state_in_loop`.
         list_state: int32[lists], the state of each list or -1.
-        marks: int64[positions], the stamp of the last set that a position was put into.
+        marks: int64[positions], the stamp of the last set that each position was added to.
         gather: int32[positions], the set that is being made.
-        calls: int32[MAX_CALLS, 2], (kind, argument) of what a byte may enter.
-        work: int32[MAX_WORK, 2], heads that one byte still has to be read by.
-        heads: int32[rows, 1 + 2 * heads], their number and (state, frame) of each; the last row is for trying.
+        calls: int32[MAX_CALLS, 2], (kind, argument) of each rule or loop that a byte may enter.
+        work: int32[MAX_WORK, 2], the heads that must still read the current byte.
+        heads: int32[rows, 1 + 2 * heads], in each row the number of heads, and (state, frame) of each.
         counters: int64[NUM_COUNTERS].
     """
 
@@ -67,8 +68,8 @@ class Memory(NamedTuple):
 
 
 _GROWING = {STATES: ("trans", "states"), MEMBERS: ("members",), ACTIONS: ("actions",), FRAMES: ("frames",)}
-_INDEX_SLOTS = 4  # of a hash table for each entry: few collisions
-_ROWS = 130  # of heads: tokens of 128 bytes
+_INDEX_SLOTS = 4  # slots of a hash table for each entry, so that collisions are rare
+_ROWS = 130  # rows of heads, enough for tokens of 128 bytes
 
 
 def new_memory(static: StaticTables, limits: Limits) -> Memory:
@@ -108,10 +109,10 @@ def num_bytes(memory: Memory) -> int:
 def enlarged(memory: Memory, which: int, most_states: int, by: float = 2) -> Memory:
     """The same memory with more room in one of its arrays. The hash tables of states and frames are then empty.
 
-    That of entries and the rows of heads are doubled in any case.
+    `by` is the factor. The table of entries and the rows of heads are always doubled.
     """
     if which == ENTRIES:
-        # Only a memo: what is forgotten is found again.
+        # The table is only a cache, so its contents are dropped.
         memory = memory._replace(entries=np.zeros((2 * len(memory.entries), 4), np.int64))
     elif which == DEPTHS:
         memory = memory._replace(heads=_longer(memory.heads, 2 * len(memory.heads)))
@@ -124,9 +125,9 @@ def enlarged(memory: Memory, which: int, most_states: int, by: float = 2) -> Mem
 
 
 def renewed(memory: Memory, static: StaticTables, limits: Limits, states: np.ndarray, frames: np.ndarray) -> Memory:
-    """A memory of these states of another one, by their new numbers, and of these frames; its hash tables are empty.
+    """A new memory with only these states of `memory`, in this order, and these frames. Its hash tables are empty.
 
-    What the states do has to be worked out again.
+    The transitions of the states are not copied.
     """
     fresh = new_memory(static, limits)
     rows = memory.states[states]
@@ -152,12 +153,12 @@ def _without_indexes(memory: Memory) -> Memory:
 
 
 def _free_slots(num_entries: int) -> np.ndarray:
-    """An empty hash table for so many entries; its length is a power of two."""
+    """An empty hash table for this number of entries. Its length is a power of two."""
     return np.full(1 << (_INDEX_SLOTS * num_entries - 1).bit_length(), -1, np.int32)
 
 
 def _longer(array: np.ndarray, size: int) -> np.ndarray:
-    """The array, with zeros after it up to a number of rows."""
+    """The array, padded with zeros to `size` rows."""
     result = np.zeros((max(size, len(array)), *array.shape[1:]), array.dtype)
     result[: len(array)] = array
     return result

@@ -1,12 +1,12 @@
-r"""Large parts of a vocabulary that a mask can take whole: the tokens that are ordinary text.
+r"""Slices: large parts of a vocabulary that a mask can allow as a whole, because their tokens are ordinary text.
 
 Inside a JSON string nearly all tokens are allowed. Walking over all of them takes a millisecond. It takes microseconds
-to find out that the string allows any ordinary character so many times, and then only the other tokens need a walk.
+to find out that the string allows a number of any ordinary characters, and then only the other tokens need a walk.
 
     short        long         json         text
     ≤ 10 chars ⊂ ≤ 30 chars ⊂ any number ⊂ " and \ too      each with the trie of all tokens that are not in it
                               words (letters, digits, _ and space) ⊃ lower (small letters); all of them ASCII
-    room[n]      all tokens of json with at most n chars, for a text that has room for just n
+    room[n]      all tokens of json with at most n chars, for a text with room for exactly n more
 """
 
 from typing import NamedTuple
@@ -27,13 +27,13 @@ _WORDS = _LOWER + _LOWER.upper() + b"0123456789_ "
 
 
 class Slice(NamedTuple):
-    """Tokens that are whole characters of one set, and not too many of them.
+    """Tokens that consist of complete characters of one set, up to a number of them.
 
     Attributes:
         mask: uint32[W], a bit for each of the tokens. Read-only.
-        rest: All tokens with text that are not among them.
-        chars: int16[states, 256], the characters as an automaton over their UTF-8: the next state, or -1; a character
-            ends in state 0, where it also begins. Read-only.
+        rest: All other tokens with text.
+        chars: int16[states, 256], the set as an automaton over UTF-8: the next state, or -1. Characters begin and end
+            in state 0. Read-only.
         max_chars: The most characters that one of the tokens has.
     """
 
@@ -48,7 +48,7 @@ class Slices(NamedTuple):
 
     Attributes:
         short, long, json, text, words, lower: Tokens of one set of characters.
-        room: For each number of characters up to `LONG_CHARS` the mask of the tokens of `json` with at most so many.
+        room: For each n up to `LONG_CHARS`, the mask of the tokens of `json` with at most n characters.
     """
 
     short: Slice
@@ -98,7 +98,7 @@ def mask_of(ids: NDArray[np.int32], num_words: int) -> NDArray[np.uint32]:
 
 
 def ordinary_chars(excluded: bytes) -> NDArray[np.int16]:
-    """All characters but controls (C0, DEL, C1) and those of the ASCII characters `excluded`; see `Slice.chars`."""
+    """All characters except controls (C0, DEL, C1) and the ASCII characters `excluded`; see `Slice.chars`."""
 
     def steps(rest: Rest) -> list[tuple[tuple[int, int], Rest]]:
         return [((first, last), after) for first, last, after in next_bytes(rest)]
@@ -128,7 +128,7 @@ def _ascii_chars(chars: bytes) -> NDArray[np.int16]:
 
 
 def _is_made_of(tokens: SortedTokens, chars: NDArray[np.int16]) -> NDArray[np.bool_]:
-    """bool[n], whether each token is made of whole characters of this set."""
+    """bool[n], whether each token consists of complete characters of this set."""
     lengths = np.diff(tokens.start)
     states = np.zeros(len(lengths), np.int16)
     rows = np.arange(len(lengths))

@@ -1,14 +1,14 @@
-"""Kernels that make states and frames, and find out what a state does on a byte. Equal ones are made once.
+"""Kernels that make states and frames, and find out what a state does on a byte. Equal states and frames are made once.
 
 A *state* is a set of positions that may come next on one level; END positions come first. A *frame* is one level that
-is open below the state. The frames form a tree towards the bottom, which is -1. Equal frames have one number, so equal
-stacks have one number too.
+is open below the state. The frames form a tree whose root, the bottom of every stack, is -1. Equal frames have one
+number, so equal stacks have one number too.
 
-Nothing here allocates. Where an array is full, a kernel writes its number into `counters[FULL]` and returns STOPPED;
-`machine.py` enlarges the array and calls the kernel again. What was made up to there is right and is kept.
+Nothing here allocates. If an array is full, a kernel writes its number into `counters[FULL]` and returns STOPPED;
+`machine.py` enlarges the array and calls the kernel again. Everything made until then is valid and is kept.
 
-Work is paid for in steps of `counters[FUEL]`, each of a nanosecond or two. A loop that could run away stops where no
-steps are left. Short work goes on, because such a loop stops soon after it.
+Work is paid for in steps of `counters[FUEL]`, each of a nanosecond or two. A loop that could be long stops when no
+steps are left. Short work only pays and does not stop, because such a loop stops soon after it.
 """
 
 from jsg.constrained.jit import compiled, inlined, inner
@@ -69,7 +69,7 @@ _FRAME_STEPS = 10
 
 @inlined
 def is_out_of_fuel(m: Memory) -> bool:
-    """Whether no steps are left; then the kernel has to return STOPPED."""
+    """Whether no steps are left. The kernel must then return STOPPED."""
     if m.counters[FUEL] >= 0:
         return False
     m.counters[FULL] = OUT_OF_FUEL
@@ -78,7 +78,7 @@ def is_out_of_fuel(m: Memory) -> bool:
 
 @inner
 def gather_list(t: StaticTables, m: Memory, number: int, size: int) -> int:
-    """Adds the positions of a list to the set that is being made; returns its new size."""
+    """Adds the positions of a list to the set in `gather`. Returns its new size."""
     stamp = m.counters[STAMP]
     m.counters[FUEL] -= 2 * (t.list_start[number + 1] - t.list_start[number])
     for k in range(t.list_start[number], t.list_start[number + 1]):
@@ -92,14 +92,14 @@ def gather_list(t: StaticTables, m: Memory, number: int, size: int) -> int:
 
 @inlined
 def mixed(value: int) -> int:
-    """A hash in [0, 2^32): small differences between values make large ones."""
+    """A hash in [0, 2^32). Values that differ little have very different hashes."""
     product = (int(value) * 2654435761) & 0xFFFFFFFF
     return product ^ (product >> 15)
 
 
 @inner
 def make_state(t: StaticTables, m: Memory, size: int) -> int:
-    """The number of the state whose positions are in `gather` and bear the current stamp."""
+    """The number of the state whose positions are in `gather` and have the current stamp, or STOPPED."""
     counters, stamp = m.counters, m.counters[STAMP]
     counters[FUEL] -= 6 * size + 20
     if is_out_of_fuel(m):
@@ -171,9 +171,10 @@ def state_of_list(t: StaticTables, m: Memory, number: int) -> int:
 
 @inlined
 def state_in_loop(t: StaticTables, m: Memory, loop: int, mask: int, flags: int) -> int:
-    """The state in which the next item of a loop, or with WITH_SEPARATOR the separator before it, begins.
+    """The state in which the next item of a loop begins or, with WITH_SEPARATOR, the separator before it.
 
-    `mask` holds the items that may not be repeated and were there; with MISSING_ONLY only required ones may come.
+    `mask` has the bits of the items that occurred and may not be repeated. With MISSING_ONLY only required items may
+    come.
     """
     kind = t.loops[loop, SEPARATOR_KIND]
     if flags & WITH_SEPARATOR and kind != EMPTY_SEPARATOR:
@@ -215,7 +216,7 @@ def state_in_loop(t: StaticTables, m: Memory, loop: int, mask: int, flags: int) 
 
 @inner
 def follow_all(t: StaticTables, m: Memory, state: int, klass: int, kind: int, argument: int) -> int:
-    """The state after the positions of a state that hold the class and are of this kind and argument; -1 if none."""
+    """The state after those positions of a state that allow the class and have this kind and argument; -1 if none."""
     found, only, size = 0, -1, 0
     begin = m.states[state, FIRST]
     m.counters[FUEL] -= 4 * m.states[state, LENGTH]
@@ -246,9 +247,9 @@ def follow_all(t: StaticTables, m: Memory, state: int, klass: int, kind: int, ar
 
 @inner
 def expand(t: StaticTables, m: Memory, state: int, klass: int) -> int:
-    """Works out what a state does on a class of bytes; returns and keeps its entry of `trans`.
+    """Finds out what a state does on a class of bytes. Stores the entry of `trans` and returns it, or STOPPED.
 
-    Positions that call the same rule become one entry that returns to all that may follow any of them.
+    Positions that call the same rule become one entry. It returns to the positions that may follow any of them.
     """
     begin, num_calls = m.states[state, FIRST], 0
     m.counters[FUEL] -= 2 * m.states[state, LENGTH] + 20
@@ -278,7 +279,7 @@ def expand(t: StaticTables, m: Memory, state: int, klass: int) -> int:
     if num_calls == 0 and m.states[state, ENDS] == 0:
         code = target + 1 if target >= 0 else DEAD
     elif num_calls == 0 and target < 0:
-        code = -2  # the first action: nothing but the ENDs
+        code = -2  # the first action, which does nothing: only the ENDs count
     else:
         place = m.counters[ACTIONS]
         if place + 2 + 3 * num_calls > len(m.actions):
@@ -301,9 +302,9 @@ def expand(t: StaticTables, m: Memory, state: int, klass: int) -> int:
 
 @inner
 def expand_plain(t: StaticTables, m: Memory, state: int) -> int:
-    """Works out at once what a state does on all classes that lead nowhere, or by bytes to one list; 0, or STOPPED.
+    """Fills a state's row of `trans` for all classes that lead nowhere or, by bytes, to a single list.
 
-    A walk asks for most of them, and one by one takes ten times as long.
+    Returns 0, or STOPPED. A walk asks for most classes, and finding them one by one takes ten times as long.
     """
     if m.states[state, IS_EXPANDED] != 0:
         return 0
@@ -326,7 +327,7 @@ def expand_plain(t: StaticTables, m: Memory, state: int) -> int:
         if m.trans[state, klass] != UNKNOWN or follow == _SEVERAL:
             continue
         if follow == _NOWHERE:
-            m.trans[state, klass] = DEAD if is_plain else -2  # the first action: nothing but the ENDs
+            m.trans[state, klass] = DEAD if is_plain else -2  # the first action, which does nothing: only ENDs count
         elif is_plain:
             target = state_of_list(t, m, follow)
             if target == STOPPED:
@@ -341,7 +342,7 @@ def expand_plain(t: StaticTables, m: Memory, state: int) -> int:
 
 @inlined
 def frame_slot(m: Memory, parent: int, back: int, loop: int, count: int, mask: int) -> int:
-    """The slot of `frame_index` in which a frame is, or would be."""
+    """The slot of `frame_index` that has the frame, or the free slot for it."""
     slots = len(m.frame_index) - 1
     slot = mixed((mixed(parent + 2) + mixed(back * 3 + 1) + mixed(loop + 7)) & 0xFFFFFFF)
     slot += mixed(count & 0xFFFFFFF) + mixed((mask & 0xFFFFFFF) ^ ((mask >> 32) & 0xFFFFFFF))
@@ -362,7 +363,7 @@ def frame_slot(m: Memory, parent: int, back: int, loop: int, count: int, mask: i
 
 @inlined
 def make_frame(m: Memory, parent: int, back: int, loop: int, count: int, mask: int) -> int:
-    """The number of the frame; TOO_DEEP where the stack would be."""
+    """The number of the frame; TOO_DEEP if the stack would exceed its limit, or STOPPED."""
     depth = 1 if parent < 0 else m.frames[parent, DEPTH] + 1
     if depth > m.counters[MAX_STACK]:
         return TOO_DEEP
@@ -390,7 +391,7 @@ def make_frame(m: Memory, parent: int, back: int, loop: int, count: int, mask: i
 
 @compiled
 def forget_frames(m: Memory, keep: int) -> None:
-    """Forgets all frames but the first `keep`. Last in, first out: so the hash table is as it was before them."""
+    """Forgets all frames except the first `keep`, the newest first, which restores the hash table as it was."""
     for frame in range(m.counters[FRAMES] - 1, keep - 1, -1):
         m.frame_index[m.frames[frame, SLOT]] = -1
     m.counters[FRAMES] = keep
@@ -398,7 +399,7 @@ def forget_frames(m: Memory, keep: int) -> None:
 
 @compiled
 def rebuild_indexes(m: Memory) -> None:
-    """Fills empty hash tables of states and frames after they became larger."""
+    """Fills the hash tables of states and frames, which are empty after an array was enlarged."""
     for state in range(m.counters[STATES]):
         begin, size = m.states[state, FIRST], m.states[state, LENGTH]
         total = int(size)

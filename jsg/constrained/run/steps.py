@@ -1,8 +1,8 @@
-"""Kernels that find out what a head becomes when it reads a byte, in loops too. All reading goes through them.
+"""Kernels that find out which heads a head becomes when it reads a byte. All other kernels read bytes through them.
 
-A *head* is a state and the frame below it; it is one way to read a text. A row of `Memory.heads` holds the heads of one
-place. As in `states.py`, nothing allocates, and STOPPED asks the caller to enlarge the array that is full and to call
-again.
+A *head* is a state and the frame below it: one way to read a text. A row of `Memory.heads` has the heads at one place
+of the text. As in `states.py`, nothing allocates, and STOPPED asks the caller to enlarge the array that is full and to
+call again.
 """
 
 from jsg.constrained.jit import inlined, inner
@@ -52,16 +52,16 @@ from jsg.constrained.tables import (
 )
 
 _ITEM_STEPS = 12
-"""Steps for one head and one byte."""
+"""Steps that one head costs for one byte."""
 _MOST_JOINED = 1024
-"""Positions of a state that a head may join. Each join makes a state, so thousands of joins take quadratic time."""
+"""The most positions of a joined state. Each join makes a state, so thousands of joins take quadratic time."""
 
 
 @inlined
 def add_head(t: StaticTables, m: Memory, row: int, state: int, frame: int) -> int:
-    """Adds a head to a row; one of the same frame takes its positions in, unless they are many.
+    """Adds a head to a row. It is joined with a head of the same frame, unless the two have many positions.
 
-    Where the row is full the head is dropped. Returns 0, or STOPPED.
+    If the row is full, the head is dropped. Returns 0, or STOPPED.
     """
     number = m.heads[row, 0]
     m.counters[FUEL] -= number >> 2
@@ -87,7 +87,7 @@ def add_head(t: StaticTables, m: Memory, row: int, state: int, frame: int) -> in
 
 @inlined
 def add_work(m: Memory, size: int, state: int, frame: int) -> int:
-    """Adds a head that must still read the byte, unless it is there already; returns how many there are."""
+    """Adds a head that must still read the byte, unless it is already there. Returns the number of such heads."""
     m.counters[FUEL] -= size >> 2
     for k in range(size):
         if m.work[k, 0] == state and m.work[k, 1] == frame:
@@ -102,16 +102,17 @@ def add_work(m: Memory, size: int, state: int, frame: int) -> int:
 
 @inlined
 def may_finish(t: StaticTables, loop: int, count: int, mask: int) -> bool:
-    """Whether a loop may end after so many items."""
+    """Whether a loop may end after `count` items, of which `mask` has the bits."""
     required = t.loops[loop, REQUIRED]
     return count >= t.loops[loop, MIN] and mask & required == required
 
 
 @inlined
 def next_flags(t: StaticTables, m: Memory, loop: int, count: int, mask: int) -> int:
-    """Flags for the next item of a loop after so many, or -1 where none may come.
+    """The flags for the next item of a loop after `count` items; -1 if no further item may come.
 
-    The slots that are left must do for the required items that are missing: where they just do, only these may come.
+    The items up to the maximum must suffice for the required items that are missing. If all of them are needed for
+    that, only missing items may come.
     """
     left = t.loops[loop, MAX] - count
     if left <= 0 or (t.loops[loop, ONCE] != 0 and mask & t.loops[loop, ONCE] == t.loops[loop, ONCE]):
@@ -128,14 +129,14 @@ def next_flags(t: StaticTables, m: Memory, loop: int, count: int, mask: int) -> 
 
 @inlined
 def turn(t: StaticTables, m: Memory, size: int, frame: int, branch: int) -> int:
-    """An item of a loop has ended: adds what may come after it. Returns the size of the work, or STOPPED."""
+    """Adds the heads that may come after an item of a loop has ended. Returns the size of the work, or STOPPED."""
     loop, count, mask = m.frames[frame, FRAME_LOOP], m.frames[frame, COUNT], m.frames[frame, MASK]
     frozen = m.counters[FROZEN]
     bit = t.branches[branch, BRANCH_BIT]
     if may_finish(t, loop, count + 1, mask | bit):
         size = add_work(m, size, m.frames[frame, RETURN], m.frames[frame, PARENT])
     if frozen > 0:
-        # One item per character at most: where so many fit, and none excludes another, the count may stay as it is.
+        # Each character ends at most one item. If the loop has room for them all, the count need not change.
         needed = frozen + 1 if m.frames[frame, DEPTH] <= m.counters[FROZEN_DEPTH] else frozen
         if m.counters[OFF_BOUNDARY] or bit or t.loops[loop, REQUIRED] or t.loops[loop, MAX] - count < needed:
             m.counters[FAILED] = 1
@@ -159,7 +160,7 @@ def turn(t: StaticTables, m: Memory, size: int, frame: int, branch: int) -> int:
 
 @inlined
 def end_level(t: StaticTables, m: Memory, size: int, state: int, frame: int) -> int:
-    """The level of a state may end here: adds what may come after it. Returns the size of the work, or STOPPED."""
+    """Adds the heads after the level of a state, which may end here. Returns the size of the work, or STOPPED."""
     depth = 0 if frame < 0 else m.frames[frame, DEPTH]
     if depth < m.counters[LOWEST]:
         m.counters[LOWEST] = depth
@@ -187,12 +188,12 @@ def end_level(t: StaticTables, m: Memory, size: int, state: int, frame: int) -> 
 
 @inlined
 def enter(t: StaticTables, m: Memory, size: int, frame: int, action: int) -> int:
-    """Adds the rule or loop of an action's entry. Returns the size of the work, or STOPPED."""
+    """Adds a head in the rule or loop that an action enters. Returns the size of the work, or STOPPED."""
     number, back = m.actions[action + 1], m.actions[action + 2]
     if m.actions[action] == CALL:
         state = state_of_list(t, m, number)
         is_tail = m.states[back, LENGTH] == 1 and m.members[m.states[back, FIRST]] == 0
-        # Nothing is left to do after the call: its end is the end of the caller.
+        # If nothing follows the call in the caller, the end of the call is the end of the caller.
         above = frame if is_tail else make_frame(m, frame, back, -1, 0, 0)
     else:
         state = state_in_loop(t, m, number, 0, next_flags(t, m, number, 0, 0))
@@ -204,7 +205,7 @@ def enter(t: StaticTables, m: Memory, size: int, frame: int, action: int) -> int
 
 @inlined
 def step(t: StaticTables, m: Memory, state: int, frame: int, klass: int, row: int) -> int:
-    """Adds to a row of heads what a head becomes by a byte of a class; returns 0, or STOPPED."""
+    """Adds to a row the heads that a head becomes by reading a byte of a class. Returns 0, or STOPPED."""
     size = add_work(m, 0, state, frame)
     done = 0
     while done < size:
@@ -238,7 +239,7 @@ def step(t: StaticTables, m: Memory, state: int, frame: int, klass: int, row: in
 
 @inlined
 def step_row(t: StaticTables, m: Memory, source: int, klass: int, row: int) -> int:
-    """Lets all heads of a row read a byte of a class, into another row; returns how many there are then, or STOPPED."""
+    """Lets all heads of a row read a byte of a class, into another row. Returns that row's size, or STOPPED."""
     m.heads[row, 0] = 0
     for k in range(m.heads[source, 0]):
         if step(t, m, m.heads[source, 1 + 2 * k], m.heads[source, 2 + 2 * k], klass, row) == STOPPED:
@@ -248,5 +249,5 @@ def step_row(t: StaticTables, m: Memory, source: int, klass: int, row: int) -> i
 
 @inner
 def step_heads(t: StaticTables, m: Memory, source: int, klass: int, row: int) -> int:
-    """Does the same as `step_row`. It is compiled once, for the loops in which a call does not matter."""
+    """`step_row` as a function that is not inlined, for loops in which the cost of a call does not matter."""
     return step_row(t, m, source, klass, row)

@@ -1,4 +1,4 @@
-"""The tokens of a vocabulary as a prefix tree in flat arrays, in the order in which a walk meets them."""
+"""The tokens of a vocabulary as a prefix tree in flat arrays, in the order in which a walk visits them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,20 +9,21 @@ from numpy.typing import NDArray
 from jsg.errors import GrammarError
 
 MAX_TOKEN_BYTES = 65_535
-"""A node's depth fits in 16 bits."""
+"""The most bytes of a token, because a node's depth has 16 bits."""
 
 
 class Trie(NamedTuple):
-    """The nodes of a trie in preorder. The subtree of a node reaches up to its `skip`, and node 0 is the root.
+    """The nodes of a trie in preorder. Node 0 is the root.
 
     Attributes:
-        byte: uint8[N], the byte that leads to a node; of no meaning at the root.
-        depth: uint16[N], bytes from the root to a node.
-        skip: int32[N], the first node behind a node's subtree.
-        token_start: int32[N + 1], where a node's tokens begin in `tokens`.
-        tokens: int32[...], ids of the tokens whose bytes end at a node; ascending at each node.
+        byte: uint8[N], the byte that leads to each node; it has no meaning for the root.
+        depth: uint16[N], the number of bytes from the root to each node.
+        skip: int32[N], the first node behind each node's subtree.
+        token_start: int32[N + 1], where each node's tokens begin in `tokens`.
+        tokens: int32[...], for each node the ids of the tokens that end there, ascending.
         first: int32[c], the children of the root.
-        first_byte: uint8[c], the bytes that lead to them: a walk that needs few of them touches little else.
+        first_byte: uint8[c], the bytes that lead to these children. They are stored together, so that a walk which
+            enters few of the children reads little memory.
     """
 
     byte: NDArray[np.uint8]
@@ -40,13 +41,13 @@ class Trie(NamedTuple):
 
 
 class SortedTokens(NamedTuple):
-    """Tokens in the order of their bytes, and how much neighbours share. A trie of all or some of them is made of it.
+    """Tokens in the order of their bytes, from which the trie of all or some of them is made.
 
     Attributes:
-        ids: int32[n], equal bytes by ascending id.
-        data: uint8[...], the bytes of all, one after another.
-        start: int64[n + 1], where each begins in `data`.
-        shared: int64[n], how many bytes each has in common with the one before it; 0 for the first.
+        ids: int32[n]; tokens with equal bytes are sorted by id.
+        data: uint8[...], the bytes of all tokens, one after another.
+        start: int64[n + 1], where each token begins in `data`.
+        shared: int64[n], the length of the prefix that each token shares with the token before it; 0 for the first.
     """
 
     ids: NDArray[np.int32]
@@ -55,13 +56,13 @@ class SortedTokens(NamedTuple):
     shared: NDArray[np.int64]
 
     def subset(self, is_kept: NDArray[np.bool_]) -> "SortedTokens":
-        """The tokens where `is_kept`, bool[n]."""
+        """The tokens for which `is_kept`, bool[n], is true."""
         kept = np.flatnonzero(is_kept)
         if not len(kept):
             return sort_tokens((), ())
         lengths = np.diff(self.start)[kept]
         start = _offsets(lengths)
-        # What two tokens share is the least that any two neighbours between them share.
+        # The prefix that two tokens share is the shortest that any two neighbours between them share.
         segments = np.concatenate(([0], kept[:-1] + 1))
         shared = np.minimum.reduceat(self.shared[: kept[-1] + 1], segments)
         shared[0] = 0
@@ -70,7 +71,7 @@ class SortedTokens(NamedTuple):
 
 
 def sort_tokens(ids: Sequence[int], tokens: Sequence[bytes]) -> SortedTokens:
-    """The tokens with these ids, which ascend; `tokens` are the bytes of each of the ids.
+    """The tokens in the order of their bytes. `ids` ascend, and `tokens` are the bytes of each id.
 
     Raises:
         GrammarError: A token is longer than `MAX_TOKEN_BYTES`.
@@ -92,8 +93,8 @@ def sort_tokens(ids: Sequence[int], tokens: Sequence[bytes]) -> SortedTokens:
 
 def make_trie(tokens: SortedTokens) -> Trie:
     """The trie of the tokens, none of which is empty."""
-    # A token adds nodes for what it does not share with the one before it; equal ones and prefixes come first, so each
-    # token's last node is the last one made so far.
+    # A token adds nodes for the bytes that it does not share with the token before it. A prefix of a token comes before
+    # it, and equal tokens are neighbours, so each token ends at the last node made so far.
     lengths = np.diff(tokens.start)
     added = lengths - tokens.shared
     num_nodes = 1 + int(added.sum())
@@ -122,7 +123,7 @@ def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 def _shared_with_previous(
     data: NDArray[np.uint8], start: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """How many bytes each token has in common with the one before it."""
+    """The length of the prefix that each token shares with the token before it."""
     shared = np.zeros(len(lengths), np.int64)
     most = np.minimum(lengths[1:], lengths[:-1])
     rows = np.flatnonzero(most > 0) + 1
@@ -143,6 +144,6 @@ def _ends_of_subtrees(depth: NDArray[np.uint16]) -> NDArray[np.int32]:
     levels = [by_depth[level_start[d] : level_start[d + 1]] for d in range(len(level_start) - 1)]
     sizes = np.ones(num_nodes, np.int64)
     for parents, nodes in zip(reversed(levels[:-1]), reversed(levels[1:]), strict=True):
-        # The parent of a node is the last one of the level above that comes before it.
+        # The parent of a node is the last node of the level above that comes before it.
         np.add.at(sizes, parents[np.searchsorted(parents, nodes) - 1], sizes[nodes])
     return (np.arange(num_nodes) + sizes).astype(np.int32)

@@ -13,21 +13,22 @@ from jsg.errors import GrammarError
 class Vocabulary:
     """The tokens of a model by id, arranged for masks. It never changes, and threads and grammars share it.
 
-    A token is allowed by what it adds to a text. Tokens with equal bytes are all allowed where one is; a token may end
-    inside a character. No grammar allows a token without bytes, a row of the model that has no token, or a special
-    token that it does not name. EOS ids are allowed exactly where a text is complete; their own text is never matched.
+    The bytes that a token adds to a text decide whether it is allowed. So tokens with equal bytes are allowed together,
+    and a token may end inside a character. No grammar allows a token without bytes, a row of the model that has no
+    token, or a special token that the grammar does not name. EOS ids are allowed exactly where a text is complete;
+    their own text is never matched.
 
     Attributes:
-        tokens: The bytes of each id below `len(tokens)`; b"" for none.
+        tokens: The bytes of each id below `len(tokens)`; b"" for a token that adds no text.
         special_ids: Ids that control the model and are no text.
         eos_ids: Ids that end a text, ascending.
-        size: Rows of the model's vocabulary; at least `len(tokens)`.
-        num_words: Words of a mask, W: token t is bit t & 31 of word t >> 5. Bits from `size` on are 0.
+        size: The number of rows of the model's vocabulary; at least `len(tokens)`.
+        num_words: The number of words of a mask, W. Token t is bit t & 31 of word t >> 5. Bits from `size` on are 0.
         trie: All tokens that are text.
-        slices: Parts of them that are often allowed together.
+        slices: Parts of these tokens that are often allowed together.
         eos_mask: uint32[W], the EOS ids.
         all_mask: uint32[W], every id below `size`.
-        max_token_len: Bytes of the longest token that is text; 0 without one.
+        max_token_len: Bytes of the longest token that is text; 0 if there is none.
         first_bytes: The bytes that tokens begin with.
     """
 
@@ -43,14 +44,14 @@ class Vocabulary:
         """Sorts the tokens; 131 072 take about 0.3 s.
 
         Args:
-            tokens: The bytes that each token adds to a text, by id; b"" for an id that adds none.
+            tokens: The bytes that each token adds to a text, by id; b"" for a token that adds no text.
             special_ids: Tokens that control the model and are no text.
             eos_ids: Tokens that end a text; they may be special too.
-            size: Rows of the model's vocabulary where it has more than there are tokens.
-            special_names: How special tokens are written, such as "<tool_call>"; a grammar may name these.
+            size: The number of rows of the model's vocabulary; None if there are as many as tokens.
+            special_names: The texts that stand for special tokens, such as "<tool_call>". A grammar may name these.
 
         Raises:
-            GrammarError: A token is no bytes or too long, an id is outside the vocabulary, or `size` is too small.
+            GrammarError: A token is not bytes or is too long, an id is outside the vocabulary, or `size` is too small.
         """
         self.tokens = tuple(tokens)
         self.size = len(self.tokens) if size is None else size
@@ -83,12 +84,12 @@ class Vocabulary:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that tries and masks take, without the tokens themselves."""
+        """Memory of the tries and masks, without the tokens themselves."""
         return self.trie.num_bytes + self.eos_mask.nbytes + self.all_mask.nbytes + self.slices.num_bytes
 
     def _texts_of(self, special_names: Mapping[int, str]) -> list[bytes]:
         """The bytes that a grammar reads for each token."""
-        # A token with bytes that UTF-8 never has is no text either, so that no text can spell a special token.
+        # Tokens with bytes that never occur in UTF-8 are not text either. So no text can spell a special token.
         texts = [token if may_be_text(token) else b"" for token in self.tokens]
         for i in self.special_ids.union(self.eos_ids).intersection(range(len(texts))):
             texts[i] = b""

@@ -1,4 +1,4 @@
-"""Arrays as expressions: the items in their places, how many there are, and what they must be."""
+"""Makes expressions of arrays: which items stand where, and how many there are."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ def array_expr(scope: Scope, shape: Array) -> Expr:
 
 
 def _most_items(scope: Scope, shape: Array) -> int | None:
-    """The most items that there can be. An array ends before an item that no value is valid for."""
+    """The highest possible number of items. An array ends before an item for which no value is valid."""
     most = shape.max_items
     for i, node in enumerate(shape.prefix):
         if not scope.shapes(node):
@@ -33,7 +33,7 @@ def _most_items(scope: Scope, shape: Array) -> int | None:
 
 
 def _in_places(scope: Scope, shape: Array, most: int | None) -> Expr:
-    """One item or more: the prefix, one item after another, then the others; NEVER where there can be none."""
+    """At least one item: those of the prefix in order, then the others; NEVER where no item is possible."""
     spacing, prefix = scope.spacing, shape.prefix[:most]
     count = len(prefix)
     rest_shape = dataclasses.replace(shape, prefix=(), min_items=max(0, shape.min_items - count))
@@ -52,7 +52,7 @@ def _in_places(scope: Scope, shape: Array, most: int | None) -> Expr:
 
 
 def _run(scope: Scope, shape: Array, most: int | None) -> Expr:
-    """One item or more after the prefix, one of them valid for `some`; NEVER where there can be none."""
+    """At least one item after the prefix, one of them valid for `some`; NEVER where no item is possible."""
     if most == 0 or not scope.shapes(shape.items):
         return NEVER
     items, comma, least = scope.value(shape.items), scope.spacing.comma, max(1, shape.min_items)

@@ -1,4 +1,8 @@
-"""The keywords of one schema about numbers and strings: what all of them allow, and what one forbids."""
+"""Reads one schema's keywords about numbers and strings.
+
+The `…_says` functions give the values that all of the keywords allow. The `…_denies` functions give the values that at
+least one of them forbids.
+"""
 
 from decimal import Decimal
 
@@ -11,7 +15,7 @@ from jsg.errors import GrammarError
 
 
 def number_says(reader: Reader) -> Number | None:
-    """The numbers that all keywords allow; None where there are none."""
+    """The numbers that all keywords allow; None where they allow no number."""
     shape: Number | None = Number(multiple_of=(_step(reader),) if "multipleOf" in reader.keywords else ())
     for is_low, value, is_out in _bounds(reader):
         bound = Number(min=value, is_min_exclusive=is_out) if is_low else Number(max=value, is_max_exclusive=is_out)
@@ -20,7 +24,7 @@ def number_says(reader: Reader) -> Number | None:
 
 
 def number_denies(reader: Reader) -> list[Draft]:
-    """The numbers that some keyword forbids."""
+    """The numbers that at least one keyword forbids, as alternatives."""
     shapes = [
         Number(max=value, is_max_exclusive=not is_exclusive)
         if is_low
@@ -40,7 +44,7 @@ def _step(reader: Reader) -> Decimal:
 
 
 def _bounds(reader: Reader) -> list[tuple[bool, Decimal, bool]]:
-    """(whether it is a lower bound, value, whether the value itself is out)."""
+    """For each bound: (whether it is a lower bound, its value, whether it is exclusive)."""
     bounds: list[tuple[bool, Decimal, bool]] = []
     for keyword, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         flag = reader.keywords.get(exclusive)
@@ -52,7 +56,7 @@ def _bounds(reader: Reader) -> list[tuple[bool, Decimal, bool]]:
 
 
 def string_says(reader: Reader, patterns: Patterns) -> String | None:
-    """The strings that all keywords allow; None where there are none."""
+    """The strings that all keywords allow; None where they allow no string."""
     pattern, formats = _pattern(reader, patterns), _format(reader)
     return string_of(
         String(
@@ -65,7 +69,7 @@ def string_says(reader: Reader, patterns: Patterns) -> String | None:
 
 
 def string_denies(reader: Reader, patterns: Patterns) -> list[Draft]:
-    """The strings that some keyword forbids."""
+    """The strings that at least one keyword forbids, as alternatives."""
     drafts: list[Draft] = []
     least, most = reader.count("minLength"), reader.count("maxLength")
     if least:

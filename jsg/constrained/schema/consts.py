@@ -1,4 +1,4 @@
-"""A known value as an expression, with the white space of the grammar between its tokens."""
+"""Makes an expression of one known value, with the grammar's white space between the JSON tokens."""
 
 import json
 from decimal import Decimal
@@ -10,20 +10,20 @@ from jsg.constrained.schema.whitespace import Spacing
 from jsg.types import PropertyOrder
 
 _LARGE = 10**16
-"""From here on `json.dumps` writes a float with an exponent."""
+"""From this number on, `json.dumps` writes a float with an exponent."""
 
 
 class _NumberText(str):
-    """A number as it stands in the text."""
+    """A number as the JSON text spells it."""
 
 
 def const_expr(spacing: Spacing, text: str, order: PropertyOrder) -> Expr:
-    """The value of a canonical JSON text. Members of objects stand in the order of the text, or in any."""
+    """The expression of a canonical JSON text. With order "free", members of objects may stand in any order."""
     return _value(spacing, json.loads(text, parse_int=_NumberText, parse_float=_NumberText), order)
 
 
 def scalar_words(text: str) -> tuple[bytes, ...] | None:
-    """The ways to write a value that has no parts; None for an array or object with any."""
+    """The spellings of a scalar; None for an array or object."""
     if text[0] == '"':
         return string_words(json.loads(text))
     if text[0] in "[{":
@@ -57,7 +57,7 @@ def _value(spacing: Spacing, value: Any, order: PropertyOrder) -> Expr:
 
 
 def _number_words(text: str) -> tuple[bytes, ...]:
-    """A number as it stands and as `json.dumps` writes it."""
+    """The spellings of a number: the one in the text, and those of `json.dumps`."""
     number = Decimal(text)
     spellings = [text]
     is_whole = number == number.to_integral_value()

@@ -1,6 +1,7 @@
-"""The keywords of one schema about arrays and objects: what all of them allow, and what one forbids.
+"""Reads one schema's keywords about arrays and objects.
 
-The functions take the place of a schema, its keywords, and the nodes and patterns of the document.
+The `…_says` functions give the values that all of the keywords allow. The `…_denies` functions give the values that at
+least one of them forbids. They take the document's context, and the place and keywords of the schema.
 """
 
 from collections.abc import Iterator
@@ -15,11 +16,12 @@ from jsg.constrained.schema.shapes import ANY, NEVER, Array, NodeName
 from jsg.errors import GrammarError
 
 MAX_OPTIONAL_DEPENDENTS = 5
-"""Optional names that need others. Each doubles the ways to read an object, and a machine follows only 32 ways."""
+"""Most optional names that require other names. Each doubles the ways to read an object, and a machine follows at most
+32 ways at once."""
 
 
 class Context(NamedTuple):
-    """What is needed to read a schema of the document."""
+    """What reading a schema needs of the document around it."""
 
     locations: Locations
     nodes: Nodes
@@ -34,7 +36,7 @@ class Context(NamedTuple):
         return self.nodes.node(-self.locations.child(place, *path))
 
     def always(self, place: int, reader: Reader) -> Iterator[int]:
-        """The schemas that every value of a schema is valid for too: those of references and of allOf."""
+        """The schemas that hold for every valid value of a schema: those of its references and of its allOf."""
         for keyword in REFERENCES:
             if keyword in reader.keywords:
                 yield self.locations.reference(place, keyword)
@@ -42,12 +44,12 @@ class Context(NamedTuple):
             yield from (self.locations.child(place, "allOf", i) for i in range(reader.schemas("allOf")))
 
     def pointer(self, literal: int) -> str:
-        """The pointer of the schema of a literal."""
+        """The JSON pointer of the schema that a literal names."""
         return self.locations.places[abs(literal)].pointer
 
 
 def array_says(context: Context, place: int, reader: Reader) -> Array | None:
-    """The arrays that all keywords allow; None where there are none."""
+    """The arrays that all keywords allow; None where they allow no array."""
     prefix, rest = _item_paths(reader)
     return items_of(
         Array(
@@ -60,7 +62,7 @@ def array_says(context: Context, place: int, reader: Reader) -> Array | None:
 
 
 def array_denies(context: Context, place: int, reader: Reader) -> list[Draft]:
-    """The arrays that some keyword forbids."""
+    """The arrays that at least one keyword forbids, as alternatives."""
     drafts: list[Draft] = []
     least, most = reader.count("minItems"), reader.count("maxItems")
     if least:
@@ -80,7 +82,10 @@ def array_denies(context: Context, place: int, reader: Reader) -> list[Draft]:
 
 
 def _item_paths(reader: Reader) -> tuple[list[tuple[str | int, ...]], tuple[str | int, ...]]:
-    """The paths of the schemas of the first items, and of the others (empty without one), in any draft."""
+    """The paths of the schemas of the first items, and the path of the schema of the others (empty without one).
+
+    Both forms are read: `prefixItems` with `items`, and the older list in `items` with `additionalItems`.
+    """
     items = reader.keywords.get("items")
     holder = "items" if isinstance(items, list) else "prefixItems"
     prefix: list[tuple[str | int, ...]] = [(holder, i) for i in range(len(reader.array(holder)))]
@@ -90,7 +95,7 @@ def _item_paths(reader: Reader) -> tuple[list[tuple[str | int, ...]], tuple[str 
 
 
 def object_says(context: Context, place: int, reader: Reader) -> Members | None:
-    """The objects that all keywords but those about dependents allow; None where there are none."""
+    """The objects that all keywords allow, except those about dependents; None where they allow no object."""
     facets: tuple[Facet, ...] = ()
     if not {"properties", "patternProperties", "additionalProperties"}.isdisjoint(reader.keywords):
         facets = (_facet(context, place, reader),)
@@ -117,7 +122,7 @@ def _check_dependents(reader: Reader, required: tuple[str, ...]) -> None:
 
 
 def object_denies(context: Context, place: int, reader: Reader) -> list[Draft]:
-    """The objects that some keyword but those about dependents forbids."""
+    """The objects that at least one keyword forbids, except those about dependents, as alternatives."""
     drafts: list[Draft] = []
     least, most = reader.count("minProperties"), reader.count("maxProperties")
     if least:
@@ -140,7 +145,7 @@ def object_denies(context: Context, place: int, reader: Reader) -> list[Draft]:
 
 
 def without(name: str) -> Members:
-    """Objects that do not have the member."""
+    """The objects without a member of this name."""
     return Members(facets=(Facet({name: NEVER}),))
 
 
@@ -158,7 +163,7 @@ def _facet(context: Context, place: int, reader: Reader) -> Facet:
 
 
 def _wrong_members(context: Context, place: int, reader: Reader) -> Iterator[tuple[NodeName, NodeName]]:
-    """(node of the name, node of the value) of undeclared members, any one of which makes an object invalid."""
+    """Undeclared members of which a single one makes an object invalid, as (node of the name, node of the value)."""
 
     def names(what: str, *conditions: dict[str, object]) -> NodeName:
         schema = {"allOf": [*conditions]}

@@ -1,8 +1,8 @@
 """Automata over the digits of decimal numbers, for bounds, multiples, and the number of digits.
 
-A number is read as an optional `-`, digits, and perhaps a point and more digits. Trackers decide what holds for it;
-they read the same digits side by side, and the automaton has a state for each combination of their states that can
-occur. A tracker keeps no state of its own: it is given a state and returns the next one.
+A number is read as an optional `-`, digits, and perhaps a point and more digits. Each condition on the number has a
+tracker. All trackers read the same digits, and the automaton has a state for each combination of their states that can
+occur. A tracker stores no state: `step` takes a state and returns the next one.
 """
 
 import dataclasses
@@ -16,19 +16,19 @@ from jsg.constrained.ir import NEVER, Automaton, ByteSet, Expr
 from jsg.constrained.limits import Limits, check
 
 MAX_WRITTEN_OUT = 6_000
-"""States of an automaton that keeps a remainder and counts digits too."""
+"""Most states of an automaton that keeps a remainder and also counts digits."""
 
 TrackerState = tuple[int, ...]
 Relation = Callable[[int, int], bool]
-"""Of `operator`: le, ge, lt, gt or ne."""
+"""One of `operator.le`, `ge`, `lt`, `gt` and `ne`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Compared:
     """Tracks whether the number stands in a relation to a bound.
 
-    States: (0, n, c) after n digits of the whole part without leading zeros, which compare as c = -1, 0 or 1 with as
-    many of the bound's; (1, n, c) after n digits of the fraction, likewise.
+    States: (0, n, c) after n digits of the whole part, leading zeros left out; c = -1, 0 or 1 says how they compare
+    with the bound's first n digits. (1, n, c) says the same of the first n digits of the fraction.
     """
 
     relation: Relation
@@ -38,7 +38,7 @@ class Compared:
 
     @classmethod
     def to(cls, relation: Relation, bound: Decimal) -> "Compared":
-        """The relation to this bound."""
+        """The tracker for this relation and this bound."""
         whole, _, fraction = f"{abs(bound):f}".partition(".")
         return cls(relation, bound < 0, whole.lstrip("0"), fraction.rstrip("0"))
 
@@ -47,7 +47,7 @@ class Compared:
         return 0, 0, 0
 
     def step(self, state: TrackerState, digit: int, in_fraction: bool) -> TrackerState | None:
-        """The state after a digit; there always is one. The whole part's single 0 is a digit too."""
+        """The state after a digit; never None. The whole part's single 0 is a digit too."""
         phase, count, order = state
         if not in_fraction:
             if count == 0 and digit == 0:
@@ -85,10 +85,10 @@ class Compared:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Multiple:
-    """Tracks whether the number is a multiple of `numerator` / 10^`decimals`, or is none where that is not wanted.
+    """Tracks whether the number is a multiple of `numerator` / 10^`decimals`. It must be one exactly if `is_wanted`.
 
-    States: (remainder, digits of the fraction); the remainder is -1 where digits beyond `decimals` already say that it
-    is no multiple.
+    States: (remainder, digits of the fraction so far). The remainder is -1 where a digit beyond `decimals` already
+    shows that the number is no multiple.
     """
 
     numerator: int
@@ -97,7 +97,7 @@ class Multiple:
 
     @classmethod
     def of(cls, factor: Decimal, is_wanted: bool = True) -> "Multiple":
-        """A multiple of this, which is above zero."""
+        """The tracker for multiples of this factor, which is above zero."""
         _, digits, exponent = factor.normalize().as_tuple()
         number = int("".join(map(str, digits)))
         assert isinstance(exponent, int)
@@ -108,7 +108,7 @@ class Multiple:
         return 0, 0
 
     def step(self, state: TrackerState, digit: int, in_fraction: bool) -> TrackerState | None:
-        """The state after a digit; None where its fraction is too long for a multiple."""
+        """The state after a digit; None where the fraction has become too long for a multiple."""
         remainder, count = state
         if remainder < 0:
             return state
@@ -117,7 +117,7 @@ class Multiple:
         return (remainder * 10 + digit) % self.numerator, count + in_fraction
 
     def holds(self, state: TrackerState, is_negative: bool) -> bool:
-        """Whether the number that ends here is a multiple, or is none where none is wanted."""
+        """Whether the number that ends here meets the condition."""
         remainder, count = state
         is_multiple = remainder >= 0 and remainder * 10 ** (self.decimals - count) % self.numerator == 0
         return is_multiple == self.is_wanted
@@ -132,9 +132,9 @@ class Digits:
 
     Attributes:
         whole: The most digits before the point; None for any number of them.
-        fraction: The most digits after the point; 0 where there is no point.
-        has_minus_zero: Whether `-0` is a number, too.
-        longest: Where `whole` is None, the most digits before the point, unless that limit needs more than
+        fraction: The most digits after the point; 0 forbids the point.
+        has_minus_zero: Whether `-0` is allowed.
+        longest: The most digits before the point where `whole` is None. This limit is dropped where it needs more than
             `MAX_WRITTEN_OUT` states.
     """
 
@@ -145,14 +145,14 @@ class Digits:
 
 
 _State = tuple[int, int, bool, tuple[TrackerState, ...]]
-"""Place, digits since it began, whether negative, and the trackers' states."""
+"""The part of the number, the digits since that part began, whether the number is negative, the trackers' states."""
 Edges = list[list[tuple[int, int]]]
-"""Of each state: (byte, target)."""
+"""For each state, its edges as (byte, target)."""
 _START, _SIGN, _ZERO, _WHOLE, _POINT, _FRACTION = range(6)
 
 
 def numbers(digits: Digits, trackers: Iterable[Tracker], limits: Limits) -> Expr:
-    """The numbers for which every tracker holds; NEVER where there is none."""
+    """The numbers for which every tracker holds; NEVER where there is no such number."""
     machine = _Machine(digits, tuple(trackers))
     what = "states of the digits of a number, for its bounds and multipleOf"
     order, edges = explore(machine.start(), machine.steps, lambda count: check(count, limits.char_states, what))
@@ -220,7 +220,7 @@ class _Machine:
 
 
 def _minimal(edges: Edges, ends: list[bool]) -> tuple[Edges, list[bool]]:
-    """The smallest automaton of the same numbers; empty where there are none."""
+    """The smallest automaton for the same numbers; empty where there are none."""
     labels = sorted({label for row in edges for label, _ in row})
     rows = [tuple([targets.get(label, DEAD) for label in labels]) for targets in map(dict, edges)]
     accepting = {state for state, is_end in enumerate(ends) if is_end}
@@ -233,13 +233,14 @@ def _minimal(edges: Edges, ends: list[bool]) -> tuple[Edges, list[bool]]:
 
 
 def _shortened(edges: Edges, ends: list[bool], longest: int) -> tuple[Edges, list[bool]]:
-    """The numbers of an automaton that have at most so many digits before the point.
+    """The automaton for its numbers with at most `longest` digits before the point.
 
-    It is written out once for each number of digits. Where that takes too many states it stays as it is.
+    The automaton is copied once for each number of digits. Where the copies have too many states, it is returned
+    unchanged.
     """
     if len(edges) * (longest + 1) > MAX_WRITTEN_OUT:
         return edges, ends
-    after_point = longest + 1  # stands for the count of digits from the point on
+    after_point = longest + 1  # the count for every state from the point on
 
     def steps(at: tuple[int, int]) -> Iterable[tuple[int, tuple[int, int]]]:
         state, count = at

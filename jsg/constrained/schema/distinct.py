@@ -1,8 +1,8 @@
-"""Kinds of names, no two of which have a name in common, so that names of different kinds are surely different.
+"""Sorts names into disjoint kinds, so that a grammar can count members with different names.
 
-A grammar cannot remember a name. So it cannot see that a name is written twice, and a reader of JSON would count such
-members once. But a grammar can remember kinds, and members whose names are of different kinds have different names. The
-first and the last character of a name decide its kind.
+A grammar cannot remember a name, so it cannot see that a name is written twice; a reader of JSON would count such
+members once. But a grammar can remember kinds, and two names of different kinds are different names. The first and the
+last character of a name decide its kind.
 """
 
 import functools
@@ -12,12 +12,12 @@ from jsg.constrained.ir import CharRanges
 
 _FIRST, _LAST = 4, 8
 MOST = _FIRST * _LAST
-"""As many names can be told apart."""
+"""The number of kinds, and so the most names that can be told apart."""
 
 
 @functools.cache
 def kinds() -> tuple[str, ...]:
-    """Patterns of names; each name is found by exactly one of them."""
+    """One pattern for each kind; exactly one of them matches any name."""
     first, last = (tuple(_characters(part, parts) for part in range(parts)) for parts in (_FIRST, _LAST))
     patterns: list[str] = []
     for one in first:
@@ -30,7 +30,7 @@ def kinds() -> tuple[str, ...]:
 
 
 def _characters(part: int, parts: int) -> CharRanges:
-    """One of `parts` sets of characters. The sets share no character, and together they have all."""
+    """The set number `part` of `parts` disjoint sets that together have all characters."""
     runs: list[tuple[int, int]] = []
     for low, high, width in ((0, 0x7F, 1), (0x80, 0x7FF, 8), (0x800, 0xFFFF, 0x400)):
         runs.extend(

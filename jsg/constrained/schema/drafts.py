@@ -1,8 +1,9 @@
-"""Drafts: what one alternative of a schema says about the values of one type, and their conjunction.
+"""Drafts and their conjunction. A draft says what one alternative of a schema allows among the values of one type.
 
-A draft is nearly a shape. It also has what a shape cannot have before everything about a node is known: candidate
-values of enum and const that are still to be checked, objects as a list of facets, arrays with any number of `some`,
-and reasons why the alternative cannot be enforced. A reason matters only if some value is valid for the alternative.
+A draft becomes a shape when everything about its node is known. Until then it may have what a shape cannot have: values
+of enum and const that are still to be checked, objects as a list of facets, arrays with any number of `some`, and
+refusals, which are reasons why the alternative cannot be enforced. A refusal matters only if some value is valid for
+the alternative.
 """
 
 import dataclasses
@@ -19,9 +20,9 @@ class Facet:
     """What one schema says about the members of an object.
 
     Attributes:
-        properties: Name → node.
-        patterns: (pattern, node).
-        additional: Node of the members whose names are in neither.
+        properties: The node of each declared name.
+        patterns: The node of each pattern of names, as (pattern, node).
+        additional: The node of the members whose names no property and no pattern covers.
     """
 
     properties: Mapping[str, NodeName]
@@ -31,12 +32,13 @@ class Facet:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Members:
-    """An object: every facet holds.
+    """An object for which every facet holds.
 
     Attributes:
-        required: Names that must be there.
-        names: Nodes that every name, as a string, is valid for.
-        some: (node of the name, node of the value) of members that must be there; one may serve several.
+        required: The names of required members.
+        names: Nodes; every name, as a string, is valid for each of them.
+        some: (node of the name, node of the value): for each pair the object has a member that is valid for both. One
+            member may do for several pairs.
     """
 
     facets: tuple[Facet, ...] = ()
@@ -57,19 +59,21 @@ FREE: Mapping[str, DraftShape] = {
     "array": Array(),
     "object": Members(),
 }
-"""The draft of all values of each type. Only these objects count as free, because identity is quick to see."""
+"""For each type, the shape of all its values. A draft is free only if its shape is one of these very objects, because
+identity is quick to test."""
 
 _FREE_BY_CLASS: Mapping[type, DraftShape] = {type(shape): shape for shape in FREE.values()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Draft:
-    """One alternative.
+    """One alternative for the values of one type.
 
     Attributes:
-        shape: Shape of its values.
-        values: Keys of the only values that it has, in the order of the schema; None for all values of the shape.
-        refusals: Reasons why it cannot be enforced.
+        shape: The shape of its values.
+        values: The keys of the only values that it allows, in the order of the schema; None for all values of the
+            shape.
+        refusals: The reasons why it cannot be enforced.
     """
 
     shape: DraftShape
@@ -88,13 +92,13 @@ class Draft:
 
 
 class Meeting:
-    """Conjunction of drafts; `conjoin` gives the node of the values that are valid for several nodes."""
+    """Conjunction of drafts. `conjoin` gives the node of the values that are valid for all of several nodes."""
 
     def __init__(self, conjoin: Callable[..., NodeName]):
         self._conjoin = conjoin
 
     def meet(self, left: Draft, right: Draft) -> Draft | None:
-        """The draft of the values that are valid for both; None where it is plain that there are none."""
+        """The draft of the values that are valid for both; None where there clearly is no such value."""
         if left.is_free:
             return right
         if right.is_free or left == right:
@@ -152,7 +156,7 @@ def items_of(shape: Array) -> Array | None:
 
 
 def least_of(left: int | None, right: int | None) -> int | None:
-    """The lower of two bounds, either of which may not be there."""
+    """The lower of two bounds; None stands for no bound."""
     return min((bound for bound in (left, right) if bound is not None), default=None)
 
 
@@ -161,7 +165,7 @@ def _united[T](left: tuple[T, ...], right: tuple[T, ...]) -> tuple[T, ...]:
 
 
 def meet_numbers(left: Number, right: Number) -> Number | None:
-    """The numbers of both shapes; None where it is plain that there are none."""
+    """The numbers of both shapes; None where there clearly is no such number."""
     low, is_low_open = max(
         ((side.min, side.is_min_exclusive) for side in (left, right) if side.min is not None), default=(None, False)
     )
@@ -182,7 +186,7 @@ def meet_numbers(left: Number, right: Number) -> Number | None:
 
 
 def number_of(shape: Number) -> Number | None:
-    """The same shape in its simplest form; None where no number has it."""
+    """The same shape in its simplest form; None where no number is of it."""
     steps = [Fraction(step) for step in shape.multiple_of]
     if shape.is_integer or any(step.denominator == 1 for step in steps):
         shape = _integers(shape)
@@ -235,7 +239,7 @@ def _has_no_multiple(step: Fraction, shape: Number) -> bool:
 
 
 def meet_strings(left: String, right: String) -> String | None:
-    """The strings of both shapes; None where it is plain that there are none."""
+    """The strings of both shapes; None where there clearly is no such string."""
     return string_of(
         String(
             min_length=max(left.min_length, right.min_length),
@@ -249,7 +253,7 @@ def meet_strings(left: String, right: String) -> String | None:
 
 
 def string_of(shape: String) -> String | None:
-    """The same shape; None where it is plain that no string has it."""
+    """The same shape; None where clearly no string is of it."""
     if shape.max_length is not None and shape.min_length > shape.max_length:
         return None
     if set(shape.patterns) & set(shape.not_patterns):

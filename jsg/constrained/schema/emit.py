@@ -1,4 +1,4 @@
-"""Makes a grammar of shapes: each node has a rule, and what stands in many places shares one."""
+"""Makes a grammar of shapes: each node has a rule, and equal parts of the schema share one."""
 
 import functools
 
@@ -38,12 +38,12 @@ def emit(document: Document, whitespace: Whitespace, order: PropertyOrder, limit
 
     Args:
         document: The schema.
-        whitespace: White space between tokens; there is none around the whole.
+        whitespace: White space between JSON tokens. There is none before the first or after the last.
         order: Order of the members of objects.
         limits: Limits of the work.
 
     Raises:
-        GrammarError: A grammar cannot express the schema, or only one beyond the limits can.
+        GrammarError: No grammar within the limits can express the schema.
     """
     emitter = _Emitter(document, whitespace, order, limits)
     start = emitter.rule(document.root).rule
@@ -51,7 +51,7 @@ def emit(document: Document, whitespace: Whitespace, order: PropertyOrder, limit
 
 
 class _Emitter:
-    """Turns nodes into expressions. Rules are made one by one, so that nothing here calls itself."""
+    """Turns nodes into expressions. The rule book makes the rules one by one, so that nothing here is recursive."""
 
     def __init__(self, document: Document, whitespace: Whitespace, order: PropertyOrder, limits: Limits) -> None:
         self._nodes = document.nodes
@@ -69,7 +69,7 @@ class _Emitter:
         return EVERY_SHAPE if node == ANY else self._nodes[node]
 
     def _value(self, node: NodeName) -> Expr:
-        """The expression of a node where it is used: its own where that is short, or else a call of its rule."""
+        """The expression to write where a node is used: the node's own if it is short, else a call of its rule."""
         match self._shapes(node):
             case ():
                 return NEVER
@@ -81,7 +81,7 @@ class _Emitter:
                 return self.rule(node)
 
     def _node(self, node: NodeName) -> Expr:
-        """All shapes of a node, as alternatives; known values are one set of words."""
+        """All shapes of a node, as alternatives. The known scalars are one set of words."""
         known: set[bytes] = set()
         options: list[Expr] = []
         shapes = self._shapes(node)
@@ -92,12 +92,12 @@ class _Emitter:
                 if (spellings := scalar_words(shape.text)) is not None:
                     known.update(spellings)
                     continue
-                num_signs += len(shape.text)  # of an array or object, each of which becomes a position at least
+                num_signs += len(shape.text)  # each character of an array or object becomes at least one position
                 check(num_signs, self.scope.limits.positions, "positions in the arrays and objects of an enum")
             if len(texts) < 2 or not isinstance(shape, String):
                 options.append(self._shape(shape, node))
         if len(texts) > 1:
-            # In one rule they are followed as one, where a rule for each would be a way of its own to read a text.
+            # A rule for each string shape would add one way to read a text. Inside one rule they are one way.
             options.extend(self._text(shape, node) for shape in texts)
         return any_of([words(known), *options])
 

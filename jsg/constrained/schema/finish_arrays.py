@@ -1,4 +1,4 @@
-"""Makes shapes of the drafts of arrays: an item that must be there is one of the prefix or one of the others."""
+"""Makes shapes of the drafts of arrays. An item that `some` asks for is in the prefix or after it."""
 
 import dataclasses
 import itertools
@@ -13,12 +13,12 @@ def finish_array(formulas: Formulas, shape: Array, where: NodeName) -> Iterator[
     """The shapes whose values are those of the draft.
 
     Raises:
-        GrammarError: More than one item must be there whose place is not told.
+        GrammarError: The draft has more than one `some`.
     """
     if len(shape.some) > 1:
         raise GrammarError(
-            f"items at {where}: `not` over the items of more than one schema that the array must be valid for is not "
-            "supported; remove one"
+            f"items at {where}: the array must be valid for more than one schema with `not` over its items, which is "
+            "not supported; remove one of them"
         )
     for alternative in _placed(formulas, shape, *shape.some[0]) if shape.some else (shape,):
         array = _clipped(formulas, alternative)
@@ -27,7 +27,7 @@ def finish_array(formulas: Formulas, shape: Array, where: NodeName) -> Iterator[
 
 
 def _placed(formulas: Formulas, shape: Array, node: NodeName, start: int) -> Iterator[Array]:
-    """An alternative for each place of an item that is valid for the node: those in the prefix, and after it."""
+    """An alternative for each place of the item that is valid for the node: each in the prefix, and after it."""
     conjoin = formulas.context.nodes.conjoin
     prefix = shape.prefix + (shape.items,) * (start - len(shape.prefix))
     array = dataclasses.replace(shape, prefix=prefix, some=())
@@ -38,7 +38,7 @@ def _placed(formulas: Formulas, shape: Array, node: NodeName, start: int) -> Ite
 
 
 def _clipped(formulas: Formulas, array: Array) -> Array | None:
-    """The array with a length that its nodes allow; None where no array has one."""
+    """The array with its length limited to what its nodes allow; None where no array is valid."""
     is_never = formulas.judge.is_never
     prefix = tuple(itertools.takewhile(lambda node: not is_never(node), array.prefix))
     most = array.max_items

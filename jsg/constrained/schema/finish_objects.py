@@ -1,4 +1,7 @@
-"""Makes shapes of the drafts of objects; the facets become one, so that each name belongs to one node."""
+"""Makes shapes of the drafts of objects. All facets are merged, so that each name has one node.
+
+A cell is a set of undeclared names that match the same patterns, with the node of their values.
+"""
 
 import dataclasses
 import itertools
@@ -14,17 +17,17 @@ from jsg.constrained.schema.shapes import ANY, NEVER, NamePattern, NodeName, Obj
 from jsg.errors import GrammarError
 
 MAX_CELLS = 64
-"""Combinations of patterns that a name may match."""
+"""Most combinations of patterns that a name may match."""
 
 MAX_SOME = 3
-"""Members that must be there and whose names are not declared."""
+"""Most required members without a declared name."""
 
 
 def finish_object(formulas: Formulas, shape: Members, where: NodeName) -> Iterator[Object]:
     """The shapes whose values are those of the draft.
 
     Raises:
-        GrammarError: Patterns of names overlap in too many ways, or too many members must be there.
+        GrammarError: Patterns of names overlap in too many ways, or the draft has too many `some`.
     """
     names = _names(formulas, shape)
     strings: tuple[String, ...] | None = None
@@ -35,15 +38,15 @@ def finish_object(formulas: Formulas, shape: Members, where: NodeName) -> Iterat
         shape = dataclasses.replace(shape, facets=(*shape.facets, facet))
     if len(shape.some) > MAX_SOME:
         raise GrammarError(
-            f"the schema at {where} asks for more than {MAX_SOME} members whose names are not told, by `not` over "
-            "patternProperties, propertyNames or additionalProperties, which is not supported"
+            f"the schema at {where} requires more than {MAX_SOME} members without giving their names, by `not` over "
+            "patternProperties, propertyNames or additionalProperties, which is not supported; remove some of them"
         )
     for one, pending in _served(formulas, shape):
         yield from _Finish(formulas, one, strings, where).shapes(pending)
 
 
 def _names(formulas: Formulas, shape: Members) -> Sequence[str | String] | None:
-    """The names that are allowed, as strings and as shapes of strings; None where all are."""
+    """The allowed names, as single strings and as shapes of strings; None where every name is allowed."""
     if not shape.names:
         return None
     found: list[str | String] = []
@@ -58,7 +61,10 @@ Served = tuple[Members, tuple[tuple[NodeName, NodeName], ...]]
 
 
 def _served(formulas: Formulas, shape: Members) -> Iterator[Served]:
-    """The ways in which members may be those that `some` asks for: declared members, or others, each its own."""
+    """The ways to meet `some`, each as (object, undeclared members that it still needs).
+
+    One member may do for several of `some`, and it may be a declared member or an undeclared one.
+    """
     base = dataclasses.replace(shape, some=())
     if not shape.some:
         yield base, ()
@@ -87,7 +93,10 @@ def _served(formulas: Formulas, shape: Members) -> Iterator[Served]:
 def _options(
     formulas: Formulas, base: Members, names: NodeName, value: NodeName
 ) -> Iterator[tuple[tuple[str] | NodeName, NodeName]]:
-    """(a name, in a tuple; or a node of names that are not declared, node of the value)."""
+    """The members that can meet one of `some`, as (name, node of the value).
+
+    The name is a tuple of one string, or the node of undeclared names.
+    """
     declared = formulas.judge.declared(base)
     known = [name for name in declared if formulas.judge.holds(name, names)]
     has_shapes = False
@@ -103,7 +112,7 @@ def _options(
 
 
 def _partitions[T](items: Sequence[T]) -> Iterator[list[list[T]]]:
-    """All ways to put items into groups."""
+    """All ways to divide the items into groups."""
     if not items:
         yield []
         return
@@ -115,7 +124,13 @@ def _partitions[T](items: Sequence[T]) -> Iterator[list[list[T]]]:
 
 
 class _Some(NamedTuple):
-    """A member that must be there: the cell of its name, all that holds for its name, and for its value."""
+    """A required member without a declared name.
+
+    Attributes:
+        cell: The cell of its name.
+        name: Everything that holds for its name.
+        node: Everything that holds for its value.
+    """
 
     cell: NamePattern
     name: String
@@ -123,7 +138,7 @@ class _Some(NamedTuple):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether another member with such a name may have a value that does not serve."""
+        """Whether the cell also allows values that are not valid for this member."""
         return self.node != self.cell.node
 
 
@@ -131,7 +146,7 @@ _NO_CELL = NamePattern((), (), NEVER)
 
 
 class _Finish:
-    """Makes shapes of one draft of an object, when it is decided which members `some` asks for."""
+    """Makes shapes of one draft of an object for one way to meet `some`."""
 
     def __init__(self, formulas: Formulas, shape: Members, names: tuple[String, ...] | None, where: NodeName):
         self._formulas = formulas
@@ -142,7 +157,7 @@ class _Finish:
         self._nodes = {name: judge.member(shape, name) for name in judge.declared(shape)}
 
     def shapes(self, pending: Sequence[tuple[NodeName, NodeName]]) -> Iterator[Object]:
-        """The object's shapes; `pending` are members that must be there and are not declared."""
+        """The object's shapes. `pending` are its required members without a declared name."""
         if any(self._is_never(self._nodes[name]) for name in self._shape.required):
             return
         cells = self._cells()
@@ -158,7 +173,7 @@ class _Finish:
         return self._formulas.judge.is_never(node)
 
     def _cells(self) -> list[NamePattern]:
-        """Combinations of patterns that a name outside the declared ones may match, and their nodes."""
+        """The cells: each combination of patterns that an undeclared name may match, with the node of the value."""
         facets = self._shape.facets
         conjoin = self._formulas.context.nodes.conjoin
         if self._names == ():
@@ -176,7 +191,7 @@ class _Finish:
         return cells
 
     def _some(self, names: NodeName, value: NodeName, cells: Sequence[NamePattern]) -> Iterator[_Some]:
-        """The ways in which an undeclared member may have such a name and such a value."""
+        """The undeclared members whose name and value are valid for these two nodes, by cell."""
         conjoin = self._formulas.context.nodes.conjoin
         declared = frozenset(self._nodes)
         wanted = [
@@ -196,10 +211,10 @@ class _Finish:
                 yield _Some(cell, shape, node)
 
     def _settled(self, cells: Sequence[NamePattern], some: Sequence[_Some]) -> list[NamePattern]:
-        """The cells, split so that a name that is written twice does no harm.
+        """The cells, split so that an object stays valid when a name is written twice.
 
-        A reader keeps one of two members with the same name. So a member that must be there, and every other one whose
-        name could be its name, has a value that serves.
+        A reader keeps one of two members with the same name. So every member that could have the name of a required
+        member must have a value that is valid for that member.
         """
         settled: list[NamePattern] = []
         for cell in cells:
@@ -213,7 +228,7 @@ class _Finish:
     def _alone(self, one: _Some, some: Sequence[_Some]) -> list[tuple[String, NodeName]]:
         """The ways in which the member has a name that no other member of `some` may have.
 
-        One member that serves both is another alternative, which `_served` gives.
+        `_served` gives the alternative in which one member does for two of `some`.
         """
         parts = [NamePattern(one.name.patterns, one.name.not_patterns, one.node)]
         for other in some:
@@ -223,7 +238,7 @@ class _Finish:
         return [(name, one.node) for name in names if not self._formulas.judge.is_empty(Draft(name))]
 
     def _split(self, cell: NamePattern, one: _Some) -> Iterator[NamePattern]:
-        """The cell in parts. The last part has the names that the member may have, and the values that it may have."""
+        """The cell in disjoint parts. The last part has the names of the member, and only values valid for it."""
         matches, excludes = cell.matches, cell.excludes
         for pattern, is_found in _conditions(one.name, frozenset(self._nodes)):
             if pattern in (matches if is_found else excludes):
@@ -237,7 +252,7 @@ class _Finish:
         yield NamePattern(matches, excludes, self._formulas.context.nodes.conjoin(cell.node, one.node))
 
     def _bounded(self, cells: Sequence[NamePattern], some: tuple[tuple[String, NodeName], ...]) -> Object | None:
-        """The object with counts that its names can reach; None where there is none."""
+        """The object with counts that its names can reach; None where no object is valid."""
         additional = next((cell for cell in cells if not cell.matches), _NO_CELL)
         cells = [cell for cell in cells if cell.matches]
         least, most = self._shape.min_properties, self._shape.max_properties
@@ -268,7 +283,7 @@ class _Finish:
             additional_excludes=additional.excludes,
             names=None if is_closed else self._names,
             some=some,
-            # Of members whose names are not told two may have the same name.
+            # Two members of `some` may have the same name, so they surely count as one member only.
             min_properties=least if least > sure - max(0, len(some) - 1) else 0,
             max_properties=most,
         )
@@ -278,10 +293,13 @@ Combination = tuple[frozenset[str], tuple[str, ...], tuple[str, ...]]
 
 
 def combinations(patterns: Patterns, all_patterns: Sequence[str], where: str) -> list[Combination]:
-    """The combinations of patterns that a name can match: (matched, the part of them to test, those to test against).
+    """The combinations of patterns that a name can match.
+
+    Each is (all matched patterns, those of them that must be tested, those whose absence must be tested). A pattern
+    needs no test where the others imply it.
 
     Raises:
-        GrammarError: There are too many.
+        GrammarError: There are too many combinations.
     """
     found: list[tuple[CharDfa, Combination]] = [(patterns.everything, (frozenset(), (), ()))]
     for pattern in all_patterns:
@@ -308,11 +326,11 @@ def combinations(patterns: Patterns, all_patterns: Sequence[str], where: str) ->
 
 
 Condition = tuple[str, bool]
-"""A pattern, and whether it is found."""
+"""A pattern, and whether the name must match it."""
 
 
 def _conditions(name: String, declared: frozenset[str]) -> list[Condition]:
-    """What holds for the names of a shape, as patterns. The declared names are ignored."""
+    """What holds for the names of a shape, as patterns. Declared names are not excluded again."""
     conditions = [(pattern, True) for pattern in name.patterns]
     conditions.extend((pattern, False) for pattern in name.not_patterns)
     if name.min_length or name.max_length is not None:
@@ -325,5 +343,5 @@ def _conditions(name: String, declared: frozenset[str]) -> list[Condition]:
 
 
 def _quoted(word: str) -> str:
-    """A pattern that is found in this word."""
+    """The word as a pattern, with every character escaped."""
     return "".join(rf"\u{{{ord(sign):x}}}" for sign in word)

@@ -1,12 +1,12 @@
 r"""The formats that are enforced, as regular expressions over ASCII text.
 
-Each expression is as strict as its standard. Some standards have no regular language, or allow what nobody writes;
-there the expression is narrower:
+Each expression is as strict as its standard. It is narrower where the standard is not a regular language, or allows
+what nobody writes:
 
-- Seconds are at most 59, because it depends on the time zone whether a leap second is right.
+- Seconds are at most 59, because a leap second is valid only at certain times in certain time zones.
 - A host name has at most seven labels. The first has at most 63 characters and the others have at most 30, which keeps
-  the name within 253. No label has `--` in its third and fourth place, because what follows `xn--` would have to be
-  decoded.
+  the name within 253. No label has `--` as its third and fourth character, because the text after `xn--` would have to
+  be decoded.
 - The local part of a mail address is not quoted, and its domain is a host name.
 - Years are 0001 to 9999.
 """
@@ -54,7 +54,7 @@ def _ipv6() -> str:
     group = f"{_HEX}{{1,4}}"
     tail = f"({group}:{group}|{_IPV4})"
     options = [f"({group}:){{6}}{tail}"]
-    gap = ":" * 2  # stands for groups of zeros
+    gap = ":" * 2  # replaces groups of zeros
     for before in range(7):  # groups before the gap
         left = "" if before == 0 else f"{group}(:{group}){{{before - 1}}}"
         room = 7 - before  # groups that may come after it
@@ -89,7 +89,7 @@ FORMATS = {
     "hostname": _HOSTNAME,
     "uri": _URI,
 }
-"""Regular expressions, which match the whole of a text, by the names of formats."""
+"""For each format its regular expression, which must match the whole text."""
 
 
 @functools.cache

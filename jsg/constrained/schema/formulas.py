@@ -1,8 +1,8 @@
 """Formulas: what a schema says about the values of one type, as a list of alternatives (drafts).
 
-Everything that combines schemas is worked out here. A conjunction is the product of the lists of its parts, a
-disjunction is their concatenation, and a negation moves inward to the keywords. Each type has formulas of its own,
-because a keyword about one type holds for every value of another and then costs nothing.
+Formulas resolve the keywords that combine schemas. A conjunction is the product of the lists of its parts, a
+disjunction is their concatenation, and a negation moves inward to the keywords. Each type has its own formulas, because
+a keyword about one type holds for every value of the other types and costs nothing there.
 """
 
 import dataclasses
@@ -30,10 +30,10 @@ from jsg.errors import GrammarError
 
 MAX_ALTERNATIVES = 512
 MANY_ALTERNATIVES = 8
-"""Of more alternatives than this, those that another one covers are left out."""
+"""A formula with more alternatives than this is reduced: alternatives that another one covers are left out."""
 
 MAX_REDUCED = 64
-"""More alternatives than this are not compared with one another."""
+"""The alternatives of a formula with more of them than this are not compared with one another."""
 
 MAX_MEETINGS = 100_000
 MAX_DEPTH = 100
@@ -42,11 +42,11 @@ Formula = Sequence[Draft]
 
 
 class Formulas:
-    """The formulas of one document, each worked out once.
+    """The formulas of one document. Each is computed once.
 
     Attributes:
         values: Values of enum and const by their keys.
-        judge: Answers that need formulas.
+        judge: Decides questions about nodes, for which it asks for formulas.
     """
 
     def __init__(self, context: Context, choices: int):
@@ -68,7 +68,7 @@ class Formulas:
         """The alternatives of the values of one type that are valid for a node."""
         key = (node, kind)
         if key not in self._nodes:
-            self._level += 1  # a schema met again from here is met with another value: that is progress
+            self._level += 1  # a schema that is met again from here is applied to another value, which is progress
             try:
                 literals = self.context.nodes.literals(node)
                 formula = self.of(literals[0], kind) if len(literals) == 1 else None
@@ -80,11 +80,11 @@ class Formulas:
         return self._nodes[key]
 
     def of(self, literal: Literal, kind: str) -> Formula:
-        """The alternatives of the values of one type that a literal holds for.
+        """The alternatives of the values of one type for which a literal holds.
 
         Raises:
             GrammarError: A keyword is wrong, or cannot be enforced.
-            UnderWayError: It was asked for while it is worked out, for another value.
+            UnderWayError: Computing this formula asked for this same formula, applied to another value.
         """
         key = (self.context.nodes.simple(literal), kind)
         if key in self._formulas:
@@ -163,7 +163,7 @@ class Formulas:
             raise GrammarError("anyOf, oneOf, allOf and not of the schema have too many combinations; simplify them")
 
     def _any_of(self, drafts: Iterable[Draft]) -> Formula:
-        """The drafts, each once, with all lists of values as one."""
+        """The drafts without duplicates, with all lists of values merged into one draft."""
         found: dict[Draft, None] = {}
         listed: dict[str, None] = {}
         first: Draft | None = None
@@ -190,10 +190,10 @@ class Formulas:
         meetings = (self._meeting.meet(one, other) for one in left for other in right)
         return all(draft is None or self._is_empty(draft) for draft in meetings)
 
-    # -- a schema holds, or does not -----------------------------------------------------------------------------------
+    # -- what makes a schema hold, or not hold -------------------------------------------------------------------------
 
     def _parts(self, literal: Literal, kind: str) -> Iterator[Formula]:
-        """What each keyword of a schema allows; where the literal is negative, what each forbids."""
+        """A formula for each keyword: what it allows or, where the literal is negative, what it forbids."""
         place, sign = abs(literal), 1 if literal > 0 else -1
         reader, where = self._reader(place), self.context.pointer(place)
         keywords = reader.keywords
@@ -229,7 +229,7 @@ class Formulas:
             yield from ((Draft(FREE[kind], refusals=(reason,)),) for reason in reader.refusals())
 
     def _is_other_type(self, place: int, kind: str) -> bool:
-        """Whether `type` of a schema leaves nothing of a kind of values, so that its other keywords do not matter."""
+        """Whether `type` of a schema excludes this kind of values, so that its other keywords do not matter."""
         if place not in self._types:
             self._types[place] = self._reader(place).types()
         types = self._types[place]
@@ -242,7 +242,7 @@ class Formulas:
         return self._free[kind] if (kind in types) == (sign > 0) else ()
 
     def _own(self, place: int, kind: str, sign: int, reader: Reader) -> Formula:
-        """What the keywords about one type of values allow, or forbid."""
+        """What the keywords about this one type of values allow; where `sign` is negative, what they forbid."""
         patterns, shape = self.context.patterns, FREE[kind]
         denied: Formula = ()
         match kind, sign:
@@ -269,9 +269,9 @@ class Formulas:
         return () if shape is None else self._free[kind] if shape == FREE[kind] else (Draft(shape),)
 
     def _one_of(self, children: Sequence[int], kind: str) -> Formula:
-        """The values that exactly one of the schemas holds for."""
+        """The values for which exactly one of the schemas holds."""
         formulas = {child: formula for child in children if (formula := self.of(child, kind))}
-        if len(children) > len(set(children)):  # the same schema twice holds twice
+        if len(children) > len(set(children)):  # a schema that is listed twice never holds exactly once
             formulas = {child: formula for child, formula in formulas.items() if children.count(child) == 1}
             others = [child for child in set(children) if children.count(child) > 1]
         else:
@@ -290,7 +290,7 @@ class Formulas:
         return self._any_of(result)
 
     def _if(self, place: int, kind: str, sign: int, keywords: Mapping[str, Json]) -> Iterator[Formula]:
-        """`then` where `if` holds, and `else` where it does not; a branch that is not there is the schema `true`."""
+        """`then` where `if` holds, and `else` where it does not. A missing branch counts as the schema `true`."""
         if "if" not in keywords:
             return
         condition = self._child(place, "if")
@@ -302,7 +302,7 @@ class Formulas:
         yield self._any_of(drafts)
 
     def _not_one_of(self, children: Sequence[int], kind: str, where: str) -> Formula:
-        """The values that none of the schemas holds for, or two of them."""
+        """The values for which none of the schemas holds, or at least two of them hold."""
         none = self._all_of((self.of(-child, kind) for child in children), kind, where)
         pairs = (
             draft
@@ -313,7 +313,7 @@ class Formulas:
         return self._any_of((*none, *pairs))
 
     def _without_values(self, place: int, keys: Sequence[str], kind: str) -> Formula:
-        """All values of the type but these."""
+        """All values of the type except these."""
         if not keys:
             return self._free[kind]
         values = [self.values[key] for key in keys]
@@ -345,7 +345,7 @@ class Formulas:
         return [simple(self._child(place, keyword, i)) for i in range(reader.schemas(keyword))]
 
     def _dependents(self, place: int, reader: Reader) -> Iterator[tuple[str, int]]:
-        """(name of a member, schema that an object with this member must be valid for)."""
+        """(name of a member, schema that holds for every object with this member)."""
         for keyword in ("dependentRequired", "dependencies"):
             for name, names in reader.names_by_name(keyword).items():
                 what = f"{keyword} of {name!r}"
@@ -356,7 +356,7 @@ class Formulas:
                     yield name, self._child(place, keyword, name)
 
     def _keys(self, place: int, keyword: str, reader: Reader) -> dict[str, tuple[str, ...]]:
-        """By type the keys of the values of `const` or `enum`."""
+        """The keys of the values of `const` or `enum`, by the types of the values."""
         number = place if keyword == "enum" else -place
         if number not in self._listed:
             values = reader.array("enum") if keyword == "enum" else [reader.keywords["const"]]

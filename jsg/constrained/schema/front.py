@@ -15,10 +15,10 @@ def schema_grammar(
 ) -> Grammar:
     """The grammar of the JSON texts whose value is valid for a schema.
 
-    Its `annotations` list what the standard calls an annotation and a grammar does not enforce, one line each, such as
-    "format 'colour' at #/properties/a/format": unknown formats and keywords, `contentEncoding` and its like, and an
-    unknown `$schema`. Titles, descriptions, defaults and examples are left out, because nobody takes them for rules.
-    Parts of the schema that nothing refers to are not read.
+    The grammar's `annotations` list what the standard calls an annotation and the grammar does not enforce: unknown
+    formats and keywords, `contentEncoding` and similar keywords, and an unknown `$schema`. Each has one line, such as
+    "format 'colour' at #/properties/a/format". Titles, descriptions, defaults and examples are left out, because nobody
+    takes them for rules. Parts of the schema that nothing refers to are not read.
 
     Args:
         text: The schema as JSON; `true` and `false` are schemas too.
@@ -27,11 +27,13 @@ def schema_grammar(
         limits: Limits of the work.
 
     Raises:
-        GrammarError: The schema is no schema, uses what cannot be enforced, is valid for nothing, or is too large.
+        GrammarError: The text is not a schema, or the schema has a keyword that cannot be enforced, allows no value,
+            or is too large.
     """
     schema = read_json(text, "json_schema", limits)
     document = normalise(schema, limits)
     grammar = emit(document, whitespace, property_order, limits)
-    # Some contradictions, such as a format beside a length, show only when all rules are built. This is their message.
+    # Some contradictions, such as a format beside a length, show only when all rules are built. `contradiction` is the
+    # message for them.
     keywords = schema if isinstance(schema, dict) else ()
     return dataclasses.replace(grammar, contradiction=no_value("#", keywords), annotations=document.annotations)

@@ -1,15 +1,15 @@
-r"""The characters of a JSON string as bytes: as they are, as short escapes such as `\n`, and as `\uXXXX`.
+r"""The spellings of the characters of a JSON string: unescaped, as a short escape such as `\n`, and as `\uXXXX`.
 
-Known text should have one spelling, because jump-forward lives on forced text. But every text that `json.dumps` writes
-must be allowed. So the spellings of a character depend on where it stands:
+Known text should have one spelling, because jump-forward needs forced text. But every text that `json.dumps` writes
+must be allowed. So the spellings of a character depend on the set of characters that may stand in its place:
 
-- A single known character (of a key, of a constant, or of a pattern that leaves no choice) is written as it is where
+- A single known character (of a key, of a constant, or of a pattern that leaves no choice) is written unescaped where
   JSON allows that, else as its short escape, else as `\u00xx`. A character beyond ASCII may also be written `\uXXXX`.
-- In a set, characters beyond ASCII and control characters may be written `\uXXXX`. The two signs that JSON has to
-  escape, and the slash, have their short escapes.
+- In a set, characters beyond ASCII and control characters may be written `\uXXXX`. The quote, the backslash and the
+  slash have their short escapes.
 - In the set of all characters, each may be written `\uXXXX`.
 
-Each spelling is made for each code point by itself. So a string that is excluded is excluded in all its spellings.
+Each code point has its own spellings. So a string that is excluded is excluded in all its spellings.
 """
 
 import functools
@@ -22,7 +22,7 @@ from jsg.constrained.schema.rules import RuleBook
 from jsg.constrained.utf8 import by_rest, utf8
 
 _PLAIN: CharRanges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, charset.MAX_CODE_POINT))
-"""What may stand as it is."""
+"""The characters that JSON allows unescaped."""
 _PRINTABLE: CharRanges = ((0x20, 0x7E),)
 _SHORT = {'"': '"', "\\": "\\", "/": "/", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 _FEW_RANGES = 2
@@ -30,7 +30,7 @@ _FEW_RANGES = 2
 
 @functools.lru_cache(maxsize=1024)
 def character(ranges: CharRanges) -> Expr:
-    """One character out of the set as it may be written in a JSON string; NEVER for the empty set."""
+    """The spellings of one character out of the set in a JSON string; NEVER for the empty set."""
     if charset.size(ranges) == 1:
         return _known_character(chr(ranges[0][0]))
     escaped = ranges if ranges == charset.UNIVERSE else charset.difference(ranges, _PRINTABLE)
@@ -42,13 +42,13 @@ def character(ranges: CharRanges) -> Expr:
 
 
 class CharacterRules:
-    """Character sets for grammars with many of them: the long part of each set is a rule that all places share."""
+    """Character sets for grammars with many of them. The long part of each set is a rule, which all its uses share."""
 
     def __init__(self, book: RuleBook) -> None:
         self._book = book
 
     def character(self, ranges: CharRanges) -> Expr:
-        r"""One character out of the set, in two or three positions.
+        r"""The spellings of one character out of the set, in two or three positions of the grammar.
 
         No printable ASCII character is written `\uXXXX`.
         """
@@ -61,7 +61,11 @@ class CharacterRules:
 
 @functools.lru_cache(maxsize=4096)
 def _in_parts(ranges: CharRanges) -> tuple[CharRanges, Expr | None, Expr | None]:
-    """(characters that are not printable ASCII, the whole set where they are few, else the printable ones if any)."""
+    """The set in parts: (characters that are not printable ASCII, whole set, printable ASCII characters).
+
+    The whole set is given where the first part is small, and is None otherwise. The last part is None where the whole
+    set is given, or where there are no such characters.
+    """
     others = charset.difference(ranges, _PRINTABLE)
     if len(others) <= _FEW_RANGES and charset.size(others) <= _FEW_RANGES:
         return others, character(ranges), None
@@ -70,7 +74,7 @@ def _in_parts(ranges: CharRanges) -> tuple[CharRanges, Expr | None, Expr | None]
 
 
 def string_words(text: str) -> tuple[bytes, ...]:
-    """The ways to write a known string, with its quotes: one where it is ASCII, three where not."""
+    """The spellings of a known string with its quotes: one if it is ASCII, else up to three."""
     raw, escaped = json.dumps(text, ensure_ascii=False), json.dumps(text)
     if raw == escaped:
         return (raw.encode(),)
@@ -115,7 +119,7 @@ def _known_character(sign: str) -> Expr:
 
 
 def _code_units(ranges: CharRanges) -> Expr:
-    r"""What follows `\u`: four digits, or those of a surrogate, `\u` and those of the other one."""
+    r"""The text after `\u`: four digits, or the four digits of a surrogate, `\u`, and those of the other surrogate."""
     basic = charset.intersect(ranges, ((0, 0xFFFF),))
     others = charset.intersect(ranges, ((0x10000, charset.MAX_CODE_POINT),))
     options: list[Expr] = [_digits(basic, 4)] if basic else []
@@ -131,7 +135,7 @@ def _shifted(ranges: CharRanges, by: int) -> CharRanges:
 
 @functools.lru_cache(maxsize=4096)
 def _digits(ranges: CharRanges, count: int) -> Expr:
-    """The numbers of the intervals in `count` hexadecimal digits of either case."""
+    """The numbers of the intervals, written with `count` hexadecimal digits of either case."""
     if count == 0:
         return EMPTY
     return alt(
@@ -148,7 +152,7 @@ def _hex_digit(leads: CharRanges) -> Expr:
 
 
 def _one_of(signs: str) -> Expr:
-    """One out of ASCII signs."""
+    """One of these ASCII characters."""
     if not signs:
         return NEVER
     if len(signs) == 1:

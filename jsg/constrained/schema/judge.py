@@ -1,4 +1,4 @@
-"""Decides whether a value is valid for a node, and whether it is plain that no value is."""
+"""Decides whether a value is valid for a node, and whether a node clearly has no valid value."""
 
 from collections.abc import Callable, Sequence
 from decimal import Decimal
@@ -12,18 +12,18 @@ from jsg.constrained.schema.values import TYPES, decimal_of, key_of, type_of
 from jsg.errors import GrammarError
 
 MAX_DEPTH = 8
-"""Levels of values inside values that are looked at to see that a node is valid for nothing."""
+"""How many levels of values inside values are searched for the proof that a node has no valid value."""
 
 Drafts = Callable[[NodeName, str], Sequence[Draft]]
 """Gives the alternatives of a node for one type."""
 
 
 class UnderWayError(Exception):
-    """The alternatives of a schema were asked for while they are worked out, so nothing is known of them yet."""
+    """Computing the alternatives of a schema asked for these same alternatives, of which nothing is known yet."""
 
 
 class Judge:
-    """Answers about the nodes of one document."""
+    """Answers questions about the nodes of one document."""
 
     def __init__(self, drafts: Drafts, nodes: Nodes, patterns: Patterns, values: dict[str, Json]):
         self._drafts = drafts
@@ -32,13 +32,13 @@ class Judge:
         self._values = values
         self._never: dict[NodeName, bool] = {ANY: False, NEVER: True}
         self._path: set[NodeName] = set()
-        self._tried: dict[NodeName, int] = {}  # levels that were searched without an answer
+        self._tried: dict[NodeName, int] = {}  # how many levels were searched without an answer
         self._strings: dict[String, bool] = {}
 
     # -- whether anything is valid -------------------------------------------------------------------------------------
 
     def is_never(self, node: NodeName) -> bool:
-        """Whether it is plain that no value is valid; False where that was not found out."""
+        """Whether no value is valid for the node; False where the search could not prove that."""
         depth_left = MAX_DEPTH - len(self._path)
         if node in self._never:
             return self._never[node]
@@ -58,7 +58,7 @@ class Judge:
         return result
 
     def is_empty(self, draft: Draft) -> bool:
-        """Whether it is plain that no value is valid; False where that was not found out."""
+        """Whether no value is valid for the draft; False where the search could not prove that."""
         if draft.values is not None:
             if draft.is_listed or draft.refusals:
                 return False
@@ -115,7 +115,7 @@ class Judge:
     # -- members of objects --------------------------------------------------------------------------------------------
 
     def declared(self, shape: Members) -> list[str]:
-        """The names that some schema says something about by name, in order."""
+        """The names in the `properties` of all facets, then those in `required`, without duplicates."""
         names: dict[str, None] = {}
         for facet in shape.facets:
             names.update(dict.fromkeys(facet.properties))
@@ -123,7 +123,7 @@ class Judge:
         return list(names)
 
     def member(self, shape: Members, name: str) -> NodeName:
-        """The node of the value of the member with that name; NEVER where there can be no such member."""
+        """The node of the value of the member with that name; NEVER where its name is not allowed."""
         nodes: list[NodeName] = []
         for facet in shape.facets:
             found = [node for pattern, node in facet.patterns if self._patterns.is_found(pattern, name)]
@@ -135,14 +135,14 @@ class Judge:
         return self._nodes.conjoin(*nodes)
 
     def is_closed(self, shape: Members) -> bool:
-        """Whether there can be no members but those that are declared."""
+        """Whether only declared members are allowed."""
         return any(facet.additional == NEVER and not facet.patterns for facet in shape.facets)
 
     def strings(self, draft: Draft) -> list[str | String]:
-        """The strings that are valid for a draft, as single ones or as one shape.
+        """The strings that are valid for a draft, as single strings or as one shape.
 
         Raises:
-            GrammarError: They cannot be enforced.
+            GrammarError: The draft cannot be enforced.
         """
         if draft.values is not None:
             return [value for value in self.listed(draft) if isinstance(value, str)]
@@ -154,10 +154,10 @@ class Judge:
         return [draft.shape]
 
     def listed(self, draft: Draft) -> list[Json]:
-        """The values of a draft that lists them.
+        """The values of a draft that lists its values.
 
         Raises:
-            GrammarError: They cannot be enforced.
+            GrammarError: The draft cannot be enforced.
         """
         values = [self._values[key] for key in draft.values or ()]
         if not draft.is_listed:
@@ -172,14 +172,14 @@ class Judge:
         """Whether the value is valid for the node.
 
         Raises:
-            GrammarError: That cannot be told.
+            GrammarError: Something that decides it cannot be enforced.
         """
         if node == ANY:
             return True
         return any(self.takes(value, draft) for draft in self._drafts(node, type_of(value)))
 
     def takes(self, value: Json, draft: Draft) -> bool:
-        """Whether the value, which has the draft's type, is valid for it."""
+        """Whether the value, which has the draft's type, is valid for the draft."""
         if draft.values is not None and key_of(value, "a value of enum or const") not in draft.values:
             return False
         if not self.fits(value, draft.shape):
@@ -189,7 +189,7 @@ class Judge:
         return True
 
     def fits(self, value: Json, shape: DraftShape) -> bool:
-        """Whether the value, which has the shape's type, is valid for it."""
+        """Whether the value, which has the shape's type, is of the shape."""
         match shape:
             case Number():
                 assert isinstance(value, int | float | Decimal)

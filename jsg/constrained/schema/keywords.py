@@ -1,4 +1,4 @@
-"""The keywords that constrain values, and the form that their own values must have."""
+"""The keywords that constrain values, and a reader that checks the form of their values."""
 
 from collections.abc import Mapping
 from decimal import Decimal
@@ -24,13 +24,13 @@ STANDARD_FORMATS = frozenset(
         "uri-template",
     )
 )
-"""Formats that have a meaning. Those that are not enforced are refused; any other name is an annotation."""
+"""Formats that the standard defines. Those that are not enforced are refused; any other name is an annotation."""
 
 REFUSED = {
     "contains": "leave it out, or say in prefixItems which items must be there",
     "uniqueItems": "leave it out, or set maxItems to 1",
 }
-"""Keywords about arrays that are not supported, and what to do. `docs/packages/constrained.md` gives the reason."""
+"""Keywords about arrays that are not supported, and what to do instead. `docs/packages/constrained.md` says why."""
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 CONSTRAINING = frozenset(
@@ -74,7 +74,7 @@ CONSTRAINING = frozenset(
     )
 )
 HELPERS = frozenset(("else", "maxContains", "minContains", "then"))
-"""Keywords that say something only beside one of `CONSTRAINING`."""
+"""Keywords that have a meaning only beside one of `CONSTRAINING`."""
 
 SAYING_NOTHING = frozenset(
     (
@@ -86,17 +86,17 @@ SAYING_NOTHING = frozenset(
 """Keywords of the standard that do not constrain values, and that users do not take for rules."""
 
 UNREACHABLE: Final = 2**31 - 1
-"""More items, members or characters than any text has."""
+"""A count of items, members or characters that no text reaches."""
 
 _OLD = {"disallow": "not", "divisibleBy": "multipleOf", "extends": "allOf"}
-"""Keywords of draft 3 that constrain values, and what replaced them."""
+"""Keywords of draft 3 that constrain values, and the keywords that replaced them."""
 
 
 def enforced(place: Place) -> Mapping[str, Json]:
     """The keywords of the schema at a place that constrain values.
 
     Raises:
-        GrammarError: One is of a draft that is not supported.
+        GrammarError: A keyword belongs to a draft that is not supported.
     """
     if not isinstance(place.schema, dict):
         return {}
@@ -111,7 +111,7 @@ def enforced(place: Place) -> Mapping[str, Json]:
 
 
 class Reader:
-    """Reads the values of a schema's keywords, and refuses those that are not what they must be."""
+    """Reads the values of a schema's keywords, and refuses values of the wrong form."""
 
     def __init__(self, place: Place, keywords: Mapping[str, Json]):
         self.place = place
@@ -122,11 +122,11 @@ class Reader:
         return f"{keyword} at {self.place.pointer}"
 
     def fail(self, keyword: str, what: str) -> GrammarError:
-        """The error for a value of the keyword that is not `what`."""
+        """The error that the value of the keyword is not `what`."""
         return GrammarError(f"{self.where(keyword)} must be {what}; correct it")
 
     def count(self, keyword: str) -> int | None:
-        """A count; None where the keyword is not there. A count that no text can reach becomes `UNREACHABLE`."""
+        """The value as a count; None without the keyword. A count that no text can reach becomes `UNREACHABLE`."""
         if keyword not in self.keywords:
             return None
         if is_number(self.keywords[keyword]):
@@ -136,46 +136,46 @@ class Reader:
         raise self.fail(keyword, "an integer that is not negative")
 
     def number(self, keyword: str) -> Decimal:
-        """A number."""
+        """The value as a number."""
         value = self.keywords[keyword]
         if not isinstance(value, int | float | Decimal) or isinstance(value, bool):
             raise self.fail(keyword, "a number")
         return decimal_of(value, self.where(keyword))
 
     def text(self, keyword: str) -> str:
-        """A string."""
+        """The value as a string."""
         value = self.keywords[keyword]
         if not isinstance(value, str):
             raise self.fail(keyword, "a string")
         return value
 
     def array(self, keyword: str) -> list[Json]:
-        """An array; empty where the keyword is not there."""
+        """The value as an array; an empty one without the keyword."""
         value = self.keywords.get(keyword, [])
         if not isinstance(value, list):
             raise self.fail(keyword, "an array")
         return value
 
     def schemas(self, keyword: str) -> int:
-        """How many schemas the array has; one at least."""
+        """The number of schemas in the array, which is at least one."""
         number = len(self.array(keyword))
         if not number:
             raise self.fail(keyword, "an array with at least one schema")
         return number
 
     def mapping(self, keyword: str) -> Mapping[str, Json]:
-        """An object; empty where the keyword is not there."""
+        """The value as an object; an empty one without the keyword."""
         value = self.keywords.get(keyword, {})
         if not isinstance(value, dict):
             raise self.fail(keyword, "an object")
         return value
 
     def names(self, keyword: str) -> tuple[str, ...]:
-        """An array of strings, each once; empty where the keyword is not there."""
+        """The value as an array of strings, without duplicates; empty without the keyword."""
         return self._strings(keyword, self.keywords.get(keyword, []))
 
     def names_by_name(self, keyword: str) -> Mapping[str, tuple[str, ...]]:
-        """An object of arrays of strings, without its other values: `dependencies` may hold schemas too."""
+        """The value as an object of arrays of strings. Schemas, which `dependencies` may hold too, are left out."""
         return {
             name: self._strings(keyword, value)
             for name, value in self.mapping(keyword).items()
@@ -191,7 +191,7 @@ class Reader:
         return [f"{self.where(word)} is not supported; {REFUSED[word]}" for word in words]
 
     def types(self) -> frozenset[str] | None:
-        """The names in `type`; None where it is not there."""
+        """The names in `type`; None without the keyword."""
         if "type" not in self.keywords:
             return None
         value = self.keywords["type"]

@@ -1,7 +1,7 @@
 """The places of schemas in a document: their children, their references, and the draft whose rules hold there.
 
-A schema has a small number, its place, so that sets of schemas are cheap. A place gets its number when it is first
-asked for. Only identifiers and anchors are looked for in the whole document, once.
+A place has a small number, so that sets of schemas are cheap. It gets its number when it is first asked for. Only the
+search for identifiers and anchors reads the whole document, once.
 """
 
 import re
@@ -14,7 +14,7 @@ from jsg.constrained.schema.shapes import Json
 from jsg.errors import GrammarError
 
 EVERYTHING = 1
-"""Place of the schema `true`, which is always there."""
+"""The place of the schema `true`. Every document has it."""
 
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
@@ -40,10 +40,10 @@ class Place(NamedTuple):
     """One schema in the document.
 
     Attributes:
-        pointer: Where it stands, `#` for the document's root.
+        pointer: Its JSON pointer; `#` for the document's root.
         schema: Its JSON.
-        base: URI against which its references are resolved.
-        draft: 4, 6, 7, 2019 or 2020.
+        base: The URI against which its references are resolved.
+        draft: The version of JSON Schema that it follows: 4, 6, 7, 2019 or 2020.
     """
 
     pointer: str
@@ -64,8 +64,8 @@ class Locations:
     """The places of one document.
 
     Attributes:
-        places: Every place by its number; [0] is not used, so that a number can be negated.
-        unknown_drafts: Values of `$schema` that name no draft that is known.
+        places: Every place by its number. Number 0 is not used, so that the minus sign can mean negation.
+        unknown_drafts: Values of `$schema` that name no known draft.
     """
 
     def __init__(self, root: Json, limits: Limits):
@@ -86,7 +86,7 @@ class Locations:
         """The place of a schema inside the schema at `number`.
 
         Raises:
-            GrammarError: What stands there is no schema.
+            GrammarError: There is no schema at this path.
         """
         place = self.places[number]
         for token in path:
@@ -94,7 +94,7 @@ class Locations:
         return self._number(place)
 
     def synthetic(self, number: int, what: str, schema: Json) -> int:
-        """The place of a schema that does not stand in the document but follows from the one at `number`."""
+        """A place for a schema that is not in the document but follows from the schema at `number`."""
         place = self.places[number]
         return self._number(place._replace(pointer=f"{place.pointer} ({what})", schema=schema))
 
@@ -114,12 +114,12 @@ class Locations:
             uri, fragment = urllib.parse.urldefrag(urllib.parse.urljoin(place.base, reference))
         except ValueError:
             raise GrammarError(f"{where} is not a URI reference; write one such as '#/$defs/a'") from None
-        if reference.startswith("#"):  # urljoin drops the base where it has no hierarchy, as in urn:…
+        if reference.startswith("#"):  # urljoin drops a base URI that has no hierarchy, such as urn:…
             uri, fragment = place.base, reference[1:]
         resource = self._resources.get(uri)
         if resource is None:
             raise GrammarError(
-                f"{where} leads out of the schema; only references inside it are supported, put it under $defs"
+                f"{where} leads out of the schema; only references inside it are supported, put its target under $defs"
             )
         fragment = urllib.parse.unquote(fragment)
         if keyword != "$ref":
@@ -169,7 +169,7 @@ class Locations:
         return number
 
     def _enter(self, place: Place) -> Place:
-        """The place with the draft and the base that it sets for itself."""
+        """The place with the draft and base that its own schema sets."""
         schema = place.schema
         if not isinstance(schema, dict):
             return place

@@ -1,6 +1,7 @@
 """Nodes and their names.
 
-A node is a set of schemas; a value must be valid for some of them and must not for the others.
+A node is a set of literals. A literal is a schema, or the negation of a schema. A value is valid for the node where all
+of its literals hold.
 
 Equal sets have one name, and a document has finitely many sets. So the work on allOf, on a $ref beside other keywords
 and on recursive schemas ends.
@@ -12,13 +13,13 @@ from jsg.constrained.schema.shapes import ANY, NEVER, Json, NodeName
 from jsg.errors import GrammarError
 
 Literal = int
-"""The place of a schema that a value is valid for; with a minus where the value must not be valid for it."""
+"""The number of a schema's place; negative where a value must not be valid for the schema."""
 
 MAX_SETS = 50_000
 
 
 class Nodes:
-    """The nodes of one document that have been met."""
+    """The nodes of one document that have been asked for so far."""
 
     def __init__(self, locations: Locations):
         self._locations = locations
@@ -36,11 +37,11 @@ class Nodes:
         return found
 
     def literals(self, name: NodeName) -> tuple[Literal, ...]:
-        """The literals that hold for every value of the node."""
+        """The literals of the node, which all hold for each of its values."""
         return self._sets[name]
 
     def node(self, *literals: Literal) -> NodeName:
-        """The node of the values that all of these hold for."""
+        """The node of the values for which all of these literals hold."""
         simple = {self.simple(literal) for literal in literals} - {EVERYTHING}
         if -EVERYTHING in simple or any(-literal in simple for literal in simple):
             return NEVER
@@ -62,10 +63,10 @@ class Nodes:
         return result
 
     def simple(self, literal: Literal) -> Literal:
-        """The simplest literal that says the same: references are followed, and negations are counted.
+        """The simplest literal with the same meaning: references are followed, and double negations cancel.
 
         Raises:
-            GrammarError: A schema refers to itself and says nothing else.
+            GrammarError: A schema consists only of a reference to itself.
         """
         path: dict[Literal, None] = {}
         current = literal
@@ -82,7 +83,7 @@ class Nodes:
         return known
 
     def no_progress(self, place: int) -> GrammarError:
-        """The error that a schema refers to itself for the very same value."""
+        """The error that a schema refers to itself for the same value."""
         pointer = self._locations.places[place].pointer
         return GrammarError(
             f"the schema at {pointer} refers to itself by $ref without a property or an item between, so that it says "
@@ -90,7 +91,7 @@ class Nodes:
         )
 
     def _following(self, literal: Literal) -> Literal | None:
-        """A simpler literal that says the same; None where there is none."""
+        """A simpler literal with the same meaning; None where there is none."""
         place = abs(literal)
         sign = 1 if literal > 0 else -1
         if place == EVERYTHING:

@@ -1,17 +1,17 @@
 """Turns a JSON Schema into shapes (`normalise`).
 
-    locations.py   where schemas stand, $ref
+    locations.py   finds schemas and follows $ref
         │
-    formulas.py    what a schema says about one type, as alternatives (drafts.py): assertions.py, containers.py,
-        │          unevaluated.py; judge.py finds the alternatives that no value is valid for
-    finish_*.py    alternatives as shapes
+    formulas.py    gives what a schema says about one type, as alternatives (drafts.py). It uses assertions.py,
+        │          containers.py and unevaluated.py; judge.py finds the alternatives that have no value
+    finish_*.py    make shapes of the alternatives
         │
-    normalise.py   all nodes that the root needs, without those that no value is valid for
+    normalise.py   collects the nodes that the root needs, and drops shapes that have no value
         │
-    sharing.py     equal nodes under one name
+    sharing.py     puts equal nodes under one name
 
-A node is worked out when another one names it. So parts of a schema that nothing uses cost nothing, and they are no
-reason for a refusal.
+A node is computed when another node names it. So parts of a schema that nothing uses cost nothing, and the schema is
+not refused because of them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -44,13 +44,13 @@ from jsg.constrained.schema.values import TYPES, text_of
 from jsg.errors import GrammarError
 
 NO_VALUE = "no value is valid for the schema"
-"""What the refusal of a schema begins with that contradicts itself: it asks for nothing that cannot be enforced."""
+"""How the error message begins for a schema that contradicts itself. Such a schema has no unsupported part."""
 
 
 def normalise(schema: Json, limits: Limits = LIMITS) -> Document:
     """The shapes of all values that are valid for a JSON Schema.
 
-    Numbers may be int, float or Decimal; with Decimal they are exact.
+    Numbers may be int, float or Decimal. Decimal numbers are exact.
 
     Raises:
         GrammarError: The schema is wrong, no value is valid for it, or something in it cannot be enforced.
@@ -66,16 +66,16 @@ def normalise(schema: Json, limits: Limits = LIMITS) -> Document:
 
 
 def no_value(where: str, keywords: Iterable[str]) -> str:
-    """The message for a schema that no value is valid for. It stands at `where` and has these keywords."""
+    """The message for a schema without a valid value. `where` is its pointer, and `keywords` are its keywords."""
     names = ", ".join(dict.fromkeys(keyword for keyword in keywords if keyword in CONSTRAINING))
     return f"{NO_VALUE}: {where} {f'contradicts itself ({names})' if names else 'is false'}; correct it"
 
 
 def _all_nodes(formulas: Formulas, root: NodeName) -> dict[NodeName, tuple[Shape, ...]]:
-    """The root and all that it needs.
+    """The root and all nodes that it needs.
 
     Raises:
-        GrammarError: One cannot be enforced. The message has a pointer.
+        GrammarError: A node cannot be enforced. The message has a JSON pointer.
     """
     nodes: dict[NodeName, tuple[Shape, ...]] = {NEVER: (), ANY: EVERY_SHAPE}
     waiting = [root]
@@ -117,7 +117,7 @@ def _shapes(formulas: Formulas, draft: Draft, node: NodeName) -> Iterator[Shape]
 
 
 def _needed(shape: Shape) -> Iterator[NodeName]:
-    """The nodes that must have a value for the shape to have one."""
+    """The nodes that must each have a value, or else the shape has none."""
     if isinstance(shape, Array):
         yield from shape.prefix[: shape.min_items]
         if shape.min_items > len(shape.prefix):
@@ -129,7 +129,7 @@ def _needed(shape: Shape) -> Iterator[NodeName]:
 
 
 def _pruned(nodes: Mapping[NodeName, tuple[Shape, ...]]) -> dict[NodeName, tuple[Shape, ...]]:
-    """The nodes without the shapes that no finite value has, such as an object that must hold itself."""
+    """The nodes without the shapes that have no finite value, such as an object that must contain itself."""
     users: dict[NodeName, list[tuple[NodeName, int]]] = {}
     missing: dict[tuple[NodeName, int], set[NodeName]] = {}
     ready: list[tuple[NodeName, int]] = []
@@ -156,7 +156,7 @@ def _pruned(nodes: Mapping[NodeName, tuple[Shape, ...]]) -> dict[NodeName, tuple
 
 
 def _contradiction(formulas: Formulas, root: NodeName) -> GrammarError:
-    """The error that no value is valid for the root: it names the innermost schema that leaves the root no way out."""
+    """The error that no value is valid for the root. It names the innermost schema that causes this."""
     nodes, locations = formulas.context.nodes, formulas.context.locations
     where, places = locations.places[locations.root].pointer, [locations.root]
     node, seen = root, {NEVER}
@@ -168,7 +168,7 @@ def _contradiction(formulas: Formulas, root: NodeName) -> GrammarError:
 
 
 def _impossible_part(formulas: Formulas, node: NodeName) -> NodeName:
-    """The node of a member or an item that must be there in every value of the node and cannot; NEVER for none."""
+    """The node of a required member or item for which no value is valid; NEVER where there is none."""
     drafts = [draft for kind in TYPES for draft in formulas.of_node(node, kind)]
     parts: Iterable[NodeName] = ()
     match drafts:
@@ -183,7 +183,7 @@ def _impossible_part(formulas: Formulas, node: NodeName) -> NodeName:
 
 
 def _annotations(locations: Locations) -> Iterator[str]:
-    """The annotations: what stands in the schema and is not enforced."""
+    """The annotations: what the schema says and the grammar does not enforce."""
     for name in locations.unknown_drafts:
         yield f"$schema {name!r} is not known; read as draft 2020-12"
     for place in locations.places[EVERYTHING + 1 :]:

@@ -1,14 +1,13 @@
-"""Numbers: the spellings that a grammar allows.
+"""Makes expressions of numbers: the spellings that a grammar allows.
 
-Every spelling that is allowed is that of a valid number, and the spelling that `json.dumps` gives a valid number is
-allowed. Beyond that a grammar allows as little as possible. Where a number is limited, exponents are allowed only for
-the numbers that `json.dumps` writes with one: below 1e-4, and from 1e16 on. An integer has neither a point nor an
-exponent.
+Every allowed spelling is one of a valid number, and the spelling that `json.dumps` gives a valid number is allowed.
+Beyond that a grammar allows as little as possible. Where a number has bounds, exponents are allowed only for the
+numbers that `json.dumps` writes with one: below 1e-4, and from 1e16 on. An integer has neither a point nor an exponent.
 
-A number has at most `MAX_WHOLE` digits before the point and, where it is limited, `MAX_FRACTION` after it, so that none
-runs on. Multiples have at most `MAX_MULTIPLE` digits before the point. Multiples may be longer only where the divisor,
-with its remainders and the bounds beside it, needs more than 190 states: a prime above 190, or 97 with a minimum of
-five digits.
+So that no number is endless, it has at most `MAX_WHOLE` digits before the point and, where it has bounds,
+`MAX_FRACTION` after it. Multiples have at most `MAX_MULTIPLE` digits before the point. They may be longer only where
+the automaton of the remainders and bounds has more than 190 states, as for a prime divisor above 190, or for the
+divisor 97 with a minimum of five digits.
 """
 
 import dataclasses
@@ -27,12 +26,12 @@ MAX_WHOLE = 100
 MAX_FRACTION = 20
 MAX_MULTIPLE = 30
 MAX_DIVISOR = 10_000
-"""The largest `multipleOf` without its decimal point: an automaton has a state for each remainder."""
+"""The largest `multipleOf`, read without its decimal point. It is limited because each remainder is a state."""
 _DOUBLE_DIGITS = 15
-"""Different decimal numbers of at most this many digits are different doubles."""
+"""Decimal numbers of at most this many digits are different doubles where they differ."""
 _NO_MULTIPLES = ((1, 15), (5, 11), (9, 7))
-"""(digits before the point, digits after it) of numbers that must not be multiples. With so few digits, a number
-that is no integer is no integer as a double either."""
+"""Sizes of numbers that must not be multiples, as (digits before the point, digits after it). With so few digits, a
+number that is no integer does not become one when it is read as a double."""
 _MAX_EXPONENT = 299
 """Keeps most numbers within what a double can hold."""
 _SMALL, _LARGE = Decimal("1e-4"), Decimal("1e16")
@@ -46,7 +45,7 @@ def number_expr(shape: Number, limits: Limits) -> Expr:
     """The spellings of the numbers of a shape; NEVER where there are none.
 
     Raises:
-        GrammarError: `multipleOf` is no number that can be counted, or the automaton is too large.
+        GrammarError: `multipleOf` is too large, a bound leaves no number, or the automaton is too large.
     """
     if shape == Number(is_integer=True):
         return alt(literal("0"), seq(optional(_MINUS), _long(1)))
@@ -60,7 +59,7 @@ def number_expr(shape: Number, limits: Limits) -> Expr:
 
 
 def _long(least: int) -> Expr:
-    """A whole number above zero of at least so many digits."""
+    """A whole number above zero with at least this many digits."""
     return seq(_NOT_ZERO, Repeat(_DIGIT, least - 1, MAX_WHOLE - 1))
 
 
@@ -75,9 +74,10 @@ def _exponent() -> Expr:
 
 
 def _tightened(shape: Number) -> Number:
-    """The same with bounds that are right for readers who know doubles only; those of integers are whole already.
+    """The same shape with bounds that hold for readers that use doubles. Bounds of integers are whole already.
 
-    A text just inside an exclusive bound would be read as the bound itself. So the bound becomes the next double.
+    Such a reader would take a number just inside an exclusive bound for the bound itself. So the bound becomes the next
+    double, inclusive.
     """
     low, high = shape.min, shape.max
     is_low_exclusive, is_high_exclusive = shape.is_min_exclusive, shape.is_max_exclusive
@@ -91,7 +91,11 @@ def _tightened(shape: Number) -> Number:
 
 
 def _next_double(bound: Decimal, towards: float) -> Decimal:
-    """The nearest double beyond an exclusive bound; the largest there is where there is none."""
+    """The nearest double beyond an exclusive bound.
+
+    Raises:
+        GrammarError: There is no such double.
+    """
     double = math.nextafter(float(bound), towards)
     if math.isinf(double):
         is_low = towards > 0
@@ -123,7 +127,7 @@ def _limited(shape: Number, limits: Limits) -> Expr:
     if shape.is_integer:
         size = Digits(whole, 0, has_minus_zero=False)
     elif shape.excluded:
-        # No text may be read as an excluded double, so none may come nearer to it than doubles lie apart.
+        # No number may be read as an excluded double. So it has too few digits to come that near to one.
         size = Digits(whole, max(fraction, _DOUBLE_DIGITS - whole))
     else:
         size = Digits(whole, max(fraction, MAX_FRACTION))
@@ -137,7 +141,7 @@ def _limited(shape: Number, limits: Limits) -> Expr:
 
 
 def _bounds(shape: Number) -> list[Compared]:
-    """The comparisons that must hold for the number."""
+    """The comparisons that must hold for a number of the shape."""
     bounds = [Compared.to(operator.ne, value) for value in sorted(shape.excluded)]
     if shape.min is not None:
         bounds.append(Compared.to(operator.gt if shape.is_min_exclusive else operator.ge, shape.min))
@@ -149,7 +153,7 @@ def _bounds(shape: Number) -> list[Compared]:
 def _with_exponents(shape: Number, limits: Limits) -> list[Expr]:
     """The numbers that are so small or so large that `json.dumps` writes them with an exponent.
 
-    An exponent is allowed only where all numbers with it fit.
+    An exponent is allowed only where all numbers with this exponent lie within the bounds.
     """
     if shape.is_integer or any(value and not _SMALL <= abs(value) < _LARGE for value in shape.excluded):
         return []
@@ -160,7 +164,7 @@ def _with_exponents(shape: Number, limits: Limits) -> list[Expr]:
 
 
 def _scaled(low: Decimal | None, high: Decimal | None, limits: Limits) -> Expr:
-    """The numbers above zero with an exponent such that all of them lie within the bounds."""
+    """The numbers above zero that have an exponent for which all numbers lie within the bounds."""
     least, most = -_MAX_EXPONENT, _MAX_EXPONENT
     if low is not None and low > 0:
         least = low.adjusted() + (low != Decimal(1).scaleb(low.adjusted()))
@@ -176,7 +180,7 @@ def _scaled(low: Decimal | None, high: Decimal | None, limits: Limits) -> Expr:
 
 
 def _exponents(least: int, most: int, limits: Limits) -> Expr:
-    """Exponents without their sign; a single digit may have a zero before it, as `json.dumps` writes it."""
+    """Exponents without their sign. A single digit may have a zero before it, as `json.dumps` writes it."""
     if most < least:
         return NEVER
     bounds = [Compared.to(operator.ge, Decimal(least)), Compared.to(operator.le, Decimal(most))]
@@ -187,7 +191,7 @@ def _exponents(least: int, most: int, limits: Limits) -> Expr:
 
 
 def _common_multiple(shape: Number) -> Multiple:
-    """The one number of which the shape's numbers are the multiples."""
+    """The least common multiple of all factors of the shape, in place of them."""
     factors = [Multiple.of(factor) for factor in (*shape.multiple_of, *([Decimal(1)] if shape.is_integer else []))]
     decimals = max(factor.decimals for factor in factors)
     common = math.lcm(*(factor.numerator * 10 ** (decimals - factor.decimals) for factor in factors))
@@ -199,7 +203,7 @@ def _common_multiple(shape: Number) -> Multiple:
 def _checked(multiple: Multiple) -> Multiple:
     if multiple.numerator > MAX_DIVISOR:
         raise GrammarError(
-            f"multipleOf must be at most {MAX_DIVISOR} without its decimals, but is {multiple.numerator} here; "
-            "use a smaller one"
+            f"multipleOf must be at most {MAX_DIVISOR} when its decimal point is left out, but is {multiple.numerator} "
+            "here; use a smaller one"
         )
     return multiple

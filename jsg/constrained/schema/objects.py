@@ -1,11 +1,11 @@
-"""Objects as expressions: the members that may be there, each with its name and its value.
+"""Makes expressions of objects: the members that may be there, each with its name and its value.
 
-`orders.py` puts them in braces.
+`orders.py` puts the members in braces.
 
-A grammar cannot remember names, so two members may have the same undeclared name. A reader keeps the first of them or
-the last, and each is valid by itself. So whatever an object must have is there for both readers: `orders.py` sees to
-counts. `finish_objects.py` sees to `Object.some`: every member that may have the name of such a member has a value that
-serves.
+A grammar cannot remember names, so two members may have the same undeclared name. Each of them is valid by itself, and
+a reader keeps either the first or the last. The object must be valid for both readers. For counts of members,
+`orders.py` makes sure of that. For `Object.some`, `finish_objects.py` does: every member that may have the name of a
+required member also has a value that is valid for it.
 """
 
 import functools
@@ -24,7 +24,7 @@ def object_expr(scope: Scope, shape: Object, where: str) -> Expr:
     """An object with its braces; NEVER where no object is valid.
 
     Raises:
-        GrammarError: Counts or an order that a grammar of this size cannot keep.
+        GrammarError: The counts or the order need a larger grammar than is allowed.
     """
     needed, others = _needed_members(scope, shape), _other_members(scope, shape, None, where)
     kinds = functools.cache(functools.partial(_kinds, scope, shape, where))
@@ -43,7 +43,7 @@ def _member(scope: Scope, name: Expr, node: NodeName) -> Expr:
 
 
 def _needed_members(scope: Scope, shape: Object) -> tuple[Expr, ...]:
-    """Members outside `properties` that must be there."""
+    """The required members outside `properties`."""
     needed: list[Expr] = []
     for name, node in shape.some:
         quoted = strings.quoted_expr(scope, name)
@@ -52,7 +52,7 @@ def _needed_members(scope: Scope, shape: Object) -> tuple[Expr, ...]:
 
 
 def _other_members(scope: Scope, shape: Object, kind: str | None, where: str) -> Expr:
-    """Any member outside `properties`; with a pattern, only those whose names it is found in."""
+    """Any member outside `properties`. With `kind`, which is a pattern, only those whose names match it."""
     excluded = String(patterns=() if kind is None else (kind,), excluded=frozenset(shape.properties))
     sorts = [(String(patterns=p.matches, not_patterns=p.excludes), p.node) for p in shape.patterns]
     sorts.append((String(not_patterns=shape.additional_excludes), shape.additional))
@@ -67,16 +67,16 @@ def _other_members(scope: Scope, shape: Object, kind: str | None, where: str) ->
 
 
 def _kinds(scope: Scope, shape: Object, where: str) -> list[Expr]:
-    """Members outside `properties` by kinds of their names, of which no two have a name in common."""
+    """The members outside `properties`, one expression for each kind of names; kinds are disjoint."""
     found = (_other_members(scope, shape, kind, where) for kind in distinct.kinds())
     return [kind for kind in found if kind != NEVER]
 
 
 def _names(scope: Scope, names: String, shape: Object, where: str) -> Expr:
-    """Names of a kind that `shape.names` takes too, with their quotes.
+    """Those of the names that are also valid for `shape.names`, with their quotes.
 
     Raises:
-        GrammarError: Their patterns are too much to work out.
+        GrammarError: Their patterns need too large an automaton.
     """
     options: list[Expr] = []
     for taken in (String(),) if shape.names is None else shape.names:

@@ -3,8 +3,8 @@
     declared order   {"a": …, "b": …, …others}       optional members may be left out
     free order       a `Bag`: each declared member at most once, the others any number of times
 
-Members that must be there are counted so that a repeated name deceives nobody, whether a reader keeps the first of two
-or the last. A declared name stands once. One member with another name is surely a new one. Where more than one is
+`minProperties` must hold for every reader, though a name may be written twice and a reader keeps only one of such
+members. A declared name is written once. One member with another name surely counts as one more. Where more than one is
 needed, their names must be of different kinds (`distinct.py`).
 """
 
@@ -32,15 +32,15 @@ from jsg.constrained.schema.scope import Scope
 from jsg.errors import GrammarError
 
 _MAX_LEFT_OUT = 2_000
-"""Names of one object that may be left out in declared order: each may follow all before it, so the grammar grows by
+"""Most optional names of one object in declared order. Each may follow any name before it, so the grammar grows with
 the square of their number."""
 _MAX_EDGES = 5_000
-"""Of the automaton that counts members in declared order."""
+"""Most edges of the automaton that counts members in declared order."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Member:
-    """A declared member: name, colon and value."""
+    """A declared member. Its expression has the name, the colon and the value."""
 
     expr: Expr
     is_required: bool
@@ -48,14 +48,14 @@ class Member:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """Members of one object.
+    """The members of one object.
 
     Attributes:
         declared: The declared members in their order.
-        needed: Members with other names that must be there.
-        others: Any member with another name; NEVER where there is none.
-        kinds: Gives the members with other names by kinds of names, of which no two have a name in common.
-        least, most: How many members there are.
+        needed: The required members without a declared name.
+        others: Any member without a declared name; NEVER where there is none.
+        kinds: Gives the members without a declared name, one expression for each kind of names; kinds are disjoint.
+        least, most: The least and the highest number of members.
     """
 
     declared: tuple[Member, ...]
@@ -67,20 +67,20 @@ class Plan:
 
     @property
     def num_required(self) -> int:
-        """Declared members that must be there."""
+        """The number of required declared members."""
         return sum(member.is_required for member in self.declared)
 
     @property
     def is_surely_met(self) -> bool:
-        """Whether `least` is reached in every object that has a member and all members that it must have."""
+        """Whether every object with at least one member and all required members reaches `least`."""
         return self.least <= max(1, self.num_required + bool(self.needed))
 
 
 def braces(scope: Scope, plan: Plan, where: str) -> Expr:
-    """The members of a plan in braces; NEVER where there can be no such object.
+    """The members of a plan in braces; NEVER where no such object is possible.
 
     Raises:
-        GrammarError: Counts or an order that a grammar of this size cannot keep.
+        GrammarError: The counts or the order need a larger grammar than is allowed.
     """
     least = max(plan.least, plan.num_required + len(plan.needed))
     if (plan.most is not None and plan.most < least) or NEVER in plan.needed:
@@ -110,7 +110,7 @@ def _in_any_order(plan: Plan, comma: Expr, where: str) -> Expr:
         for member in plan.declared
     ]
     least = max(1, plan.least)
-    # If one member more than the required ones is there, its name differs from theirs.
+    # A single member beside the required ones has a different name than these, so it surely counts.
     if plan.least <= plan.num_required + 1 or (is_counted and plan.others == NEVER and not plan.needed):
         items.extend(BagItem(expr, is_once=True, is_required=True) for expr in plan.needed)
         if plan.others != NEVER:
@@ -131,7 +131,7 @@ def _in_any_order(plan: Plan, comma: Expr, where: str) -> Expr:
 
 
 def _in_order(plan: Plan, comma: Expr, where: str) -> Expr:
-    """At least one member, the declared ones in their order and then the others."""
+    """At least one member: the declared members in their order, then the others."""
     declared, required = plan.declared, plan.num_required
     if len(declared) - required > _MAX_LEFT_OUT:
         raise GrammarError(
@@ -158,12 +158,12 @@ def _in_order(plan: Plan, comma: Expr, where: str) -> Expr:
         return _subsequence(declared, comma)
     if required or plan.needed:
         return _subsequence([*declared, Member(others, bool(plan.needed))], comma)
-    # The others may be a long expression. As one more member they would be copied into every half.
+    # The others may be a long expression. As one more member of the sequence they would be copied into every half.
     return alt(seq(_subsequence(declared, comma), optional(seq(comma, others))), others)
 
 
 def _others(plan: Plan, comma: Expr, before: int, where: str) -> Expr:
-    """A run of members with other names, at least one, after so many declared ones."""
+    """At least one member without a declared name, after `before` declared members."""
     missing = plan.least - before
     least = max(1, missing, len(plan.needed))
     most = None if plan.most is None else plan.most - before
@@ -182,15 +182,16 @@ def _others(plan: Plan, comma: Expr, before: int, where: str) -> Expr:
 
 
 def _kinds(plan: Plan, least: int, where: str) -> Sequence[Expr]:
-    """Members by kinds of names, so that those of two kinds have different names.
+    """The members without a declared name, one expression for each kind of names.
 
     Raises:
-        GrammarError: There are fewer than `least`, or it is not known which of them serve what else must be there.
+        GrammarError: There are fewer than `least` kinds, or the object has other required members without a declared
+            name, whose kinds are not known.
     """
     if plan.needed:
         raise GrammarError(
-            f"minProperties at {where} is not supported beside members that must be there and whose names are not "
-            "told, by `not` over patternProperties, propertyNames or additionalProperties; leave minProperties out"
+            f"minProperties at {where} is not supported beside `not` over patternProperties, propertyNames or "
+            "additionalProperties, which requires members without giving their names; leave minProperties out"
         )
     kinds = plan.kinds()
     if least > len(kinds):
@@ -202,11 +203,12 @@ def _kinds(plan: Plan, least: int, where: str) -> Sequence[Expr]:
 
 
 def _subsequence(members: Sequence[Member], comma: Expr) -> Expr:
-    """At least one of the members, all that are required, in their order.
+    """At least one of the members and all required ones, in their order.
 
-    Around the first required member this is easy: what comes before it has a comma after itself, what comes after it
-    has one before. Where all are optional, the first that is there is in one half or the other; halving makes the whole
-    longer by the logarithm of the number of members, where trying each as the first would square it.
+    With a required member this is easy: each member before the first required one has a comma after it, and each member
+    behind that one has a comma before it. Where all are optional, the first member that is written is in the left half
+    or in the right half. Halving makes the expression longer by a factor of the logarithm of the number of members.
+    Trying each member as the first would square its length.
     """
     first = next((i for i, member in enumerate(members) if member.is_required), None)
     if first is not None:
@@ -220,19 +222,19 @@ def _subsequence(members: Sequence[Member], comma: Expr) -> Expr:
 
 
 def _tail(members: Sequence[Member], comma: Expr) -> Expr:
-    """Members after another one."""
+    """These members in their order behind another member; optional ones may be left out."""
     parts = [seq(comma, member.expr) for member in members]
     return seq(*(part if member.is_required else optional(part) for part, member in zip(parts, members, strict=True)))
 
 
 def _counted(plan: Plan, comma: Expr, where: str) -> Expr:
-    """Members in declared order and their number: an automaton whose states are the next member and the count.
+    """Counted members in declared order: an automaton whose states are (next declared member, count so far).
 
-    Every edge is a member; its target is the state after it. The others come last, as a run that brings the count to
-    where it has to be.
+    Every edge is a member, and its target is the state behind that member. The members without a declared name come
+    last, on one edge, which brings the count within its bounds.
     """
     declared = plan.declared
-    # Beyond this count nothing depends on it.
+    # Higher counts are all treated like this one.
     limit = max(1, plan.least) if plan.most is None else plan.most
     limit = min(limit, len(declared) + (limit if plan.others != NEVER else 0) + len(plan.needed))
     if len(declared) ** 2 * (limit + 1) // 2 > _MAX_EDGES:
@@ -243,7 +245,7 @@ def _counted(plan: Plan, comma: Expr, where: str) -> Expr:
     width, end = limit + 1, (len(declared) + 1) * (limit + 1)
     edges: list[list[tuple[Expr, int]]] = [[] for _ in range(end + 1)]
     accepting = {end}
-    runs: dict[int, Expr] = {}  # of other members, by the number of members before them
+    runs: dict[int, Expr] = {}  # the members without a declared name, by the number of members before them
     for start, count in itertools.product(range(len(declared) + 1), range(width)):
         lead = comma if count else EMPTY
         row = edges[start * width + count]

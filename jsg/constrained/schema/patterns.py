@@ -1,4 +1,4 @@
-"""The patterns of a schema: which strings they are found in, and which of them exclude each other."""
+"""The patterns of a schema: in which strings each is found, and which of them exclude each other."""
 
 import functools
 
@@ -10,14 +10,14 @@ from jsg.constrained.schema.formats import format_expr
 from jsg.errors import GrammarError
 
 _MAX_KEPT = 4_000
-"""Characters of the longest pattern whose expression is cached for other schemas."""
+"""The length in characters of the longest pattern whose expression is cached for other schemas."""
 
 
 def search_expr(pattern: str, limits: Limits) -> Expr:
     """The texts in which a pattern of ECMA-262 is found, over characters.
 
     Raises:
-        GrammarError: It is no pattern, or one that is not supported.
+        GrammarError: It is not a pattern, or the pattern is not supported.
     """
     return (_kept if len(pattern) <= _MAX_KEPT else _parsed)(pattern, limits)
 
@@ -26,15 +26,15 @@ def _parsed(pattern: str, limits: Limits) -> Expr:
     return parse_regex(pattern, search=True, limits=limits)
 
 
-# One schema asks for a pattern several times, and many schemas ask for those of `distinct.py`.
+# One schema asks for a pattern several times, and many schemas ask for the patterns of `distinct.py`.
 _kept = functools.lru_cache(maxsize=256)(_parsed)
 
 
 class Patterns:
-    """The patterns of one document. An automaton is made when it is first asked for.
+    """The patterns of one document. Each automaton is made when it is first needed.
 
     Attributes:
-        everything: Automaton of all texts.
+        everything: The automaton that accepts every text.
     """
 
     def __init__(self, limits: Limits):
@@ -46,7 +46,7 @@ class Patterns:
         self._disjoint: dict[tuple[str, str], bool] = {}
 
     def check(self, pattern: str, where: str) -> None:
-        """Raises GrammarError, naming `where`, unless the pattern is one that is supported."""
+        """Raises GrammarError, with `where` in the message, unless the pattern is supported."""
         try:
             search_expr(pattern, self._limits)
         except GrammarError as error:
@@ -67,7 +67,7 @@ class Patterns:
         """The texts in which the pattern is found, or in which it is not.
 
         Raises:
-            GrammarError: It is too much to work out.
+            GrammarError: The automaton is too large.
         """
         key = (pattern, is_found)
         if key not in self._automata:
@@ -81,14 +81,14 @@ class Patterns:
         try:
             return CharDfa.of(search_expr(pattern, self._limits), self._limits)
         except GrammarError as error:
-            if pattern not in self._places:  # one of ours, out of other keywords
+            if pattern not in self._places:  # jsg made this pattern from other keywords
                 raise
             raise GrammarError(f"{self._places[pattern]}: {error}") from error
 
     def narrowed(self, automaton: CharDfa, pattern: str, is_found: bool) -> CharDfa | None:
         """The texts of the automaton in which the pattern is found, or is not; None where there are none.
 
-        Where that is too much to work out, it is the automaton itself.
+        If the result is too large, the automaton is returned unchanged.
         """
         try:
             result = automaton.intersect(self.automaton(pattern, is_found))
@@ -97,7 +97,7 @@ class Patterns:
         return None if result.is_empty() else result
 
     def are_disjoint(self, left: str, right: str) -> bool:
-        """Whether it is known that there is no text in which both are found."""
+        """Whether it is certain that no text has both patterns."""
         key = (left, right)
         if key not in self._disjoint:
             narrowed = self.narrowed(self.everything, left, is_found=True)

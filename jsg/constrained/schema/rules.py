@@ -1,4 +1,4 @@
-"""Collects the rules of a grammar while it is made; what is asked for twice becomes one rule."""
+"""Collects the rules of a grammar while it is made."""
 
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -10,8 +10,8 @@ from jsg.errors import GrammarError
 class RuleBook:
     """The rules of a grammar by name. A rule that is asked for twice is made once.
 
-    A rule is made in `finish` and not while others are, so that schemas inside one another do not become Python calls
-    inside one another, and a schema may contain itself.
+    `finish` makes the rules one after another. So nested schemas do not become nested Python calls, and a schema may
+    contain itself.
     """
 
     def __init__(self) -> None:
@@ -20,12 +20,13 @@ class RuleBook:
         self._waiting: deque[tuple[str, Callable[[], Expr]]] = deque()
 
     def call(self, key: Hashable, name: str, make: Callable[[], Expr]) -> Call:
-        """A call of the rule for `key`; where there is none yet, `make` will be asked for it.
+        """A call of the rule for `key`. If there is no such rule yet, `finish` will make it with `make`.
 
         Args:
             key: What the rule is for.
-            name: For people, such as "string of #/properties/a"; a number is added where another rule has it.
-            make: Gives the rule's expression; may ask for other rules.
+            name: The rule's name in messages, such as "string of #/properties/a". A number is added if another rule
+                has this name.
+            make: Gives the rule's expression. It may ask for other rules.
         """
         call = self._calls.get(key)
         if call is None:
@@ -39,10 +40,10 @@ class RuleBook:
         return call
 
     def finish(self) -> dict[str, Expr]:
-        """Makes all rules that were asked for, and gives them by name.
+        """Makes all rules that were asked for, and returns them by name.
 
         Raises:
-            GrammarError: One cannot be made. The message says which.
+            GrammarError: A rule cannot be made. The message names it.
         """
         rules: dict[str, Expr] = {}
         while self._waiting:

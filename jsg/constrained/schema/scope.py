@@ -1,4 +1,4 @@
-"""What the parts of the emitter share: the rules so far, the spellings, and a way to ask for a node."""
+"""What the parts of the emitter share: the rules so far, the spellings, and access to the nodes."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,16 +14,16 @@ from jsg.types import PropertyOrder
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scope:
-    """The making of one grammar.
+    """The state of making one grammar.
 
     Attributes:
         book: Collects the rules.
-        characters: Character sets inside strings.
-        spacing: White space between tokens.
+        characters: Gives the expressions of character sets inside strings.
+        spacing: White space between JSON tokens.
         order: Order of the members of objects.
         limits: Limits of the work.
-        shapes: The shapes of a node; none where no value is valid.
-        value: The expression of a value that is valid for a node.
+        shapes: Gives the shapes of a node. There are none where no value is valid.
+        value: Gives the expression of the values that are valid for a node.
     """
 
     book: RuleBook

@@ -1,10 +1,12 @@
-"""Shapes: a JSON Schema when everything that combines schemas is worked out. A shape describes values of one type.
+"""Shapes: the form of a JSON Schema that has no combining keywords. A shape describes values of one type.
 
-`normalise.py` makes shapes of a schema's JSON; $ref, allOf, anyOf, oneOf, not, if/then/else and lists of types are then
-gone. `emit.py` makes a grammar of them. A node is a list of shapes under a name, so schemas may be recursive. A value
-is valid for a node where it is valid for any of its shapes, and no value is valid for a node without shapes.
+`normalise.py` makes shapes of a schema's JSON. $ref, allOf, anyOf, oneOf, not, if/then/else and lists of types are
+resolved there. `emit.py` makes a grammar of the shapes. A node is a list of shapes under a name, so schemas may be
+recursive. A value is valid for a node if it is valid for any of its shapes; no value is valid for a node without
+shapes.
 
-The grammar enforces everything that stands in a shape. What could not be enforced was refused before.
+The grammar enforces everything that a shape says. A schema that cannot be enforced is refused before it becomes a
+shape.
 """
 
 import dataclasses
@@ -14,26 +16,26 @@ from decimal import Decimal
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 NodeName = str
 ANY = "any"
-"""Name of the node that every value is valid for; it is always there."""
+"""The name of the node for which every value is valid. Every document has it."""
 NEVER = "never"
-"""Name of the node that no value is valid for; it is always there."""
+"""The name of the node for which no value is valid. Every document has it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Const:
-    """One value, of any type. `text` is its canonical JSON: no spaces, keys as in the schema."""
+    """One value of any type. `text` is its canonical JSON, without spaces and with the keys in the schema's order."""
 
     text: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Boolean:
-    """true or false."""
+    """`true` or `false`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Null:
-    """null."""
+    """`null`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,11 +43,11 @@ class Number:
     """A number.
 
     Attributes:
-        is_integer: Without a fraction.
-        min, max: Bounds, inclusive unless the flag beside them says otherwise; None for none.
-        multiple_of: Its value is a multiple of each.
-        not_multiple_of: Its value is a multiple of none of them; 1 among them says that it is no integer.
-        excluded: Values that it is not.
+        is_integer: Whether it must be an integer.
+        min, max: Its bounds; None for no bound. A bound is inclusive unless its flag says otherwise.
+        multiple_of: It is a multiple of each of these.
+        not_multiple_of: It is a multiple of none of these. If 1 is among them, it is no integer.
+        excluded: Numbers that are not allowed.
     """
 
     is_integer: bool = False
@@ -60,13 +62,13 @@ class Number:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class String:
-    """A string; lengths in characters (code points).
+    """A string. Lengths count characters (code points).
 
     Attributes:
-        patterns: ECMA-262 patterns, each of which is found somewhere in it.
-        not_patterns: Patterns that are found nowhere in it.
-        formats: Names of formats, each of which it has. Only formats that are enforced.
-        excluded: Strings that it is not.
+        patterns: ECMA-262 patterns, each of which is found somewhere in the string.
+        not_patterns: Patterns that are found nowhere in the string.
+        formats: Names of formats, each of which the string has. All of them are enforced formats.
+        excluded: Strings that are not allowed.
     """
 
     min_length: int = 0
@@ -82,10 +84,10 @@ class Array:
     """An array.
 
     Attributes:
-        prefix: Nodes of the first items.
-        items: Node of the others.
-        some: (node, number): one of the items from this number on is valid for the node. A grammar is made of an array
-            with at most one, after the prefix, whose node says all that holds for the item.
+        prefix: The nodes of the first items.
+        items: The node of the other items.
+        some: (node, number): an item from this number on is valid for the node. An array that becomes a grammar has at
+            most one such pair. Its number is the length of the prefix, and its node also says what `items` says.
     """
 
     prefix: tuple[NodeName, ...] = ()
@@ -97,12 +99,12 @@ class Array:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NamePattern:
-    """Members of an object whose names match these patterns and not those.
+    """The members of an object whose names match some patterns and do not match others.
 
     Attributes:
-        matches: ECMA-262 patterns, each found somewhere in the name; at least one.
-        excludes: Patterns found nowhere in it.
-        node: Node of their values.
+        matches: ECMA-262 patterns, at least one, each of which is found somewhere in the name.
+        excludes: Patterns that are found nowhere in the name.
+        node: The node of the members' values.
     """
 
     matches: tuple[str, ...]
@@ -115,16 +117,16 @@ class Object:
     """An object.
 
     Attributes:
-        properties: Declared name → node of its value, in the order of the schema. The node is all that holds for the
-            value: patterns that match the name and additionalProperties are worked in.
-        required: Names that must be there, all of them in `properties`.
-        patterns: For names that are not declared; no name belongs to two of them.
-        additional: Node of members that are not declared and whose names match none of `additional_excludes`.
-        additional_excludes: All patterns that keep a name from being additional.
-        names: String shapes, each of which all names outside `properties` are valid for, as alternatives: a name is
-            valid where any of them takes it; None where every name is.
-        some: (name, node) for members that must be there, each one of its own, outside `properties`. The name's shape
-            and the node are all that holds for that member: patterns, `names` and what is declared are worked in.
+        properties: The node of the value for each declared name, in the order of the schema. The node says everything
+            that holds for the value, including what patternProperties and additionalProperties say about it.
+        required: The names of required members. All of them are in `properties`.
+        patterns: The undeclared members that match a pattern. No name belongs to two of these entries.
+        additional: The node of the undeclared members whose names match none of `additional_excludes`.
+        additional_excludes: The patterns that a name must not match to be additional.
+        names: String shapes as alternatives. Each name outside `properties` must be valid for at least one of them;
+            None where every name is allowed.
+        some: (name, node) for each required member outside `properties`. Each is a separate member. The name's shape
+            and the node say everything that holds for the member, including what `patterns` and `names` say.
     """
 
     properties: Mapping[str, NodeName] = dataclasses.field(default_factory=dict)
@@ -140,7 +142,7 @@ class Object:
 
 Shape = Const | Boolean | Null | Number | String | Array | Object
 EVERY_SHAPE: tuple[Shape, ...] = (Null(), Boolean(), Number(), String(), Array(), Object())
-"""Of the node `ANY`."""
+"""The shapes of the node `ANY`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,10 +150,10 @@ class Document:
     """A whole schema.
 
     Attributes:
-        root: Name of the node that the value must be valid for.
+        root: The name of the node for which the whole value must be valid.
         nodes: Every node by its name.
-        annotations: What stood in the schema and is not enforced because the standard calls it an annotation: an
-            unknown format, with its JSON pointer. For people.
+        annotations: What is not enforced because the standard calls it an annotation, such as an unknown format. Each
+            is a line for people to read, with a JSON pointer.
     """
 
     root: NodeName

@@ -1,4 +1,4 @@
-"""Puts equal nodes under one name, so that parts of a schema that say the same become one rule, wherever they stand.
+"""Puts equal nodes under one name, so that parts of a schema with the same meaning become one rule.
 
 Alternatives of a node that another alternative covers are left out.
 """
@@ -11,13 +11,13 @@ from jsg.constrained.schema.shapes import ANY, EVERY_SHAPE, NEVER, Array, Docume
 MAX_ROUNDS = 60
 
 MAX_OBJECTS = 200
-"""Objects among the alternatives of one node; beyond this number no two are compared."""
+"""If a node has more objects than this among its alternatives, they are not compared."""
 
 IsNever = Callable[[NodeName], bool]
 
 
 def shared(document: Document) -> Document:
-    """The same document without nodes that are alike, as far as `MAX_ROUNDS` rounds find them."""
+    """The same document with equal nodes merged, unless finding them takes more than `MAX_ROUNDS` rounds."""
     classes = _classes(document.nodes)
     if classes is None:
         classes = {name: number for number, name in enumerate(document.nodes)}
@@ -45,10 +45,10 @@ def named(shape: Shape) -> Iterator[NodeName]:
 
 
 def _classes(nodes: Mapping[NodeName, tuple[Shape, ...]]) -> dict[NodeName, int] | None:
-    """A number for each node, the same for nodes that are alike; None where that takes too long.
+    """A number for each node, the same for equal nodes; None where that takes too many rounds.
 
-    All are taken to be alike at first, and told apart by what they say and by the nodes that they name, until nothing
-    changes. A node that is like no other one is not looked at again.
+    At first all nodes have one number. Each round separates nodes that differ in what they say or in the numbers of the
+    nodes that they name, until a round changes nothing. A node that equals no other node is not compared again.
     """
     classes = dict.fromkeys(nodes, 0)
     groups: list[list[NodeName]] = [list(nodes)]
@@ -73,7 +73,7 @@ def _classes(nodes: Mapping[NodeName, tuple[Shape, ...]]) -> dict[NodeName, int]
 
 
 def _signature(shape: Shape, classes: Mapping[NodeName, int]) -> Hashable:
-    """Everything that a shape says, with the classes of the nodes that it names in place of their names."""
+    """Everything that a shape says, with the numbers of the nodes that it names in place of their names."""
     renamed = _renamed(shape, {name: str(classes[name]) for name in named(shape)})
     if not isinstance(renamed, Object):
         return renamed
@@ -100,10 +100,10 @@ def _renamed(shape: Shape, names: Mapping[NodeName, NodeName]) -> Shape:
 
 
 def _without_covered(shapes: Sequence[Shape], is_never: IsNever) -> tuple[Shape, ...]:
-    """The shapes, each once, without objects whose values are valid for another one of the shapes anyway.
+    """The shapes without duplicates, and without objects whose values are all valid for another object shape.
 
-    Each alternative that is an object is a way of its own to read a text, and a machine follows only a few at once.
-    Working out `oneOf` leaves many that others cover.
+    Each alternative that is an object is one more way to read a text, and a machine follows only a few ways at once.
+    Resolving `oneOf` leaves many objects that others cover.
     """
     objects = [shape for shape in shapes if isinstance(shape, Object)]
     kept: list[Object] = objects
@@ -118,14 +118,14 @@ def _without_covered(shapes: Sequence[Shape], is_never: IsNever) -> tuple[Shape,
 
 
 def _covers(outer: Object, inner: Object, is_never: IsNever) -> bool:
-    """Whether every object that is valid for `inner` is valid for `outer`; False where that is not plain to see."""
+    """Whether every object that is valid for `inner` is valid for `outer`; False where that is not obvious."""
     rules = [(one.patterns, one.additional_excludes, one.names, one.some) for one in (outer, inner)]
     if rules[0] != rules[1]:
         return False
     if rules[0] != ((), (), None, ()) and outer.properties.keys() != inner.properties.keys():
-        return False  # what a pattern or `names` says of a name that only one of them declares
+        return False  # a pattern or `names` may say something about a name that only one of the two declares
     most = inner.max_properties
-    # Of members whose names are not told two may have one name, so only one of them surely counts.
+    # Two members of `some` may have the same name, so they surely count as one member only.
     if outer.min_properties > max(inner.min_properties, len(inner.required) + bool(inner.some)):
         return False
     if outer.max_properties is not None and (most is None or most > outer.max_properties):

@@ -1,7 +1,8 @@
-"""Strings as expressions: free ones, counted ones, patterns, formats, and names that are any but some.
+"""Makes expressions of strings: free strings, lengths, patterns, formats, and strings that exclude some words.
 
-The easy cases stay small. A length beside a simple pattern is a count, and "any string but these" follows the words
-only as long as one of them can still come. The other cases are worked out as a deterministic automaton over characters.
+Common cases have small expressions. A length beside a simple pattern becomes a count. "Any string except these words"
+follows the words only while one of them is still possible. Every other case becomes a deterministic automaton over
+characters.
 """
 
 import functools
@@ -23,12 +24,12 @@ _MAX_INLINE_SETS = 2
 
 
 def string_expr(scope: Scope, shape: String, where: str) -> Call:
-    """A string with its quotes, as a rule: one for all strings of a shape."""
+    """A string with its quotes, as a call of the rule that all strings of this shape share."""
     return scope.book.call(shape, described(shape, where), lambda: quoted_expr(scope, shape))
 
 
 def described(shape: String, where: str) -> str:
-    """A name for the string in messages, by the keyword that costs most."""
+    """A name for the string in messages, after the keyword that costs most."""
     if shape == String():
         return "string"
     if shape.patterns or shape.not_patterns:
@@ -49,7 +50,7 @@ def quoted_expr(scope: Scope, shape: String) -> Expr:
 
 @functools.cache
 def _of_format(name: str) -> Expr:
-    """The strings of a format with their quotes. They are ASCII, so that they need no rules for their characters."""
+    """The strings of a format with their quotes. They are ASCII, so their characters need no rules."""
     return seq(_QUOTE, lower(format_expr(name), character), _QUOTE)
 
 
@@ -89,13 +90,13 @@ def _content(scope: Scope, shape: String) -> Expr:
 
 
 def _lowered(scope: Scope, expr: Expr) -> Expr:
-    """Characters as they are written in JSON. Long sets become rules where there are many of them."""
+    """The expression with the JSON spellings of its characters. Long sets become rules where there are many sets."""
     is_short = _count_sets(expr) <= _MAX_INLINE_SETS
     return lower(expr, character if is_short else scope.characters.character)
 
 
 def _count_sets(expr: Expr) -> int:
-    """How many sets of more than one character an expression has, counted as far as it matters."""
+    """How many sets of more than one character an expression has; counting stops above `_MAX_INLINE_SETS`."""
     count, todo = 0, [expr]
     while todo and count <= _MAX_INLINE_SETS:
         part = todo.pop()
@@ -105,9 +106,10 @@ def _count_sets(expr: Expr) -> int:
 
 
 def _any_but(scope: Scope, words: frozenset[str]) -> Expr:
-    """Any string but these, with the closing quote.
+    """Any string except these words, with the closing quote.
 
-    A trie of the words: the text leaves it where it differs from all of them, and may be anything from there on.
+    The automaton is a trie of the words. A text leaves the trie where it differs from all of them, and is free from
+    there on.
     """
     rows: list[dict[str, int]] = [{}]
     ends: set[int] = set()
@@ -119,7 +121,7 @@ def _any_but(scope: Scope, words: frozenset[str]) -> Expr:
                 target = rows[state][sign] = len(rows)
                 rows.append({})
                 check(
-                    len(rows), scope.limits.positions, "characters of names under properties, which others must not be"
+                    len(rows), scope.limits.positions, "characters of names under properties, to tell others from them"
                 )
             state = target
         ends.add(state)
@@ -145,7 +147,7 @@ def _all_but(signs: tuple[str, ...]) -> charset.CharRanges:
 
 
 def _rest(scope: Scope) -> Call:
-    """Any characters and the closing quote, with which free strings and free names end."""
+    """Any characters and the closing quote: the end of free strings and free names."""
     return scope.book.call(
         "rest", "rest of a string", lambda: seq(Repeat(character(charset.UNIVERSE), 0, None), _QUOTE)
     )

@@ -1,4 +1,4 @@
-"""`unevaluatedProperties` and `unevaluatedItems`, where it does not depend on the value what was evaluated."""
+"""Reads `unevaluatedProperties` and `unevaluatedItems`. They are refused where the value decides what is evaluated."""
 
 from jsg.constrained.schema.containers import Context
 from jsg.constrained.schema.drafts import Draft, Facet, Members
@@ -9,7 +9,7 @@ _DEPENDS = ("anyOf", "dependencies", "dependentSchemas", "if", "oneOf")
 
 
 def draft(context: Context, place: int, keyword: str) -> Draft:
-    """The draft of what the keyword says. It is refused where that depends on the value."""
+    """The draft of what the keyword says. It has a refusal where the value decides what is evaluated."""
     kind = "properties" if keyword == "unevaluatedProperties" else "items"
     node = context.child(place, keyword)
     shape = Members() if kind == "properties" else Array()
@@ -20,7 +20,10 @@ def draft(context: Context, place: int, keyword: str) -> Draft:
     if found.is_all:
         return Draft(shape)
     if blocker is not None:
-        refusal = f"{keyword} at {context.pointer(place)} is not supported beside {blocker}, which the value decides"
+        refusal = (
+            f"{keyword} at {context.pointer(place)} is not supported beside {blocker}, because it then depends on the "
+            "value what has been evaluated; remove one of the two"
+        )
         return Draft(shape, refusals=(refusal,))
     if kind == "properties":
         return Draft(Members((Facet(dict.fromkeys(found.names, ANY), tuple((p, ANY) for p in found.patterns), node),)))
@@ -28,7 +31,7 @@ def draft(context: Context, place: int, keyword: str) -> Draft:
 
 
 class _Evaluated:
-    """Names, patterns and items that are evaluated whatever the value is."""
+    """The names, patterns and number of first items that are evaluated for every value."""
 
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
@@ -38,7 +41,7 @@ class _Evaluated:
 
 
 def _collect(context: Context, place: int, kind: str, found: _Evaluated, is_top: bool) -> str | None:
-    """Adds what a schema evaluates; gives the keyword that makes it depend on the value, or None."""
+    """Adds to `found` what a schema evaluates. Returns the keyword that makes this depend on the value, or None."""
     stack = [(place, is_top)]
     seen: set[int] = set()
     blocker: str | None = None

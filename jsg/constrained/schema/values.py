@@ -1,4 +1,4 @@
-"""The JSON values of enum and const: when two of them are equal, and how one is written."""
+"""The JSON values of enum and const: their types, when two of them are equal, and how one is written."""
 
 import json
 import math
@@ -8,14 +8,14 @@ from jsg.constrained.schema.shapes import Json
 from jsg.errors import GrammarError
 
 MAX_EXPONENT = 400
-"""Numbers in a schema are 0 or between 10 ** -400 and 10 ** 400, and have at most this many digits."""
+"""The largest exponent of numbers in a schema, positive or negative, and the most digits that they may have."""
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 """Every value has exactly one of these types; an integer is a number."""
 
 
 def type_of(value: Json | Decimal) -> str:
-    """The one of `TYPES` that the value has."""
+    """The value's type, one of `TYPES`."""
     match value:
         case None:
             return "null"
@@ -31,7 +31,7 @@ def type_of(value: Json | Decimal) -> str:
 
 
 def is_number(value: Json | Decimal) -> bool:
-    """Whether it is a JSON number, which true and false are not."""
+    """Whether it is a JSON number. `True` and `False` are none, though Python counts them as int."""
     return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
 
 
@@ -55,12 +55,12 @@ def decimal_of(value: int | float | Decimal, where: str) -> Decimal:
 
 
 def key_of(value: Json | Decimal, where: str) -> str:
-    """A text that two values share exactly where JSON Schema calls them equal."""
+    """A text that is the same for two values exactly if JSON Schema calls them equal."""
     return _write(value, where, is_key=True)
 
 
 def text_of(value: Json | Decimal, where: str) -> str:
-    """The value as JSON without spaces, the members of objects as they stand, numbers as short as they can be."""
+    """The value as JSON without spaces, with members in their given order and numbers as short as possible."""
     return _write(value, where, is_key=False)
 
 
@@ -101,12 +101,12 @@ def _write_number(number: Decimal) -> str:
 
 
 def described(value: Json) -> dict[str, Json]:
-    """A schema that only this array or object is valid for, made of the schemas of its parts."""
+    """A schema for which only this array or object is valid, made of schemas for its parts."""
     if isinstance(value, list):
         return {"prefixItems": [{"const": item} for item in value], "minItems": len(value), "maxItems": len(value)}
     assert isinstance(value, dict)
-    # Where this schema is denied, a member with another name must be there. A count would not do, because a name that
-    # is written twice counts as two members.
+    # The negation of this schema then asks for a member with another name. A count would not work there, because a name
+    # that is written twice counts as two members.
     return {
         "properties": {name: {"const": item} for name, item in value.items()},
         "required": list(value),
@@ -115,10 +115,10 @@ def described(value: Json) -> dict[str, Json]:
 
 
 def ceiling(number: Decimal) -> Decimal:
-    """The least integer that is not below it."""
+    """The least integer that is not below the number."""
     return Decimal(math.ceil(number))
 
 
 def floor(number: Decimal) -> Decimal:
-    """The greatest integer that is not above it."""
+    """The greatest integer that is not above the number."""
     return Decimal(math.floor(number))

@@ -1,7 +1,7 @@
-"""White space between the tokens of JSON: none, that of `json.dumps`, or a bounded choice.
+"""White space between JSON tokens: none, that of `json.dumps`, or a bounded choice.
 
-White space is bounded at every place, so that no text runs away in it. There is none before a comma or a colon: nobody
-writes any there, and a choice would cost forced text.
+White space is bounded everywhere, so that no text ends in endless white space. There is none before a comma or a colon:
+nobody writes any there, and a choice would mean less forced text.
 """
 
 import dataclasses
@@ -11,12 +11,13 @@ from jsg.constrained.schema.rules import RuleBook
 from jsg.types import Whitespace
 
 MAX_INDENT = 8
-"""Spaces or tabs after a line break of flexible white space: two levels of four, four of two, eight of tabs."""
+"""Most spaces or tabs after a line break in flexible white space: two levels of four spaces, four levels of two spaces,
+or eight tabs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spacing:
-    """What stands between tokens.
+    """The white space and signs between JSON tokens.
 
     Attributes:
         comma, colon: The sign and the white space after it.
@@ -37,7 +38,7 @@ class Spacing:
 
 
 def spacing(book: RuleBook, whitespace: Whitespace) -> Spacing:
-    """What stands between tokens, for one of the names that clients use."""
+    """The spacing for one of the names that clients use."""
     if whitespace == "fixed":
         return Spacing(literal(", "), literal(": "), EMPTY)
     if whitespace == "compact":

@@ -1,9 +1,9 @@
 """The engine process: `python -m jsg.engine.child.process JSON`. Only `front/children.py` starts it.
 
 Its loop takes everything that the front has sent, runs one step and sends the outputs of that step. It empties the
-inbox before each step, so an abort never waits behind requests. The process ends when it is told to, when its parent is
-gone, or with a trace when a step raises. A request that cannot be added and a question that cannot be answered fail
-alone.
+inbox before each step, so an abort never waits behind requests. The process ends when the front tells it to, when its
+parent is gone, or with a stack trace when a step raises. If a request cannot be added or a call cannot be answered,
+only that one fails.
 """
 
 import dataclasses
@@ -40,24 +40,24 @@ from jsg.types import Request, RequestOutput
 
 logger = logging.getLogger(__name__)
 
-IDLE_POLL_MS = 250  # an idle loop turns too, so that it does not look stuck or outlive its parent
-START_FLUSH_MS = 30_000  # how long the reason of a failed start waits for a front that is still importing
+IDLE_POLL_MS = 250  # an idle loop wakes up this often, so that it does not look stuck or outlive its parent
+START_FLUSH_MS = 30_000  # how long the message of a failed start waits for a front that is still importing
 END_FLUSH_MS = 1000
 NOT_ADDED = "the engine could not take this request; the server's log has the cause"
-LOOKS = {"stats": "counters", "dump_cache": "prefix cache"}  # calls that change nothing
+LOOKS = {"stats": "counters", "dump_cache": "prefix cache"}  # calls that change no state, and what they return
 
 
 class Grammars(Protocol):
     """The grammars of a core.
 
     Attributes:
-        are_loaded: Whether tokenizer and kernels are loaded, so that requests may have grammars.
+        are_loaded: Whether the tokenizer and the kernels are loaded. Requests may have grammars from then on.
     """
 
     are_loaded: bool
 
     def add_grammar(self, key: str, tables: bytes) -> None:
-        """Makes a grammar known to the requests that name it by this key."""
+        """Stores a grammar for the requests that name this key."""
         ...
 
     def forget_grammars(self, keys: Sequence[str]) -> None:
@@ -66,12 +66,12 @@ class Grammars(Protocol):
 
 
 class Core(Protocol):
-    """What this loop needs of `jsg.engine.core.EngineCore`, or of a scripted core in tests.
+    """What this loop needs of `jsg.engine.core.EngineCore` or of a scripted core in tests.
 
     Attributes:
         info: The loaded model.
         has_work: Whether a step would do something.
-        is_settled: Whether all loading and compiling in the background has ended.
+        is_settled: Whether all loading and compiling in the background is finished.
         grammars: The grammars that requests may name.
     """
 
@@ -85,7 +85,7 @@ class Core(Protocol):
         ...
 
     def abort(self, rid: str) -> None:
-        """Ends a request; an unknown one is ignored."""
+        """Ends a request. An unknown `rid` is ignored."""
         ...
 
     def step(self) -> list[RequestOutput]:
@@ -97,7 +97,7 @@ class Core(Protocol):
         ...
 
     def answer(self, call: Call) -> bool | dict[str, Any]:
-        """Answers a question between two steps. Raises JsgError where it cannot be answered."""
+        """Answers a call between two steps. Raises JsgError where it cannot be answered."""
         ...
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class FrontLink:
         return messages
 
     def close(self, flush_ms: int) -> None:
-        """Closes the socket after up to `flush_ms` in which queued messages are sent."""
+        """Closes the socket. Queued messages have up to `flush_ms` to be sent."""
         self._socket.close(linger=flush_ms)
         self._context.term()
 
@@ -143,7 +143,7 @@ class FrontLink:
 def serve(
     core: Core, link: FrontLink, parent_pid: int, clock: LoopClock, on_settled: Callable[[], None] = lambda: None
 ) -> None:
-    """Steps the core until the front says stop or is gone; tells `on_settled` once the core has settled."""
+    """Steps the core until the front says stop or is gone. Calls `on_settled` once, when the core has settled."""
     end = time.monotonic()
     takes_grammars = is_settled = False
     while os.getppid() == parent_pid:
@@ -181,7 +181,7 @@ def _take_requests(core: Core, message: ToEngine) -> list[Refusal]:
             core.add(request)
         except JsgError as error:
             refusals.append(Refusal(request.rid, Failure.of(error)))
-        except Exception:  # a core keeps nothing of a request that it fails to add
+        except Exception:  # the core keeps no state of a request that it could not add
             logger.exception("a request could not be added")
             refusals.append(Refusal(request.rid, Failure(JsgError.__name__, NOT_ADDED)))
     core.grammars.forget_grammars(message.forgotten_grammars)
@@ -195,7 +195,7 @@ def _answer(core: Core, call: Call, clock: LoopClock) -> Reply:
         return Reply(call.number, failure=Failure.of(error))
     except Exception:
         if call.name not in LOOKS:
-            raise  # the call may have stopped halfway
+            raise  # the call may have changed part of the state before it failed
         message = f"the engine could not give its {LOOKS[call.name]}; the server's log has the cause"
         logger.exception(message)
         return Reply(call.number, failure=Failure(JsgError.__name__, message))
@@ -205,7 +205,7 @@ def _answer(core: Core, call: Call, clock: LoopClock) -> Reply:
 
 
 def run(start: EngineStart) -> int:
-    """Loads the core, serves, and gives the exit status: 0 after a stop, 2 when the core could not start."""
+    """Loads the core and serves. Returns the exit status: 0 after a stop, 2 if the core could not start."""
     link = FrontLink(start.address)
     clock = LoopClock()
     heartbeat = HeartbeatSender(start.heartbeat_fd, clock)
@@ -219,11 +219,11 @@ def run(start: EngineStart) -> int:
         link.send(FromEngine(failure=Failure.of(error)))
         link.close(START_FLUSH_MS)
         return 2
-    gc.freeze()  # these objects stay, so later collections need not walk them
+    gc.freeze()  # these objects live as long as the process, so later collections need not visit them
     gc.enable()
     link.send(FromEngine(ready=core.info))
     try:
-        serve(core, link, start.parent_pid, clock, gc.freeze)  # settling makes a hundred thousand more objects
+        serve(core, link, start.parent_pid, clock, gc.freeze)  # settling makes 100 000 more objects that stay
     finally:
         core.close()
         heartbeat.stop()
@@ -239,13 +239,13 @@ def _load_core(name: str, config: EngineConfig, report: Callable[[Progress], Non
 
 def main(argument: str) -> int:
     """Runs the engine process described by the JSON argument."""
-    gc.disable()  # until it is ready: nearly all objects of a start stay, and collecting takes a tenth of it
+    gc.disable()  # until the engine is ready: a start frees few objects, and collections would take a tenth of its time
     start = msgspec.json.decode(argument, type=EngineStart)
-    die_with_parent(start.parent_pid)  # where the kernel cannot do that, `serve` looks at the parent
+    die_with_parent(start.parent_pid)  # where the kernel cannot do that, `serve` notices that the parent is gone
     for number in (
         signal.SIGINT,
         signal.SIGTERM,
-    ):  # a service manager sends both processes a signal; the front obeys
+    ):  # a service manager sends the signal to both processes; the front then stops this one
         signal.signal(number, signal.SIG_IGN)
     return run(start)
 

@@ -152,7 +152,7 @@ class Driver:
                 if not is_begin:
                     self._define(node, name, stream.variable(name), frame)
             case ReadText():
-                if self._evaluator.is_bounded:  # not by `append`, after which branches could not be joined any more
+                if self._evaluator.is_bounded:  # not with `append`, after which branches could no longer be joined
                     stream.runner.push([ExprOp(Text(""), place, make=lambda: self._evaluator.charge_for(stream))])
                 self._define(node, "", stream.read("text"), frame)
             case Assign(name=name, value=value):
@@ -223,7 +223,7 @@ class Driver:
         for number, branch in zip(node.branches, branches, strict=True):
             frame.streams[number] = branch
             frame.drivers[number] = self._tasks.create_task(self._drive(number, frame))
-        # The stream ends behind its branches, because its end would end them.
+        # The stream ends after its branches, because its end would end them too.
         self._forked.setdefault(stream, []).extend(frame.drivers[number] for number in node.branches)
 
     async def _join(self, node: Join, stream: Stream, frame: Frame) -> None:
@@ -251,7 +251,7 @@ class Driver:
     async def _loop_rounds(self, node: Loop, stream: Stream, frame: Frame) -> None:
         carried = {name: self._evaluator.promise(value, frame) for name, value in node.before}
         for _ in range(node.max_rounds):
-            await asyncio.sleep(0)  # a body without a call of the model would block the event loop
+            await asyncio.sleep(0)  # otherwise a body without a call of the model would block the event loop
             inner = new_frame(node.body, frame, node.id)
             inner.streams[node.stream] = stream
             for name, variable in carried.items():

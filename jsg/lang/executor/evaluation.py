@@ -1,4 +1,4 @@
-"""The values of a graph that runs. Each is made as soon as the values that it reads are known."""
+"""The values of a running graph. Each is made as soon as the values that it reads are known."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ from jsg.lang.graphs.nodes import (
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
 
-MATCH_COST = 64  # a pattern reads one character in the time in which so many are joined
+MATCH_COST = 64  # matching one character by a pattern takes as long as joining this many characters
 
 
 class Evaluator:
@@ -43,7 +43,7 @@ class Evaluator:
         return self._text_left is not None
 
     def promise(self, value: Value, frame: Frame) -> Variable:
-        """Gives a variable that will hold a value; where the value is just another variable, that variable."""
+        """Gives a variable that will hold a value. If the value is just another variable, gives that one."""
         slot = _whole_slot(value, frame)
         if slot is not None and slot.done():
             return slot.result()

@@ -1,4 +1,4 @@
-"""Runs graphs that came as data, such as those that a server is sent, and gives the results as JSON.
+"""Runs graphs that came as data, such as those that clients send to a server, and gives the results as JSON.
 
     arguments = arguments_from_json(graph, body["arguments"])
     check_limits(graph, arguments, limits, defaults)
@@ -36,7 +36,7 @@ from jsg.lang.streams.variables import Variable
 logger = logging.getLogger(__name__)
 
 MAX_DEPTH = 64  # of lists in lists that a program keeps or returns
-ITEM_COST = 64  # an item is written into an answer in the time in which so many characters are
+ITEM_COST = 64  # writing an item into an answer takes as long as writing this many characters
 _TURN = 1000  # items that are written before other tasks run
 
 
@@ -92,7 +92,7 @@ class ProgramRun:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def result(self) -> dict[str, Any]:
-        """Gives the result of the run, when nothing is under way any more.
+        """Gives the result of the run, once everything in it has ended.
 
         Returns:
             `variables`: the values by name, None for one that failed; `meta_info`: the reports of the calls that set

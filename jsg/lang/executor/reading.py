@@ -14,7 +14,7 @@ from jsg.lang.streams.variables import Variable
 
 
 class GraphState(RunState):
-    """A run of a compiled program. What is read has the values of the program's end.
+    """A run of a compiled program. Reads give the values that the program has at its end.
 
     Attributes:
         variables: The variables that the program leaves, by name, from the beginning of the run on.

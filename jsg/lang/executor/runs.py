@@ -97,12 +97,12 @@ class RemoteState(GraphState):
         *,
         stream: bool,
     ) -> None:
-        """Sends the graph and takes in what comes, as a task; must be called on the loop."""
+        """Sends the graph and reads the answer, as a task. Must be called on the loop."""
         answers = backend.run_graph(graph, arguments, stream=stream, sampling_params=sampling_params)
         self._started = asyncio.get_running_loop().create_task(self._run(answers))
 
     async def _run(self, answers: AsyncGenerator[dict[str, Any]]) -> None:
-        self._task = asyncio.current_task()  # here, as a task that is cancelled before it begins runs no `finally`
+        self._task = asyncio.current_task()  # here: a task that is cancelled before it begins runs no `finally`
         try:
             if self._is_cancelled:
                 raise AbortedError("the program was cancelled")

@@ -48,7 +48,7 @@ def graph_from_json(source: str | bytes | Mapping[str, Any]) -> Graph:
     """Reads a graph from a JSON text, or from the value of one, and checks that it is well-formed (`check_graph`).
 
     Raises:
-        GraphError: It is no graph or not well-formed; the message names the node.
+        GraphError: The text is not a graph, or the graph is not well-formed. The message names the node.
     """
     if isinstance(source, str | bytes):
         try:
@@ -191,7 +191,7 @@ class _Checker:
         if node.max_rounds < 1:
             self._fail(f"max_rounds must be at least 1, but got {node.max_rounds}", node)
         visible, shapes = dict(self._shapes), defined(node)
-        self._define(node, {name: shapes[name] for name, _ in node.before})  # the loop is read in later rounds, too
+        self._define(node, {name: shapes[name] for name, _ in node.before})  # later rounds read the loop too
         self.run_block(node.body, node)
         self.check_reads(node.until, node)
         self._shapes = visible

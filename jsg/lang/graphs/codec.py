@@ -269,7 +269,7 @@ def _listed(kind: type) -> _Form:
 
 
 def _choice(kinds: Sequence[type]) -> _Form:
-    """Gives the form of one of several parts, which their keys tell apart, or of text."""
+    """Gives the form for one of several kinds of parts, which have different keys, or for text."""
     parts = [kind for kind in kinds if kind is not str]
     forms = {
         kind: _MEDIA if kind in (Image, Video) else (_listed if kind in _LISTED else _record)(kind) for kind in parts

@@ -25,7 +25,7 @@ from jsg.lang.ir import REASONING_SUFFIX
 Shape = int | None
 """The shape of a variable that text may read: None for one value, or the length of a list."""
 OPAQUE = -1
-"""The shape of a variable that text may not read: a dictionary, a list of lists, or sometimes a list."""
+"""The shape of a variable that text may not read: a dictionary, a list of lists, or a list in some runs only."""
 
 
 def defined(node: AnyNode) -> dict[str, Shape]:

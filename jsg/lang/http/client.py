@@ -1,8 +1,8 @@
-"""Calls to one server over HTTP, with JSON and events, which are retried where that does no harm.
+"""Calls to one server over HTTP, with JSON and events. They are retried where that does no harm.
 
 A call is tried again when the server could not be reached or was too busy, and when the connection broke before the
-answer began. Then nobody has seen any of the answer, and the call has changed nothing at the server but its cache.
-After an answer has begun the call is never tried again.
+answer began. In these cases no part of the answer was seen, and the call has changed nothing at the server except its
+cache. After an answer has begun the call is never tried again.
 """
 
 import asyncio
@@ -197,7 +197,7 @@ class EventSplitter:
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
-        self._last = b""  # the last byte that came, as an end of an event may be cut in two
+        self._last = b""  # the last byte that came, because the end of an event may be in two chunks
 
     def push(self, chunk: bytes) -> list[bytes]:
         """Gives the events that end in this chunk."""

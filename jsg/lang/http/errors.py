@@ -1,4 +1,4 @@
-"""Makes of a server's refusal or failure the exception that the same call raises in this process."""
+"""Turns a server's refusal or failure into the exception that the same call raises in this process."""
 
 import json
 from collections.abc import Mapping

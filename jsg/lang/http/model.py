@@ -14,7 +14,7 @@ from jsg.lang.tokens.model import ScoredChoices, TokenCall, TokenDelta
 from jsg.processing.parts import Part
 from jsg.processing.turns import ChatTurns
 
-MAX_CALLS = 256  # at a time, as each takes a connection, and a process may commonly open 1024 files
+MAX_CALLS = 256  # at a time, because each takes a connection, and most processes may open only 1024 files
 MAX_HOLDS = 256
 TEMPLATE_PATH = "/get_chat_template"
 _PREFILL = {"max_new_tokens": 0}

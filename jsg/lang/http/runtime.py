@@ -77,7 +77,7 @@ class Runtime:
         try:
             self.url = self._wait_until_ready(start_timeout_s)
             self.endpoint = RuntimeEndpoint(self.url, api_key=key)
-        except BaseException:  # Ctrl-C too, after which nobody could end the server
+        except BaseException:  # also Ctrl-C, because the caller would have no object with which to end the server
             self._end()
             raise
 
@@ -161,7 +161,7 @@ class Runtime:
 
 
 def serve_arguments(flags: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Gives the arguments of `jsg serve` for fields of `EngineConfig` and `ServerConfig`, and apart those with keys.
+    """Gives the arguments of `jsg serve` for fields of `EngineConfig` and `ServerConfig`, those with keys separately.
 
     Raises:
         ConfigError: A field is unknown or wrong.

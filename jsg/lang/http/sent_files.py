@@ -1,4 +1,4 @@
-"""The files of pictures and videos that a server was sent, which further calls name by their SHA-256."""
+"""The files of pictures and videos that were sent to a server. Later calls name them by their SHA-256."""
 
 import dataclasses
 import hashlib

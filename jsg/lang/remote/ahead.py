@@ -88,7 +88,7 @@ class GenCut:
         return "".join(self._text)
 
     def push(self, unit: Unit) -> str:
-        """Takes a unit; gives the new text that belongs to the gen whatever follows."""
+        """Takes a unit. Gives the new text that belongs to the gen, whatever text follows."""
         if self.finish is not None:
             return ""
         if not self._counts(unit):
@@ -128,8 +128,8 @@ class GenCut:
 def could_be_shared(args: SamplingArgs) -> bool:
     """Says whether one call may answer a gen with these arguments and others.
 
-    It may not where the state of the sampler begins anew with each call (penalties, a seed), where the end or the form
-    of the answer depends on its own call, or where the gen asks for a report.
+    It may not if the sampler's state begins anew with each call (penalties, a seed), if the end or the form of the
+    answer belongs to one call, or if the gen asks for a report.
     """
     settings = shared_settings(args).given()
     return all(GEN[name].is_stateless or (name == "seed" and args.temperature == 0.0) for name in settings)
@@ -171,7 +171,7 @@ class Ahead:
         total_tokens: The largest number of tokens that it can have.
         settings: The arguments of the call, see `shared_settings`.
         prompt_tokens: The tokens of the call's prompt.
-        position: The number of its characters that the prompt of the session has by now.
+        position: How many of its characters the prompt of the session has so far.
     """
 
     units: tuple[Unit, ...]

@@ -184,9 +184,9 @@ def _without_blank_turns(messages: Sequence[Message]) -> list[Message]:
 
 
 def _without_blank_end(messages: list[Message]) -> tuple[list[Message], str]:
-    """Takes the white space off the end of a last turn of the assistant, which the API demands; gives it, too.
+    """Removes white space at the end of a last turn of the assistant, as the API demands, and also gives it.
 
-    A turn that is empty then is left out, because the API takes none.
+    If the turn is then empty, it is left out, because the API takes no empty turn.
     """
     last = messages[-1] if messages else None
     if last is None or last.role != "assistant":
@@ -198,7 +198,7 @@ def _without_blank_end(messages: list[Message]) -> tuple[list[Message], str]:
 
 @final
 class _Start:
-    """Removes the prompt's white space, which was taken off, from the beginning of the answer where it comes again."""
+    """Removes white space at the beginning of an answer, if it repeats that removed from the end of the prompt."""
 
     def __init__(self, blank: str) -> None:
         self._blank = blank

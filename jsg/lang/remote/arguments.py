@@ -41,7 +41,7 @@ def normalised(args: SamplingArgs) -> SamplingArgs:
     """Gives arguments with None for values that ask for nothing, and with `max_tokens` and `temperature` set.
 
     Raises:
-        RequestError: More than one says what form the answer has, or alternatives are asked for without logprobs.
+        RequestError: Several arguments give the form of the answer, or `top_logprobs_num` is without `return_logprob`.
     """
     asked = args.asked().given()
     check_forms(asked)

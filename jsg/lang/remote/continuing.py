@@ -34,7 +34,7 @@ class Continuer:
         self._is_blind = False
 
     def copy(self) -> "Continuer":
-        """A copy for a branch of a fork. What was sampled ahead answers no branch, or all branches would be alike."""
+        """A copy for a branch of a fork, without the text sampled ahead, with which all branches would be the same."""
         keeps = self.ahead is not None and self.ahead.settings.temperature == 0.0
         return Continuer(self.caller, self.unsupported, self.num_ahead, self.ahead if keeps else None)
 
@@ -43,7 +43,7 @@ class Continuer:
         self.ahead = self.ahead.behind(text) if self.ahead is not None else None
 
     def broke_off(self) -> None:
-        """Notes that the turn ended, or that the program went on in a way that the model cannot have foreseen."""
+        """Drops the text ahead, because the turn ended or the program continued in a way that the model did not."""
         self.ahead = None
 
     async def generate(self, prompt: ModelPrompt, given: SamplingArgs) -> AsyncGenerator[Piece]:
@@ -85,7 +85,7 @@ class Continuer:
         reply = collector.reply(collector.bill)
         ahead = ahead_of(reply, units, args, asked)
         if cut.num_tokens is None and ahead.total_tokens > args.max_tokens < cut.num_bytes:
-            # The answer is longer than the gen may be, and nothing says where the rest begins.
+            # The answer is longer than the gen allows, and no report says where the rest begins.
             if num_shown:
                 raise BackendError(f"{self.caller.api.name} told only some of its tokens apart; use another dialect")
             self._is_blind = True

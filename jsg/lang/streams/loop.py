@@ -1,6 +1,6 @@
-"""The event loop of programs: that of one daemon thread of the process, or a loop that runs already.
+"""The event loop of programs: the loop of one daemon thread of the process, or a loop that already runs.
 
-Backends are on that loop, and no other code of users is, so a program that waits never blocks another one.
+Backends run on that loop, and no other code of users does, so a program that waits never blocks another one.
 """
 
 import asyncio

@@ -133,7 +133,7 @@ class Runner:
         """Executes an op, or the block where `op` is None. An error ends the stream."""
         try:
             if self.failure is not None:
-                await self._close_session()  # first, so that a reader of a failed variable finds it closed
+                await self._close_session()  # first, so that it is closed before a reader sees a failed variable
                 self._drop_block(self.failure)
                 _fail_op(op, self.failure)
             else:

@@ -1,8 +1,8 @@
 """The requests that score choices on an engine: all at once, and as few as possible.
 
-Two ways give the same numbers. One makes a request for each leaf of the trie, which scores its prompt. The other makes
-a request for each inner node, which scores the tokens that may follow. The second needs one request where the choices
-differ in one token, and is the only way behind joined branches.
+Two ways give the same numbers. The first makes a request for each leaf of the trie, which scores its own prompt. The
+second makes a request for each inner node, which scores the tokens that may follow. If the choices differ in one token,
+the second way needs only one request. It is also the only way behind joined branches.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The trace to which the running code belongs, which is all that the interpreter has to know of the tracer.
+"""The trace to which the running code belongs. The interpreter needs to know nothing else about the tracer.
 
 A context variable holds it, so that no thread or task sees the trace of another one.
 """

@@ -72,7 +72,7 @@ class OrderFree(Expr):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Mixed:
-    """A variable that is a list on one way through the program and one value on another, or a list of lists."""
+    """A variable that text cannot read: a list of lists, or a list on only some ways through the program."""
 
     ref: ValueRef
 
@@ -406,7 +406,7 @@ class TracedState(Readable):
 
     @contextlib.contextmanager
     def _written(self) -> Iterator[None]:
-        """Surrounds the writing of the state's values, which would have no end in a state that holds itself."""
+        """Surrounds the writing of a state's values. It refuses a state that contains itself, which would never end."""
         if self._is_written:
             raise TraceError(f"a state cannot be kept in itself, as it is at {program_line()}")
         self._is_written = True
@@ -476,4 +476,4 @@ def _texts_of(args: SamplingArgs) -> Iterator[str]:
 
 
 def _nothing(state: TracedState) -> None:
-    """Is the second body of a `cond` that has none."""
+    """The second body of a `cond` without `otherwise`; it appends nothing."""

@@ -1,4 +1,4 @@
-"""No question about a text takes more work than there is for it, and no text more than its tokens pay for."""
+"""No question about a text takes more steps than its limit, and no text more steps than its tokens pay for."""
 
 import dataclasses
 import itertools

@@ -1,6 +1,6 @@
 """Counted repeats are exact, however a text may be cut into their items.
 
-`re` decides where it does not try out every way to cut a text; else the expression itself, read the obvious way.
+The reference is `re`, unless it would try out every way to cut a text; then it is the obvious reader (`naive.py`).
 """
 
 import itertools
@@ -36,7 +36,7 @@ class _Remembering(Reading):
 
 
 def _expected(pattern: str, texts: list[str]) -> dict[str, bool]:
-    """Of each text whether the pattern matches all of it."""
+    """For each text, whether the pattern matches all of it."""
     grammar = NaiveGrammar(regex_grammar(pattern))
     data = {text: text.encode() for text in texts}
     root = grammar.rules[grammar.start]

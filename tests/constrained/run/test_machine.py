@@ -1,4 +1,4 @@
-"""The automaton says of every text what its grammar says."""
+"""The automaton accepts exactly the texts of its grammar."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Masks: a walk over a trie of tokens finds what reading each token alone finds, and says what it depended on."""
+"""Masks: a walk over a trie of tokens finds the same tokens as reading each alone, and says which frames it read."""
 
 import random
 
@@ -195,7 +195,7 @@ def test_accepts_all_agrees_with_walking():
 
 
 def test_accepts_all_finds_the_same_while_tables_grow():
-    """A chain of so many states that their table is enlarged on the way."""
+    """The chain has so many states that their table must be enlarged during the proof."""
     chain = ir.seq(*[utf8()] * 40, ir.Repeat(utf8(), 0, None))
     for _ in range(2):
         machine = machine_of(chain)

@@ -27,12 +27,12 @@ def accepts(schema: object, text: str, whitespace: str = "fixed", order: str = "
 
 
 def verdicts(schema: object, values: list[str], **options: str) -> list[str]:
-    """Those of the texts that the schema's grammar takes."""
+    """The texts that the schema's grammar accepts."""
     return [text for text in values if accepts(schema, text, **options)]
 
 
 def forced(schema: object, beginning: str, **options: str) -> str:
-    """What must follow a text."""
+    """The forced bytes after a text."""
     automaton = machine(schema, **options)
     config = automaton.advance(automaton.start(), beginning.encode())
     assert config is not None, beginning

@@ -135,7 +135,7 @@ def _fits_object(document: Document, value: dict, shape: Object) -> bool:
 
 
 def _serves(document: Document, members: dict, some: tuple[tuple[String, NodeName], ...]) -> bool:
-    """Whether each of `some` finds a member of its own."""
+    """Whether each of `some` can have a different member."""
     if not some:
         return True
     (name_shape, node), *rest = some

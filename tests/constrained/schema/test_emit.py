@@ -1,4 +1,4 @@
-"""Whole schemas as grammars: whose texts are taken, in which spellings, and what is forced."""
+"""Whole schemas as grammars: which texts are accepted, in which spellings, and which bytes are forced."""
 
 import json
 
@@ -55,7 +55,7 @@ class TestWhitespace:
 
 
 class TestForced:
-    """What jump-forward lives on."""
+    """Forced text, which jump-forward needs."""
 
     def test_keys_and_separators(self) -> None:
         assert forced(PERSON, "") == '{"name": "'

@@ -1,4 +1,4 @@
-"""Random texts of grammars against validators: too loose a grammar is found out here, as is a dead end."""
+"""Random texts of grammars against validators, which finds grammars that are too loose, and dead ends."""
 
 import json
 import pathlib
@@ -67,7 +67,7 @@ def test_random_texts_are_valid(schema: dict[str, Any], whitespace: str, order: 
 
 
 def _compiled(data: pathlib.Path, share: int) -> Iterator[tuple[str, dict[str, Any], Any]]:
-    """Every so many schemas of maskbench that compile: name, schema, machine."""
+    """Every n-th schema of MaskBench that compiles: its name, the schema, and its machine."""
     lines = data.read_text().splitlines()[::share]
     for line in lines:
         case = json.loads(line)

@@ -1,4 +1,4 @@
-"""Every keyword that the issue names, as a whole: a schema's text in, and which texts its grammar takes.
+"""Every supported keyword, from the text of a schema to the texts that its grammar accepts.
 
 `test_normalise.CASES` has a schema for each keyword with values that are valid and values that are not. What a grammar
 does not write although it is valid is listed here.

@@ -1,4 +1,4 @@
-"""A name that is written twice never makes an invalid value of a text, whether a reader keeps the first or the last."""
+"""A name that is written twice never makes a value invalid, whether a reader keeps the first or the last member."""
 
 import itertools
 import json

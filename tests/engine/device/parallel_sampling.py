@@ -1,4 +1,4 @@
-"""Tokens chosen of logits that four devices share, and of the same on one.
+"""Samples tokens from logits that four devices share, and from the same logits on one device.
 
 `python -m tests.engine.device.parallel_sampling`: a process of its own, because JAX decides how many CPU devices it
 makes up when it starts. Standard output has, for each

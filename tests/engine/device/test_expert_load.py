@@ -1,4 +1,4 @@
-"""What the busiest group of experts has to do, drawn, against what can be worked out."""
+"""The load of the busiest group of experts: the sampled estimate against values that can be calculated."""
 
 import itertools
 import statistics

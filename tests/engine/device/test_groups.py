@@ -1,4 +1,4 @@
-"""Shared prefixes from the scheduler to the device: which program runs, what it is told, and that no answer changes."""
+"""Shared prefixes from the scheduler to the device: which program runs, its arguments, and that no answer changes."""
 
 import pathlib
 from collections.abc import Callable, Iterator

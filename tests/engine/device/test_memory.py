@@ -1,4 +1,4 @@
-"""The memory plan: what fits, what is refused, what it says."""
+"""The memory plan: what fits, what is refused, and its messages."""
 
 import dataclasses
 import pathlib
@@ -88,7 +88,7 @@ def test_a_context_longer_than_the_model_is_refused(small_model: pathlib.Path, c
 
 
 class TestUsableBytes:
-    """What JAX reserved is what counts, and never more of a GPU than was asked for."""
+    """The memory that JAX reserved counts, and never more of a GPU than was asked for."""
 
     @pytest.fixture(autouse=True)
     def reserved(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""First runs: programs run on padding before a request may meet them, which changes nothing that anybody sees."""
+"""First runs: programs run once on padding before a request needs them, which changes no answer."""
 
 import dataclasses
 import pathlib

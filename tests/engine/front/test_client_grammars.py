@@ -27,7 +27,7 @@ def with_grammar(rid: str, text: str):
 
 
 async def stopped_processes(client: EngineClient) -> list[int]:
-    """Those that compile the next grammars; they do nothing until they are continued."""
+    """The processes that compile the next grammars, stopped until they are continued."""
     workers = client.grammars.workers
     await until(lambda: not workers._taken)
     await client.grammars.warm()

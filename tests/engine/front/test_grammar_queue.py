@@ -1,4 +1,4 @@
-"""Whose grammar is compiled next, with workers that a test holds up as long as it likes."""
+"""The order in which grammars are compiled, with workers that a test can block."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""What a router knows of an engine's tree: names of blocks, and which of them it remembers."""
+"""What a router knows of an engine's tree: the names of blocks, and which of them it keeps."""
 
 import numpy as np
 from hypothesis import given

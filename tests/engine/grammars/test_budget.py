@@ -1,4 +1,4 @@
-"""Masks of one step cost no more than a step may: who comes too late for it sits it out, and loses nothing but time."""
+"""The masks of one step stay within its budget. A request whose mask is late skips the step, and loses only time."""
 
 import dataclasses
 from collections.abc import Callable
@@ -35,7 +35,7 @@ STEP = 2_000
 
 @pytest.fixture
 def put_offs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
-    """Of each entry that was put off: whether it was the end of a chunk, and whether it had drafts."""
+    """For each entry that was put off: whether it was the end of a chunk, and whether it had drafts."""
     seen: list[tuple[bool, bool]] = []
 
     def spy(entry: BatchEntry, *args: object) -> None:
@@ -47,7 +47,7 @@ def put_offs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
 
 
 class Work:
-    """What maskers were asked, and how much work that was."""
+    """The questions to maskers, and their work."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.asked: list[tuple[str, int]] = []

@@ -1,4 +1,4 @@
-"""How a forced text is cut into tokens: as in a text where that is possible, and always so that it says the text."""
+"""How forced text becomes tokens: as the tokenizer writes it if that is possible, and always with the same text."""
 
 import functools
 import pathlib

@@ -1,4 +1,4 @@
-"""What the modes of jump-forward share with `off`: the answer, how it ends, what was given out, the order of a step."""
+"""What all modes of jump-forward share with `off`: the answer, its end, the outputs, and the order of a step."""
 
 import dataclasses
 import pathlib
@@ -51,7 +51,7 @@ def test_an_engine_jumps_as_it_was_told_and_a_request_as_it_asks(taught_core_of,
 
 
 def allowed_tokens(core: EngineCore, each: Request, tokens: list[int]) -> set[int]:
-    """What the grammar allows after some tokens; all where there is none."""
+    """The tokens that the grammar allows after some tokens; all tokens without a grammar."""
     if each.sampling.grammar is None:
         return set(range(small.VOCAB))
     assert isinstance(each.sampling.grammar, GrammarSpec)

@@ -1,4 +1,4 @@
-"""Ports of an address that hosts meet at: the one that is named, and the next, where JAX's coordinator listens."""
+"""Ports for the address at which hosts meet: the named port, and the next one, on which JAX's coordinator listens."""
 
 import contextlib
 import random
@@ -9,7 +9,7 @@ LEAST, MOST = 20_000, 32_000
 
 
 def free_address() -> str:
-    """An address on loopback whose port and the one behind it nobody listens on."""
+    """An address on loopback on whose port, and on the next port, no program listens."""
     while True:
         port = random.SystemRandom().randrange(LEAST, MOST)
         with contextlib.suppress(OSError), contextlib.ExitStack() as opened:

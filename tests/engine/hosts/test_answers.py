@@ -21,7 +21,7 @@ FAMILIES = {
 
 
 def answers_of_hosts(run: dict[str, Any], num_hosts: int = 2) -> dict[str, Any]:
-    """The answers of an engine on so many hosts, its leader started last."""
+    """The answers of an engine on a number of hosts, of which the leader is started last."""
     hosts = {"nnodes": num_hosts, "dist_init_addr": free_address(), "dist_timeout": 120.0}
     runs = [run | {"knobs": run["knobs"] | hosts | {"node_rank": rank}} for rank in reversed(range(num_hosts))]
     with ThreadPoolExecutor(num_hosts) as pool:

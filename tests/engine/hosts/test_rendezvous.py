@@ -1,4 +1,4 @@
-"""Hosts that call in any order, twice, wrongly, or are none."""
+"""The rendezvous: hosts connect in any order, twice, or with wrong messages, and other programs connect too."""
 
 import contextlib
 import itertools

@@ -31,7 +31,7 @@ class Clock:
 
 
 class Result:
-    """What a step gives."""
+    """The result of a step."""
 
     def __init__(self, is_there: bool, failure: Exception | None = None):
         self.is_there = is_there

@@ -31,7 +31,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> ModelMediaReader:
 def media_of(
     reader: ModelMediaReader | None, videos: object, num_frames: object = None, *, images: object = None, count: int = 0
 ) -> list[tuple[MediaInput, ...]]:
-    """What one prompt, or each of `count`, is shown."""
+    """The media that one prompt, or each of `count` prompts, shows to the model."""
     ids: list[tuple[int, ...]] = [(97,)] * (count or 1)
     options: dict[str, Any] = {"is_list": bool(count), "reader": reader, "max_tokens": 4096, "bos_ids": ()}
     prompts = with_media(ids, images, videos, num_frames=num_frames, **options)
