@@ -98,7 +98,7 @@ def read_schema(
             if is_rejected:
                 break
         totals.num_rejected += is_rejected or not masker.is_complete()
-    if grammar.num_readings_dropped:
+    if grammar.machine.num_dropped:
         totals.dropped.append(entry["name"])
 
 
