@@ -9,6 +9,7 @@ import jsg
 from jsg.lang.http.runtime import Runtime
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.sources import resolve_model
+from tests.conftest import COMPILE_CACHE
 from tests.processing.conftest import all_tokenizers, directories  # noqa: F401
 
 SMALL = {
@@ -17,6 +18,7 @@ SMALL = {
     "max_total_tokens": 8192,
     "context_length": 1024,
     "chunked_prefill_size": 64,
+    "compilation_cache_dir": str(COMPILE_CACHE),
 }
 """Options of a server that takes little memory and compiles one shape of a step."""
 

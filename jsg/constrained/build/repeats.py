@@ -85,7 +85,7 @@ class Repeats:
         if id(repeat) in self._written_out:
             bounds = f"{repeat.min} to {'any number' if repeat.max is None else repeat.max} times"
             raise GrammarError(
-                f"a repeat of {bounds} whose texts can be read with several counts is written out and may then take at "
+                f"a repeat of {bounds} whose texts can be read in several ways is written out and may then take at "
                 f"most {MOST_UNROLLED} places, but this one takes {size}; lower its bounds, or end its item with text "
                 "that cannot occur inside the item"
             )
