@@ -50,7 +50,8 @@ class CpuTimes:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         # A property is a property of the test, so the report of its teardown lists those of all phases before it too.
-        self.by_test[report.nodeid] += report.user_properties[-1][1]
+        # The report of a worker that crashed has none.
+        self.by_test[report.nodeid] += report.user_properties[-1][1] if report.user_properties else 0.0
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         total_s = sum(self.by_test.values())
