@@ -19,7 +19,7 @@ DSPY := .venv/dspy
 DSPY_INSTALLED := $(DSPY)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help serve lint format test test-times test-slow test-gpu test-all test-long test-h200 constraints docs clean
+.PHONY: help serve lint lint-types lint-others format test test-times test-slow test-gpu test-all test-long test-h200 constraints docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,9 +28,14 @@ serve: $(INSTALLED) ## the embedded model at 127.0.0.1:30000; options in SERVE_A
 	$(BIN)/jsg serve $(SERVE_ARGS)
 
 lint: $(INSTALLED) ## ruff, basedpyright, import contracts, names that nothing uses, the pages
+	@$(MAKE) --no-print-directory -j 2 lint-types lint-others
+
+lint-types: $(INSTALLED) # it takes longer than all other checks together
+	$(BIN)/basedpyright
+
+lint-others: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 	! $(BIN)/vulture | grep -E "^jsg/.*unused (class|function|import|method|property)"
 	$(BIN)/mkdocs build --strict --quiet
