@@ -53,7 +53,7 @@ test-times: $(INSTALLED) ## the fast tests, with the CPU time of folders, files 
 test-gpu: $(INSTALLED) ## on a machine with an NVIDIA GPU and the extra cuda: what needs one
 	JAX_PLATFORMS=cuda $(BIN)/python -m pytest -m gpu -n 0 $(PYTEST_ARGS)
 
-test-all: test test-slow test-h200 ## every test that needs no GPU, but the long ones; what CI runs
+test-all: test test-slow test-h200 ## every test that needs no GPU, but the long ones
 
 test-slow: $(INSTALLED) $(DSPY_INSTALLED)
 	$(PYTEST) -m "slow and not long and not gpu" $(PYTEST_ARGS)
