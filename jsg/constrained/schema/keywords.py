@@ -185,8 +185,10 @@ class Reader:
     def refusals(self) -> list[str]:
         """Why the keywords about arrays cannot be enforced, one reason for each keyword of `REFUSED`."""
         words = [word for word in REFUSED if word in self.keywords]
-        most = self.count("maxItems")
-        if self.keywords.get("uniqueItems") is False or (most is not None and most <= 1):
+        is_unique, most = self.keywords.get("uniqueItems", False), self.count("maxItems")
+        if not isinstance(is_unique, bool):
+            raise self.fail("uniqueItems", "true or false")
+        if not is_unique or (most is not None and most <= 1):
             words = [word for word in words if word != "uniqueItems"]
         return [f"{self.where(word)} is not supported; {REFUSED[word]}" for word in words]
 

@@ -142,6 +142,7 @@ def test_the_grammar_takes_exactly_the_valid_values(name: str) -> None:
         ('{"$ref":"other.json"}', r"\$ref 'other.json' at # leads out"),
         ('{"$dynamicRef":"http://a.b/c#x"}', r"\$dynamicRef .* at # leads out"),
         ('{"items":{"items":{"uniqueItems":true}}}', "uniqueItems at #/items/items"),
+        ('{"items":{"uniqueItems":"yes","maxItems":1}}', "uniqueItems at #/items must be true or false"),
         ('{"properties":{"a/b":{"pattern":"(?=x)"}}}', "pattern at #/properties/a~1b: .*look-ahead"),
         ('{"properties":{"a":{"format":"iri"}}}', "format at #/properties/a is 'iri'"),
         (
