@@ -18,6 +18,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 COMPILE_CACHE = ROOT / ".cache" / "jax"
 MAPPINGS = pathlib.Path("/proc/self/maps")
 MANY_MAPPINGS = 20_000
+CONNECTING = (ROOT / "tests" / "lang", ROOT / "tests" / "server")
+"""The folders whose tests open connections."""
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that wants the network is wrong
@@ -101,6 +103,14 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def num_mappings() -> int:
     """The number of memory mappings of this process; 0 if the system does not give it."""
     return len(MAPPINGS.read_bytes().splitlines()) if MAPPINGS.exists() else 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _leaves_nothing_open(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Finds connections that were never closed in the file that left them, and not in one that runs later."""
+    yield
+    if request.path.parent in CONNECTING:
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

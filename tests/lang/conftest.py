@@ -1,6 +1,5 @@
 """What tests of several files of the language share: the tokenizer, one engine and one server of the embedded model."""
 
-import gc
 from collections.abc import Iterator
 
 import pytest
@@ -21,13 +20,6 @@ SMALL = {
     "compilation_cache_dir": str(COMPILE_CACHE),
 }
 """Options of a server that takes little memory and compiles one shape of a step."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _leaves_nothing_open() -> Iterator[None]:
-    """Finds connections that were never closed in the file that left them, and not in one that runs later."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Fixtures: servers around the scripted engine or a small real one, in threads of this process or in processes."""
 
 import contextlib
-import gc
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,13 +20,6 @@ from tests.server.threads import ServerMaker, ServerThread
 REAL_OPTIONS = (  # one shape for every step, so that little compiles; it is small, so that a prefill takes many steps
     *("--deterministic", "--max-running-requests", "8", "--max-total-tokens", "65536"),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _leaves_nothing_open() -> Iterator[None]:
-    """Finds connections that were never closed in the file that left them, and not in one that runs later."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture(scope="session")
