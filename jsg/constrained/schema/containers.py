@@ -15,6 +15,7 @@ from jsg.constrained.schema.patterns import Patterns
 from jsg.constrained.schema.shapes import ANY, NEVER, Array, NodeName
 from jsg.errors import GrammarError
 
+DEPENDENTS = ("dependentRequired", "dependencies")
 MAX_OPTIONAL_DEPENDENTS = 5
 """Most optional names that require other names. Each doubles the ways to read an object, and a machine follows at most
 32 ways at once."""
@@ -103,22 +104,35 @@ def object_says(context: Context, place: int, reader: Reader) -> Members | None:
     if "propertyNames" in reader.keywords:
         names = (context.child(place, "propertyNames"),)
     required = reader.names("required")
-    _check_dependents(reader, required)
+    _check_dependents(context, place)
     least, most = reader.count("minProperties") or 0, reader.count("maxProperties")
     if most is not None and max(least, len(required)) > most:
         return None
     return Members(facets, required, names, (), least, most)
 
 
-def _check_dependents(reader: Reader, required: tuple[str, ...]) -> None:
-    for keyword in ("dependentRequired", "dependencies"):
-        needed = reader.names_by_name(keyword)
-        optional = [name for name in needed if name not in required and not set(needed[name]) <= set(required)]
-        if len(optional) > MAX_OPTIONAL_DEPENDENTS:
-            raise GrammarError(
-                f"{reader.where(keyword)} can be enforced for at most {MAX_OPTIONAL_DEPENDENTS} optional names, but "
-                f"there are {len(optional)}; require some of them or leave some out"
-            )
+def _check_dependents(context: Context, place: int) -> None:
+    """Counts the optional names that require others, also those of references and of `allOf`."""
+    stack, seen = [place], set[int]()
+    required: set[str] = set()
+    needed: list[tuple[str, str, tuple[str, ...]]] = []
+    while stack:
+        if (current := stack.pop()) in seen:
+            continue
+        seen.add(current)
+        reader = Reader(context.locations.places[current], context.nodes.keywords(current))
+        required.update(reader.names("required"))
+        for keyword in DEPENDENTS:
+            needed.extend((keyword, name, names) for name, names in reader.names_by_name(keyword).items())
+        stack.extend(context.always(current, reader))
+    counted = [each for each in needed if each[1] not in required and not required.issuperset(each[2])]
+    num_names = len({name for _, name, _ in counted})
+    if num_names > MAX_OPTIONAL_DEPENDENTS:
+        keywords = " and ".join(dict.fromkeys(keyword for keyword, _, _ in counted))
+        raise GrammarError(
+            f"{keywords} at {context.pointer(place)} can be enforced for at most {MAX_OPTIONAL_DEPENDENTS} optional "
+            f"names, but there are {num_names}; require some of them or leave some out"
+        )
 
 
 def object_denies(context: Context, place: int, reader: Reader) -> list[Draft]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from jsg.constrained.schema import unevaluated
 from jsg.constrained.schema.assertions import number_denies, number_says, string_denies, string_says
 from jsg.constrained.schema.containers import (
+    DEPENDENTS,
     Context,
     array_denies,
     array_says,
@@ -291,9 +292,12 @@ class Formulas:
 
     def _if(self, place: int, kind: str, sign: int, keywords: Mapping[str, Json]) -> Iterator[Formula]:
         """`then` where `if` holds, and `else` where it does not. A missing branch counts as the schema `true`."""
-        if "if" not in keywords:
+        if "if" not in keywords or {"then", "else"}.isdisjoint(keywords):
             return
         condition = self._child(place, "if")
+        if sign > 0 and "then" not in keywords:  # the same as `if` or `else`, and here `if` need not be denied
+            yield self._any_of((*self.of(condition, kind), *self.of(self._child(place, "else"), kind)))
+            return
         drafts: list[Draft] = []
         for test, word in ((condition, "then"), (-condition, "else")):
             branch = self._child(place, word) if word in keywords else EVERYTHING
@@ -346,10 +350,12 @@ class Formulas:
 
     def _dependents(self, place: int, reader: Reader) -> Iterator[tuple[str, int]]:
         """(name of a member, schema that holds for every object with this member)."""
-        for keyword in ("dependentRequired", "dependencies"):
+        required = set(reader.names("required"))
+        for keyword in DEPENDENTS:
             for name, names in reader.names_by_name(keyword).items():
-                what = f"{keyword} of {name!r}"
-                yield name, self.context.locations.synthetic(place, what, {"required": [*names]})
+                if not required.issuperset(names):
+                    what = f"{keyword} of {name!r}"
+                    yield name, self.context.locations.synthetic(place, what, {"required": [*names]})
         for keyword in ("dependentSchemas", "dependencies"):
             for name, schema in reader.mapping(keyword).items():
                 if not (keyword == "dependencies" and isinstance(schema, list)):

@@ -6,10 +6,10 @@ characters.
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from jsg.constrained.chars import charset
-from jsg.constrained.chars.chardfa import CharDfa, fit_length
+from jsg.constrained.chars.chardfa import CharDfa, as_repeat, fit_length
 from jsg.constrained.chars.lower import lower
 from jsg.constrained.ir import NEVER, Automaton, Call, Chars, Expr, Literal, Repeat, parts_of, seq
 from jsg.constrained.limits import check
@@ -60,7 +60,7 @@ def _searches(scope: Scope, patterns: Iterable[str]) -> list[Expr]:
 
 def _content(scope: Scope, shape: String) -> Expr:
     """The string without its quotes, over characters."""
-    parts = [*_searches(scope, shape.patterns), *map(format_expr, shape.formats)]
+    parts = _joined([*_searches(scope, shape.patterns), *map(format_expr, shape.formats)])
     least, most = shape.min_length, shape.max_length
     if not shape.not_patterns and not shape.excluded and len(parts) <= 1:
         if not parts:
@@ -87,6 +87,21 @@ def _content(scope: Scope, shape: String) -> Expr:
             return fitted
         dfa = dfa.intersect(CharDfa.length(least, most, scope.limits)).minimised()
     return dfa.to_expr()
+
+
+def _joined(parts: Sequence[Expr]) -> list[Expr]:
+    """The parts, with all that repeat characters of one set as one such repeat, however long the repeats are."""
+    ranges, least, most = charset.UNIVERSE, 0, None
+    others: list[Expr] = []
+    for part in parts:
+        if (repeat := as_repeat(part)) is None:
+            others.append(part)
+            continue
+        ranges, least = charset.intersect(ranges, repeat[0]), max(least, repeat[1])
+        most = min((bound for bound in (most, repeat[2]) if bound is not None), default=None)
+    if most is not None and most < least:
+        return [NEVER]
+    return others if len(others) == len(parts) else [Repeat(Chars(ranges), least, most), *others]
 
 
 def _lowered(scope: Scope, expr: Expr) -> Expr:

@@ -182,6 +182,14 @@ class TestSize:
         )
         assert len(build(large).to_bytes()) <= len(small.to_bytes()) * 2
 
+    def test_a_large_length_of_several_patterns_of_one_set_costs_nothing(self) -> None:
+        def size(most: int) -> int:
+            patterns = [{"pattern": "^[a-z]+$"}, {"pattern": "^[a-z0-9]+$"}]
+            text = json.dumps({"type": "string", "allOf": patterns, "maxLength": most})
+            return len(build(schema_grammar(text)).to_bytes())
+
+        assert size(100_000) <= size(100) * 2
+
     def test_many_optional_properties_stay_nearly_linear(self) -> None:
         def size(count: int) -> int:
             properties = {f"p{i}": {"type": "boolean"} for i in range(count)}

@@ -22,6 +22,21 @@ REFUSED = {"contains": "prefixItems", "uniqueItems": "maxItems"}
 """Keywords that are not supported, and what the refusal names in their place."""
 
 MORE = {
+    "dependents that hold anyway": (
+        '{"type":"object","required":["b"],"dependentRequired":{'
+        + ",".join([f'"a{i}":["b"]' for i in range(6)] + [f'"c{i}":[]' for i in range(10)])
+        + '},"additionalProperties":{"type":"null"}}',
+        '{"b":null} {"a0":null,"b":null}',
+        '{"a0":null} {}',
+    ),
+    "else without then": (
+        '{"type":"object","if":{"properties":{"x":{"type":"string","format":"date"}},"required":["x"]},'
+        '"else":{"required":["y"]},"properties":{"x":{"type":"string"},"y":{"type":"null"}},'
+        '"additionalProperties":false}',
+        '{"x":"2026-11-24"} {"y":null} {"x":"a","y":null}',
+        '{"x":"a"} {}',
+    ),
+    "an if alone": ('{"type":"null","if":{"type":"string","format":"date"}}', "null", '"a" 1'),
     "recursion of two": (
         '{"$ref":"#/$defs/a","$defs":{"a":{"type":"object","properties":{"b":{"$ref":"#/$defs/b"}},'
         '"additionalProperties":false},"b":{"type":"array","items":{"$ref":"#/$defs/a"}}}}',
@@ -148,6 +163,11 @@ def test_the_grammar_takes_exactly_the_valid_values(name: str) -> None:
         (
             '{"type":"object","dependentRequired":{"a":["x"],"b":["x"],"c":["x"],"d":["x"],"e":["x"],"f":["x"]}}',
             "dependentRequired at # can be enforced for at most 5 optional names, but there are 6",
+        ),
+        (
+            '{"type":"object","allOf":[{"dependentRequired":{"a":["x"],"b":["x"],"c":["x"]}},'
+            '{"dependencies":{"d":["x"],"e":["x"],"f":["x"]}}]}',
+            "dependen.* and dependen.* at # can be enforced for at most 5 optional names, but there are 6",
         ),
         ('{"properties":{"a":{"type":"number","multipleOf":1e-7}}}', None),
         ('{"properties":{"a":{"type":"integer","multipleOf":10007}}}', "multipleOf .* 10007 .*#/properties/a"),
