@@ -56,6 +56,8 @@ def _collect(context: Context, place: int, kind: str, found: _Evaluated, is_top:
         if not is_first and ("unevaluatedProperties" if kind == "properties" else "unevaluatedItems") in keywords:
             found.is_all = True
         depends = [keyword for keyword in _DEPENDS if _applies(keyword, keywords)]
+        if kind == "items" and "contains" in keywords:
+            depends.append("contains")
         if depends:
             blocker = blocker or f"{depends[0]} at {context.pointer(current)}"
         stack.extend((child, False) for child in context.always(current, reader))
