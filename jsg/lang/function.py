@@ -175,6 +175,8 @@ class SglFunction(batch.Batchable[ProgramState]):
         self, items: batch.Items, backend: Backend | BackendSource | None, options: dict[str, Any]
     ) -> batch.Work[ProgramState] | list[Any]:
         given, rest = take_run_args(options, self._own)
+        if "where" in rest:
+            raise ProgramError("only a compiled program takes where; leave it out, or compile the program")
         if rest:
             raise ProgramError(f"run_batch has no argument {', '.join(sorted(rest))}; arguments are given per item")
         runs = [batch.arguments_of(item, index) for index, item in enumerate(items)]

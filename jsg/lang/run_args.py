@@ -40,7 +40,7 @@ Where = Literal["auto", "here", "server"]
 
 
 class BatchArgs(RunArgs, total=False):
-    """What a batch of runs is given for all of them."""
+    """What a batch of runs is given for all of them. Only a compiled program takes `where`."""
 
     where: Where
 

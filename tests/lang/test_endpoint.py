@@ -5,6 +5,7 @@ import contextlib
 import socket
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import AsyncMock
 
 import certifi
 import httpx
@@ -500,17 +501,24 @@ class TestTheRest:
         run(server, work)
         assert [stream.get_extra_info("socket").fileno() for stream in opened] == [-1]
 
-    def test_a_call_is_not_tried_again_once_the_endpoint_is_closed(self, server, monkeypatch):
+    @pytest.mark.parametrize("when", ["while the request breaks", "behind a busy answer", "during the pause"])
+    def test_a_call_is_not_tried_again_once_the_endpoint_is_closed(self, server, monkeypatch, when):
         clients = []
 
         async def work(endpoint: RuntimeEndpoint) -> None:
             async def send(client: httpx.AsyncClient, *args: Any, **options: Any) -> Any:
                 clients.append(client)
+                if when == "during the pause":
+                    closing.append(asyncio.create_task(endpoint.close()))
+                    raise httpx.ConnectError("")
                 await endpoint.close()
-                raise httpx.ReadError("")  # what a request under way then raises
+                if when == "while the request breaks":
+                    raise httpx.ReadError("")
+                return httpx.Response(503, content=b"{}", extensions={"network_stream": AsyncMock()})
 
+            closing: list[asyncio.Task[None]] = []
             monkeypatch.setattr(httpx.AsyncClient, "send", send)
-            with pytest.raises(BackendError):
+            with pytest.raises(BackendError, match="endpoint was closed while a call was under way"):
                 await endpoint.server_info()
 
         run(server, work)

@@ -77,7 +77,7 @@ def test_an_error_of_what_comes_later_ends_the_stream():
         async def make():
             raise JsgError("no")
 
-        stream.append(Gen("x"), ("program.py", 3), make)
+        stream.append(Select("x", ("a", "b"), "token_trie"), ("program.py", 3), make)
         stream.append(Gen("y"))
         for name in "xy":
             with pytest.raises(JsgError, match="no") as caught:

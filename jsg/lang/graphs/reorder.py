@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from jsg.lang.graphs.graph import Graph
-from jsg.lang.graphs.nodes import AnyNode, Append, Argument, Block, Media, ValueRef, refs
+from jsg.lang.graphs.nodes import AnyNode, Append, Argument, Block, Cond, Loop, Media, ValueRef, refs
 
 
 def reorder(graph: Graph, varying: Collection[str] = ()) -> Graph:
@@ -45,9 +45,11 @@ def _reorder_block(block: Block, varying: frozenset[str]) -> Block:
 
 
 def _reorder_inner(node: AnyNode, varying: frozenset[str]) -> AnyNode:
+    if not isinstance(node, Cond | Loop):
+        return node
     fields = ((field.name, getattr(node, field.name)) for field in dataclasses.fields(node))
     blocks = {name: _reorder_block(value, varying) for name, value in fields if isinstance(value, Block)}
-    return dataclasses.replace(node, **blocks) if blocks else node
+    return dataclasses.replace(node, **blocks)
 
 
 def _part_of(node: AnyNode) -> tuple[int, int] | None:

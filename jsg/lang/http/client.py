@@ -123,8 +123,9 @@ class HttpClient:
             try:
                 response = await client.send(request, stream=True)
             except httpx.HTTPError as error:
-                # A retry would make another client, which nobody closes.
-                if not num_left or client.is_closed or not isinstance(error, _NOTHING_SEEN):
+                if client.is_closed:
+                    raise _closed() from error
+                if not num_left or not isinstance(error, _NOTHING_SEEN):
                     raise self._unreachable(error) from error
             else:
                 async with _closing(response, client):
@@ -136,6 +137,8 @@ class HttpClient:
                     raise failure
                 wait_s = max(wait_s, min(failure.retry_after_s or 0, MAX_DELAY_S))
             await asyncio.sleep(wait_s * random.uniform(0.75, 1.25))  # clients refused together come back apart
+            if client.is_closed:  # another client would be made, and nobody would close it
+                raise _closed()
             delay_s = min(2 * delay_s, MAX_DELAY_S)
 
     async def _failure(self, response: httpx.Response) -> JsgError:
@@ -176,9 +179,15 @@ async def _closing(response: httpx.Response, client: httpx.AsyncClient) -> Async
     try:
         yield
     finally:
-        await response.aclose()
-        if client.is_closed:
-            await response.extensions["network_stream"].aclose()
+        try:
+            await response.aclose()
+        finally:
+            if client.is_closed:
+                await response.extensions["network_stream"].aclose()
+
+
+def _closed() -> BackendError:
+    return BackendError("the endpoint was closed while a call was under way; close it after its last call")
 
 
 def _trusted(verify: bool | str) -> bool | ssl.SSLContext:

@@ -30,7 +30,12 @@ class RemoteSession(abc.ABC):
 
     @abc.abstractmethod
     def _prompt(self, what: str) -> ModelPrompt:
-        """The prompt of a call, `what` being "gen" or "select". Raises RequestError where none may stand."""
+        """The prompt of a call, `what` being "gen" or "select".
+
+        Raises:
+            RequestError: A call may not stand here.
+            UnsupportedError: The API cannot continue the text here.
+        """
 
     @abc.abstractmethod
     def _add(self, text: str) -> None:

@@ -14,8 +14,9 @@ from jsg.lang.streams.variables import Variable
 
 Place = tuple[str, int]
 """File and line of a program's statement."""
-Make = Callable[[], Awaitable[Text | Gen | Select | None]]
-"""Gives an expression that is not known before its turn; None where there is nothing to append."""
+Make = Callable[[], Awaitable[Text | Select | None]]
+"""Gives an expression that is not known before its turn; None where there is nothing to append. A select is made for a
+select, because it sets the variable of the op."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

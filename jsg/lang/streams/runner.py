@@ -187,7 +187,9 @@ class Runner:
             case None:
                 pass
             case ExprOp() if op.make is not None:
-                if (expr := await op.make()) is not None:
+                expr = await op.make()
+                assert isinstance(expr, Select) == isinstance(op.expr, Select), "readers of a variable would wait"
+                if expr is not None:
                     self._queue.appendleft(dataclasses.replace(op, expr=expr, make=None))
             case ExprOp():
                 await self._execute_expr(op)
@@ -233,6 +235,8 @@ class Runner:
                 if text:
                     variable.add(text)
                 variable.finish(text)
+            case _:
+                raise AssertionError(f"not the border of a scope: {op.expr}")
 
     def _live(self) -> Session:
         if self._session is None:

@@ -98,7 +98,7 @@ class Stream:
             value: The expression.
             place: The program's statement, which errors name.
             make: Makes the expression when everything before is done, on the loop. Until then `value`, which is a
-                single text, gen or select, says which variable it sets.
+                single text or select, says which variable it sets.
 
         Raises:
             ProgramError: The expression breaks a rule; nothing of it was appended.
