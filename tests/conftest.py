@@ -35,7 +35,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = str(MIN_COMPILE_S)
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(4 * 2**30)  # only a bounded cache is locked between processes
 
-pytest_plugins = ["tests.cpu_times"]
+pytest_plugins = ["tests.cpu_times", "tests.shape_checker"]
 
 hypothesis.settings.register_profile("jsg", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("jsg")

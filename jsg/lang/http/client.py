@@ -30,6 +30,8 @@ _DATA = b"data: "
 _DONE = b"[DONE]"
 _NOTHING_SEEN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
 """Errors after which a call may be sent again, because no answer had begun."""
+_JITTER = random.Random()
+"""A generator of its own: `random` belongs to the program, which may have seeded it."""
 
 
 @final
@@ -136,7 +138,7 @@ class HttpClient:
                 if not num_left or response.status_code not in BUSY or isinstance(failure, EngineDeadError):
                     raise failure
                 wait_s = max(wait_s, min(failure.retry_after_s or 0, MAX_DELAY_S))
-            await asyncio.sleep(wait_s * random.uniform(0.75, 1.25))  # clients refused together come back apart
+            await asyncio.sleep(wait_s * _JITTER.uniform(0.75, 1.25))  # clients refused together come back apart
             if client.is_closed:  # another client would be made, and nobody would close it
                 raise _closed()
             delay_s = min(2 * delay_s, MAX_DELAY_S)
