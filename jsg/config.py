@@ -65,7 +65,7 @@ class EngineConfig:
     nnodes: Annotated[int, (1, 64)] = _knob(
         1, "The number of hosts that share the model, each with equally many devices. Run 'jsg serve' on each host."
     )
-    node_rank: Annotated[int, (0, 63)] = _knob(
+    node_rank: int = _knob(
         0, "The number of this host. Host 0 leads and serves HTTP; the other hosts ignore the options of the server."
     )
     dist_init_addr: str | None = _knob(

@@ -226,8 +226,8 @@ class Admission:
         most = self.limits.max_per_key
         if most is not None and self._others[kind, tenant] >= most:
             raise RateLimitError(
-                f"a key may have {most} {kind} under way (--max-requests-per-key), but it has as many already; wait "
-                "for some to end"
+                f"a key may have {most} {kind} under way (--max-requests-per-key), but it has as many already; end "
+                "some, or wait"
             )
         if sum(count for (other, _), count in self._others.items() if other == kind) >= MAX_OTHERS:
             raise QueueFullError(

@@ -11,7 +11,6 @@ from flax import nnx
 from jsg.errors import ModelError
 from jsg.models.experts import SparseFeedForward
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
-from tests.kernels_pallas.definition import QUICKLY
 from tests.models.test_config import read
 from tests.own_process import said
 
@@ -33,7 +32,7 @@ def block(tmp_path_factory: pytest.TempPathFactory) -> SparseFeedForward:
 @pytest.fixture(scope="module")
 def run(block: SparseFeedForward) -> Callable[[np.ndarray], np.ndarray]:
     """The block, compiled once for each number of tokens."""
-    compiled = jax.jit(lambda x: block(x), compiler_options=QUICKLY)
+    compiled = jax.jit(lambda x: block(x))
     return lambda x: np.asarray(compiled(x))
 
 

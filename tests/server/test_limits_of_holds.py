@@ -112,6 +112,19 @@ class TestBudget:
         full = Prompt(rid="r", input_ids=ids, sampling=SamplingParams(max_new_tokens=0), hold=True)
         budget.spend([full, full])
 
+    def test_a_call_that_is_too_much_is_refused_before_it_is_prepared(
+        self, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+    ):
+        """Preparing takes time on the event loop, and the branches of a program go on calling after the refusal."""
+        app: Any = server.http.app
+        front = app.state.door.front
+        budget = Budget()
+        budget.spend([Prompt(rid="r", input_ids=(1,), sampling=SamplingParams(max_new_tokens=MAX_PROMPT_TOKENS - 1))])
+        monkeypatch.setattr(front.generator, "begin", lambda *_: pytest.fail("the call was prepared"))
+        model = FrontModel(front, CALL, namespace="", budget=budget)
+        with pytest.raises(RequestError, match="the calls of a program"):
+            asyncio.run(anext(model._run([Prompt(rid="r", input_ids=(1,), sampling=SamplingParams())])))
+
 
 class TestScores:
     async def score(self, server: ScriptedServer, prompt: str, choices: list[str]) -> None:

@@ -33,8 +33,15 @@ class Budget:
         """Nothing is spent."""
         self._spent = (0, 0, 0)
 
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Raises RequestError where these prompts are too much."""
+        self._with(prompts)
+
     def spend(self, prompts: Sequence[Prompt]) -> None:
         """Counts these prompts. Raises RequestError where they are too much, and counts nothing then."""
+        self._spent = self._with(prompts)
+
+    def _with(self, prompts: Sequence[Prompt]) -> tuple[int, int, int]:
         num_tokens, num_held, num_scores = self._spent
         for prompt in prompts:
             if prompt.hold:  # a hint: holds must not use up what answers need
@@ -52,7 +59,7 @@ class Budget:
                     f"the calls of a program must have at most {most} {what} in all, but have {spent} so far; ask for "
                     "less, or run it in parts"
                 )
-        self._spent = num_tokens, num_held, num_scores
+        return num_tokens, num_held, num_scores
 
 
 @final
@@ -171,9 +178,11 @@ class FrontModel(LocalModel):
         return {"rid": f"{self._rid}-{self._num_calls}", "namespace": self._namespace, "priority": self._priority}
 
     def _begin(self, prompts: Sequence[Prompt]) -> Generation:
-        generation = self._front.generator.begin(self._call, prompts)  # a call that is refused here costs nothing
         if self._budget is not None:
-            self._budget.spend(prompts)
+            self._budget.check(prompts)  # before the call is prepared, which takes time on the event loop
+        generation = self._front.generator.begin(self._call, prompts)
+        if self._budget is not None:
+            self._budget.spend(prompts)  # after it, because a call that `begin` refuses costs nothing
         return generation
 
     async def _run(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[Sequence[Answer], int, str]]:

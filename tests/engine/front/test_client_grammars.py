@@ -76,6 +76,17 @@ def test_one_grammar_is_sent_once_and_again_when_it_was_forgotten(use: Use):
     use(main)
 
 
+def test_the_engine_keeps_the_grammar_that_answers_use(use: Use):
+    async def main(client: EngineClient) -> None:
+        one = len(await client.grammars.tables(spec("a0")))
+        client._sent_grammars = ByteCache(2 * one, int)
+        for rid, text in enumerate(("a0", "a1", "a0", "a2")):
+            await collect(client, with_grammar(str(rid), text))
+        assert [spec(text).key in client._sent_grammars for text in ("a0", "a1", "a2")] == [True, False, True]
+
+    use(main)
+
+
 async def _late_grammars() -> None:
     async with fake_engine(model_path=LATE) as client:
         asked = asyncio.create_task(collect(client, with_grammar("a", "a+")))
