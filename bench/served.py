@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-START_LIMIT_S = 300
 END_LIMIT_S = 60
 ENGINE_MODULE = "jsg.engine.child.process"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -195,8 +195,9 @@ class JoinedRequests:
         return _earliest(self.ready)
 
     def first_under_way(self, running: Iterable[RunningRequest]) -> RunningRequest | None:
-        """The earliest arrival that is ready, or will be when a step has run, or has a branch among `running`."""
-        return _earliest({*self.ready, *self.fresh, *(r.branch_of for r in running if r.branch_of is not None)})
+        """The earliest arrival except those that are known by a branch that waits; `running` have a row each."""
+        branches_run = (r.branch_of for r in running if r.branch_of is not None)
+        return _earliest({*self.ready, *self.fresh, *self._parked, *branches_run})
 
     def latest_computed(self) -> RunningRequest | None:
         """The latest arrival that has computed branches."""

@@ -79,8 +79,10 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dic
             for directory in [directory_of(variant, converted_for)]
             for each in runs
         ]
-        results = iter(said("tests.models.shared_out", told=told))
-        return {name: list(itertools.islice(results, len(runs))) for name, (_, _, runs) in loads.items()}
+        results = said("tests.models.shared_out", told=told)
+        assert len(results) == len(told)
+        left = iter(results)
+        return {name: list(itertools.islice(left, len(runs))) for name, (_, _, runs) in loads.items()}
 
     return lambda name: all_of(name.startswith("slow: "))[name.removeprefix("slow: ")]
 

@@ -187,6 +187,17 @@ def test_the_bound_on_passing_holds_while_branches_run(page_size: int):
     engine.check_answers()
 
 
+def test_the_bound_on_passing_holds_where_branches_give_way():
+    """A request whose branches gave way in this step has none that waits, and must not be passed in the same step."""
+    engine = make_engine(num_pages=27, chunk=8, max_running=3, conservativeness=0.01, max_bypass_tokens=4)
+    engine.add(joined("first", (), ((3,) * 4, (0,)), max_new=1))
+    engine.add(make_request("plain", ((7,) * 11 + (1,)), max_new=4))
+    engine.add(joined("second", (), ((1,) * 5, (4,) * 8), max_new=1))
+    engine.add(joined("third", (), ((0,) * 6, (3,) * 8), max_new=1))
+    engine.run_until_idle()
+    engine.check_answers()
+
+
 @pytest.mark.parametrize("conservativeness", [0.1, 1.0])
 def test_branches_are_counted_once_however_often_they_begin(conservativeness: float):
     """What a branch had computed before it gave way is no hit when it comes again."""

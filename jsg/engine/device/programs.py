@@ -171,7 +171,7 @@ class Programs:
         others. The largest forward pass is lowered here: see `_hidden`.
         """
         buckets = self.buckets
-        names: list[Hashable] = [*self.essential(), *self.usual()]
+        names: list[Hashable] = [*self.essential(), *self.usual(), ("prompt_logprobs", buckets.extend[0].num_tokens)]
         for key in sorted(buckets.all, key=lambda key: -key.num_tokens):
             names += [("forward", key)]
             names += [("prompt_logprobs", key.num_tokens)] if key.phase is Phase.EXTEND else []

@@ -118,7 +118,7 @@ class LexiconLoader:
         self._is_needed.wait(FIRST_REQUEST_S)
         try:
             self._future.set_result(self._load())
-        except JsgError as error:
+        except (ModelError, EngineDeadError) as error:  # the first is told to clients, the second to nobody
             self._future.set_result(error)
         except Exception as error:
             logger.exception("what grammars need could not be loaded")

@@ -95,7 +95,7 @@ def test_a_stream_goes_on_while_many_costly_grammars_begin(
     new_taught_core_of, jump: JumpForward, monkeypatch: pytest.MonkeyPatch, put_offs: list
 ):
     """Each of its tokens takes one step, and no step has more work with masks than it may, and one mask beyond that."""
-    core = new_taught_core_of(**DETERMINISTIC)
+    core = new_taught_core_of(**DETERMINISTIC, max_running_requests=16)
     teach_afresh(core)
     hostile = [costly(number, jump_forward=jump) for number in range(len(COSTLY))]
     expected = {each.rid: outcome_of(limit(core, STEP_STEPS), each) for each in hostile}

@@ -8,7 +8,7 @@ import tokenizers
 from jsg.constrained.compiler import compile_grammar
 from jsg.constrained.tags.tools import NamedTool, Tool, tools_to_structural_tag
 from jsg.engine.grammars.lexicon import LexiconLoader
-from jsg.errors import RequestError
+from jsg.errors import JsgError, RequestError
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.types import GrammarSpec
 from tests.server.byte_tokenizer import write_byte_tokenizer
@@ -46,6 +46,16 @@ def call_of(tool: Tool) -> GrammarSpec:
     spec = tools_to_structural_tag([tool], NamedTool(tool.name), "mistral", special_tokens=SPECIAL)
     assert spec is not None
     return spec
+
+
+def test_why_it_could_not_be_loaded_is_in_the_log_that_the_error_names(tmp_path: pathlib.Path, caplog):
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({}, []))
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(JsgError, match="see its log"):
+        LexiconLoader(tmp_path, 512, frozenset(), None).get()
+    assert "a vocabulary must have a token" in caplog.text
 
 
 def test_a_model_without_a_tokenizer_refuses_grammars_and_says_why(tmp_path):

@@ -1,5 +1,6 @@
 """What a leader tells the hosts that follow it, with real sockets in one process."""
 
+import pathlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 
 from jsg.config import EngineConfig
+from jsg.engine import startup
 from jsg.engine.core import EngineCore
+from jsg.engine.device.devices import Device
 from jsg.engine.device.executables import Executables
 from jsg.engine.device.replica import Replica
 from jsg.engine.hosts import party
@@ -21,9 +24,11 @@ from jsg.engine.hosts.rendezvous import Connections
 from jsg.engine.hosts.watch import FIRST_BEAT
 from jsg.engine.hosts.wire import CallCodec, WireError, receive_message, send_message
 from tests.engine import small
+from tests.engine.late import late_programs
 
 CONFIG = EngineConfig(nnodes=2, tp_size=2, dist_init_addr="a:1")
 CALL = ("copy_slots",)
+LIMIT_S = 60.0
 
 
 class Led:
@@ -32,7 +37,7 @@ class Led:
     def __init__(self) -> None:
         plan, self.plan = socket.socketpair()
         beats, self.beats = socket.socketpair()
-        self.plan.settimeout(60)
+        self.plan.settimeout(LIMIT_S)
         self.leader = Leader(CONFIG, {1: Connections("127.0.0.1", plan, beats)})
         replica = create_autospec(Replica, instance=True, state=())
         replica.call.side_effect = RuntimeError("out of memory")
@@ -61,27 +66,39 @@ def led(monkeypatch: pytest.MonkeyPatch) -> Iterator[Led]:
     made.beats.close()
 
 
-def test_a_host_that_follows_comes_to_the_same_state(new_core_of, monkeypatch: pytest.MonkeyPatch):
-    """Both in this process, each with an engine of its own; the follower's is told what to call and nothing else."""
+def test_a_host_that_follows_comes_to_the_same_state(
+    small_model: pathlib.Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Both start in this process, the follower in a thread, where it is told what to call and nothing else."""
     monkeypatch.setattr("jsg.engine.hosts.party.end_process", create_autospec(party.end_process))
     # It waits for both, as the shutdown of JAX does: else the follower may still watch a connection that is closed.
     monkeypatch.setattr("jsg.engine.hosts.party.disconnect", threading.Barrier(2).wait)
     plans, beats = socket.socketpair(), socket.socketpair()
-    leader = Leader(CONFIG, {1: Connections("127.0.0.1", plans[0], beats[0])})
-    follower = Follower(CONFIG, Connections("127.0.0.1", plans[1], beats[1]))
-    leading, following = (new_core_of(**small.DETERMINISTIC) for _ in range(2))
-    states = [core._runner.replica for core in (leading, following)]
-    thread = threading.Thread(target=follower.follow, args=(states[1], following._executables))
-    thread.start()
-    leader.open(states[0], leading._executables)
-    leading._runner.calls = leader
-    outcomes = small.run(leading, small.traffic(0, count=6))
+    for plan in plans:
+        plan.settimeout(LIMIT_S)
+    parties = {
+        threading.current_thread(): Leader(CONFIG, {1: Connections("127.0.0.1", plans[0], beats[0])}),
+        (thread := threading.Thread(daemon=True)): Follower(CONFIG, Connections("127.0.0.1", plans[1], beats[1])),
+    }
+    settle = startup._settle
+    ended: list[Replica] = []
+
+    def settle_together(config: EngineConfig, directory: pathlib.Path, device: Device, _: None) -> Any:
+        return settle(config, directory, device, parties[threading.current_thread()])
+
+    monkeypatch.setattr(startup, "_settle", settle_together)
+    monkeypatch.setattr(Replica, "close", lambda replica: ended.append(replica))  # the states are looked at below
+    config = small.make_config(small_model, compile_cache_dir, **small.DETERMINISTIC)
+    with late_programs():
+        thread.run = lambda: startup.follow(config, lambda _: None)
+        thread.start()
+        core = EngineCore(config)
+        outcomes = small.run(core, small.traffic(0, count=6))
+        core.close()
+        thread.join(LIMIT_S)
+    assert len(ended) == 2, "the follower has not ended, or there is only one engine"
     assert any(outcome.token_ids for outcome in outcomes.values())
-    leading._runner.calls = states[0]
-    monkeypatch.setattr(states[0], "close", lambda: None)  # its state is looked at below
-    leader.close()
-    thread.join()
-    for mine, theirs in zip(*(jax.tree.leaves(replica.state) for replica in states), strict=True):
+    for mine, theirs in zip(*(jax.tree.leaves(replica.state) for replica in ended), strict=True):
         np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
     party.end_process.assert_not_called()  # pyright: ignore[reportFunctionMemberAccess]
 
