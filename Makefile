@@ -8,7 +8,8 @@ HELD := jax==0.11.2 jaxlib==0.11.2 huggingface_hub==1.33.0
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-WORKERS ?= 2
+# Two workers leave a core idle for a fifth of the time, because tests wait for servers and processes.
+WORKERS ?= 3
 # The order is tests/conftest.py's: what takes minutes begins first.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
 # XLA's CUDA plugin lies outside the environment, because where it is installed JAX starts differently.

@@ -14,8 +14,8 @@ from jaxtyping import Array
 
 from jsg.models.in_place import fill
 from jsg.models.layers import Origin
-from jsg.models.places import Reader, Span, heads_of, source_slices
 from jsg.models.quantise import Quantised, quantise
+from jsg.models.slices import Reader, Span, heads_of, source_slices
 from jsg.models.tensor_parallel import place
 
 _Spans = dict[Any, Span | None]

@@ -21,7 +21,7 @@ from jsg.models.layers import Origin, Source
 from jsg.models.llava import module_name
 from jsg.models.loading import abstract_model, checkpoint_shapes, origins, unread
 from jsg.models.orbax_writer import Layout, Promise
-from jsg.models.places import outer_axis, sides_of, source_slices, view_of
+from jsg.models.slices import outer_axis, sides_of, source_slices, view_of
 
 COPIED = ("*.json", "*.jinja", "*.txt", "tokenizer.model", "LICENSE*")
 """Files of a model directory beside its weights."""

@@ -16,8 +16,8 @@ import numpy as np
 
 from jsg.models.checkpoint import Piece
 from jsg.models.layers import Origin, Source
-from jsg.models.places import Reader, Slices, Span, box_of, cut, source_slices, view_of
 from jsg.models.quantise import Quantised, quantise
+from jsg.models.slices import Reader, Slices, Span, box_of, cut, source_slices, view_of
 
 ALIGNMENT = 64
 """On a CPU, JAX takes over memory that begins at a multiple of so many bytes, and copies other memory."""

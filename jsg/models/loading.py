@@ -22,9 +22,9 @@ from jsg.models.config import ModelConfig
 from jsg.models.host_memory import freed_at_once
 from jsg.models.layers import Origin
 from jsg.models.llava import Llava, module_name
-from jsg.models.places import Reader, Slices
 from jsg.models.quantise import STORED, Quantised, declare
 from jsg.models.registry import build_model
+from jsg.models.slices import Reader, Slices
 from jsg.models.tensor_parallel import sharding_of
 
 Progress = Callable[[int, int, int], None]

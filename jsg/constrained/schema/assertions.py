@@ -6,7 +6,7 @@ least one of them forbids.
 
 from decimal import Decimal
 
-from jsg.constrained.schema.drafts import Draft, meet_numbers, number_of, string_of
+from jsg.constrained.schema.alternatives import Alternative, meet_numbers, number_of, string_of
 from jsg.constrained.schema.formats import FORMATS
 from jsg.constrained.schema.keywords import STANDARD_FORMATS, Reader
 from jsg.constrained.schema.patterns import Patterns
@@ -23,7 +23,7 @@ def number_says(reader: Reader) -> Number | None:
     return shape and number_of(shape)
 
 
-def number_denies(reader: Reader) -> list[Draft]:
+def number_denies(reader: Reader) -> list[Alternative]:
     """The numbers that at least one keyword forbids, as alternatives."""
     shapes = [
         Number(max=value, is_max_exclusive=not is_exclusive)
@@ -33,7 +33,7 @@ def number_denies(reader: Reader) -> list[Draft]:
     ]
     if "multipleOf" in reader.keywords:
         shapes.append(Number(not_multiple_of=(_step(reader),)))
-    return [Draft(shape) for shape in shapes]
+    return [Alternative(shape) for shape in shapes]
 
 
 def _step(reader: Reader) -> Decimal:
@@ -68,20 +68,20 @@ def string_says(reader: Reader, patterns: Patterns) -> String | None:
     )
 
 
-def string_denies(reader: Reader, patterns: Patterns) -> list[Draft]:
+def string_denies(reader: Reader, patterns: Patterns) -> list[Alternative]:
     """The strings that at least one keyword forbids, as alternatives."""
-    drafts: list[Draft] = []
+    alternatives: list[Alternative] = []
     least, most = reader.count("minLength"), reader.count("maxLength")
     if least:
-        drafts.append(Draft(String(max_length=least - 1)))
+        alternatives.append(Alternative(String(max_length=least - 1)))
     if most is not None:
-        drafts.append(Draft(String(min_length=most + 1)))
+        alternatives.append(Alternative(String(min_length=most + 1)))
     if (pattern := _pattern(reader, patterns)) is not None:
-        drafts.append(Draft(String(not_patterns=(pattern,))))
+        alternatives.append(Alternative(String(not_patterns=(pattern,))))
     if _format(reader):
         refusal = f"{reader.where('format')} stands under `not`, where it is not supported; remove it"
-        drafts.append(Draft(String(), refusals=(refusal,)))
-    return drafts
+        alternatives.append(Alternative(String(), refusals=(refusal,)))
+    return alternatives
 
 
 def _pattern(reader: Reader, patterns: Patterns) -> str | None:

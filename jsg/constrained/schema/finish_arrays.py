@@ -1,4 +1,4 @@
-"""Makes shapes of the drafts of arrays. An item that `some` asks for is in the prefix or after it."""
+"""Makes shapes of the alternatives of arrays. An item that `some` asks for is in the prefix or after it."""
 
 import dataclasses
 import itertools
@@ -10,10 +10,10 @@ from jsg.errors import GrammarError
 
 
 def finish_array(formulas: Formulas, shape: Array, where: NodeName) -> Iterator[Array]:
-    """The shapes whose values are those of the draft.
+    """The shapes whose values are those of the alternative.
 
     Raises:
-        GrammarError: The draft has more than one `some`.
+        GrammarError: The alternative has more than one `some`.
     """
     if len(shape.some) > 1:
         raise GrammarError(
@@ -27,7 +27,7 @@ def finish_array(formulas: Formulas, shape: Array, where: NodeName) -> Iterator[
 
 
 def _placed(formulas: Formulas, shape: Array, node: NodeName, start: int) -> Iterator[Array]:
-    """An alternative for each place of the item that is valid for the node: each in the prefix, and after it."""
+    """An alternative for each location of the item that is valid for the node: each in the prefix, and after it."""
     conjoin = formulas.context.nodes.conjoin
     prefix = shape.prefix + (shape.items,) * (start - len(shape.prefix))
     array = dataclasses.replace(shape, prefix=prefix, some=())

@@ -1,4 +1,4 @@
-"""Makes shapes of the drafts of objects. All facets are merged, so that each name has one node.
+"""Makes shapes of the alternatives of objects. All facets are merged, so that each name has one node.
 
 A cell is a set of undeclared names that match the same patterns, with the node of their values.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jsg.constrained.chars.chardfa import CharDfa
-from jsg.constrained.schema.drafts import Draft, Facet, Members, meet_strings, string_of
+from jsg.constrained.schema.alternatives import Alternative, Facet, Members, meet_strings, string_of
 from jsg.constrained.schema.formats import FORMATS
 from jsg.constrained.schema.formulas import Formulas
 from jsg.constrained.schema.patterns import Patterns
@@ -24,10 +24,10 @@ MAX_SOME = 3
 
 
 def finish_object(formulas: Formulas, shape: Members, where: NodeName) -> Iterator[Object]:
-    """The shapes whose values are those of the draft.
+    """The shapes whose values are those of the alternative.
 
     Raises:
-        GrammarError: Patterns of names overlap in too many ways, or the draft has too many `some`.
+        GrammarError: Patterns of names overlap in too many ways, or the alternative has too many `some`.
     """
     names = _names(formulas, shape)
     strings: tuple[String, ...] | None = None
@@ -50,10 +50,10 @@ def _names(formulas: Formulas, shape: Members) -> Sequence[str | String] | None:
     if not shape.names:
         return None
     found: list[str | String] = []
-    for draft in formulas.of_node(formulas.context.nodes.conjoin(*shape.names), "string"):
-        if draft.is_free:
+    for alternative in formulas.of_node(formulas.context.nodes.conjoin(*shape.names), "string"):
+        if alternative.is_free:
             return None
-        found.extend(formulas.judge.strings(draft))
+        found.extend(formulas.judge.strings(alternative))
     return found
 
 
@@ -100,8 +100,8 @@ def _options(
     declared = formulas.judge.declared(base)
     known = [name for name in declared if formulas.judge.holds(name, names)]
     has_shapes = False
-    for draft in formulas.of_node(names, "string"):
-        for found in formulas.judge.strings(draft):
+    for alternative in formulas.of_node(names, "string"):
+        for found in formulas.judge.strings(alternative):
             if isinstance(found, str):
                 known.append(found)
             else:
@@ -146,7 +146,7 @@ _NO_CELL = NamePattern((), (), NEVER)
 
 
 class _Finish:
-    """Makes shapes of one draft of an object for one way to meet `some`."""
+    """Makes shapes of one alternative of an object for one way to meet `some`."""
 
     def __init__(self, formulas: Formulas, shape: Members, names: tuple[String, ...] | None, where: NodeName):
         self._formulas = formulas
@@ -196,8 +196,8 @@ class _Finish:
         declared = frozenset(self._nodes)
         wanted = [
             found
-            for draft in self._formulas.of_node(names, "string")
-            for found in self._formulas.judge.strings(draft)
+            for alternative in self._formulas.of_node(names, "string")
+            for found in self._formulas.judge.strings(alternative)
             if isinstance(found, String)
         ]
         for name, cell, allowed in itertools.product(wanted, cells, self._names or (String(),)):
@@ -207,7 +207,7 @@ class _Finish:
             own = string_of(String(patterns=cell.matches, not_patterns=cell.excludes, excluded=declared))
             shape = None if own is None else meet_strings(name, own)
             shape = None if shape is None else meet_strings(shape, allowed)
-            if shape is not None and not self._formulas.judge.is_empty(Draft(shape)):
+            if shape is not None and not self._formulas.judge.is_empty(Alternative(shape)):
                 yield _Some(cell, shape, node)
 
     def _settled(self, cells: Sequence[NamePattern], some: Sequence[_Some]) -> list[NamePattern]:
@@ -235,7 +235,7 @@ class _Finish:
             if other is not one and other.cell is one.cell and other.is_narrow:
                 parts = [part for whole in parts for part in list(self._split(whole, other))[:-1]]
         names = (dataclasses.replace(one.name, patterns=part.matches, not_patterns=part.excludes) for part in parts)
-        return [(name, one.node) for name in names if not self._formulas.judge.is_empty(Draft(name))]
+        return [(name, one.node) for name in names if not self._formulas.judge.is_empty(Alternative(name))]
 
     def _split(self, cell: NamePattern, one: _Some) -> Iterator[NamePattern]:
         """The cell in disjoint parts. The last part has the names of the member, and only values valid for it."""

@@ -1,4 +1,4 @@
-"""Formulas: what a schema says about the values of one type, as a list of alternatives (drafts).
+"""Formulas: what a schema says about the values of one type, as a list of alternatives.
 
 Formulas resolve the keywords that combine schemas. A conjunction is the product of the lists of its parts, a
 disjunction is their concatenation, and a negation moves inward to the keywords. Each type has its own formulas, because
@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from jsg.constrained.schema import unevaluated
+from jsg.constrained.schema.alternatives import FREE, Alternative, Meeting, Members, string_of
 from jsg.constrained.schema.assertions import number_denies, number_says, string_denies, string_says
 from jsg.constrained.schema.containers import (
     DEPENDENTS,
@@ -20,7 +21,6 @@ from jsg.constrained.schema.containers import (
     object_says,
     without,
 )
-from jsg.constrained.schema.drafts import FREE, Draft, Meeting, Members, string_of
 from jsg.constrained.schema.judge import Judge, UnderWayError
 from jsg.constrained.schema.keywords import Reader
 from jsg.constrained.schema.locations import EVERYTHING
@@ -39,7 +39,7 @@ MAX_REDUCED = 64
 MAX_MEETINGS = 100_000
 MAX_DEPTH = 100
 
-Formula = Sequence[Draft]
+Formula = Sequence[Alternative]
 
 
 class Formulas:
@@ -56,7 +56,7 @@ class Formulas:
         self.judge = Judge(self.of_node, context.nodes, context.patterns, self.values)
         self._choices = choices
         self._meeting = Meeting(context.nodes.conjoin)
-        self._free = {kind: (Draft(shape),) for kind, shape in FREE.items()}
+        self._free = {kind: (Alternative(shape),) for kind, shape in FREE.items()}
         self._nodes: dict[tuple[NodeName, str], Formula] = {}
         self._formulas: dict[tuple[Literal, str], Formula] = {}
         self._under_way: dict[tuple[Literal, str], int] = {}
@@ -114,15 +114,15 @@ class Formulas:
         self._formulas[key] = formula
         return formula
 
-    def reduced(self, drafts: Sequence[Draft]) -> Formula:
+    def reduced(self, alternatives: Sequence[Alternative]) -> Formula:
         """The alternatives without those that another one covers."""
-        kept = list(dict.fromkeys(drafts))
+        kept = list(dict.fromkeys(alternatives))
         if not 1 < len(kept) <= MAX_REDUCED:
             return tuple(kept)
         self._spend(len(kept) ** 2 // 2)
-        for draft in tuple(kept):
-            if any(other is not draft and self._meeting.meet(draft, other) == draft for other in kept):
-                kept.remove(draft)
+        for one in tuple(kept):
+            if any(other is not one and self._meeting.meet(one, other) == one for other in kept):
+                kept.remove(one)
         return tuple(kept)
 
     # -- connectives ---------------------------------------------------------------------------------------------------
@@ -148,9 +148,9 @@ class Formulas:
     def _product(self, left: Formula, right: Formula, where: NodeName) -> Formula:
         self._spend(len(left) * len(right))
         meetings = (self._meeting.meet(one, other) for one in left for other in right)
-        result = self._any_of([draft for draft in meetings if draft is not None])
+        result = self._any_of([alternative for alternative in meetings if alternative is not None])
         if len(result) > MANY_ALTERNATIVES:
-            result = self.reduced([draft for draft in result if not self._is_empty(draft)])
+            result = self.reduced([alternative for alternative in result if not self._is_empty(alternative)])
         if len(result) > MAX_ALTERNATIVES:
             raise GrammarError(
                 f"a schema may have at most {MAX_ALTERNATIVES} alternatives after anyOf, oneOf, allOf and not are "
@@ -163,86 +163,86 @@ class Formulas:
         if self._num_meetings > MAX_MEETINGS:
             raise GrammarError("anyOf, oneOf, allOf and not of the schema have too many combinations; simplify them")
 
-    def _any_of(self, drafts: Iterable[Draft]) -> Formula:
-        """The drafts without duplicates, with all lists of values merged into one draft."""
-        found: dict[Draft, None] = {}
+    def _any_of(self, alternatives: Iterable[Alternative]) -> Formula:
+        """The alternatives without duplicates, with all lists of values merged into one alternative."""
+        found: dict[Alternative, None] = {}
         listed: dict[str, None] = {}
-        first: Draft | None = None
-        for draft in drafts:
-            if draft.is_free:
-                return (draft,)
-            if draft.is_listed:
-                first = first or draft
-                listed.update(dict.fromkeys(draft.values or ()))
+        first: Alternative | None = None
+        for alternative in alternatives:
+            if alternative.is_free:
+                return (alternative,)
+            if alternative.is_listed:
+                first = first or alternative
+                listed.update(dict.fromkeys(alternative.values or ()))
             else:
-                found[draft] = None
+                found[alternative] = None
         if first is None:
             return tuple(found)
         return (dataclasses.replace(first, values=tuple(listed)), *found)
 
-    def _is_empty(self, draft: Draft) -> bool:
+    def _is_empty(self, alternative: Alternative) -> bool:
         try:
-            return self.judge.is_empty(draft)
+            return self.judge.is_empty(alternative)
         except UnderWayError:
             return False
 
     def _is_disjoint(self, left: Formula, right: Formula) -> bool:
         self._spend(len(left) * len(right))
         meetings = (self._meeting.meet(one, other) for one in left for other in right)
-        return all(draft is None or self._is_empty(draft) for draft in meetings)
+        return all(alternative is None or self._is_empty(alternative) for alternative in meetings)
 
     # -- what makes a schema hold, or not hold -------------------------------------------------------------------------
 
     def _parts(self, literal: Literal, kind: str) -> Iterator[Formula]:
         """A formula for each keyword: what it allows or, where the literal is negative, what it forbids."""
-        place, sign = abs(literal), 1 if literal > 0 else -1
-        reader, where = self._reader(place), self.context.pointer(place)
+        location, sign = abs(literal), 1 if literal > 0 else -1
+        reader, where = self._reader(location), self.context.pointer(location)
         keywords = reader.keywords
         if "type" in keywords:
             yield self._type(reader, kind, sign)
         for keyword in ("const", "enum"):
             if keyword in keywords:
-                keys = self._keys(place, keyword, reader).get(kind, ())
-                yield self._listing(keys, kind) if sign > 0 else self._without_values(place, keys, kind)
-        yield self._own(place, kind, sign, reader)
-        for child in self.context.always(place, reader):
+                keys = self._keys(location, keyword, reader).get(kind, ())
+                yield self._listing(keys, kind) if sign > 0 else self._without_values(location, keys, kind)
+        yield self._own(location, kind, sign, reader)
+        for child in self.context.always(location, reader):
             yield self.of(sign * child, kind)
         if "not" in keywords:
-            yield self.of(-sign * self._child(place, "not"), kind)
+            yield self.of(-sign * self._child(location, "not"), kind)
         if "anyOf" in keywords:
-            formulas = (self.of(sign * child, kind) for child in self._each(place, "anyOf", reader))
+            formulas = (self.of(sign * child, kind) for child in self._each(location, "anyOf", reader))
             yield self._any_of(itertools.chain(*formulas)) if sign > 0 else self._all_of(formulas, kind, where)
         if "oneOf" in keywords:
-            children = self._each(place, "oneOf", reader)
+            children = self._each(location, "oneOf", reader)
             yield self._one_of(children, kind) if sign > 0 else self._not_one_of(children, kind, where)
         if "then" in keywords or "else" in keywords:
-            yield from self._if(place, kind, sign, keywords)
+            yield from self._if(location, kind, sign, keywords)
         if kind == "object":
-            for name, child in self._dependents(place, reader):
-                present = self._product((Draft(Members(required=(name,))),), self.of(sign * child, kind), where)
-                yield self._any_of((Draft(without(name)), *present)) if sign > 0 else present
+            for name, child in self._dependents(location, reader):
+                present = self._product((Alternative(Members(required=(name,))),), self.of(sign * child, kind), where)
+                yield self._any_of((Alternative(without(name)), *present)) if sign > 0 else present
         keyword = {"array": "unevaluatedItems", "object": "unevaluatedProperties"}.get(kind, "")
         if keyword in keywords:
             refusal = f"{reader.where(keyword)} stands under `not`, where it is not supported; remove it"
-            denied = Draft(FREE[kind], refusals=(refusal,))
-            yield (unevaluated.draft(self.context, place, keyword) if sign > 0 else denied,)
+            denied = Alternative(FREE[kind], refusals=(refusal,))
+            yield (unevaluated.alternative(self.context, location, keyword) if sign > 0 else denied,)
         if kind == "array":
-            yield from ((Draft(FREE[kind], refusals=(reason,)),) for reason in reader.refusals())
+            yield from ((Alternative(FREE[kind], refusals=(reason,)),) for reason in reader.refusals())
 
-    def _is_other_type(self, place: int, kind: str) -> bool:
+    def _is_other_type(self, location: int, kind: str) -> bool:
         """Whether `type` of a schema excludes this kind of values, so that its other keywords do not matter."""
-        if place not in self._types:
-            self._types[place] = self._reader(place).types()
-        types = self._types[place]
+        if location not in self._types:
+            self._types[location] = self._reader(location).types()
+        types = self._types[location]
         return types is not None and kind not in types and not (kind == "number" and "integer" in types)
 
     def _type(self, reader: Reader, kind: str, sign: int) -> Formula:
         types = reader.types() or frozenset(TYPES)
         if kind == "number" and "integer" in types and kind not in types:
-            return (Draft(Number(is_integer=True) if sign > 0 else Number(not_multiple_of=(decimal_of(1, ""),))),)
+            return (Alternative(Number(is_integer=True) if sign > 0 else Number(not_multiple_of=(decimal_of(1, ""),))),)
         return self._free[kind] if (kind in types) == (sign > 0) else ()
 
-    def _own(self, place: int, kind: str, sign: int, reader: Reader) -> Formula:
+    def _own(self, location: int, kind: str, sign: int, reader: Reader) -> Formula:
         """What the keywords about this one type of values allow; where `sign` is negative, what they forbid."""
         patterns, shape = self.context.patterns, FREE[kind]
         denied: Formula = ()
@@ -256,18 +256,18 @@ class Formulas:
             case "string", _:
                 denied = string_denies(reader, patterns)
             case "array", 1:
-                shape = array_says(self.context, place, reader)
+                shape = array_says(self.context, location, reader)
             case "array", _:
-                denied = array_denies(self.context, place, reader)
+                denied = array_denies(self.context, location, reader)
             case "object", 1:
-                shape = object_says(self.context, place, reader)
+                shape = object_says(self.context, location, reader)
             case "object", _:
-                denied = object_denies(self.context, place, reader)
+                denied = object_denies(self.context, location, reader)
             case _:
                 pass
         if sign < 0:
             return denied
-        return () if shape is None else self._free[kind] if shape == FREE[kind] else (Draft(shape),)
+        return () if shape is None else self._free[kind] if shape == FREE[kind] else (Alternative(shape),)
 
     def _one_of(self, children: Sequence[int], kind: str) -> Formula:
         """The values for which exactly one of the schemas holds."""
@@ -283,40 +283,40 @@ class Formulas:
                 for key in formula[0].values or ():
                     counts[key] = counts.get(key, 0) + 1
             return self._listing(tuple(key for key, count in counts.items() if count == 1), kind)
-        result: list[Draft] = []
+        result: list[Alternative] = []
         for child, formula in formulas.items():
             overlapping = [o for o in formulas if o != child and not self._is_disjoint(formula, formulas[o])]
             rivals = [self.of(-other, kind) for other in (*overlapping, *others)]
             result.extend(self._all_of((formula, *rivals), kind, self.context.pointer(child)))
         return self._any_of(result)
 
-    def _if(self, place: int, kind: str, sign: int, keywords: Mapping[str, Json]) -> Iterator[Formula]:
+    def _if(self, location: int, kind: str, sign: int, keywords: Mapping[str, Json]) -> Iterator[Formula]:
         """`then` where `if` holds, and `else` where it does not. A missing branch counts as the schema `true`."""
         if "if" not in keywords or {"then", "else"}.isdisjoint(keywords):
             return
-        condition = self._child(place, "if")
+        condition = self._child(location, "if")
         if sign > 0 and "then" not in keywords:  # the same as `if` or `else`, and here `if` need not be denied
-            yield self._any_of((*self.of(condition, kind), *self.of(self._child(place, "else"), kind)))
+            yield self._any_of((*self.of(condition, kind), *self.of(self._child(location, "else"), kind)))
             return
-        drafts: list[Draft] = []
+        alternatives: list[Alternative] = []
         for test, word in ((condition, "then"), (-condition, "else")):
-            branch = self._child(place, word) if word in keywords else EVERYTHING
+            branch = self._child(location, word) if word in keywords else EVERYTHING
             if held := self.of(sign * branch, kind):
-                drafts.extend(self._product(self.of(test, kind), held, self.context.pointer(place)))
-        yield self._any_of(drafts)
+                alternatives.extend(self._product(self.of(test, kind), held, self.context.pointer(location)))
+        yield self._any_of(alternatives)
 
     def _not_one_of(self, children: Sequence[int], kind: str, where: str) -> Formula:
         """The values for which none of the schemas holds, or at least two of them hold."""
         none = self._all_of((self.of(-child, kind) for child in children), kind, where)
         pairs = (
-            draft
+            alternative
             for one, other in itertools.combinations(children, 2)
-            for draft in self._product(self.of(one, kind), self.of(other, kind), where)
-            if not self._is_empty(draft)
+            for alternative in self._product(self.of(one, kind), self.of(other, kind), where)
+            if not self._is_empty(alternative)
         )
         return self._any_of((*none, *pairs))
 
-    def _without_values(self, place: int, keys: Sequence[str], kind: str) -> Formula:
+    def _without_values(self, location: int, keys: Sequence[str], kind: str) -> Formula:
         """All values of the type except these."""
         if not keys:
             return self._free[kind]
@@ -328,42 +328,42 @@ class Formulas:
                 return self._listing(tuple(key for key in ("true", "false") if key not in keys), kind)
             case "number":
                 numbers = frozenset(decimal_of(value, "enum") for value in values)  # pyright: ignore[reportArgumentType]
-                return (Draft(Number(excluded=numbers)),)
+                return (Alternative(Number(excluded=numbers)),)
             case "string":
                 strings = frozenset(value for value in values if isinstance(value, str))
                 shape = string_of(String(excluded=strings))
-                return () if shape is None else (Draft(shape),)
-        nodes = (self.context.locations.synthetic(place, key, described(self.values[key])) for key in keys)
-        return self._all_of((self.of(-node, kind) for node in nodes), kind, self.context.pointer(place))
+                return () if shape is None else (Alternative(shape),)
+        nodes = (self.context.locations.synthetic(location, key, described(self.values[key])) for key in keys)
+        return self._all_of((self.of(-node, kind) for node in nodes), kind, self.context.pointer(location))
 
     # -- parts of a schema ---------------------------------------------------------------------------------------------
 
-    def _reader(self, place: int) -> Reader:
-        return Reader(self.context.locations.places[place], self.context.nodes.keywords(place))
+    def _reader(self, location: int) -> Reader:
+        return Reader(self.context.locations.all[location], self.context.nodes.keywords(location))
 
-    def _child(self, place: int, *path: str | int) -> int:
-        return self.context.locations.child(place, *path)
+    def _child(self, location: int, *path: str | int) -> int:
+        return self.context.locations.child(location, *path)
 
-    def _each(self, place: int, keyword: str, reader: Reader) -> list[int]:
+    def _each(self, location: int, keyword: str, reader: Reader) -> list[int]:
         simple = self.context.nodes.simple
-        return [simple(self._child(place, keyword, i)) for i in range(reader.schemas(keyword))]
+        return [simple(self._child(location, keyword, i)) for i in range(reader.schemas(keyword))]
 
-    def _dependents(self, place: int, reader: Reader) -> Iterator[tuple[str, int]]:
+    def _dependents(self, location: int, reader: Reader) -> Iterator[tuple[str, int]]:
         """(name of a member, schema that holds for every object with this member)."""
         required = set(reader.names("required"))
         for keyword in DEPENDENTS:
             for name, names in reader.names_by_name(keyword).items():
                 if not required.issuperset(names):
                     what = f"{keyword} of {name!r}"
-                    yield name, self.context.locations.synthetic(place, what, {"required": [*names]})
+                    yield name, self.context.locations.synthetic(location, what, {"required": [*names]})
         for keyword in ("dependentSchemas", "dependencies"):
             for name, schema in reader.mapping(keyword).items():
                 if not (keyword == "dependencies" and isinstance(schema, list)):
-                    yield name, self._child(place, keyword, name)
+                    yield name, self._child(location, keyword, name)
 
-    def _keys(self, place: int, keyword: str, reader: Reader) -> dict[str, tuple[str, ...]]:
+    def _keys(self, location: int, keyword: str, reader: Reader) -> dict[str, tuple[str, ...]]:
         """The keys of the values of `const` or `enum`, by the types of the values."""
-        number = place if keyword == "enum" else -place
+        number = location if keyword == "enum" else -location
         if number not in self._listed:
             values = reader.array("enum") if keyword == "enum" else [reader.keywords["const"]]
             if len(values) > self._choices:
@@ -386,4 +386,4 @@ class Formulas:
             self.values.setdefault(key, {"true": True, "false": False}.get(key))
         if kind == "null" or (kind == "boolean" and len(keys) == 2):
             return self._free[kind]
-        return (Draft(FREE[kind], values=keys),)
+        return (Alternative(FREE[kind], values=keys),)

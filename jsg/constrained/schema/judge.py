@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from fractions import Fraction
 
-from jsg.constrained.schema.drafts import Draft, DraftShape, Members, is_multiple
+from jsg.constrained.schema.alternatives import Alternative, AlternativeShape, Members, is_multiple
 from jsg.constrained.schema.nodes import Nodes
 from jsg.constrained.schema.patterns import Patterns
 from jsg.constrained.schema.shapes import ANY, NEVER, Array, Json, NodeName, Number, String
@@ -14,7 +14,7 @@ from jsg.errors import GrammarError
 MAX_DEPTH = 8
 """How many levels of values inside values are searched for the proof that a node has no valid value."""
 
-Drafts = Callable[[NodeName, str], Sequence[Draft]]
+Alternatives = Callable[[NodeName, str], Sequence[Alternative]]
 """Gives the alternatives of a node for one type."""
 
 
@@ -25,8 +25,8 @@ class UnderWayError(Exception):
 class Judge:
     """Answers questions about the nodes of one document."""
 
-    def __init__(self, drafts: Drafts, nodes: Nodes, patterns: Patterns, values: dict[str, Json]):
-        self._drafts = drafts
+    def __init__(self, alternatives: Alternatives, nodes: Nodes, patterns: Patterns, values: dict[str, Json]):
+        self._alternatives = alternatives
         self._nodes = nodes
         self._patterns = patterns
         self._values = values
@@ -46,7 +46,7 @@ class Judge:
             return False
         self._path.add(node)
         try:
-            result = all(self.is_empty(draft) for kind in TYPES for draft in self._drafts(node, kind))
+            result = all(self.is_empty(alternative) for kind in TYPES for alternative in self._alternatives(node, kind))
         except UnderWayError:
             return False
         finally:
@@ -57,13 +57,13 @@ class Judge:
             self._tried[node] = depth_left
         return result
 
-    def is_empty(self, draft: Draft) -> bool:
-        """Whether no value is valid for the draft; False where the search could not prove that."""
-        if draft.values is not None:
-            if draft.is_listed or draft.refusals:
+    def is_empty(self, alternative: Alternative) -> bool:
+        """Whether no value is valid for the alternative; False where the search could not prove that."""
+        if alternative.values is not None:
+            if alternative.is_listed or alternative.refusals:
                 return False
-            return not any(self.fits(self._values[key], draft.shape) for key in draft.values)
-        match draft.shape:
+            return not any(self.fits(self._values[key], alternative.shape) for key in alternative.values)
+        match alternative.shape:
             case String() as shape:
                 return self._is_no_string(shape)
             case Array() as shape:
@@ -138,32 +138,32 @@ class Judge:
         """Whether only declared members are allowed."""
         return any(facet.additional == NEVER and not facet.patterns for facet in shape.facets)
 
-    def strings(self, draft: Draft) -> list[str | String]:
-        """The strings that are valid for a draft, as single strings or as one shape.
+    def strings(self, alternative: Alternative) -> list[str | String]:
+        """The strings that are valid for an alternative, as single strings or as one shape.
 
         Raises:
-            GrammarError: The draft cannot be enforced.
+            GrammarError: The alternative cannot be enforced.
         """
-        if draft.values is not None:
-            return [value for value in self.listed(draft) if isinstance(value, str)]
-        if self.is_empty(draft):
+        if alternative.values is not None:
+            return [value for value in self.listed(alternative) if isinstance(value, str)]
+        if self.is_empty(alternative):
             return []
-        if draft.refusals:
-            raise GrammarError(draft.refusals[0])
-        assert isinstance(draft.shape, String)
-        return [draft.shape]
+        if alternative.refusals:
+            raise GrammarError(alternative.refusals[0])
+        assert isinstance(alternative.shape, String)
+        return [alternative.shape]
 
-    def listed(self, draft: Draft) -> list[Json]:
-        """The values of a draft that lists its values.
+    def listed(self, alternative: Alternative) -> list[Json]:
+        """The values of an alternative that lists its values.
 
         Raises:
-            GrammarError: The draft cannot be enforced.
+            GrammarError: The alternative cannot be enforced.
         """
-        values = [self._values[key] for key in draft.values or ()]
-        if not draft.is_listed:
-            values = [value for value in values if self.fits(value, draft.shape)]
-        if values and draft.refusals:
-            raise GrammarError(draft.refusals[0])
+        values = [self._values[key] for key in alternative.values or ()]
+        if not alternative.is_listed:
+            values = [value for value in values if self.fits(value, alternative.shape)]
+        if values and alternative.refusals:
+            raise GrammarError(alternative.refusals[0])
         return values
 
     # -- whether a value is valid --------------------------------------------------------------------------------------
@@ -176,19 +176,19 @@ class Judge:
         """
         if node == ANY:
             return True
-        return any(self.takes(value, draft) for draft in self._drafts(node, type_of(value)))
+        return any(self.takes(value, alternative) for alternative in self._alternatives(node, type_of(value)))
 
-    def takes(self, value: Json, draft: Draft) -> bool:
-        """Whether the value, which has the draft's type, is valid for the draft."""
-        if draft.values is not None and key_of(value, "a value of enum or const") not in draft.values:
+    def takes(self, value: Json, alternative: Alternative) -> bool:
+        """Whether the value, which has the alternative's type, is valid for the alternative."""
+        if alternative.values is not None and key_of(value, "a value of enum or const") not in alternative.values:
             return False
-        if not self.fits(value, draft.shape):
+        if not self.fits(value, alternative.shape):
             return False
-        if draft.refusals:
-            raise GrammarError(draft.refusals[0])
+        if alternative.refusals:
+            raise GrammarError(alternative.refusals[0])
         return True
 
-    def fits(self, value: Json, shape: DraftShape) -> bool:
+    def fits(self, value: Json, shape: AlternativeShape) -> bool:
         """Whether the value, which has the shape's type, is of the shape."""
         match shape:
             case Number():

@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Final
 
 from jsg.constrained.schema.formats import FORMATS
-from jsg.constrained.schema.locations import Place
+from jsg.constrained.schema.locations import Location
 from jsg.constrained.schema.shapes import Json
 from jsg.constrained.schema.values import decimal_of, is_number
 from jsg.errors import GrammarError
@@ -92,34 +92,34 @@ _OLD = {"disallow": "not", "divisibleBy": "multipleOf", "extends": "allOf"}
 """Keywords of draft 3 that constrain values, and the keywords that replaced them."""
 
 
-def enforced(place: Place) -> Mapping[str, Json]:
-    """The keywords of the schema at a place that constrain values.
+def enforced(location: Location) -> Mapping[str, Json]:
+    """The keywords of the schema at a location that constrain values.
 
     Raises:
         GrammarError: A keyword belongs to a draft that is not supported.
     """
-    if not isinstance(place.schema, dict):
+    if not isinstance(location.schema, dict):
         return {}
-    if place.draft <= 7 and "$ref" in place.schema:
-        return {"$ref": place.schema["$ref"]}
+    if location.draft <= 7 and "$ref" in location.schema:
+        return {"$ref": location.schema["$ref"]}
     for keyword, successor in _OLD.items():
-        if keyword in place.schema:
+        if keyword in location.schema:
             raise GrammarError(
-                f"{keyword} at {place.pointer} is a keyword of draft 3, which is not supported; write {successor}"
+                f"{keyword} at {location.pointer} is a keyword of draft 3, which is not supported; write {successor}"
             )
-    return {k: v for k, v in place.schema.items() if k in CONSTRAINING or k in HELPERS}
+    return {k: v for k, v in location.schema.items() if k in CONSTRAINING or k in HELPERS}
 
 
 class Reader:
     """Reads the values of a schema's keywords, and refuses values of the wrong form."""
 
-    def __init__(self, place: Place, keywords: Mapping[str, Json]):
-        self.place = place
+    def __init__(self, location: Location, keywords: Mapping[str, Json]):
+        self.location = location
         self.keywords = keywords
 
     def where(self, keyword: str) -> str:
         """The keyword and its pointer, for messages."""
-        return f"{keyword} at {self.place.pointer}"
+        return f"{keyword} at {self.location.pointer}"
 
     def fail(self, keyword: str, what: str) -> GrammarError:
         """The error that the value of the keyword is not `what`."""

@@ -1,7 +1,7 @@
-"""The places of schemas in a document: their children, their references, and the draft whose rules hold there.
+"""The locations of schemas in a document: their children, their references, and the draft whose rules hold there.
 
-A place has a small number, so that sets of schemas are cheap. It gets its number when it is first asked for. Only the
-search for identifiers and anchors reads the whole document, once.
+A location has a small number, so that sets of schemas are cheap. It gets its number when it is first asked for. Only
+the search for identifiers and anchors reads the whole document, once.
 """
 
 import re
@@ -14,7 +14,7 @@ from jsg.constrained.schema.shapes import Json
 from jsg.errors import GrammarError
 
 EVERYTHING = 1
-"""The place of the schema `true`. Every document has it."""
+"""The location of the schema `true`. Every document has it."""
 
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
@@ -36,7 +36,7 @@ _DRAFTS = (("draft-04", 4), ("draft-06", 6), ("draft-07", 7), ("2019-09", 2019),
 NEWEST = 2020
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """One schema in the document.
 
     Attributes:
@@ -61,61 +61,63 @@ def step(pointer: str, token: str | int) -> str:
 
 
 class Locations:
-    """The places of one document.
+    """The locations of one document.
 
     Attributes:
-        places: Every place by its number. Number 0 is not used, so that the minus sign can mean negation.
+        all: Every location by its number. Number 0 is not used, so that the minus sign can mean negation.
         unknown_drafts: Values of `$schema` that name no known draft.
     """
 
     def __init__(self, root: Json, limits: Limits):
-        everything = Place("#true", True, "", NEWEST)
-        self.places = [everything, everything]
+        everything = Location("#true", True, "", NEWEST)
+        self.all = [everything, everything]
         self.unknown_drafts: list[str] = []
         self._limits = limits
         self._numbers: dict[str, int] = {}
-        self._resources: dict[str, Place] = {}
-        self._anchors: dict[tuple[str, str], Place] = {}
+        self._resources: dict[str, Location] = {}
+        self._anchors: dict[tuple[str, str], Location] = {}
         self._dynamic: dict[str, list[str]] = {}
-        self._root = self._enter(Place("#", root, "", NEWEST))
+        self._root = self._enter(Location("#", root, "", NEWEST))
         self._resources[""] = self._root
         self._find_identifiers()
         self.root = self._number(self._root)
 
     def child(self, number: int, *path: str | int) -> int:
-        """The place of a schema inside the schema at `number`.
+        """The location of a schema inside the schema at `number`.
 
         Raises:
             GrammarError: There is no schema at this path.
         """
-        place = self.places[number]
+        location = self.all[number]
         for token in path:
-            place = self._member(place, token)
-        return self._number(place)
+            location = self._member(location, token)
+        return self._number(location)
 
     def synthetic(self, number: int, what: str, schema: Json) -> int:
-        """A place for a schema that is not in the document but follows from the schema at `number`."""
-        place = self.places[number]
-        return self._number(place._replace(pointer=f"{place.pointer} ({what})", schema=schema))
+        """A location for a schema that is not in the document but follows from the schema at `number`."""
+        location = self.all[number]
+        return self._number(location._replace(pointer=f"{location.pointer} ({what})", schema=schema))
 
     def reference(self, number: int, keyword: str) -> int:
-        """The place to which `$ref`, `$dynamicRef` or `$recursiveRef` of the schema at `number` leads.
+        """The location to which `$ref`, `$dynamicRef` or `$recursiveRef` of the schema at `number` leads.
 
         Raises:
-            GrammarError: It leads out of the document, to nothing, or to several places.
+            GrammarError: It leads out of the document, to nothing, or to several locations.
         """
-        place = self.places[number]
-        assert isinstance(place.schema, dict)
-        reference = place.schema[keyword]
+        location = self.all[number]
+        assert isinstance(location.schema, dict)
+        reference = location.schema[keyword]
         if not isinstance(reference, str):
-            raise GrammarError(f"{keyword} at {place.pointer} must be a string; write a reference such as '#/$defs/a'")
-        where = f"{keyword} {reference!r} at {place.pointer}"
+            raise GrammarError(
+                f"{keyword} at {location.pointer} must be a string; write a reference such as '#/$defs/a'"
+            )
+        where = f"{keyword} {reference!r} at {location.pointer}"
         try:
-            uri, fragment = urllib.parse.urldefrag(urllib.parse.urljoin(place.base, reference))
+            uri, fragment = urllib.parse.urldefrag(urllib.parse.urljoin(location.base, reference))
         except ValueError:
             raise GrammarError(f"{where} is not a URI reference; write one such as '#/$defs/a'") from None
         if reference.startswith("#"):  # urljoin drops a base URI that has no hierarchy, such as urn:…
-            uri, fragment = place.base, reference[1:]
+            uri, fragment = location.base, reference[1:]
         resource = self._resources.get(uri)
         if resource is None:
             raise GrammarError(
@@ -146,95 +148,96 @@ class Locations:
                 "one target is supported, use $ref"
             )
 
-    def _member(self, place: Place, token: str | int, where: str | None = None) -> Place:
-        holder = place.schema
-        pointer = step(place.pointer, token)
+    def _member(self, location: Location, token: str | int, where: str | None = None) -> Location:
+        holder = location.schema
+        pointer = step(location.pointer, token)
         if isinstance(holder, dict) and isinstance(token, str) and token in holder:
             value = holder[token]
         elif isinstance(holder, list) and re.fullmatch("0|[1-9][0-9]{0,8}", str(token)) and int(token) < len(holder):
             value = holder[int(token)]
         else:
             raise GrammarError(f"{where or pointer} leads nowhere: there is no {pointer}; correct the reference")
-        return self._enter(Place(pointer, value, place.base, place.draft))
+        return self._enter(Location(pointer, value, location.base, location.draft))
 
-    def _number(self, place: Place) -> int:
-        number = self._numbers.get(place.pointer)
+    def _number(self, location: Location) -> int:
+        number = self._numbers.get(location.pointer)
         if number is None:
-            if not isinstance(place.schema, bool | dict):
+            if not isinstance(location.schema, bool | dict):
                 raise GrammarError(
-                    f"a schema must be an object or a boolean, but {place.pointer} is {_kind(place.schema)}; correct it"
+                    f"a schema must be an object or a boolean, but {location.pointer} is {_kind(location.schema)}; "
+                    "correct it"
                 )
-            number = self._numbers[place.pointer] = len(self.places)
-            self.places.append(place)
+            number = self._numbers[location.pointer] = len(self.all)
+            self.all.append(location)
         return number
 
-    def _enter(self, place: Place) -> Place:
-        """The place with the draft and base that its own schema sets."""
-        schema = place.schema
+    def _enter(self, location: Location) -> Location:
+        """The location with the draft and base that its own schema sets."""
+        schema = location.schema
         if not isinstance(schema, dict):
-            return place
-        draft = place.draft
+            return location
+        draft = location.draft
         if isinstance(name := schema.get("$schema"), str):
             draft = next((number for part, number in _DRAFTS if part in name), NEWEST)
             if draft == NEWEST and "json-schema.org" not in name and name not in self.unknown_drafts:
                 self.unknown_drafts.append(name)
-        base = place.base
+        base = location.base
         identifier = schema.get("id" if draft == 4 else "$id")
         if isinstance(identifier, str) and not identifier.startswith("#") and not (draft <= 7 and "$ref" in schema):
             try:
                 base = urllib.parse.urldefrag(urllib.parse.urljoin(base, identifier))[0]
             except ValueError:
                 raise GrammarError(
-                    f"the identifier {identifier!r} at {place.pointer} is not a URI; correct it"
+                    f"the identifier {identifier!r} at {location.pointer} is not a URI; correct it"
                 ) from None
-        return place._replace(base=base, draft=draft)
+        return location._replace(base=base, draft=draft)
 
     def _find_identifiers(self) -> None:
         stack = [(self._root, 0)]
         while stack:
-            place, depth = stack.pop()
+            location, depth = stack.pop()
             check(depth, self._limits.nesting, "levels of schemas inside one another")
-            schema = place.schema
+            schema = location.schema
             assert isinstance(schema, dict) or not stack
             if not isinstance(schema, dict):
                 return
-            self._register(place, schema)
-            stack.extend((member, depth + 1) for member in self._members(place, schema))
+            self._register(location, schema)
+            stack.extend((member, depth + 1) for member in self._members(location, schema))
 
-    def _register(self, place: Place, schema: dict[str, Json]) -> None:
-        is_old = place.draft <= 7
+    def _register(self, location: Location, schema: dict[str, Json]) -> None:
+        is_old = location.draft <= 7
         if is_old and "$ref" in schema:
             return
-        identifier = schema.get("id" if place.draft == 4 else "$id")
+        identifier = schema.get("id" if location.draft == 4 else "$id")
         if isinstance(identifier, str):
             if identifier.startswith("#"):
-                self._anchors.setdefault((place.base, identifier[1:]), place)
+                self._anchors.setdefault((location.base, identifier[1:]), location)
             else:
-                self._resources.setdefault(place.base, place)
+                self._resources.setdefault(location.base, location)
         for keyword in ("$anchor", "$dynamicAnchor"):
             if isinstance(anchor := schema.get(keyword), str):
-                self._anchors.setdefault((place.base, anchor), place)
+                self._anchors.setdefault((location.base, anchor), location)
                 if keyword == "$dynamicAnchor":
-                    self._dynamic.setdefault(anchor, []).append(place.pointer)
+                    self._dynamic.setdefault(anchor, []).append(location.pointer)
         if schema.get("$recursiveAnchor") is True:
-            self._dynamic.setdefault("", []).append(place.pointer)
+            self._dynamic.setdefault("", []).append(location.pointer)
 
-    def _members(self, place: Place, schema: dict[str, Json]) -> Iterator[Place]:
+    def _members(self, location: Location, schema: dict[str, Json]) -> Iterator[Location]:
         if _HOLDERS.isdisjoint(schema):
             return
         for keyword in _SINGLES:
             if isinstance(schema.get(keyword), dict):
-                yield self._member(place, keyword)
+                yield self._member(location, keyword)
         for keyword in _LISTS:
             if isinstance(members := schema.get(keyword), list):
-                holder = self._member(place, keyword)
+                holder = self._member(location, keyword)
                 yield from (self._member(holder, i) for i in range(len(members)) if isinstance(members[i], dict))
         for keyword in _MAPS:
             if isinstance(members := schema.get(keyword), dict):
-                holder = Place(step(place.pointer, keyword), members, place.base, place.draft)
+                holder = Location(step(location.pointer, keyword), members, location.base, location.draft)
                 for name, value in members.items():
                     if isinstance(value, dict):
-                        yield self._enter(Place(step(holder.pointer, name), value, place.base, place.draft))
+                        yield self._enter(Location(step(holder.pointer, name), value, location.base, location.draft))
 
 
 def _kind(value: Json) -> str:

@@ -13,7 +13,7 @@ from jsg.constrained.schema.shapes import ANY, NEVER, Json, NodeName
 from jsg.errors import GrammarError
 
 Literal = int
-"""The number of a schema's place; negative where a value must not be valid for the schema."""
+"""The number of a schema's location; negative where a value must not be valid for the schema."""
 
 MAX_SETS = 50_000
 
@@ -29,11 +29,11 @@ class Nodes:
         self._keywords: dict[int, dict[str, Json]] = {}
         self._joined: dict[tuple[NodeName, NodeName], NodeName] = {}
 
-    def keywords(self, place: int) -> dict[str, Json]:
+    def keywords(self, location: int) -> dict[str, Json]:
         """The keywords of the schema that constrain values."""
-        found = self._keywords.get(place)
+        found = self._keywords.get(location)
         if found is None:
-            found = self._keywords[place] = dict(enforced(self._locations.places[place]))
+            found = self._keywords[location] = dict(enforced(self._locations.all[location]))
         return found
 
     def literals(self, name: NodeName) -> tuple[Literal, ...]:
@@ -82,9 +82,9 @@ class Nodes:
         self._simple.update(dict.fromkeys(path, known))
         return known
 
-    def no_progress(self, place: int) -> GrammarError:
+    def no_progress(self, location: int) -> GrammarError:
         """The error that a schema refers to itself for the same value."""
-        pointer = self._locations.places[place].pointer
+        pointer = self._locations.all[location].pointer
         return GrammarError(
             f"the schema at {pointer} refers to itself by $ref without a property or an item between, so that it says "
             "nothing; remove that reference"
@@ -92,27 +92,27 @@ class Nodes:
 
     def _following(self, literal: Literal) -> Literal | None:
         """A simpler literal with the same meaning; None where there is none."""
-        place = abs(literal)
+        location = abs(literal)
         sign = 1 if literal > 0 else -1
-        if place == EVERYTHING:
+        if location == EVERYTHING:
             return None
-        schema = self._locations.places[place].schema
+        schema = self._locations.all[location].schema
         if isinstance(schema, bool):
             return sign * EVERYTHING if schema else -sign * EVERYTHING
-        keywords = self.keywords(place)
+        keywords = self.keywords(location)
         match list(keywords):
             case []:
                 return sign * EVERYTHING
             case [keyword] if keyword in HELPERS:
                 return sign * EVERYTHING
             case ["$ref" | "$dynamicRef" | "$recursiveRef" as keyword]:
-                return sign * self._locations.reference(place, keyword)
+                return sign * self._locations.reference(location, keyword)
             case ["not"]:
-                return -sign * self._locations.child(place, "not")
+                return -sign * self._locations.child(location, "not")
             case ["allOf" | "anyOf" | "oneOf" as keyword]:
                 members = keywords[keyword]
                 if isinstance(members, list) and len(members) == 1:
-                    return sign * self._locations.child(place, keyword, 0)
+                    return sign * self._locations.child(location, keyword, 0)
         return None
 
     def _name(self, literals: tuple[Literal, ...]) -> NodeName:
@@ -123,8 +123,8 @@ class Nodes:
                     f"a schema may have at most {MAX_SETS} different parts after allOf, anyOf and the like are worked "
                     "out, but this one has more; simplify it"
                 )
-            places = self._locations.places
-            pointers = [("" if literal > 0 else "not ") + places[abs(literal)].pointer for literal in literals]
+            locations = self._locations.all
+            pointers = [("" if literal > 0 else "not ") + locations[abs(literal)].pointer for literal in literals]
             name = " and ".join(pointers[:3])
             if len(pointers) > 3 or name in self._sets:
                 name = f"{name} ({len(self._names)})"

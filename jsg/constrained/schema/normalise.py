@@ -2,7 +2,7 @@
 
     locations.py   finds schemas and follows $ref
         │
-    formulas.py    gives what a schema says about one type, as alternatives (drafts.py). It uses assertions.py,
+    formulas.py    gives what a schema says about one type, as alternatives (alternatives.py). It uses assertions.py,
         │          containers.py and unevaluated.py; judge.py finds the alternatives that have no value
     finish_*.py    make shapes of the alternatives
         │
@@ -17,8 +17,8 @@ not refused because of them.
 from collections.abc import Iterable, Iterator, Mapping
 
 from jsg.constrained.limits import LIMITS, Limits
+from jsg.constrained.schema.alternatives import Alternative, Members
 from jsg.constrained.schema.containers import Context
-from jsg.constrained.schema.drafts import Draft, Members
 from jsg.constrained.schema.finish_arrays import finish_array
 from jsg.constrained.schema.finish_objects import finish_object
 from jsg.constrained.schema.formats import FORMATS
@@ -94,20 +94,20 @@ def _all_nodes(formulas: Formulas, root: NodeName) -> dict[NodeName, tuple[Shape
 def _finished(formulas: Formulas, node: NodeName) -> Iterator[Shape]:
     for kind in TYPES:
         formula = formulas.of_node(node, kind)
-        for draft in formulas.reduced(formula) if len(formula) > 1 else formula:
-            yield from _shapes(formulas, draft, node)
+        for alternative in formulas.reduced(formula) if len(formula) > 1 else formula:
+            yield from _shapes(formulas, alternative, node)
 
 
-def _shapes(formulas: Formulas, draft: Draft, node: NodeName) -> Iterator[Shape]:
+def _shapes(formulas: Formulas, alternative: Alternative, node: NodeName) -> Iterator[Shape]:
     judge = formulas.judge
-    if draft.values is not None:
-        yield from (Const(text_of(value, "a value of enum or const")) for value in judge.listed(draft))
+    if alternative.values is not None:
+        yield from (Const(text_of(value, "a value of enum or const")) for value in judge.listed(alternative))
         return
-    if judge.is_empty(draft):
+    if judge.is_empty(alternative):
         return
-    if draft.refusals:
-        raise GrammarError(draft.refusals[0])
-    match draft.shape:
+    if alternative.refusals:
+        raise GrammarError(alternative.refusals[0])
+    match alternative.shape:
         case Array() as shape:
             yield from finish_array(formulas, shape, node)
         case Members() as shape:
@@ -158,23 +158,23 @@ def _pruned(nodes: Mapping[NodeName, tuple[Shape, ...]]) -> dict[NodeName, tuple
 def _contradiction(formulas: Formulas, root: NodeName) -> GrammarError:
     """The error that no value is valid for the root. It names the innermost schema that causes this."""
     nodes, locations = formulas.context.nodes, formulas.context.locations
-    where, places = locations.places[locations.root].pointer, [locations.root]
+    where, found = locations.all[locations.root].pointer, [locations.root]
     node, seen = root, {NEVER}
     while node not in seen:
         seen.add(node)
-        where, places = node, [abs(literal) for literal in nodes.literals(node)]
+        where, found = node, [abs(literal) for literal in nodes.literals(node)]
         node = _impossible_part(formulas, node)
-    return GrammarError(no_value(where, (keyword for place in places for keyword in nodes.keywords(place))))
+    return GrammarError(no_value(where, (keyword for location in found for keyword in nodes.keywords(location))))
 
 
 def _impossible_part(formulas: Formulas, node: NodeName) -> NodeName:
     """The node of a required member or item for which no value is valid; NEVER where there is none."""
-    drafts = [draft for kind in TYPES for draft in formulas.of_node(node, kind)]
+    alternatives = [one for kind in TYPES for one in formulas.of_node(node, kind)]
     parts: Iterable[NodeName] = ()
-    match drafts:
-        case [Draft(Members() as shape)]:
+    match alternatives:
+        case [Alternative(Members() as shape)]:
             parts = (formulas.judge.member(shape, name) for name in shape.required)
-        case [Draft(Array() as shape)]:
+        case [Alternative(Array() as shape)]:
             others = (shape.items,) if shape.min_items > len(shape.prefix) else ()
             parts = (*shape.prefix[: shape.min_items], *others)
         case _:
@@ -186,11 +186,11 @@ def _annotations(locations: Locations) -> Iterator[str]:
     """The annotations: what the schema says and the grammar does not enforce."""
     for name in locations.unknown_drafts:
         yield f"$schema {name!r} is not known; read as draft 2020-12"
-    for place in locations.places[EVERYTHING + 1 :]:
-        if isinstance(place.schema, dict):
-            name = place.schema.get("format")
+    for location in locations.all[EVERYTHING + 1 :]:
+        if isinstance(location.schema, dict):
+            name = location.schema.get("format")
             if isinstance(name, str) and name not in FORMATS:
-                yield f"format {name!r} at {step(place.pointer, 'format')}"
-            for keyword in place.schema:
+                yield f"format {name!r} at {step(location.pointer, 'format')}"
+            for keyword in location.schema:
                 if keyword not in CONSTRAINING and keyword not in HELPERS and keyword not in SAYING_NOTHING:
-                    yield f"{keyword} at {step(place.pointer, keyword)}"
+                    yield f"{keyword} at {step(location.pointer, keyword)}"

@@ -12,7 +12,7 @@ import functools
 
 from jsg.constrained.ir import NEVER, Expr, any_of, seq
 from jsg.constrained.schema import distinct, strings
-from jsg.constrained.schema.drafts import meet_strings
+from jsg.constrained.schema.alternatives import meet_strings
 from jsg.constrained.schema.json_text import known_string
 from jsg.constrained.schema.orders import Member, Plan, braces
 from jsg.constrained.schema.scope import Scope

@@ -40,7 +40,7 @@ class Patterns:
     def __init__(self, limits: Limits):
         self.everything = CharDfa.length(0, None, limits)
         self._limits = limits
-        self._places: dict[str, str] = {}
+        self._locations: dict[str, str] = {}
         self._automata: dict[tuple[str, bool], CharDfa] = {}
         self._formats: dict[str, CharDfa] = {}
         self._disjoint: dict[tuple[str, str], bool] = {}
@@ -51,7 +51,7 @@ class Patterns:
             search_expr(pattern, self._limits)
         except GrammarError as error:
             raise GrammarError(f"{where}: {error}") from None
-        self._places.setdefault(pattern, where)
+        self._locations.setdefault(pattern, where)
 
     def is_found(self, pattern: str, text: str) -> bool:
         """Whether the pattern is found somewhere in the text."""
@@ -81,9 +81,9 @@ class Patterns:
         try:
             return CharDfa.of(search_expr(pattern, self._limits), self._limits)
         except GrammarError as error:
-            if pattern not in self._places:  # jsg made this pattern from other keywords
+            if pattern not in self._locations:  # jsg made this pattern from other keywords
                 raise
-            raise GrammarError(f"{self._places[pattern]}: {error}") from error
+            raise GrammarError(f"{self._locations[pattern]}: {error}") from error
 
     def narrowed(self, automaton: CharDfa, pattern: str, is_found: bool) -> CharDfa | None:
         """The texts of the automaton in which the pattern is found, or is not; None where there are none.

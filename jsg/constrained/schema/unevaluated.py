@@ -1,33 +1,35 @@
 """Reads `unevaluatedProperties` and `unevaluatedItems`. They are refused where the value decides what is evaluated."""
 
+from jsg.constrained.schema.alternatives import Alternative, Facet, Members
 from jsg.constrained.schema.containers import Context
-from jsg.constrained.schema.drafts import Draft, Facet, Members
 from jsg.constrained.schema.keywords import Reader
 from jsg.constrained.schema.shapes import ANY, Array, Json
 
 _DEPENDS = ("anyOf", "dependencies", "dependentSchemas", "if", "oneOf")
 
 
-def draft(context: Context, place: int, keyword: str) -> Draft:
-    """The draft of what the keyword says. It has a refusal where the value decides what is evaluated."""
+def alternative(context: Context, location: int, keyword: str) -> Alternative:
+    """The alternative of what the keyword says. It has a refusal where the value decides what is evaluated."""
     kind = "properties" if keyword == "unevaluatedProperties" else "items"
-    node = context.child(place, keyword)
+    node = context.child(location, keyword)
     shape = Members() if kind == "properties" else Array()
     if node == ANY:
-        return Draft(shape)
+        return Alternative(shape)
     found = _Evaluated()
-    blocker = _collect(context, place, kind, found, is_top=True)
+    blocker = _collect(context, location, kind, found, is_top=True)
     if found.is_all:
-        return Draft(shape)
+        return Alternative(shape)
     if blocker is not None:
         refusal = (
-            f"{keyword} at {context.pointer(place)} is not supported beside {blocker}, because it then depends on the "
-            "value what has been evaluated; remove one of the two"
+            f"{keyword} at {context.pointer(location)} is not supported beside {blocker}, because it then depends on "
+            "the value what has been evaluated; remove one of the two"
         )
-        return Draft(shape, refusals=(refusal,))
+        return Alternative(shape, refusals=(refusal,))
     if kind == "properties":
-        return Draft(Members((Facet(dict.fromkeys(found.names, ANY), tuple((p, ANY) for p in found.patterns), node),)))
-    return Draft(Array(prefix=(ANY,) * found.length, items=node))
+        return Alternative(
+            Members((Facet(dict.fromkeys(found.names, ANY), tuple((p, ANY) for p in found.patterns), node),))
+        )
+    return Alternative(Array(prefix=(ANY,) * found.length, items=node))
 
 
 class _Evaluated:
@@ -40,9 +42,9 @@ class _Evaluated:
         self.is_all = False
 
 
-def _collect(context: Context, place: int, kind: str, found: _Evaluated, is_top: bool) -> str | None:
+def _collect(context: Context, location: int, kind: str, found: _Evaluated, is_top: bool) -> str | None:
     """Adds to `found` what a schema evaluates. Returns the keyword that makes this depend on the value, or None."""
-    stack = [(place, is_top)]
+    stack = [(location, is_top)]
     seen: set[int] = set()
     blocker: str | None = None
     while stack:
@@ -51,7 +53,7 @@ def _collect(context: Context, place: int, kind: str, found: _Evaluated, is_top:
             continue
         seen.add(current)
         keywords = context.nodes.keywords(current)
-        reader = Reader(context.locations.places[current], keywords)
+        reader = Reader(context.locations.all[current], keywords)
         _add_own(reader, kind, found)
         if not is_first and ("unevaluatedProperties" if kind == "properties" else "unevaluatedItems") in keywords:
             found.is_all = True

@@ -67,11 +67,11 @@ def arguments_from_json(graph: Graph, source: Any) -> dict[str, ArgumentValue]:
 
 
 def _argument(name: str, kind: str, source: Any) -> ArgumentValue:
-    place = codec.Place(f"argument {name!r}")
+    location = codec.Location(f"argument {name!r}")
     if kind == "text":
         if isinstance(source, str | int | float):
-            return codec.read(str, str(source), "it", place)
+            return codec.read(str, str(source), "it", location)
         raise GraphError(f"the argument {name!r} must be text or a number", param="arguments")
     if not isinstance(source, Mapping) or kind not in source:
         raise GraphError(f"the argument {name!r} must be an object with the field {kind}", param="arguments")
-    return codec.read(Image | Video, {"num_frames": 1, **source} if kind == "video" else source, "it", place)
+    return codec.read(Image | Video, {"num_frames": 1, **source} if kind == "video" else source, "it", location)

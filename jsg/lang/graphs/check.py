@@ -55,12 +55,12 @@ def graph_from_json(source: str | bytes | Mapping[str, Any]) -> Graph:
             source = json.loads(source)
         except (ValueError, RecursionError) as error:
             raise GraphError(f"a graph must be JSON: {error}", param="graph") from None
-    place = codec.Place("graph")
+    location = codec.Location("graph")
     held = dict(source) if isinstance(source, Mapping) else {}
     if held.get("jsg_graph") != VERSION:
-        place.fail(f"it must be an object with jsg_graph {VERSION}, the version of graphs that is understood here")
-    place.check_keys(held, ("jsg_graph", *_FIELDS))
-    name, arguments, *block, returns = (codec.read(kind, held[key], key, place) for key, kind in _FIELDS.items())
+        location.fail(f"it must be an object with jsg_graph {VERSION}, the version of graphs that is understood here")
+    location.check_keys(held, ("jsg_graph", *_FIELDS))
+    name, arguments, *block, returns = (codec.read(kind, held[key], key, location) for key, kind in _FIELDS.items())
     graph = Graph(name=name, arguments=arguments, block=Block(*block), returns=returns)
     check_graph(graph)
     return graph

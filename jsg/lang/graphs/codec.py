@@ -83,23 +83,23 @@ def write(kind: Any, value: Any) -> Any:
     return _form(kind).write(value)
 
 
-def read(kind: Any, source: Any, what: str, place: "Place") -> Any:
+def read(kind: Any, source: Any, what: str, location: "Location") -> Any:
     """Reads what `write` gives.
 
     Args:
         kind: The declared type, as in `write`.
         source: A parsed JSON value.
         what: The field that holds the value, for messages.
-        place: The place of the field.
+        location: The location of the field.
 
     Raises:
         GraphError: The value is of another kind.
     """
-    return _form(kind).read(source, what, place)
+    return _form(kind).read(source, what, location)
 
 
-class Place(NamedTuple):
-    """A place in a graph that is read.
+class Location(NamedTuple):
+    """A location in a graph that is read.
 
     Attributes:
         name: Its name in messages.
@@ -110,18 +110,18 @@ class Place(NamedTuple):
     depth: int = 0
 
     def fail(self, rule: str) -> Never:
-        """Raises GraphError for this place."""
+        """Raises GraphError for this location."""
         raise GraphError(f"{self.name}: {rule}", param="graph")
 
     def refuse(self, rule: str, source: Any) -> Never:
         """Raises GraphError for a value, which the message shows if it is short."""
         self.fail(f"{rule}, but got {_shown(source)}")
 
-    def deeper(self) -> "Place":
-        """Gives the place one level deeper. Raises GraphError below the largest depth."""
+    def deeper(self) -> "Location":
+        """Gives the location one level deeper. Raises GraphError below the largest depth."""
         if self.depth == MAX_DEPTH:
             self.fail(f"blocks, values and conditions may be nested {MAX_DEPTH} deep at most")
-        return Place(self.name, self.depth + 1)
+        return Location(self.name, self.depth + 1)
 
     def check_keys(self, source: Any, required: Collection[str], optional: Collection[str] = ()) -> None:
         """Raises GraphError for a value that is no object, lacks a field or has an unknown one."""
@@ -150,7 +150,7 @@ def _shown(source: Any) -> str:
 class _Form(NamedTuple):
     """How values of a type are read from JSON and written."""
 
-    read: Callable[[Any, str, Place], Any]
+    read: Callable[[Any, str, Location], Any]
     write: Callable[[Any], Any] = lambda value: value
 
 
@@ -196,10 +196,14 @@ class _Fields(NamedTuple):
     required: tuple[str, ...]
     optional: frozenset[str]
 
-    def read(self, source: Mapping[str, Any], place: Place, start: int = 0, end: int | None = None) -> dict[str, Any]:
+    def read(
+        self, source: Mapping[str, Any], location: Location, start: int = 0, end: int | None = None
+    ) -> dict[str, Any]:
         """Reads some of the fields of an object, whose keys were checked."""
         return {
-            name: form.read(source[key], key, place) for name, key, form, _, _ in self.all[start:end] if key in source
+            name: form.read(source[key], key, location)
+            for name, key, form, _, _ in self.all[start:end]
+            if key in source
         }
 
     def write(self, part: Any) -> dict[str, Any]:
@@ -227,10 +231,10 @@ def _key(kind: type) -> str:
 
 
 def _record(kind: type) -> _Form:
-    def read(source: Any, what: str, place: Place) -> Any:
+    def read(source: Any, what: str, location: Location) -> Any:
         fields = _fields(kind)
-        place.check_keys(source, fields.required, fields.optional)
-        return kind(**fields.read(source, place))
+        location.check_keys(source, fields.required, fields.optional)
+        return kind(**fields.read(source, location))
 
     return _Form(read, lambda part: _fields(kind).write(part))
 
@@ -238,19 +242,19 @@ def _record(kind: type) -> _Form:
 def _node(kinds: Iterable[type]) -> _Form:
     by_name = {kind.__name__.lower(): kind for kind in kinds}
 
-    def read(source: Any, what: str, place: Place) -> Any:
+    def read(source: Any, what: str, location: Location) -> Any:
         if not isinstance(source, dict):
-            place.refuse("a node must be an object", source)
+            location.refuse("a node must be an object", source)
         name, number = source.get("kind"), source.get("id")
         is_number = isinstance(number, int) and abs(number) <= _MAX_ABS
-        place = Place(f"node {number if is_number else '?'}", place.depth)
+        location = Location(f"node {number if is_number else '?'}", location.depth)
         if not isinstance(name, str) or name not in by_name:
-            place.refuse(f"kind must be one of {', '.join(by_name)}", name)
+            location.refuse(f"kind must be one of {', '.join(by_name)}", name)
         fields = _fields(by_name[name])
-        place.check_keys(source, ("kind", *fields.required), fields.optional)
-        common = fields.read(source, place, 0, 3)  # every node has these, and messages name it by them
-        place = Place(f"node {number} ({name}, {common['line']})", place.depth)
-        return by_name[name](**common, **fields.read(source, place, 3))
+        location.check_keys(source, ("kind", *fields.required), fields.optional)
+        common = fields.read(source, location, 0, 3)  # every node has these, and messages name it by them
+        location = Location(f"node {number} ({name}, {common['line']})", location.depth)
+        return by_name[name](**common, **fields.read(source, location, 3))
 
     return _Form(read, lambda node: {"kind": kind_of(node), **_fields(type(node)).write(node)})
 
@@ -258,9 +262,9 @@ def _node(kinds: Iterable[type]) -> _Form:
 def _listed(kind: type) -> _Form:
     tag = _TAGS[kind]
 
-    def read(source: Any, what: str, place: Place) -> Any:
-        place.check_keys(source, [tag])
-        return kind(*row().read(source[tag], tag, place))
+    def read(source: Any, what: str, location: Location) -> Any:
+        location.check_keys(source, [tag])
+        return kind(*row().read(source[tag], tag, location))
 
     def row() -> _Form:
         return _row([field.form for field in _fields(kind).all])
@@ -277,17 +281,17 @@ def _choice(kinds: Sequence[type]) -> _Form:
     by_key = {_key(kind): form for kind, form in forms.items()}
     rule = f"expected an object with one of the fields {', '.join(by_key)}{', or text' if str in kinds else ''}"
 
-    def read(source: Any, what: str, place: Place) -> Any:
+    def read(source: Any, what: str, location: Location) -> Any:
         if str in kinds and isinstance(source, str):
-            return _text(source, what, place)
+            return _text(source, what, location)
         keys = by_key.keys() & source if isinstance(source, dict) else ()
-        return by_key[keys.pop()].read(source, what, place) if len(keys) == 1 else place.refuse(rule, source)
+        return by_key[keys.pop()].read(source, what, location) if len(keys) == 1 else location.refuse(rule, source)
 
     return _Form(read, lambda part: part if isinstance(part, str) else forms[type(part)].write(part))
 
 
 def _deeper(form: _Form) -> _Form:
-    return _Form(lambda source, what, place: form.read(source, what, place.deeper()), form.write)
+    return _Form(lambda source, what, location: form.read(source, what, location.deeper()), form.write)
 
 
 # What fields hold.
@@ -295,7 +299,7 @@ def _deeper(form: _Form) -> _Form:
 
 def _optional(form: _Form) -> _Form:
     return _Form(
-        lambda source, what, place: None if source is None else form.read(source, what, place),
+        lambda source, what, location: None if source is None else form.read(source, what, location),
         lambda value: None if value is None else form.write(value),
     )
 
@@ -303,91 +307,91 @@ def _optional(form: _Form) -> _Form:
 def _many(form: _Form) -> _Form:
     read = form.read
     return _Form(
-        lambda source, what, place: tuple([read(item, what, place) for item in _array(source, what, place)]),
+        lambda source, what, location: tuple([read(item, what, location) for item in _array(source, what, location)]),
         lambda items: [form.write(item) for item in items],
     )
 
 
 def _row(forms: Sequence[_Form]) -> _Form:
-    def read(source: Any, what: str, place: Place) -> Any:
-        if len(_array(source, what, place)) != len(forms):
-            place.fail(f"{what} must be a list of {len(forms)}, but got {len(source)} items")
-        return tuple(form.read(item, what, place) for form, item in zip(forms, source, strict=True))
+    def read(source: Any, what: str, location: Location) -> Any:
+        if len(_array(source, what, location)) != len(forms):
+            location.fail(f"{what} must be a list of {len(forms)}, but got {len(source)} items")
+        return tuple(form.read(item, what, location) for form, item in zip(forms, source, strict=True))
 
     return _Form(read, lambda row: [form.write(item) for form, item in zip(forms, row, strict=True)])
 
 
 def _one_of(values: Sequence[str]) -> _Form:
-    def read(source: Any, what: str, place: Place) -> Any:
+    def read(source: Any, what: str, location: Location) -> Any:
         if not isinstance(source, str) or source not in values:
-            place.refuse(f"{what} must be one of {', '.join(values)}", source)
+            location.refuse(f"{what} must be one of {', '.join(values)}", source)
         return source
 
     return _Form(read)
 
 
-def _array(source: Any, what: str, place: Place) -> list[Any]:
-    return source if isinstance(source, list) else place.refuse(f"{what} must be a list", source)
+def _array(source: Any, what: str, location: Location) -> list[Any]:
+    return source if isinstance(source, list) else location.refuse(f"{what} must be a list", source)
 
 
-def _text(source: Any, what: str, place: Place) -> str:
+def _text(source: Any, what: str, location: Location) -> str:
     if not isinstance(source, str):
-        place.refuse(f"{what} must be text", source)
+        location.refuse(f"{what} must be text", source)
     try:
         source.encode()
     except UnicodeEncodeError:
-        place.fail(f"{what} must be valid Unicode, but has a lone surrogate")
+        location.fail(f"{what} must be valid Unicode, but has a lone surrogate")
     return source
 
 
-def _whole(source: Any, what: str, place: Place, least: int = 0) -> int:
+def _whole(source: Any, what: str, location: Location, least: int = 0) -> int:
     if not isinstance(source, int) or isinstance(source, bool):
-        place.refuse(f"{what} must be a whole number", source)
+        location.refuse(f"{what} must be a whole number", source)
     if not least <= source <= _MAX_ABS:
-        place.refuse(f"{what} must be between {'-2^53' if least else '0'} and 2^53", source)
+        location.refuse(f"{what} must be between {'-2^53' if least else '0'} and 2^53", source)
     return source
 
 
-def _signed(source: Any, what: str, place: Place) -> int:
-    return _whole(source, what, place, -_MAX_ABS)
+def _signed(source: Any, what: str, location: Location) -> int:
+    return _whole(source, what, location, -_MAX_ABS)
 
 
-def _number(source: Any, what: str, place: Place) -> float:
+def _number(source: Any, what: str, location: Location) -> float:
     if not isinstance(source, int | float) or isinstance(source, bool):
-        place.refuse(f"{what} must be a number", source)
+        location.refuse(f"{what} must be a number", source)
     if abs(source) > _MAX_ABS or not math.isfinite(source):
-        place.refuse(f"{what} must be a finite number, 2^53 at most", source)
+        location.refuse(f"{what} must be a finite number, 2^53 at most", source)
     return float(source)
 
 
-def _flag(source: Any, what: str, place: Place) -> bool:
-    return source if isinstance(source, bool) else place.refuse(f"{what} must be true or false", source)
+def _flag(source: Any, what: str, location: Location) -> bool:
+    return source if isinstance(source, bool) else location.refuse(f"{what} must be true or false", source)
 
 
-def _constant(source: Any, what: str, place: Place) -> Constant:
+def _constant(source: Any, what: str, location: Location) -> Constant:
     if source is None or isinstance(source, bool):
         return source
-    number = _number(source, what, place)
+    number = _number(source, what, location)
     return source if isinstance(source, int) else number
 
 
-def _named_values(source: Any, what: str, place: Place) -> Values:
+def _named_values(source: Any, what: str, location: Location) -> Values:
     if not isinstance(source, dict):
-        place.refuse(f"{what} must be an object", source)
+        location.refuse(f"{what} must be an object", source)
     read = _form(Value).read
-    return tuple((_text(name, what, place), read(value, name, place)) for name, value in source.items())
+    return tuple((_text(name, what, location), read(value, name, location)) for name, value in source.items())
 
 
-def _media(source: Any, what: str, place: Place) -> Image | Video:
+def _media(source: Any, what: str, location: Location) -> Image | Video:
     kind = "video" if "video" in source else "image"
-    place.check_keys(source, (kind, "media_type", "num_frames") if kind == "video" else (kind, "media_type"))
+    location.check_keys(source, (kind, "media_type", "num_frames") if kind == "video" else (kind, "media_type"))
     try:
-        data = read_base64(_text(source[kind], kind, place), kind)
+        data = read_base64(_text(source[kind], kind, location), kind)
     except RequestError as error:
-        place.fail(str(error))
-    media_type = _text(source["media_type"], "media_type", place)
+        location.fail(str(error))
+    media_type = _text(source["media_type"], "media_type", location)
     if kind == "video":
-        return Video(data, _whole(source["num_frames"], "num_frames", place), media_type)
+        return Video(data, _whole(source["num_frames"], "num_frames", location), media_type)
     assert isinstance(data, bytes), "only a video may be frames"
     return Image(data, media_type)
 
@@ -399,7 +403,7 @@ def _written_media(media: Image | Video) -> dict[str, Any]:
 
 def sampling_from_dict(source: Any, where: str = "sampling_params") -> SamplingArgs:
     """Reads what `sampling_to_dict` gives. Raises GraphError. The backend checks the ranges of values."""
-    return _sampling(source, where, Place(where))
+    return _sampling(source, where, Location(where))
 
 
 def sampling_to_dict(args: SamplingArgs) -> dict[str, Any]:
@@ -407,17 +411,17 @@ def sampling_to_dict(args: SamplingArgs) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in args.given().items()}
 
 
-def _sampling(source: Any, what: str, place: Place) -> SamplingArgs:
+def _sampling(source: Any, what: str, location: Location) -> SamplingArgs:
     if not isinstance(source, dict):
-        place.refuse("sampling arguments must be an object", source)
+        location.refuse("sampling arguments must be an object", source)
     read = _sampling_readers()
     if unknown := [str(name) for name in source if name not in read]:
-        place.fail(f"there is no sampling argument {unknown[0][:40]!r}")
-    return SamplingArgs(**{name: read[name](value, name, place) for name, value in source.items()})
+        location.fail(f"there is no sampling argument {unknown[0][:40]!r}")
+    return SamplingArgs(**{name: read[name](value, name, location) for name, value in source.items()})
 
 
 @functools.cache
-def _sampling_readers() -> dict[str, Callable[[Any, str, Place], Any]]:
+def _sampling_readers() -> dict[str, Callable[[Any, str, Location], Any]]:
     kinds = {name: _without_none(kind) for name, kind in typing.get_type_hints(SamplingArgs).items()}
     return {name: _signed if kind is int else _form(kind).read for name, kind in kinds.items()}
 
@@ -431,7 +435,7 @@ _FORMS: dict[Any, _Form] = {
     Constant: _Form(_constant),
     Values: _Form(_named_values, lambda values: {name: write(Value, value) for name, value in values}),
     TextValue: _Form(  # where only a text may stand, it has no tag
-        lambda source, what, place: TextValue(read(tuple[Piece, ...], source, what, place)),
+        lambda source, what, location: TextValue(read(tuple[Piece, ...], source, what, location)),
         lambda text: write(tuple[Piece, ...], text.pieces),
     ),
     SamplingArgs: _Form(_sampling, sampling_to_dict),

@@ -1,9 +1,9 @@
-"""Drafts and their conjunction. A draft says what one alternative of a schema allows among the values of one type.
+"""Alternatives and their conjunction. A value of some type is valid for a schema if one of its alternatives allows it.
 
-A draft becomes a shape when everything about its node is known. Until then it may have what a shape cannot have: values
-of enum and const that are still to be checked, objects as a list of facets, arrays with any number of `some`, and
-refusals, which are reasons why the alternative cannot be enforced. A refusal matters only if some value is valid for
-the alternative.
+An alternative becomes a shape when everything about its node is known. Until then it may have what a shape cannot
+have: values of enum and const that are still to be checked, objects as a list of facets, arrays with any number of
+`some`, and refusals, which are reasons why the alternative cannot be enforced. A refusal matters only if some value is
+valid for the alternative.
 """
 
 import dataclasses
@@ -49,9 +49,9 @@ class Members:
     max_properties: int | None = None
 
 
-DraftShape = Null | Boolean | Number | String | Array | Members
+AlternativeShape = Null | Boolean | Number | String | Array | Members
 
-FREE: Mapping[str, DraftShape] = {
+FREE: Mapping[str, AlternativeShape] = {
     "null": Null(),
     "boolean": Boolean(),
     "number": Number(),
@@ -59,14 +59,14 @@ FREE: Mapping[str, DraftShape] = {
     "array": Array(),
     "object": Members(),
 }
-"""For each type, the shape of all its values. A draft is free only if its shape is one of these very objects, because
-identity is quick to test."""
+"""For each type, the shape of all its values. An alternative is free only if its shape is one of these very objects,
+because identity is quick to test."""
 
-_FREE_BY_CLASS: Mapping[type, DraftShape] = {type(shape): shape for shape in FREE.values()}
+_FREE_BY_CLASS: Mapping[type, AlternativeShape] = {type(shape): shape for shape in FREE.values()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Draft:
+class Alternative:
     """One alternative for the values of one type.
 
     Attributes:
@@ -76,7 +76,7 @@ class Draft:
         refusals: The reasons why it cannot be enforced.
     """
 
-    shape: DraftShape
+    shape: AlternativeShape
     values: tuple[str, ...] | None = None
     refusals: tuple[str, ...] = ()
 
@@ -92,13 +92,13 @@ class Draft:
 
 
 class Meeting:
-    """Conjunction of drafts. `conjoin` gives the node of the values that are valid for all of several nodes."""
+    """Conjunction of alternatives. `conjoin` gives the node of the values that are valid for all of several nodes."""
 
     def __init__(self, conjoin: Callable[..., NodeName]):
         self._conjoin = conjoin
 
-    def meet(self, left: Draft, right: Draft) -> Draft | None:
-        """The draft of the values that are valid for both; None where there clearly is no such value."""
+    def meet(self, left: Alternative, right: Alternative) -> Alternative | None:
+        """The alternative of the values that are valid for both; None where there clearly is no such value."""
         if left.is_free:
             return right
         if right.is_free or left == right:
@@ -115,9 +115,9 @@ class Meeting:
             shape = self._shapes(left.shape, right.shape)
         if shape is None or values == ():
             return None
-        return Draft(shape, values, _united(left.refusals, right.refusals))
+        return Alternative(shape, values, _united(left.refusals, right.refusals))
 
-    def _shapes(self, left: DraftShape, right: DraftShape) -> DraftShape | None:
+    def _shapes(self, left: AlternativeShape, right: AlternativeShape) -> AlternativeShape | None:
         match left, right:
             case Number(), Number():
                 return meet_numbers(left, right)
