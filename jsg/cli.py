@@ -198,6 +198,10 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int
         )
     if engine.node_rank > 0:
         return _follow(engine)
+    # Until the server listens to signals itself. Python's own end removes the directories of sockets, and the children
+    # end with their parent.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(0))
     from jsg.engine.front.children import EngineChild
     from jsg.engine.front.gpus import device_groups, engine_configs
     from jsg.sources import resolve_model

@@ -1,11 +1,15 @@
 """Finds the directory of a model by its name. The client of the hub is imported only when a name needs it."""
 
 import json
+import logging
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from jsg.errors import ModelError
+
+logger = logging.getLogger(__name__)
 
 # A model directory is data: weights, JSON, templates and vocabularies. Never pickles, never code.
 _WANTED_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "*.txt", "orbax/*"]
@@ -46,9 +50,12 @@ def resolve_model(name: str, *, revision: str | None = None, load_format: str = 
 
 def _snapshot(name: str, revision: str | None, load_format: str, *, from_cache: bool) -> Path:
     """The snapshot directory of a hub repository. Raises ModelError if the cache or the hub does not have it."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # the client reads it while it is imported
     import httpx
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
 
+    if not (from_cache or constants.HF_HUB_OFFLINE):
+        logger.warning("%s is not in the hub's cache, so the hub is asked for it; HF_HUB_OFFLINE=1 forbids that", name)
     try:
         return Path(
             snapshot_download(

@@ -1,4 +1,5 @@
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,19 @@ def test_an_incomplete_cache_is_completed(tmp_path: Path, use_hub: Callable[[_Hu
         hub = use_hub(_Hub(cached=cached, online=tmp_path / "whole"))
         assert resolve_model("owner/model") == tmp_path / "whole"
         assert [from_cache for from_cache, _ in hub.calls] == [True, False]
+
+
+def test_it_is_said_before_the_hub_is_asked_and_nothing_is_told_to_it(
+    tmp_path: Path, use_hub: Callable[[_Hub], _Hub], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("HF_HUB_DISABLE_TELEMETRY", raising=False)
+    for is_offline, said in ((False, "HF_HUB_OFFLINE=1 forbids that"), (True, "")):
+        caplog.clear()
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", is_offline)
+        use_hub(_Hub(online=tmp_path))
+        resolve_model("owner/model")
+        assert (said in caplog.text) if said else not caplog.text
+    assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1"
 
 
 def _orbax(directory: Path, missing: str | None = None) -> Path:

@@ -14,7 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from jsg import cli
 from jsg.config import EngineConfig, ServerConfig
+from jsg.engine.front.children import EngineChild
 from jsg.errors import ConfigError, EngineDeadError
 from jsg.server import run
 from tests.server.running import (
@@ -133,6 +135,19 @@ class TestOneSignal:
             wait_until(lambda: is_listening(port))
             server.terminate()
             assert server.join() is None
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_before_the_front_has_imported_what_it_needs(self, monkeypatch: pytest.MonkeyPatch, number: int):
+        """The engine starts first, so its process and the directory of its socket are there by then."""
+        monkeypatch.setattr(EngineChild, "spawn", lambda *_, **__: signal.raise_signal(number))
+        before = [(each, signal.getsignal(each)) for each in (signal.SIGINT, signal.SIGTERM)]
+        try:
+            with pytest.raises(SystemExit) as end:
+                cli.main(["serve", "tiny"])
+        finally:
+            for each, handler in before:
+                signal.signal(each, handler)
+        assert end.value.code == 0
 
     def test_is_heard_before_anyone_can_see_that_it_listens(self, monkeypatch: pytest.MonkeyPatch):
         heard = []

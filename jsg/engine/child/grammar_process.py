@@ -64,13 +64,20 @@ def answer(spec: GrammarSpec) -> bytes | Failure:
         return Failure.of(GrammarError(BUG, param=spec.kind))
 
 
+def limit_memory() -> None:
+    """Gives this process `MEMORY_BYTES`, or less where its user may have less (`ulimit -v`)."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
 def main(parent_pid: int) -> None:
     """Answers until the input ends. With each grammar comes the CPU time that it may take, in seconds."""
     die_with_parent(parent_pid)
     for number in (signal.SIGINT, signal.SIGTERM):  # the front's to obey
         signal.signal(number, signal.SIG_IGN)
     signal.signal(OUT_OF_TIME, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    limit_memory()
     with os.fdopen(os.dup(STDIN), "rb") as source, os.fdopen(os.dup(STDOUT), "wb") as sink:
         os.dup2(STDERR, STDOUT)  # whatever a library prints must not look like an answer
         from jsg.constrained.compiler import warm
