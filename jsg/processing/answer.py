@@ -171,12 +171,15 @@ class Answer:
         self.finish = self.finish or delta.finish
         return delta
 
-    def result(self, texts: Tokenizer | None = None, *, with_prompt_logprobs: bool = True) -> dict[str, Any]:
+    def result(
+        self, texts: Tokenizer | None = None, *, with_prompt_logprobs: bool = True, with_logprobs: bool = True
+    ) -> dict[str, Any]:
         """The answer so far, as SGLang's `/generate` shows it.
 
         Args:
             texts: The tokenizer that gives the text of each token of a logprob; None for no texts.
             with_prompt_logprobs: False leaves the `input_*` logprobs out.
+            with_logprobs: False leaves the `output_*` logprobs out; `shown_logprobs` gives them.
         """
         meta: dict[str, Any] = {
             "id": self.request.rid,
@@ -195,7 +198,8 @@ class Answer:
         if self.request.return_logprob:
             if with_prompt_logprobs:
                 meta |= self._shown_logprobs("input", self.prompt_logprobs, texts)
-            meta |= self._shown_logprobs("output", self.logprobs, texts)
+            if with_logprobs:
+                meta |= self.shown_logprobs(texts)
         return {"text": self.text, "output_ids": list(self.token_ids), "meta_info": meta}
 
     def constraint(self) -> dict[str, Any]:
@@ -211,14 +215,22 @@ class Answer:
             "is_complete": report.is_complete,
         }
 
-    def _shown_logprobs(self, side: str, scored: Sequence[TokenLogprob], texts: Tokenizer | None) -> dict[str, Any]:
+    def shown_logprobs(self, texts: Tokenizer | None, start: int = 0) -> dict[str, list[Any]]:
+        """The `output_*` logprobs of the tokens from `start` on, by their names in `meta_info`."""
+        return self._shown_logprobs("output", self.logprobs[start:], texts)
+
+    def _shown_logprobs(
+        self, side: str, scored: Sequence[TokenLogprob], texts: Tokenizer | None
+    ) -> dict[str, list[Any]]:
         def text_of(token_id: int) -> str | None:
             return None if texts is None else texts.token_bytes(token_id).decode(errors="replace")
 
         def entries(pairs: Iterable[tuple[int, float | None]]) -> list[list[Any]]:
             return [[logprob, token_id, text_of(token_id)] for token_id, logprob in pairs]
 
-        shown: dict[str, Any] = {f"{side}_token_logprobs": entries((token.token_id, token.logprob) for token in scored)}
+        shown: dict[str, list[Any]] = {
+            f"{side}_token_logprobs": entries((token.token_id, token.logprob) for token in scored)
+        }
         if self.request.top_logprobs_num:
             shown[f"{side}_top_logprobs"] = [entries(token.top) or None for token in scored]
         if self.request.token_ids_logprob:

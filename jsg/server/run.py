@@ -40,7 +40,7 @@ from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.front import Front, FrontDoor, public_name
 from jsg.server.generation import Generator
 from jsg.server.http.access import has_keys
-from jsg.server.http.http_protocol import http_protocol
+from jsg.server.http.http_protocol import ACCEPTED_AT_ONCE, allow_more_files, http_protocol
 from jsg.server.limits import Limits
 from jsg.server.media_sources import MediaSources, media_limits
 from jsg.server.progress import StartDisplay
@@ -50,6 +50,7 @@ from jsg.server.text_threads import TextThreads
 logger = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.02
+MOST_WAITING = 2048  # connections that the kernel keeps until they are accepted
 FIRST_REQUEST_S = 1.0
 """For so long after it is ready the server begins no other work: the request that it was started for comes now."""
 CLOSE_S = 2  # for the last bytes of responses under way
@@ -84,6 +85,7 @@ async def serve(
         JsgError: The engine's start raised it.
     """
     _give_back_buffers()
+    allow_more_files()
     told_to_end = _on_signals(children)  # first: whoever sees that the server listens may send a signal
     directories, greet = Directories(tokenizer_dir, model_dir), functools.partial(print, flush=True)
     with StartDisplay() as display:
@@ -216,7 +218,16 @@ async def _warm(client: ServedEngine) -> None:
 
 @final
 class _HttpServer(uvicorn.Server):
-    """Uvicorn without its signal handling, which raises the signal again at the end: the exit status would not be 0."""
+    """Uvicorn without its signal handling, which raises the signal again at the end: the exit status would not be 0.
+
+    It lets more connections wait to be accepted than it accepts at once.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to listen."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(MOST_WAITING)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -228,6 +239,7 @@ def _uvicorn_config(door: FrontDoor, server: ServerConfig, telemetry: Telemetry)
         create_app(door, server, telemetry),
         http=http_protocol(),
         ws="none",
+        backlog=ACCEPTED_AT_ONCE,
         loop="asyncio",
         lifespan="off",
         log_config=None,
@@ -275,7 +287,7 @@ def _listen(server: ServerConfig) -> socket.socket:
         raise ConfigError("--host must be an address or a host name, but it is empty; name one, such as 127.0.0.1")
     try:
         family, _, _, _, address = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server(address, family=family, backlog=2048)
+        listener = socket.create_server(address, family=family, backlog=MOST_WAITING)
         # Connections inherit this option. asyncio sets it only on sockets that say they are TCP, which these do not.
         # Without it a response of two writes waits 40 ms until the client has acknowledged the first write.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

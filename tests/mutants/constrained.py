@@ -132,7 +132,7 @@ CONSTRAINED = (
     Mutation(
         "constrained: additionalProperties says nothing",
         "jsg/constrained/schema/containers.py",
-        'ANY if is_open else context.child(place, "additionalProperties"),',
+        'ANY if is_open else context.child(location, "additionalProperties"),',
         "ANY,",
         "tests/constrained/schema",
     ),

@@ -4,10 +4,12 @@ import asyncio
 import json
 import threading
 import time
+from typing import Any
 
 import httpx
 import pytest
 
+from jsg.processing.answer import Answer
 from jsg.server.native.generate import GenerateBody
 from tests.engine.fake_core import FAILING_TOKEN
 from tests.server.running import RunningServer, events_of
@@ -315,6 +317,26 @@ def test_a_stream_does_not_repeat_many_logprobs_for_every_token(http):
     assert scored == sorted(scored)
     assert scored[-1] == len(events[-1]["output_ids"]) == 600
     assert sum(scored) < 40_000  # one event for each token would be 180 000
+
+
+def test_a_stream_makes_each_logprob_once(http, monkeypatch: pytest.MonkeyPatch):
+    """Each event repeats them, and making them again would keep the event loop from others for seconds."""
+    made: list[int] = []
+    real = Answer.shown_logprobs
+
+    def counted(answer: Answer, *args: Any) -> dict[str, list[Any]]:
+        shown = real(answer, *args)
+        made.append(len(shown["output_token_logprobs"]))
+        return shown
+
+    monkeypatch.setattr(Answer, "shown_logprobs", counted)
+    body = {"text": "ab", "return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True}
+    params = {"max_new_tokens": 100}
+    *_, last = events_of(generate(http, **body, stream=True, sampling_params=params))
+    assert len(made) > 10 and sum(made) == 100
+    whole = generate(http, **body, sampling_params=params).json()
+    for name in ("output_token_logprobs", "output_top_logprobs"):
+        assert last["meta_info"][name] == whole["meta_info"][name]
 
 
 def test_logprobs_end_with_the_token_that_completed_a_stop_string(http):

@@ -23,8 +23,7 @@ from tests.server.running import RunningServer, ServerProcess
 from tests.server.threads import ServerMaker
 
 DEADLINE_S = 10
-MAX_CONNECTIONS = 20
-PATIENT = HttpLimits(head_s=30, body_s=30, body_idle_s=30, connections=MAX_CONNECTIONS)
+PATIENT = HttpLimits(head_s=30, body_s=30, body_idle_s=30)
 HASTY = HttpLimits(head_s=0.8, body_s=1.6, body_idle_s=0.8, write_s=0.5)
 GET = b"GET /size HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -343,22 +342,50 @@ def test_a_client_that_never_reads_is_dropped(hasty):
     assert time.monotonic() < deadline
 
 
-def test_connections_are_counted(patient_port):
+@pytest.fixture
+def crowded_port() -> Iterator[int]:
+    with serve(HttpLimits(connections=4)) as port:
+        yield port
+
+
+def test_the_longest_idle_connection_gives_way(crowded_port: int, caplog: pytest.LogCaptureFixture):
+    """Silent, with half a head, between two requests, and refused: all are closed before one that is served."""
     with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(connect(patient_port)) for _ in range(MAX_CONNECTIONS)]
+
+        def new(sends: bytes = b"") -> Client:
+            client = stack.enter_context(connect(crowded_port))
+            client.send(sends)
+            return client
+
+        busy = new(post("/size", "Content-Length: 3"))
+        idle = [new(), new(b"GET /si"), new(GET)]
+        assert idle[2].answer().status == 200
+        for each in idle:
+            later = new(GET)
+            assert each.is_closed() and later.answer().status == 200
+        refused = new(b"?\r\n\r\n")
+        assert refused.answer().status == 400
+        assert [new(GET).answer().status for _ in range(10)] == [200] * 10
+        busy.send(b"abc")
+        assert busy.answer().json == {"bytes": 3}
+    assert caplog.text.count("all 4 connections are taken") == 1
+
+
+def test_where_none_is_idle_another_connection_is_refused(crowded_port: int):
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(connect(crowded_port)) for _ in range(4)]
         for each in clients:
-            each.send(GET)
-        assert {each.answer().status for each in clients} <= {200, 503}  # those of earlier tests may still linger
-        with connect(patient_port) as one_more:
+            each.send(post("/size", "Content-Length: 3", "Expect: 100-continue"))
+            assert each.socket.recv(100).startswith(b"HTTP/1.1 100")
+        with connect(crowded_port) as one_more:
             one_more.send(GET)
             assert_refused(one_more, 503, "connections")
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        with connect(patient_port) as later:
+        for each in clients:
+            each.send(b"abc")
+            assert each.answer().json == {"bytes": 3}
+        with connect(crowded_port) as later:
             later.send(GET)
-            if later.answer().status == 200:
-                break
-        assert time.monotonic() < deadline
+            assert later.answer().status == 200
 
 
 def test_the_front_has_these_limits(server: RunningServer):

@@ -1,13 +1,15 @@
 """HTTP/1.1 on one connection, with a limit for everything that a client may send or withhold.
 
 Uvicorn's protocol on h11 does the work. This module adds limits: heads and chunks have a bounded size, a request must
-arrive in time, and a client that does not read its response loses the connection. A refusal is JSON in the form of the
-API that was called.
+arrive in time, and a client that does not read its response loses the connection. Where there are too many connections,
+the one that has been idle longest gives way to a new one. A refusal is JSON in the form of the API that was called.
 """
 
 import asyncio
 import dataclasses
 import functools
+import logging
+import os
 import resource
 from collections.abc import Callable
 from http import HTTPStatus
@@ -21,7 +23,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol as UvicornConnection
 from jsg.server.http.failures import failure_body, full_body
 from jsg.server.http.request_id import fresh_request_id, request_id_headers
 
-SPARE_FILES = 64  # descriptors that are not connections
+logger = logging.getLogger(__name__)
+
+ACCEPTED_AT_ONCE = 16
+"""Connections that the event loop accepts before it does anything else. None of them is counted until then."""
+SPARE_FILES = 64 + 4 * ACCEPTED_AT_ONCE
+"""Descriptors for what the front opens later, and for connections that are accepted but not counted, or on their way
+out. If none were left, asyncio would accept nothing for a second and log a traceback for each try."""
 
 
 @final
@@ -39,7 +47,8 @@ class HttpLimits:
         body_idle_s: Longest time between two pieces of a body.
         write_s: Longest time for which a client may leave a response unread.
         linger_s: Time after a refusal in which further input is thrown away, so that the client can read the refusal.
-        connections: Most connections at once; a further one is answered with 503.
+        connections: Most connections at once. For a further one the longest idle one is closed; where none is idle, the
+            further one is answered with 503.
     """
 
     head_bytes: int = 64 * 2**10
@@ -55,11 +64,20 @@ class HttpLimits:
 
 
 def http_protocol(limits: HttpLimits | None = None) -> type[asyncio.Protocol]:
-    """What `uvicorn.Config(http=...)` takes. The default limits allow only as many connections as there are files."""
+    """What `uvicorn.Config(http=...)` takes. The default limits allow only connections for which files are left."""
     if limits is None:
-        num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        limits = HttpLimits(connections=max(1, min(HttpLimits().connections, num_files - SPARE_FILES)))
-    return cast(type[asyncio.Protocol], functools.partial(HttpConnection, limits))
+        num_left = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(os.listdir("/dev/fd")) - SPARE_FILES
+        limits = HttpLimits(connections=max(1, min(HttpLimits().connections, num_left)))
+    return cast(type[asyncio.Protocol], functools.partial(HttpConnection, limits, _Idle()))
+
+
+def allow_more_files() -> None:
+    """Raises this process's limit of open files to what the connections can use, as far as its user may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = HttpLimits().connections + 1024
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 @final
@@ -156,6 +174,10 @@ class _Transport:
         """Whether nothing more will be sent or read."""
         return self.is_lingering or self._transport.is_closing()
 
+    def close_at_once(self) -> None:
+        """Sends what was written and ends the connection, even if the client may lose it."""
+        self._transport.close()
+
     def close(self) -> None:
         """Sends what was written and ends the connection: at once, or after `linger_s` where the client still sends."""
         if self.is_closing():
@@ -171,13 +193,42 @@ class _Transport:
 
 
 @final
+class _Idle:
+    """The connections of a server on which no request is under way: no whole head has arrived, or it was refused."""
+
+    def __init__(self) -> None:
+        self._since: dict[HttpConnection, None] = {}  # the longest idle one is the first
+        self._is_told = False
+
+    def note(self, connection: "HttpConnection", *, is_idle: bool) -> None:
+        """Notes whether a connection is idle. One that stays idle keeps its turn."""
+        if is_idle:
+            self._since.setdefault(connection)
+        else:
+            self._since.pop(connection, None)
+
+    def give_way(self, num_connections: int) -> bool:
+        """Closes the longest idle connection. False if there is none."""
+        if not self._is_told:
+            self._is_told = True
+            logger.warning("all %d connections are taken; from now on idle ones give way to new ones", num_connections)
+        oldest = next(iter(self._since), None)
+        if oldest is None:
+            return False
+        del self._since[oldest]
+        oldest.transport.abort()
+        return True
+
+
+@final
 class HttpConnection(UvicornConnection):
     """One connection of a client."""
 
-    def __init__(self, limits: HttpLimits, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, limits: HttpLimits, idle: _Idle, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = _Parser(limits)
         self._limits = limits
+        self._idle = idle
         self._reading: object = h11.IDLE  # the part of a request that must arrive in time; None between requests
         self._read_deadline = 0.0
         self._last_data_at = 0.0
@@ -190,9 +241,11 @@ class HttpConnection(UvicornConnection):
         """A client has connected."""
         wrapped = _Transport(cast(asyncio.Transport, transport), self._is_receiving, self._limits.linger_s)
         super().connection_made(cast(asyncio.Transport, wrapped))
-        if len(self.connections) > self._limits.connections:
-            self._refuse(503, f"at most {self._limits.connections} connections are served at once; try again later")
+        most = self._limits.connections
+        if len(self.connections) > most and not self._idle.give_way(most):
+            self._refuse(503, f"at most {most} connections are served at once; try again later", lingers=False)
             return
+        self._idle.note(self, is_idle=True)
         self._await(h11.IDLE, self._limits.head_s)
 
     def data_received(self, data: bytes) -> None:
@@ -211,6 +264,7 @@ class HttpConnection(UvicornConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
+        self._idle.note(self, is_idle=False)
         self._await(None)
         self.resume_writing()
         super().connection_lost(exc)
@@ -258,6 +312,7 @@ class HttpConnection(UvicornConnection):
     def _watch(self, *, has_begun: bool) -> None:
         """Sets the deadline of the part of a request that is being read."""
         state = self.conn.their_state
+        self._idle.note(self, is_idle=state is h11.IDLE and not self.transport.is_closing())
         if self.transport.is_closing() or state not in (h11.IDLE, h11.SEND_BODY) or not has_begun:
             self._await(None)
         elif state is not self._reading:
@@ -290,7 +345,7 @@ class HttpConnection(UvicornConnection):
 
     # ---- refusals
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, status: int, message: str, *, lingers: bool = True) -> None:
         """Sends a failure in the form of the API, unless a response has begun, and ends the connection."""
         self._await(None)
         self.conn.error = self.conn.error or _refused(status, message)
@@ -301,7 +356,11 @@ class HttpConnection(UvicornConnection):
         if is_running:
             cycle.disconnected = True
             cycle.message_event.set()
-        self.transport.close()
+        if lingers:
+            self.transport.close()
+            self._idle.note(self, is_idle=True)  # it only waits for its client to read the refusal
+        else:
+            cast(_Transport, self.transport).close_at_once()
 
 
 def _response(status: int, message: str, target: bytes | None) -> bytes:

@@ -2,8 +2,9 @@
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, final
 
+import msgspec
 from fastapi import Request
 from pydantic import Field, StringConstraints, model_validator
 from starlette.responses import Response
@@ -160,9 +161,9 @@ async def generate(body: GenerateBody, request: Request, call: CurrentCall, fron
     is_list = is_list or len(generation.answers) > 1
     texts = generator.tokenizer if body.return_text_in_logprobs else None
 
-    def shown(index: int, *, with_prompt_logprobs: bool = True) -> Event:
+    def shown(index: int, **options: bool) -> Event:
         answer = generation.answers[index]
-        result = answer.result(texts, with_prompt_logprobs=with_prompt_logprobs)
+        result = answer.result(texts, **options)
         if encoded is not None:
             result["meta_info"] |= _of_parts(encoded, answer, generator.tokenizer, is_first=index == 0)
         return result
@@ -170,7 +171,7 @@ async def generate(body: GenerateBody, request: Request, call: CurrentCall, fron
     if body.hold:
         return await respond_with_events(request, _held_events(generation, shown), beat_s=HOLD_BEAT_S)
     if body.stream:
-        return await respond_with_events(request, _events(generation, is_list, shown))
+        return await respond_with_events(request, _events(generation, is_list, texts, shown))
     await until_disconnect(request, generation.complete())
     results = [shown(index) for index in range(len(generation.answers))]
     return json_response(results if is_list else results[0])
@@ -192,8 +193,38 @@ def _of_parts(encoded: EncodedPrompt, answer: Answer, tokenizer: Tokenizer, *, i
     return meta
 
 
-async def _events(generation: Generation, is_list: bool, shown: Callable[..., Event]) -> AsyncGenerator[Event]:
+@final
+class _GrowingLogprobs:
+    """The logprobs of an answer as JSON, which each event repeats.
+
+    For an event only those of new tokens are made. Else 30 streams with 20 alternatives for each token kept the event
+    loop from every other client for 12 s.
+    """
+
+    def __init__(self, answer: Answer, texts: Tokenizer | None) -> None:
+        self._answer = answer
+        self._texts = texts
+        self._num_made = 0
+        self._made: dict[str, bytearray] = {}
+
+    def shown(self) -> dict[str, msgspec.Raw]:
+        """All of them so far, by their names in `meta_info`."""
+        answer = self._answer
+        if not answer.request.return_logprob:
+            return {}
+        for name, entries in answer.shown_logprobs(self._texts, self._num_made).items():
+            made = self._made.setdefault(name, bytearray())
+            made += b"," if made and entries else b""
+            made += msgspec.json.encode(entries)[1:-1]
+        self._num_made = len(answer.logprobs)
+        return {name: msgspec.Raw(b"[%b]" % made) for name, made in self._made.items()}
+
+
+async def _events(
+    generation: Generation, is_list: bool, texts: Tokenizer | None, shown: Callable[..., Event]
+) -> AsyncGenerator[Event]:
     has_shown_prompt: set[int] = set()
+    logprobs = [_GrowingLogprobs(answer, texts) for answer in generation.answers]
     num_free = FREE_SCORES / len(generation.answers)
     num_shown = [0] * len(generation.answers)
     async with aclosing(generation.run()) as deltas:
@@ -207,8 +238,9 @@ async def _events(generation: Generation, is_list: bool, shown: Callable[..., Ev
             num_shown[index] = num_scores
             if is_due:
                 has_shown_prompt.add(index)
-            place = {"index": index} if is_list else {}
-            yield shown(index, with_prompt_logprobs=is_due) | place
+            event = shown(index, with_prompt_logprobs=is_due, with_logprobs=False)
+            event["meta_info"] |= logprobs[index].shown()
+            yield event | ({"index": index} if is_list else {})
 
 
 async def _prompts(
