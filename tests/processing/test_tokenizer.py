@@ -271,6 +271,20 @@ def test_older_formats_go_through_transformers(tmp_path: Path) -> None:
     assert tokenizer.decode([256, 257]) == "hi"
 
 
+def test_code_in_a_model_directory_is_never_run(tmp_path: Path) -> None:
+    """`auto_map` names classes of the model's own files, which other software imports."""
+    marker = tmp_path / "it-ran"
+    code = f"open({str(marker)!r}, 'w')\nclass Config: pass\nclass Words: pass\n"
+    for name in ("configuration_own.py", "tokenization_own.py", "__init__.py"):
+        (tmp_path / name).write_text(code)
+    own = {"AutoConfig": "configuration_own.Config", "AutoTokenizer": ["tokenization_own.Words", None]}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": own}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Words", "auto_map": own}))
+    with pytest.raises(ModelError, match="without running code of the model"):
+        load_tokenizer(tmp_path)
+    assert not marker.exists()
+
+
 def test_loading_imports_neither_jax_nor_transformers(directories: dict[str, Path]) -> None:
     program = (
         "import sys; from pathlib import Path; from jsg.processing.tokenizer import load_tokenizer\n"
