@@ -32,6 +32,7 @@ from jsg.types import GrammarSpec
 
 MAX_TOOLS = 128
 
+_FORM = ".format.elements[1]"  # where the form is in the structural tag of calls or a form
 _PLACE = re.compile(r"the structural tag((?:\.\w+|\[\d+\])+): (.*)", re.DOTALL)  # begins the compiler's messages
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 DIALECTS: Mapping[str, Dialect] = {name: name for name in get_args(Dialect)}
@@ -88,6 +89,20 @@ class Choice:
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
+class TextForm:
+    """The form of an answer's text.
+
+    Attributes:
+        field: The field in which the client asked for it.
+        format: A format of a structural tag.
+    """
+
+    field: str
+    format: Mapping[str, Any]
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
 class Speech:
     """How a model reads about tools and writes calls.
 
@@ -114,6 +129,7 @@ class ToolUse:
         is_parallel: Whether the answer may have several calls.
         dialect: How calls are written.
         special: The markers of calls that are special tokens of the model.
+        form: The form of an answer without calls; None for free text.
     """
 
     shown: Sequence[Mapping[str, Any]]
@@ -122,10 +138,13 @@ class ToolUse:
     is_parallel: bool
     dialect: Dialect
     special: frozenset[str]
+    form: TextForm | None = None
 
     @classmethod
-    def of(cls, tools: Sequence[Tool], choice: Choice, speech: Speech) -> "ToolUse | None":
-        """How a model uses these tools; None where it may call none.
+    def of(
+        cls, tools: Sequence[Tool], choice: Choice, speech: Speech, form: TextForm | None = None
+    ) -> "ToolUse | None":
+        """How a model uses these tools, in an answer whose text may have to have a form; None where it may call none.
 
         Raises:
             RequestError: A rule about names and numbers is broken, or the model was not made for tools.
@@ -150,6 +169,7 @@ class ToolUse:
             is_parallel=not choice.is_one_call,
             dialect=speech.dialect,
             special=speech.special,
+            form=form,
         )
 
     @property
@@ -169,11 +189,14 @@ class ToolUse:
 
     @contextlib.contextmanager
     def naming(self) -> Iterator[None]:
-        """A GrammarError that is raised inside names the faulty tool, where it can be found."""
+        """A GrammarError that is raised inside names the faulty tool or form, where it can be found."""
         try:
             yield
         except GrammarError as error:
             found = _PLACE.match(str(error))
+            if found is not None and self.form is not None and found[1].startswith(_FORM):
+                error.args, error.param = (found[2],), self.form.field
+                raise
             schema = None if found is None else _schema_at(json.loads(self.grammar().text), found[1])
             for tool in self.callable:
                 if found is not None and schema == {**tool.schema, "type": "object"}:
@@ -182,13 +205,14 @@ class ToolUse:
             raise
 
     def grammar(self) -> GrammarSpec:
-        """The grammar of the whole text of an answer: calls and, unless a call is required, free text."""
+        """The grammar of the whole text of an answer: calls, and where none is required free text or the form."""
         spec = tool_grammars.tools_to_structural_tag(
             [tool_grammars.Tool(tool.name, tool.schema) for tool in self.callable],
             "required" if self.is_required else "auto",
             self.dialect,
             parallel=self.is_parallel,
             special_tokens=self.special,
+            form=None if self.form is None else dict(self.form.format),
         )
         assert spec is not None
         return spec

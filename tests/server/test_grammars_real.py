@@ -26,6 +26,12 @@ SCHEMA = {
     "required": ["name", "age", "likes"],
     "additionalProperties": False,
 }
+AGE = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "maximum": 99, "minimum": 0}},
+    "required": ["age"],
+    "additionalProperties": False,
+}
 WRONG = {"name": "a", "schema": {"type": "nothing"}}
 TOOLS: Any = [
     {"type": "function", "function": {"name": "person", "parameters": SCHEMA}},
@@ -145,6 +151,22 @@ class TestEngine:
             [call] = choice.message.tool_calls
             arguments = json.loads(call.function.arguments)
             jsonschema.validate(arguments, SCHEMA if call.function.name == "person" else {"maxProperties": 0})
+
+    def test_calls_or_the_form(self, client):
+        """What agents send in every turn: tools, and the form of the answer that needs no more of them."""
+        form: Any = {"type": "json_schema", "json_schema": {"name": "age", "schema": AGE, "strict": True}}
+        made = client.chat.completions.create(
+            model=None, messages=HI, tools=TOOLS, response_format=form, n=24, temperature=1, seed=5
+        )
+        seen = set[str]()
+        for choice in made.choices:
+            seen.add(choice.finish_reason)
+            for call in choice.message.tool_calls or ():
+                arguments = json.loads(call.function.arguments)
+                jsonschema.validate(arguments, SCHEMA if call.function.name == "person" else {"maxProperties": 0})
+            if choice.message.content is not None:
+                jsonschema.validate(json.loads(choice.message.content), AGE)
+        assert seen == {"stop", "tool_calls"}
 
     def test_a_named_call_as_a_stream(self, client):
         choice: Any = {"type": "function", "function": {"name": "person"}}

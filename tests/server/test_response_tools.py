@@ -208,7 +208,6 @@ class TestResponses:
         [
             ({"tools": [{"type": "web_search"}]}, "type", "runs no tools"),
             ({"tools": [{"type": "function"}]}, "tools", "name is required"),
-            ({"tools": [CLOCK], "text": {"format": {"type": "json_object"}}}, "text.format", "only one grammar"),
             ({"tool_choice": "required"}, "tool_choice", "needs tools"),
             ({"tools": [CLOCK], "tool_choice": {"type": "function"}}, "tool_choice", "must have name"),
             ({"tools": [CLOCK], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "none of them"),

@@ -22,8 +22,13 @@ WEATHER = {"type": "function", "function": {"name": "weather", "description": "O
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern \\u00e4"}}\n</tool_call>'
+OLD_TAG = {"type": "structural_tag", "triggers": ["<f"], "structures": [{"begin": "<f>", "schema": {}, "end": ""}]}
 OTHER = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 ARGUMENTS = '{"city": "Bern \\u00e4"}'
+
+
+def form_of(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
 
 
 def make_server(directory: Path, template: str = TOOL_TEMPLATE, **knobs: Any) -> ScriptedServer:
@@ -116,6 +121,26 @@ class TestWhatTheModelIsHeldTo:
         ask(scripted, tool_choice="none", response_format={"type": "json_object"})
         assert scripted.sampling.grammar.kind == "json_schema"
 
+    @pytest.mark.parametrize(
+        ("fields", "form"),
+        [
+            ({"response_format": {"type": "json_object"}}, {"type": "json_schema", "json_schema": {"type": "object"}}),
+            ({"response_format": form_of(SCHEMA)}, {"type": "json_schema", "json_schema": SCHEMA}),
+            ({"json_schema": json.dumps(SCHEMA)}, {"type": "json_schema", "json_schema": SCHEMA}),
+            ({"regex": "a+"}, {"type": "regex", "pattern": "a+"}),
+            ({"ebnf": 'root ::= "a"'}, {"type": "grammar", "grammar": 'root ::= "a"'}),
+            ({"choices": ["a"]}, {"type": "or", "elements": [{"type": "const_string", "value": "a"}]}),
+            ({"structural_tag": {"type": "structural_tag", "format": {"type": "any_text"}}}, {"type": "any_text"}),
+        ],
+    )
+    def test_a_form_of_the_text_stands_beside_the_calls(self, scripted, fields, form):
+        special = {"<|im_start|>", "<|im_end|>", "<s>"}
+        for choice in ("auto", "required"):
+            ask(scripted, tool_choice=choice, **fields)
+            tools = [self.WEATHER_TOOL, self.CLOCK_TOOL]
+            expected = tools_to_structural_tag(tools, choice, "hermes", special_tokens=special, form=form)
+            assert scripted.sampling.grammar == expected
+
     @pytest.mark.parametrize(("strict", "schema"), [(None, SCHEMA), (True, SCHEMA), (False, {"type": "object"})])
     def test_strict(self, scripted, strict, schema):
         tool = {"type": "function", "function": WEATHER["function"] | {"strict": strict}}
@@ -177,8 +202,7 @@ class TestRefusals:
                 "'a'",
             ),
             ({"tools": [CLOCK] * 129}, "tools", "at most 128"),
-            ({"tools": [CLOCK], "response_format": {"type": "json_object"}}, "response_format", "only one grammar"),
-            ({"tools": [CLOCK], "regex": "a"}, "regex", "only one grammar"),
+            ({"tools": [CLOCK], "structural_tag": OLD_TAG}, "structural_tag", "must have a format"),
             ({"tools": [CLOCK], "functions": [{"name": "f"}]}, "functions", "tools or tool_choice"),
             ({"function_call": {"name": "f"}}, "function_call", "needs functions"),
             ({"functions": [{"name": "f"}], "parallel_tool_calls": True}, "parallel_tool_calls", "one function_call"),
@@ -229,6 +253,27 @@ class TestRefusals:
         error = refusal(scripted, tools=tools, tool_choice=choice)
         assert error["param"] == "tools[1].function.parameters"
         assert error["message"].startswith("tools[1].function.parameters is not valid: pattern at #/properties/a")
+
+    @pytest.mark.parametrize(
+        ("form", "field", "said"),
+        [
+            ({"response_format": form_of({"pattern": "(?=x)"})}, "response_format", "pattern at #"),
+            ({"regex": "("}, "regex", "regular expression: a parenthesis"),
+            (
+                {"structural_tag": {"type": "structural_tag", "format": {"type": "x"}}},
+                "structural_tag",
+                "a format's type",
+            ),
+        ],
+    )
+    def test_which_form_the_compiler_refuses(self, scripted, form, field, said):
+        ask(scripted, **form)
+        with pytest.raises(GrammarError) as refused:
+            structural_tag_grammar(scripted.sampling.grammar.text)
+        scripted.engine.failure = refused.value
+        error = refusal(scripted, tools=[CLOCK, WEATHER], **form)
+        assert error["param"] == field
+        assert error["message"].startswith(f"{field} is not valid: {said}")
 
 
 class TestAnswers:

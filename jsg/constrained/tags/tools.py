@@ -44,13 +44,15 @@ def tools_to_structural_tag(
     *,
     parallel: bool = True,
     special_tokens: Collection[str] = (),
+    form: Format | None = None,
     whitespace: Whitespace = "fixed",
     property_order: PropertyOrder = "declared",
 ) -> GrammarSpec | None:
     """The grammar of an answer that may, or must, call tools; None where it may not call any.
 
     With "auto" the answer is free text with calls in it, and whatever begins like a call must be one. With "required"
-    it is calls and nothing else, at least one; with a named tool exactly one call of that.
+    it is calls and nothing else, at least one; with a named tool exactly one call of that. If the text of an answer
+    must have a form, "auto" means calls and nothing else, or the form and nothing else.
 
     Args:
         tools: The tools that may be called.
@@ -59,6 +61,7 @@ def tools_to_structural_tag(
         parallel: An answer may have several calls; after the only one nothing follows.
         special_tokens: Written forms of the tokenizer's special tokens. A marker of the dialect that is among them
             stands as a special token, not as text.
+        form: The form of an answer without calls, as a format of a structural tag; None for free text.
         whitespace: The whitespace in the arguments.
         property_order: The order of the properties in the arguments.
 
@@ -73,7 +76,11 @@ def tools_to_structural_tag(
         parallel = False
     special = frozenset(special_tokens)
     make = {"hermes": _hermes, "mistral": _mistral, "llama3_json": _llama3}[dialect]
-    tag = {"type": "structural_tag", "format": make(tools, tool_choice == "auto", parallel, special)}
+    is_auto = tool_choice == "auto"
+    answer = make(tools, is_auto and form is None, parallel, special)
+    if is_auto and form is not None:
+        answer = {"type": "or", "elements": [answer, form]}
+    tag = {"type": "structural_tag", "format": answer}
     return GrammarSpec("structural_tag", json.dumps(tag, ensure_ascii=False), whitespace, property_order)
 
 

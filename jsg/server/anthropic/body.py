@@ -16,6 +16,7 @@ from jsg.server.shared.constraint import (
     WhitespaceOption,
     grammar_fields,
     only_one,
+    text_form,
 )
 from jsg.server.shared.fields import CACHE_SALT, END_USER, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
@@ -322,7 +323,7 @@ class CountTokensBody(Body):
         """The tools that the answer may call; None for none. Raises RequestError."""
         choice = Choice() if self.tool_choice is None else self.tool_choice.choice()
         tools = [tool.tool(f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
-        return ToolUse.of(tools, choice, speech)
+        return ToolUse.of(tools, choice, speech, text_form(self.constraint(), tools, choice))
 
     def client_names(self) -> dict[str, str]:
         """Our name of a field → the client's name."""

@@ -21,6 +21,7 @@ from jsg.server.openai.body import OpenAIBody
 from jsg.server.openai.common import TokenNames, head_of, respond
 from jsg.server.openai.tools import NamedFunction, ToolChoice, shown_call, shown_change
 from jsg.server.shared.answers import constraint_of, finish_of
+from jsg.server.shared.constraint import text_form
 from jsg.server.shared.fields import ALL_THE_ROOM, MAX_NAME_CHARS, TOP_LOGPROBS, Only
 from jsg.server.shared.messages import Message
 from jsg.server.shared.tools import ONE_CALL, TOOL_CHOICE, TOOLS, ChatTool, FunctionDefinition
@@ -142,7 +143,8 @@ class ChatBody(OpenAIBody):
             case _:
                 choice = Choice(chosen or "auto")
         is_one_call = choice.is_one_call or self.parallel_tool_calls is False or bool(self.functions)
-        return ToolUse.of(tools, dataclasses.replace(choice, is_one_call=is_one_call), speech)
+        choice = dataclasses.replace(choice, is_one_call=is_one_call)
+        return ToolUse.of(tools, choice, speech, text_form(self.constraint(), tools, choice))
 
     def _names(self) -> dict[str, str]:
         tools = {GRAMMAR: "tools"} if self.tools else {}

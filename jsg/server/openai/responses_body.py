@@ -17,6 +17,7 @@ from jsg.server.shared.constraint import (
     WhitespaceOption,
     grammar_fields,
     only_one,
+    text_form,
 )
 from jsg.server.shared.fields import (
     ALL_THE_ROOM,
@@ -354,7 +355,8 @@ class InputTokensBody(Body):
         choice = chosen.choice() if isinstance(chosen, ResponsesToolChoice) else Choice(chosen or "auto")
         is_one_call = choice.is_one_call or self.parallel_tool_calls is False
         tools = [tool.tool(f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
-        return ToolUse.of(tools, dataclasses.replace(choice, is_one_call=is_one_call), speech)
+        choice = dataclasses.replace(choice, is_one_call=is_one_call)
+        return ToolUse.of(tools, choice, speech, text_form(self.constraint(), tools, choice))
 
     def client_names(self) -> dict[str, str]:
         """Our name of a field → the client's name."""

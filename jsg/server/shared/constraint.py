@@ -1,13 +1,14 @@
 """A grammar in a client's fields → fields of `SamplingParams`."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, final
 
 from pydantic import Field
 
 from jsg.errors import RequestError
-from jsg.server.tool_use import ToolUse
+from jsg.server.tool_use import Choice, TextForm, Tool, ToolUse
 from jsg.types import GrammarKind, PropertyOrder, Whitespace
 
 type Schema = dict[str, Any] | bool
@@ -48,6 +49,40 @@ def only_one(constraints: Iterable[Constraint]) -> Constraint | None:
     return found[0] if found else None
 
 
+def text_form(constraint: Constraint | None, tools: Sequence[Tool], choice: Choice) -> TextForm | None:
+    """The form of an answer that has a grammar and may call tools instead.
+
+    Raises:
+        RequestError: The grammar is none that calls can stand beside.
+    """
+    if constraint is None or not tools or choice.mode != "auto":
+        return None
+    value = constraint.value
+    if isinstance(value, str) and constraint.kind not in ("regex", "ebnf"):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise RequestError(f"{constraint.field} must be JSON: {error}", constraint.field) from None
+    match constraint.kind:
+        case "json_schema":
+            return TextForm(constraint.field, {"type": "json_schema", "json_schema": value})
+        case "regex":
+            return TextForm(constraint.field, {"type": "regex", "pattern": value})
+        case "ebnf":
+            return TextForm(constraint.field, {"type": "grammar", "grammar": value})
+        case "choices":
+            choices = [{"type": "const_string", "value": choice} for choice in value]
+            return TextForm(constraint.field, {"type": "or", "elements": choices})
+        case "structural_tag":
+            if not isinstance(value, dict) or not isinstance(value.get("format"), dict):
+                raise RequestError(
+                    f"{constraint.field} must have a format where the request has tools too, but has none; write it in "
+                    'the newer form, leave it out, or set tool_choice to "none"',
+                    constraint.field,
+                )
+            return TextForm(constraint.field, value["format"])
+
+
 def grammar_fields(
     constraint: Constraint | None, tools: ToolUse | None, options: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -55,20 +90,11 @@ def grammar_fields(
 
     Args:
         constraint: The grammar of the whole answer.
-        tools: The tools that the answer may call.
+        tools: The tools that the answer may call; they know the grammar as the form of a text.
         options: `whitespace` and `property_order`, for the grammar or the tools.
-
-    Raises:
-        RequestError: A grammar and tools are given.
     """
     options = {name: value for name, value in (options or {}).items() if value is not None}
     if tools is not None:
-        if constraint is not None:
-            raise RequestError(
-                f"only one grammar may be given, but {constraint.field} is one and the tools are another; leave one "
-                'out, or set tool_choice to "none"',
-                param=constraint.field,
-            )
         grammar = {"grammar": dataclasses.replace(tools.grammar(), **options)}
         return grammar | ({"skip_special_tokens": False} if tools.has_special_marks else {})
     return options if constraint is None else {constraint.kind: constraint.value, **options}

@@ -331,6 +331,17 @@ def test_tools(dialect: Dialect) -> None:
 
 
 @pytest.mark.parametrize("dialect", list(SPELLINGS))
+def test_tools_beside_a_form(dialect: Dialect) -> None:
+    form = {"type": "json_schema", "json_schema": {"properties": {"name": {"type": "integer"}}, "required": ["name"]}}
+    single, both = written(dialect, ONE), written(dialect, ONE, TWO)
+    wrong = ["", "Hi", '{"name": "x"}', written(dialect, WRONG_ARGUMENTS), "Hi " + single, single + '{"name": 1}']
+    check(tool_machine(dialect, "auto", form=form), [single, both, '{"name": 1}'], wrong)
+    check(tool_machine(dialect, "auto", form=form, parallel=False), [single, '{"name": 1}'], [*wrong, both])
+    for choice in ("required", NamedTool("get")):
+        check(tool_machine(dialect, choice, form=form), [single], [*wrong, '{"name": 1}'])
+
+
+@pytest.mark.parametrize("dialect", list(SPELLINGS))
 def test_what_the_grammar_writes_the_parser_reads(dialect: Dialect) -> None:
     text = written(dialect, ONE, TWO)
     answer = parse_tool_calls(text, dialect, [tool.name for tool in TOOLS], str)
