@@ -111,7 +111,7 @@ async def _makes_token(client: ServedEngine, grammar: GrammarSpec | None) -> boo
                 if output.finish is not None and output.finish.type is FinishType.ABORT:
                     return False
                 if output.finish is not None and output.finish.type is FinishType.ERROR:
-                    raise JsgError(output.finish.message or "the engine failed a request with a grammar")
+                    raise output.finish.to_error()
                 if output.token_ids:
                     return True
     return False
