@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from jsg.checks import are_token_ids, is_int, quote, require
-from jsg.errors import GrammarError, RequestError
+from jsg.errors import GrammarError, JsgError, RequestError
 from jsg.media import MediaInput
 from jsg.parameters import PARAMETERS, Flag, Integer, JumpForward, TokenIds, with_fields
 
@@ -361,11 +361,24 @@ class FinishType(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FinishReason:
-    """Why a request ended, and the token or string that ended it."""
+    """Why a request ended, and the token or string that ended it.
+
+    Attributes:
+        type: Why.
+        matched: The stop token or stop string.
+        message: What went wrong, with ERROR.
+        blames_grammar: With ERROR, whether the request's grammar is the cause, so that the client can do something.
+    """
 
     type: FinishType
     matched: int | str | None = None
     message: str | None = None
+    blames_grammar: bool = False
+
+    def to_error(self) -> JsgError:
+        """The exception for a request that ended with ERROR."""
+        message = self.message or "the engine failed this request"
+        return GrammarError(message) if self.blames_grammar else JsgError(message)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

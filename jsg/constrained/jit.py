@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import typing
 from collections.abc import Callable
@@ -20,6 +21,8 @@ import numpy as np
 
 _KERNELS = ("tables", "run.memory", "run.states", "run.steps", "run.kernels")
 READ_ONLY = "read-only"
+NOWHERE = os.devnull
+"""The cache directory that stands for none, since numba takes an empty name for its own choice."""
 _INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 Bytes1 = Annotated[np.ndarray, "uint8", 1]
@@ -51,10 +54,10 @@ def inlined[F: Callable[..., Any]](function: F) -> F:
     return _compiled(function, _INNER | {"forceinline": True})
 
 
-def use_kernel_cache(directory: Path) -> bool:
+def use_kernel_cache(directory: Path | None) -> bool:
     """Keeps compiled kernels in this directory, which must be its owner's alone: what lies in it is run.
 
-    Without a call they are kept beside Python's own compiled files.
+    With None they are kept nowhere. Without a call they are kept beside Python's own compiled files.
 
     Returns:
         Whether the call has an effect. It has none where numba is not installed, or kernels are already loaded.
@@ -63,8 +66,8 @@ def use_kernel_cache(directory: Path) -> bool:
     if numba is None:
         return False
     if f"jsg.constrained.{_KERNELS[-1]}" in sys.modules:
-        return str(directory) == numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(directory)
+        return str(directory or NOWHERE) == numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(directory or NOWHERE)
     return True
 
 
@@ -92,22 +95,23 @@ def _compiled(function: Any, options: dict[str, bool]) -> Any:
     signature = _type_of(hints["return"])(*arguments)
     # Numba's cache does not see that a function of another file has changed, so each version has its own directory.
     directory = numba.config.CACHE_DIR
+    is_kept = directory != NOWHERE
     numba.config.CACHE_DIR = str(kernel_directory(Path(directory or default_kernel_cache())))
     try:
         # Without numba's own memory management, since kernels allocate nothing: it would count, atomically, each use of
         # an array that comes out of a tuple, which makes a step ten times as slow.
         try:
-            return numba.njit(signature, nogil=True, cache=True, _nrt=False, **options)(function)
+            return numba.njit(signature, nogil=True, cache=is_kept, _nrt=False, **options)(function)
         except KeyError:  # these options are no promise of numba's; a version without them is slower, and as right
-            return numba.njit(signature, nogil=True, cache=True)(function)
+            return numba.njit(signature, nogil=True, cache=is_kept)(function)
     finally:
         numba.config.CACHE_DIR = directory
 
 
 @functools.cache
 def _version() -> str:
-    """A digest of the files that the kernels are compiled from."""
-    digest = hashlib.sha256()
+    """A digest of the files that the kernels are compiled from, and of where they lie, which numba's names have too."""
+    digest = hashlib.sha256(bytes(Path(__file__).parent))
     for name in ("jit", *_KERNELS):
         digest.update(Path(__file__).parent.joinpath(*name.split(".")).with_suffix(".py").read_bytes())
     return digest.hexdigest()[:16]

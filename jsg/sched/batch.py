@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jsg.errors import JsgError
 from jsg.sched.buckets import BucketKey
 from jsg.sched.request import Placement, RunningRequest
 from jsg.types import ConstraintReport, TokenLogprob
@@ -177,7 +178,7 @@ class StepResult:
         logprobs: By row of logits, for the entries that ask for them.
         prompt_logprobs: By index of the entry, one for each prompt token that its chunk predicts.
         failed: Requests for which the host raised an error before or after the step. They end with an error.
-        reasons: By rid, the message of that error if the client may know it.
+        reasons: By rid, that error if the client may know it.
         kept_mass: By row of logits, the probability that the grammar left, for requests that report it.
         constraints: By index of the entry, one report for each of its tokens, if the request asks for it. A report says
             what the grammar did to all tokens of the step up to that token.
@@ -188,7 +189,7 @@ class StepResult:
     logprobs: dict[int, TokenLogprob] = dataclasses.field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprob]] = dataclasses.field(default_factory=dict)
     failed: list[RunningRequest] = dataclasses.field(default_factory=list)
-    reasons: dict[str, str] = dataclasses.field(default_factory=dict)
+    reasons: dict[str, JsgError] = dataclasses.field(default_factory=dict)
     kept_mass: dict[int, float] = dataclasses.field(default_factory=dict)
     constraints: dict[int, list[ConstraintReport]] = dataclasses.field(default_factory=dict)
     ended: dict[int, int] = dataclasses.field(default_factory=dict)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
-from jsg.errors import QueueFullError, RequestError
+from jsg.errors import GrammarError, QueueFullError, RequestError
 from jsg.sched.admission import AdmissionEstimate
 from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
 from jsg.sched.batching import Batcher
@@ -349,7 +349,8 @@ class Scheduler:
         """
         self._num_in_flight -= 1
         for running in result.failed:
-            self._fail(running, result.reasons.get(running.request.rid, FAILED))
+            error = result.reasons.get(running.request.rid)
+            self._fail(running, str(error or FAILED), blames_grammar=isinstance(error, GrammarError))
         outputs: list[RequestOutput] = []
         for index, (entry, row) in enumerate(zip(batch.entries, batch.first_rows, strict=True)):
             if entry.is_stale:
@@ -399,7 +400,9 @@ class Scheduler:
         else:
             self._requests.end(running, FinishReason(FinishType.LENGTH))
 
-    def _fail(self, running: RunningRequest, message: str, *, distrusts: bool = False) -> None:
+    def _fail(
+        self, running: RunningRequest, message: str, *, blames_grammar: bool = False, distrusts: bool = False
+    ) -> None:
         """Ends a request with an error, unless it has ended since. The error of a branch ends its joined request.
 
         With `distrusts`, keys and values that only this request computed do not stay cached.
@@ -407,7 +410,8 @@ class Scheduler:
         whole = running.whole
         if whole.state not in (RequestState.KEPT, RequestState.ENDED):
             self.totals.num_failed += 1
-            self._requests.end(whole, FinishReason(FinishType.ERROR, message=message), distrusts=distrusts)
+            reason = FinishReason(FinishType.ERROR, message=message, blames_grammar=blames_grammar)
+            self._requests.end(whole, reason, distrusts=distrusts)
 
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""

@@ -13,7 +13,7 @@ from jsg.constrained.special_tokens import check_names
 from jsg.constrained.stop_patterns import stop_patterns
 from jsg.engine.child.protocol import ModelInfo
 from jsg.engine.front.served import ServedEngine
-from jsg.errors import JsgError, RequestError, check_length
+from jsg.errors import RequestError, check_length
 from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer
 from jsg.processing.tool_calls import nameable_tokens
@@ -170,7 +170,7 @@ class Generation:
             for observer in self._observers:
                 observer.on_delta(self._begun, answer, shown)
         if delta.finish is not None and delta.finish.type is FinishType.ERROR:
-            raise JsgError(delta.finish.message or "the engine failed this request")
+            raise delta.finish.to_error()
         return delta
 
 

@@ -64,6 +64,7 @@ class ScriptedClient:
     info = INFO
     is_alive = True
     is_stalled = False
+    takes_grammars = False
 
     @property
     def engines(self) -> "tuple[ScriptedClient]":

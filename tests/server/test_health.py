@@ -12,10 +12,10 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from jsg.engine.front.client import EngineClient
-from jsg.errors import EngineDeadError, QueueFullError
+from jsg.errors import EngineDeadError, JsgError, QueueFullError, RequestError
 from jsg.server.native import health
 from jsg.server.native.health import EngineProbe
-from jsg.types import FinishReason, FinishType, Request, RequestOutput
+from jsg.types import FinishReason, FinishType, GrammarSpec, Request, RequestOutput
 from tests.server.running import RunningServer
 from tests.server.threads import ServerMaker
 
@@ -25,11 +25,20 @@ LONG = {"input_ids": [1], "stream": True, "sampling_params": {"max_new_tokens": 
 class ScriptedClient:
     """Counts its requests; each waits for the gate and then gives what comes next in the script."""
 
-    def __init__(self, *script: RequestOutput | Exception) -> None:
+    def __init__(self, *script: RequestOutput | Exception, takes_grammars: bool = False) -> None:
+        self.takes_grammars = takes_grammars
+        self.grammars = self
+        self.unusable: JsgError | None = None
+        self.checked: list[tuple[GrammarSpec, str]] = []
         self.gate = asyncio.Event()
         self.requests: list[tuple[Request, str]] = []
         self.num_live = 0
         self._script = iter(script)
+
+    async def check(self, spec: GrammarSpec, owner: str) -> None:
+        self.checked.append((spec, owner))
+        if self.unusable is not None:
+            raise self.unusable
 
     async def generate(
         self, request: Request, owner: str, *, is_streamed: bool = True
@@ -130,6 +139,33 @@ class TestProbe:
         scripted.gate.set()
         await EngineProbe().run(as_client(scripted), 5)
         assert len(scripted.requests) == 3
+
+    @in_loop
+    async def test_the_token_is_one_that_a_grammar_allows_once_the_engine_takes_grammars(self):
+        scripted = ScriptedClient(TOKEN, takes_grammars=True)
+        scripted.gate.set()
+        await EngineProbe().run(as_client(scripted), 5)
+        assert scripted.checked == [(health.GRAMMAR, health.OWNER)]
+        assert [request.sampling.grammar for request, _ in scripted.requests] == [health.GRAMMAR]
+
+    @pytest.mark.parametrize("broken", ["compiling", "loading", "walking"])
+    @in_loop
+    async def test_grammars_that_do_not_work_are_a_503(self, broken):
+        error = JsgError("grammars cannot be used")
+        failed = RequestOutput(rid="r", finish=FinishReason(FinishType.ERROR, message=str(error)))
+        scripted = ScriptedClient(error if broken == "loading" else failed, TOKEN, takes_grammars=True)
+        scripted.unusable = error if broken == "compiling" else None
+        scripted.gate.set()
+        with pytest.raises(HTTPException, match="grammars cannot be used") as refused:
+            await EngineProbe().run(as_client(scripted), 5)
+        assert refused.value.status_code == 503
+
+    @in_loop
+    async def test_a_model_that_takes_no_grammars_is_healthy(self):
+        scripted = ScriptedClient(RequestError("a grammar needs a tokenizer"), TOKEN, takes_grammars=True)
+        scripted.gate.set()
+        await EngineProbe().run(as_client(scripted), 5)
+        assert [request.sampling.grammar for request, _ in scripted.requests] == [health.GRAMMAR, None]
 
 
 class TestServer:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 import numpy as np
 
 from jsg.constrained.limits import LIMITS, Account, Limits
+from jsg.constrained.run import kernel_cache
 from jsg.constrained.run.memory import (
     DEAD,
     DEPTH,
@@ -74,6 +75,7 @@ class Machine:
             max_token_len: Bytes of the longest token, with which `frames_read` can treat different counts as equal;
                 None means that all counts differ.
         """
+        kernel_cache.load()
         from jsg.constrained.run import kernels, states  # these load numba, which only a process that masks needs
 
         self._kernels = kernels

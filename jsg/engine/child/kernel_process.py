@@ -29,7 +29,7 @@ STDERR = 2
 def fill_elsewhere(directory: Path, is_closing: threading.Event, limit_s: float = FILL_S) -> None:
     """Has a process of its own compile the kernels into a directory, and waits for it until `is_closing` is set.
 
-    If that fails or takes too long, the log says so, and this process compiles the kernels when it first uses them.
+    If that fails or takes too long, the log says so, and this process has to compile the kernels for itself.
     """
     command = [sys.executable, "-P", "-m", "jsg.engine.child.kernel_process", str(directory), str(os.getpid())]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -74,4 +74,7 @@ def fill_once(directory: Path) -> None:
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
     os.nice(NICENESS)
-    fill_once(Path(sys.argv[1]))
+    try:
+        fill_once(Path(sys.argv[1]))
+    except OSError as error:  # the directory is read-only or full, which is nobody's bug
+        sys.exit(f"the directory for the kernels of grammars must be one that can be written and has room: {error}")

@@ -144,6 +144,11 @@ class EngineClient:
         return len(self._streams) >= self._limit
 
     @property
+    def takes_grammars(self) -> bool:
+        """Whether the engine has tried to load what grammars need, so that a request with one does not wait for it."""
+        return self._takes_grammars.is_set()
+
+    @property
     def engines(self) -> "tuple[EngineClient, ...]":
         """This engine alone; `fleet.py` has several."""
         return (self,)

@@ -127,6 +127,11 @@ class EngineFleet:
         return bool(living) and all(self.engines[number].is_stalled for number in living)
 
     @property
+    def takes_grammars(self) -> bool:
+        """Whether every living engine has tried to load what grammars need."""
+        return all(self.engines[number].takes_grammars for number in self._living)
+
+    @property
     def routed(self) -> Mapping[tuple[int, Reason], int]:
         """Requests that each engine has begun, by the reason for its choice. Only after `ready`."""
         return self._router.routed

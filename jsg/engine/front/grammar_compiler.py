@@ -82,6 +82,12 @@ class GrammarCompiler:
             raise known.result.to_error()
         return known.result
 
+    async def check(self, spec: GrammarSpec, owner: str = "") -> None:
+        """Compiles a grammar although its tables are known. Raises as `tables` does."""
+        known = await self._queue.run(spec, owner)
+        if isinstance(known.result, Failure):
+            raise known.result.to_error()
+
     async def warm(self) -> None:
         """Starts a process, so that the first grammar need not wait for it. If that fails, the first grammar tells."""
         try:

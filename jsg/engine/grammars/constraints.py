@@ -55,7 +55,7 @@ class Constraint:
     num_accepted: int = 0
     num_unforced: int = 0
     num_steps: int = 0
-    failure: str | None = None
+    failure: JsgError | None = None
     _masker: GrammarMasker | None = dataclasses.field(default=None, init=False)
 
     @property
@@ -383,10 +383,10 @@ class Constraints:
     def _fail(self, constraint: Constraint, error: Exception) -> None:
         self._num_failures += 1
         if isinstance(error, JsgError):
-            constraint.failure = str(error)
+            constraint.failure = error.with_traceback(None)  # which would keep what it was raised in
         else:
             logger.error("a grammar failed", exc_info=error)
-            constraint.failure = BUG
+            constraint.failure = JsgError(BUG)
 
 
 def _why_not(request: Request, constraint: Constraint, token: int) -> Exception:

@@ -14,7 +14,7 @@ from jsg.constrained.run import kernel_cache
 from jsg.constrained.run.vocab import Vocabulary
 from jsg.engine.child.kernel_process import fill_elsewhere
 from jsg.engine.private_directory import private_directory
-from jsg.errors import EngineDeadError, JsgError, ModelError, RequestError
+from jsg.errors import ConfigError, EngineDeadError, JsgError, ModelError, RequestError
 from jsg.processing.tool_calls import nameable_tokens
 
 logger = logging.getLogger(__name__)
@@ -59,11 +59,7 @@ class LexiconLoader:
             cache_directory: The owner-only directory of compiled programs, in which kernels get a directory of their
                 own. With None they lie beside Python's own compiled files.
         """
-        self._kernels = default_kernel_cache()
-        if cache_directory is not None:
-            self._kernels = private_directory(
-                cache_directory / KERNEL_DIRECTORY, "--compilation-cache-dir", "what lies there is run as code"
-            )
+        self._kernels = default_kernel_cache() if cache_directory is None else _kernel_directory(cache_directory)
         self._directory = directory
         self._vocab_size = vocab_size
         self._eos_ids = [token for token in eos_token_ids if token < vocab_size]
@@ -124,6 +120,15 @@ class LexiconLoader:
             logger.exception("what grammars need could not be loaded")
             self._future.set_result(error)
 
+    def _filled_cache(self) -> Path | None:
+        """The directory of kernels with all kernels in it; None where it cannot have them."""
+        kernels = self._kernels
+        if kernels is None or kernel_cache.is_filled(kernels):
+            return kernels
+        fill_elsewhere(kernels, self._is_closing)
+        self._check_open()
+        return kernels if kernel_cache.is_filled(kernels) else None
+
     def _check_open(self) -> None:
         if self._is_closing.is_set():
             raise EngineDeadError("the engine was closed")
@@ -141,13 +146,30 @@ class LexiconLoader:
             size=size,
             special_names=nameable_tokens(tokenizer, size, self._eos_ids),
         )
-        if not kernel_cache.is_filled(self._kernels):
-            fill_elsewhere(self._kernels, self._is_closing)
-        self._check_open()
-        use_kernel_cache(self._kernels)
+        use_kernel_cache(self._filled_cache())
         _load_kernels(vocabulary)
         encode = functools.partial(tokenizer.encode, add_special_tokens=False, parse_special=False)
         return Lexicon(encode, tokenizer.strips_leading_space, vocabulary)
+
+
+def _kernel_directory(cache_directory: Path) -> Path | None:
+    """The owner-only directory of kernels; None where it cannot be made.
+
+    Raises:
+        ConfigError: Somebody else owns it or may enter it.
+    """
+    directory, why = cache_directory / KERNEL_DIRECTORY, "what lies there is run as code"
+    try:
+        return private_directory(directory, "--compilation-cache-dir", why)
+    except ConfigError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        logger.warning(
+            "the directory for the kernels of grammars cannot be made (%s); they are compiled in the engine process "
+            "instead at each start, which holds up its steps",
+            error.__cause__,
+        )
+        return None
 
 
 def _load_kernels(vocabulary: Vocabulary) -> None:

@@ -344,7 +344,7 @@ class Engine:
         if delta.finish is not None and item.finish is None:
             self._driver.abort(answer.request.rid)
         if delta.finish is not None and delta.finish.type is FinishType.ERROR:
-            raise JsgError(delta.finish.message or "the engine failed this request")
+            raise delta.finish.to_error()
         return True
 
     def _abort_unfinished(self, answers: list[Answer]) -> None:

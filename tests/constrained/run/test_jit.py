@@ -30,6 +30,9 @@ def test_a_numba_without_the_private_options_still_compiles(monkeypatch: pytest.
         assert decorate(double)(4) == 8
         assert given[-1] == {"nogil": True, "cache": True} and "_nrt" in given[-2]
     assert fake.config.CACHE_DIR == "here"
+    fake.config.CACHE_DIR = jit.NOWHERE
+    jit.compiled(double)
+    assert given[-1] == {"nogil": True, "cache": False}
 
 
 def test_without_numba_a_kernel_is_the_function_it_is(monkeypatch: pytest.MonkeyPatch):
@@ -40,8 +43,10 @@ def test_without_numba_a_kernel_is_the_function_it_is(monkeypatch: pytest.Monkey
 def test_a_filled_cache_is_known_by_its_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert not kernel_cache.is_filled(tmp_path)
     mark = kernel_cache._mark(tmp_path)
-    mark.parent.mkdir()
-    mark.touch()
+    kernel = mark.parent / "run_1" / "walk.nbi"
+    kernel.parent.mkdir(parents=True)
+    kernel.touch()
+    mark.write_bytes(kernel_cache._digest(tmp_path))
     assert kernel_cache.is_filled(tmp_path)
     monkeypatch.setattr(jit, "_version", lambda: "another")
     assert not kernel_cache.is_filled(tmp_path), "kernels that have changed are compiled anew"

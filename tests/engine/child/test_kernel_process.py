@@ -1,5 +1,6 @@
 """Kernels that a process of its own compiles: it ends with its parent, is not waited for for ever, and may fail."""
 
+import errno
 import fcntl
 import logging
 import os
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -127,9 +129,81 @@ def _is_running(pid: int) -> bool:
         return False
 
 
-def test_what_is_compiled_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("jsg.constrained.jit.use_kernel_cache", lambda directory: True)
-    kernel_cache._mark(tmp_path).parent.mkdir()
-    assert not kernel_cache.is_filled(tmp_path)
-    kernel_cache.fill(tmp_path)
-    assert kernel_cache.is_filled(tmp_path)
+class TestFill:
+    """What is in a directory is used, unless it is damaged."""
+
+    @pytest.fixture
+    def compile_counts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """How many kernels each compilation had to compile. A kernel is a file that holds "code"."""
+        counts: list[int] = []
+
+        def import_module(_: str) -> None:
+            there = {file.stem: file.read_text() for file in self.files(tmp_path)}
+            if set(there.values()) - {"code"}:
+                raise ValueError("pickle data was truncated")
+            counts.append(2 - len(there))
+            for name in ("walk", "step"):
+                self.kernel(tmp_path, name).parent.mkdir(parents=True, exist_ok=True)
+                self.kernel(tmp_path, name).write_text("code")
+
+        metadata = SimpleNamespace(version=lambda _: "1")
+        monkeypatch.setattr(kernel_cache, "importlib", SimpleNamespace(import_module=import_module, metadata=metadata))
+        monkeypatch.setattr("jsg.constrained.jit.use_kernel_cache", lambda directory: True)
+        return counts
+
+    def kernel(self, directory: Path, name: str) -> Path:
+        return jit.kernel_directory(directory) / "run_1" / f"{name}.nbi"
+
+    def files(self, directory: Path) -> list[Path]:
+        return list(jit.kernel_directory(directory).rglob("*.nbi"))
+
+    def test_what_is_compiled_is_marked(self, tmp_path: Path, compile_counts: list[int]):
+        assert not kernel_cache.is_filled(tmp_path)
+        kernel_cache.fill(tmp_path)
+        assert kernel_cache.is_filled(tmp_path) and compile_counts == [2]
+
+    @pytest.mark.parametrize("damage", ["", "co", "edoc", None])
+    def test_a_damaged_directory_is_filled_anew(self, damage: str | None, tmp_path: Path, compile_counts: list[int]):
+        kernel_cache.fill(tmp_path)
+        if damage is None:
+            self.kernel(tmp_path, "walk").unlink()
+        else:
+            self.kernel(tmp_path, "walk").write_text(damage)
+        assert not kernel_cache.is_filled(tmp_path)
+        kernel_cache.fill(tmp_path)
+        assert kernel_cache.is_filled(tmp_path) and compile_counts == [2, 2]
+
+    def test_what_was_begun_is_finished_unless_it_cannot_be_read(self, tmp_path: Path, compile_counts: list[int]):
+        self.kernel(tmp_path, "walk").parent.mkdir(parents=True)
+        self.kernel(tmp_path, "walk").write_text("code")
+        kernel_cache.fill(tmp_path)
+        assert compile_counts == [1]
+        kernel_cache._mark(tmp_path).unlink()
+        self.kernel(tmp_path, "walk").write_text("")
+        kernel_cache.fill(tmp_path)
+        assert compile_counts == [1, 2] and kernel_cache.is_filled(tmp_path)
+
+    def test_a_directory_that_cannot_be_written_is_of_no_use(
+        self, tmp_path: Path, compile_counts: list[int], monkeypatch
+    ):
+        kernel_cache.fill(tmp_path)
+        monkeypatch.setattr("tempfile.TemporaryFile", _read_only)
+        assert not kernel_cache.is_filled(tmp_path)
+
+
+def _read_only(**_: object) -> None:
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
+def test_kernels_that_can_be_neither_read_nor_kept_are_compiled_for_the_process(monkeypatch: pytest.MonkeyPatch):
+    directories: list[Path | None] = []
+
+    def import_module(_: str) -> None:
+        if not directories:
+            raise RuntimeError("no locator available for file")
+
+    monkeypatch.delitem(sys.modules, kernel_cache._KERNELS, raising=False)
+    monkeypatch.setattr(kernel_cache, "importlib", SimpleNamespace(import_module=import_module))
+    monkeypatch.setattr("jsg.constrained.jit.use_kernel_cache", directories.append)
+    kernel_cache.load()
+    assert directories == [None]

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import pathlib
@@ -12,16 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jsg.constrained.compiler import compile_grammar
-from jsg.constrained.grammar import GrammarMasker
+from jsg.constrained.compiler import compile_grammar, compile_tables
+from jsg.constrained.grammar import CompiledGrammar, GrammarMasker
+from jsg.constrained.limits import LIMITS
 from jsg.engine.core import EngineCore
 from jsg.engine.device.executables import Executables
 from jsg.engine.device.mask_pool import MaskPool, num_words
 from jsg.engine.device.programs import GREEDY
 from jsg.engine.grammars.constraints import PATIENCE
-from jsg.errors import QueueFullError, RequestError
+from jsg.errors import GrammarError, QueueFullError, RequestError
 from jsg.processing.tokenizer import load_tokenizer
-from jsg.types import FinishType, JumpForward
+from jsg.types import FinishType, GrammarSpec, JumpForward
 from tests.engine import lettered, small
 from tests.engine.lettered import Outcome, matches, traffic
 from tests.engine.small import DETERMINISTIC, PAGE_SIZE
@@ -280,6 +282,24 @@ def test_a_forgotten_grammar_lives_as_long_as_its_requests(core: EngineCore):
     lettered.teach(core)
 
 
+def test_a_text_that_takes_too_much_work_ends_with_an_error_of_its_grammar_and_harms_no_other(
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch
+):
+    expected = run(core, [(0, request("b", pattern=1)), (0, request("c", grammar=None))])
+    limits = dataclasses.replace(LIMITS, text_steps=3_000_000, token_steps=0)
+    monkeypatch.setattr("jsg.engine.grammars.store.CompiledGrammar", functools.partial(CompiledGrammar, limits=limits))
+    spec = GrammarSpec("regex", "((a|b|ab|ba|aba|bab)*c?)*(.{0,300}z)?")
+    core.grammars.add_grammar(spec.key, compile_tables(spec).to_bytes())
+    ambiguous = request(grammar=spec, max_new_tokens=40, min_new_tokens=39)
+    outcomes = run(core, [(0, ambiguous), (0, request("b", pattern=1)), (0, request("c", grammar=None))])
+    core.grammars.forget_grammars([spec.key])
+    finish = outcomes["a"].finish
+    assert finish and finish.type is FinishType.ERROR and finish.blames_grammar
+    assert isinstance(error := finish.to_error(), GrammarError) and "ambiguous" in str(error), error
+    for rid in ("b", "c"):
+        assert outcomes[rid].token_ids == expected[rid].token_ids
+
+
 @pytest.mark.parametrize("method", ["mask_key", "accept", "forced_bytes"])
 def test_what_raises_in_a_grammar_fails_its_request_alone(
     core: EngineCore, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -300,6 +320,7 @@ def test_what_raises_in_a_grammar_fails_its_request_alone(
         outcomes = run(core, [(0, request()), (0, request("b", pattern=1)), (0, request("c", grammar=None))])
     finish = outcomes["a"].finish
     assert finish and finish.type is FinishType.ERROR and "log has the cause" in (finish.message or "")
+    assert not finish.blames_grammar
     assert "broken on purpose" in caplog.text
     for rid in ("b", "c"):
         assert outcomes[rid].token_ids == expected[rid].token_ids

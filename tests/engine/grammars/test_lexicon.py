@@ -7,6 +7,7 @@ import tokenizers
 
 from jsg.constrained.compiler import compile_grammar
 from jsg.constrained.tags.tools import NamedTool, Tool, tools_to_structural_tag
+from jsg.engine.grammars import lexicon
 from jsg.engine.grammars.lexicon import LexiconLoader
 from jsg.errors import JsgError, RequestError
 from jsg.processing.tokenizer import load_tokenizer
@@ -56,6 +57,19 @@ def test_why_it_could_not_be_loaded_is_in_the_log_that_the_error_names(tmp_path:
     with pytest.raises(JsgError, match="see its log"):
         LexiconLoader(tmp_path, 512, frozenset(), None).get()
     assert "a vocabulary must have a token" in caplog.text
+
+
+@pytest.mark.parametrize("reason", ["no directory", "full"])
+def test_without_a_directory_for_kernels_there_are_grammars_all_the_same(directory, reason, monkeypatch, caplog):
+    used: list[pathlib.Path | None] = []
+    if reason == "no directory":
+        (directory / "numba").touch()
+    monkeypatch.setattr(lexicon.kernel_cache, "is_filled", lambda path: False)
+    monkeypatch.setattr(lexicon, "fill_elsewhere", lambda path, is_closing: None)
+    monkeypatch.setattr(lexicon, "use_kernel_cache", used.append)
+    directory.chmod(0o700)
+    assert LexiconLoader(directory, 512, frozenset({257}), directory).get().vocabulary.size == 512
+    assert used == [None] and ("cannot be made" in caplog.text) == (reason == "no directory")
 
 
 def test_a_model_without_a_tokenizer_refuses_grammars_and_says_why(tmp_path):
