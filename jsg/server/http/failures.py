@@ -1,7 +1,9 @@
 """Errors → an HTTP status and a body, in the form of the API that was called.
 
 The form is Anthropic's under /v1/messages, OpenAI's under the rest of /v1/, and `{"error": {"message": ...}}`
-elsewhere. In the last form jsg's own errors also have a `type` and, where they are about one field, a `param`.
+elsewhere. In the last form jsg's own errors also have a `type` and, where they are about one field, a `param`. Beside
+`error`, the body has these fields once more with `object` and `code`, because SGLang writes some errors in the one way
+and some in the other.
 """
 
 from typing import Any
@@ -92,7 +94,7 @@ def failure_body(
         fallback = "invalid_request_error" if status < 500 else "api_error"
         return {"type": "error", "error": {"type": ANTHROPIC_TYPES.get(status, fallback), "message": message}}
     if not path.startswith("/v1/"):
-        return {"error": {"message": message}}
+        return _native({"message": message}, status)
     return {
         "error": {
             "message": message,
@@ -108,8 +110,13 @@ def error_body(path: str, error: JsgError) -> dict[str, Any]:
     message, param = str(error), getattr(error, "param", None)
     body = failure_body(path, status_of(error), message, param, OPENAI_CODES_OF.get(type(error)))
     if not path.startswith("/v1/"):
-        body["error"] |= {"type": type(error).__name__} | ({} if param is None else {"param": _clean(param)})
+        named = {"type": type(error).__name__} | ({} if param is None else {"param": _clean(param)})
+        return _native(body["error"] | named, status_of(error))
     return body
+
+
+def _native(error: dict[str, Any], status: int) -> dict[str, Any]:
+    return {"error": error, "object": "error", **error, "code": status}
 
 
 def full_body(scope: Scope, body: dict[str, Any]) -> dict[str, Any]:

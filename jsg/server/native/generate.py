@@ -1,5 +1,6 @@
 """`/generate`: the native interface of SGLang."""
 
+import dataclasses
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, ClassVar
@@ -22,10 +23,10 @@ from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
 from jsg.server.native.parts import PromptParts, read_parts
 from jsg.server.native.sampling import Object, one_each, to_samplings
-from jsg.server.shared.fields import CACHE_SALT, EXTRA_KEY, MAX_NAME_CHARS, PRIORITY, Only
+from jsg.server.shared.fields import CACHE_SALT, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
 from jsg.server.shared.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, MediaData, NumFrames, encode_with_media
 from jsg.server.shared.prompt_parts import encode_prompt
-from jsg.types import MAX_TOP_LOGPROBS
+from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 
 HOLD_BEAT_S = 15.0
 # Each event of a stream repeats all logprobs so far. Beyond FREE_SCORES of them, the next event waits until their
@@ -84,6 +85,7 @@ class GenerateBody(Body):
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {"log_metrics": "only true is taken, because every request is counted"}
 
+    model: str | None = Field(None, description=MODEL)
     text: str | Checked[str] | None = Field(
         None, description=f"A text or a list of at most {MAX_ANSWERS} texts. Send it, `input_ids` or `prompt`."
     )
@@ -115,13 +117,18 @@ class GenerateBody(Body):
     )
     stream: bool | None = Field(None, description="Answer with events. Each event has the whole text so far.")
     return_logprob: bool | Checked[bool] | None = Field(
-        None, description="Report the log-probability of each output token as [logprob, token id, text or null]."
+        None,
+        description="Report the log-probability of each output token as [logprob, token id, text or null]. Without it "
+        "the next four fields ask for nothing.",
     )
     logprob_start_len: StartLen | Checked[StartLen] | None = Field(
         None, description="Score the prompt from this token on. The default, -1, scores none of its tokens."
     )
     top_logprobs_num: TopCount | Checked[TopCount] | None = Field(
-        None, description="The number of most likely tokens to report at each scored position."
+        None,
+        description="The number of most likely tokens to report at each scored position. With `max_new_tokens` 0 the "
+        "one scored position of the output is that of the next token, which is not generated. A prompt that fills the "
+        "context has none.",
     )
     token_ids_logprob: TokenIds | Checked[TokenIds | None] | None = Field(
         None, description="Token ids whose log-probabilities are reported at each scored position."
@@ -152,6 +159,7 @@ async def generate(body: GenerateBody, request: Request, call: CurrentCall, fron
     are tokens whose event would repeat many logprobs for little text. The logprobs of the prompt never change, so only
     the first event of an answer that has them and its last event show them.
     """
+    front.check_model(body.model)
     generator = front.generator
     prompts, is_list, encoded = await _prompts(body, call, front)
     given = "input_ids" if body.input_ids is not None else "prompt" if encoded is not None else "text"
@@ -252,7 +260,7 @@ async def _prompts(
         Prompt(
             rid=rids[index] or new_rid(),
             **encoded.fields,
-            sampling=samplings[index],
+            **_sampled(samplings[index], reports, front.generator.info.max_request_tokens - len(encoded.input_ids)),
             namespace=call.caller.namespace(salts[index], extra_keys[index]),
             priority=body.priority or 0,
             return_cache_info=bool(body.return_cache_info),
@@ -304,15 +312,21 @@ def _params_of_hold(body: GenerateBody, *, is_list: bool) -> Object:
     return params
 
 
+def _sampled(sampling: SamplingParams, reports: Mapping[str, Any], room: int) -> dict[str, Any]:
+    """The fields of a prompt that say what to sample. What is asked of the next token only takes a token of its own."""
+    wants_others = reports["return_logprob"] and (reports["top_logprobs_num"] or reports["token_ids_logprob"])
+    if sampling.max_new_tokens or not wants_others or room < 1:
+        return {"sampling": sampling}
+    return {"sampling": dataclasses.replace(sampling, max_new_tokens=1), "only_scores_next": True}
+
+
 def _logprob_fields(body: GenerateBody, count: int) -> list[dict[str, Any]]:
-    """The reports of each prompt. A value that is given once holds for all prompts that report log-probabilities."""
+    """The reports of each prompt. Without log-probabilities a prompt has none: clients send these fields always."""
     wanted = one_each("return_logprob", body.return_logprob, count, False)
-    is_mixed = isinstance(body.return_logprob, list)
 
     def each(name: str, value: Any, default: Any) -> list[Any]:
-        if isinstance(value, list):
-            return one_each(name, value, count, default)
-        return [default if value is None or (is_mixed and not wants) else value for wants in wanted]
+        given = one_each(name, value, count, default)
+        return [item if wants else default for item, wants in zip(given, wanted, strict=True)]
 
     chosen: Any = body.token_ids_logprob or ()
     if chosen and isinstance(chosen[0], int):
