@@ -399,6 +399,11 @@ class TestSglangLanguage:
         }
         scored = [answer["meta_info"]["input_token_logprobs"] for answer in http.post("/generate", json=body).json()]
         assert [[text for _, _, text in entries] for entries in scored] == [["b", "c", "x"], ["b", "c", "y", "z"]]
+        ids = [[token_id for _, token_id, _ in entries] for entries in scored]
+        body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
+        alone = [answer["meta_info"]["input_token_logprobs"] for answer in http.post("/generate", json=body).json()]
+        assert [[token_id for _, token_id, _ in entries] for entries in alone] == ids
+        assert [entries[0][0] for entries in alone] == [None, None]
 
 
 class TestSglangBench:

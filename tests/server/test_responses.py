@@ -505,6 +505,21 @@ class TestRefusals:
             assert body.ACCEPTED.keys() <= body.model_fields.keys()
             assert not body.REFUSED.keys() & body.model_fields.keys()
 
+    def test_names_that_were_not_given_are_left_out(self, http):
+        """OpenAI defines them as texts, and strict clients take no null for them."""
+        given = {"user": "me", "safety_identifier": "mine", "prompt_cache_key": "key"}
+        for body in (post(http), post(http, user=None), http.get(f"/v1/responses/{post(http)['id']}").json()):
+            assert not body.keys() & given.keys()
+        assert post(http, **given).items() >= given.items()
+
+    def test_conversations_are_not_compacted(self, http):
+        response = http.post("/v1/responses/compact", json={"model": "fake", "input": "hi"})
+        assert response.status_code == 404
+        error = response.json()["error"]
+        assert error["message"].startswith("/v1/responses/compact is not supported: ")
+        assert error["code"] == "not_found"
+        assert http.get("/v1/responses/compact").status_code == 404
+
     def test_null_is_absent(self, http):
         names = (ResponsesBody.model_fields.keys() | ResponsesBody.REFUSED.keys()) - {"input", "max_output_tokens"}
         assert post(http, **dict.fromkeys(names))["status"] == "incomplete"

@@ -6,6 +6,8 @@ elsewhere. In the last form jsg's own errors also have a `type` and, where they 
 and some in the other.
 """
 
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -14,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
 from jsg.errors import (
@@ -68,8 +71,9 @@ ANTHROPIC_TYPES = {
 }
 
 
-def add_failure_handlers(app: FastAPI) -> None:
-    """Makes every failure of the app answer in the form of its endpoint."""
+def add_failure_handlers(app: FastAPI, routes: Iterable[BaseRoute] = ()) -> None:
+    """Makes every failure of the app, which has these routes, answer in the form of its endpoint."""
+    app.state.routes = [route for route in (*app.routes, *routes) if isinstance(route, Route)]
     app.add_exception_handler(JsgError, _on_jsg_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_invalid_query)
@@ -152,11 +156,19 @@ async def _on_jsg_error(request: Request, error: Exception) -> Response:
     return failure_response(request.scope, error_body(request.url.path, error), status_of(error), headers)
 
 
+def _methods_of(request: Request) -> str:
+    """The methods that the path takes. Starlette's own list has those of one route only."""
+    path = request.url.path
+    found = (route.methods or () for route in request.app.state.routes if route.path_regex.match(path))
+    return ", ".join(sorted(set(itertools.chain.from_iterable(found))))
+
+
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message, headers = error.detail, dict(error.headers or {})
     if error.status_code == 405:
-        message = f"this path does not take {request.method}; use {headers.get('Allow', 'another method')}"
+        headers["Allow"] = _methods_of(request)
+        message = f"this path does not take {request.method}; use {headers['Allow']}"
     elif error.status_code == 404:
         message = "the path must name an endpoint, but none has this path; /openapi.json lists all endpoints"
     body = failure_body(request.url.path, error.status_code, message)

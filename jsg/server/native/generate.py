@@ -122,7 +122,9 @@ class GenerateBody(Body):
         "the next four fields ask for nothing.",
     )
     logprob_start_len: StartLen | Checked[StartLen] | None = Field(
-        None, description="Score the prompt from this token on. The default, -1, scores none of its tokens."
+        None,
+        description="Score the prompt from this token on. The default, -1, scores none of its tokens. If nothing else "
+        "is asked of `input_ids` (`max_new_tokens` is 0, and no alternatives are reported), the default is 0.",
     )
     top_logprobs_num: TopCount | Checked[TopCount] | None = Field(
         None,
@@ -245,11 +247,11 @@ async def _prompts(
         all_encoded = [in_parts]
     else:
         all_encoded, is_list = await _encoded(given[0], body, front, namespace)
-    count = len(all_encoded)
+    count, info = len(all_encoded), front.generator.info
     samplings = to_samplings(
         _params_of_hold(body, is_list=is_list) if body.hold else body.sampling_params,
         [len(encoded.input_ids) for encoded in all_encoded],
-        front.generator.info.max_request_tokens,
+        info.max_request_tokens,
     )
     rids = one_each("rid", body.rid, count, None)
     if isinstance(body.rid, str) and is_list:
@@ -260,12 +262,11 @@ async def _prompts(
         Prompt(
             rid=rids[index] or new_rid(),
             **encoded.fields,
-            **_sampled(samplings[index], reports, front.generator.info.max_request_tokens - len(encoded.input_ids)),
+            **_asked(body, samplings[index], reports, info.max_request_tokens - len(encoded.input_ids)),
             namespace=call.caller.namespace(salts[index], extra_keys[index]),
             priority=body.priority or 0,
             return_cache_info=bool(body.return_cache_info),
             hold=bool(body.hold),
-            **reports,
         )
         for index, (encoded, reports) in enumerate(zip(all_encoded, _logprob_fields(body, count), strict=True))
     ]
@@ -312,12 +313,20 @@ def _params_of_hold(body: GenerateBody, *, is_list: bool) -> Object:
     return params
 
 
-def _sampled(sampling: SamplingParams, reports: Mapping[str, Any], room: int) -> dict[str, Any]:
-    """The fields of a prompt that say what to sample. What is asked of the next token only takes a token of its own."""
-    wants_others = reports["return_logprob"] and (reports["top_logprobs_num"] or reports["token_ids_logprob"])
-    if sampling.max_new_tokens or not wants_others or room < 1:
-        return {"sampling": sampling}
-    return {"sampling": dataclasses.replace(sampling, max_new_tokens=1), "only_scores_next": True}
+def _asked(body: GenerateBody, sampling: SamplingParams, reports: dict[str, Any], room: int) -> dict[str, Any]:
+    """The fields of a prompt that say what to sample and to report. `room` is for that many tokens behind the prompt.
+
+    Without new tokens, alternatives for the next one take a token of their own. Where nothing at all would be reported,
+    the prompt is: the `select` of SGLang's front end asks so for unconditional scores.
+    """
+    if sampling.max_new_tokens or not reports["return_logprob"]:
+        return {"sampling": sampling, **reports}
+    if reports["top_logprobs_num"] or reports["token_ids_logprob"]:
+        is_shown = room > 0
+        sampling = dataclasses.replace(sampling, max_new_tokens=1) if is_shown else sampling
+        return {"sampling": sampling, "only_scores_next": is_shown, **reports}
+    is_bare = body.input_ids is not None and body.logprob_start_len is None and not body.image_data
+    return {"sampling": sampling, **reports, **({"logprob_start_len": 0} if is_bare and not body.video_data else {})}
 
 
 def _logprob_fields(body: GenerateBody, count: int) -> list[dict[str, Any]]:
