@@ -24,6 +24,8 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
     # The interactive pages would load scripts from elsewhere: none.
     app = FastAPI(title="jsg", docs_url=None, redoc_url=None)
     app.state.max_request_bytes = config.max_request_bytes
+    app.state.strict_fields = config.strict_fields
+    app.state.logged_warnings = set()
     app.state.door = door
     app.state.probe = health.EngineProbe()
     app.state.responses = ResponseStore(keys.num_callers)

@@ -290,11 +290,10 @@ class TestRefusals:
             ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
             ({"tool_choice": {"type": "any"}}, "tool_choice"),
             ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
-            ({"mcp_servers": []}, "mcp_servers"),
+            ({"mcp_servers": [{}]}, "mcp_servers"),
             ({"container": "c"}, "container"),
-            ({"output_config": {"effort": "low"}}, "effort"),
             ({"service_tier": "priority"}, "service_tier"),
-            ({"speed": "fast"}, "speed"),
+            ({"speed": "slow"}, "speed"),
             ({"temperature": 200}, "temperature"),
             ({"top_k": -5}, "top_k"),
             ({"stop_sequences": [""]}, "stop_sequences"),
@@ -353,7 +352,7 @@ class TestRefusals:
         others = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
         for method, body in ((Messages.create, MessagesBody), (Messages.count_tokens, CountTokensBody)):
             offered = set(inspect.signature(method).parameters) - others
-            assert offered <= body.model_fields.keys() | body.REFUSED.keys()
+            assert offered <= body.model_fields.keys() | body.REFUSED.keys() | body.HARMLESS.keys()
             assert body.ACCEPTED.keys() <= body.model_fields.keys()
             assert not body.REFUSED.keys() & body.model_fields.keys()
 

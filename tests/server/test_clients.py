@@ -203,7 +203,6 @@ def test_it_is_answered(http: httpx.Client, shape: Shape):
             },
             "tools",
         ),
-        ("vLLM 0.10", {"guided_regex": "a+", "guided_decoding_backend": "xgrammar"}, "guided_decoding_backend"),
         ("two forms at once", {"regex": "a+", "response_format": {"type": "json_object"}}, "regex"),
         (
             "an image, and a model that cannot see",

@@ -453,20 +453,19 @@ class TestRefusals:
             ),
             ({"input": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, "input", "input_text"),
             ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input", "no place"),
-            ({"input": [{"type": "reasoning", "summary": []}]}, "summary", "thoughts"),
+            ({"input": [{"type": "reasoning", "summary": [{}]}]}, "summary", "thoughts"),
+            ({"input": [{"type": "reasoning", "summary": []}]}, "input", "at least 1"),
             ({"tools": [{"type": "function", "name": "f"}]}, "tools", "tools"),
             ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "tools"),
             ({"tool_choice": "required"}, "tool_choice", "tools"),
             ({"background": True}, "background", "must wait"),
             ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
-            ({"reasoning": {"effort": "low"}}, "reasoning", "thoughts"),
             ({"text": {"format": {"type": "xml"}}}, "text", "json_object"),
             ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format", "name and schema"),
-            ({"text": {"verbosity": "low"}}, "verbosity", "instructions"),
             ({"truncation": "auto"}, "truncation", "never shortens"),
             ({"prompt": {"id": "pmpt_1"}}, "prompt", "stores no prompts"),
-            ({"service_tier": "flex"}, "service_tier", "one tier"),
-            ({"prompt_cache_retention": "24h"}, "prompt_cache_retention", "room"),
+            ({"service_tier": "best"}, "service_tier", "one tier"),
+            ({"prompt_cache_retention": "1y"}, "prompt_cache_retention", "room"),
             ({"include": ["nonsense"]}, "include", "one of"),
             ({"top_logprobs": 3}, "top_logprobs", "include"),
             ({"top_logprobs": 1000, "include": [LOGPROBS]}, "top_logprobs", "at most"),
@@ -501,7 +500,7 @@ class TestRefusals:
             (InputTokens.count, InputTokensBody),
         ):
             offered = set(inspect.signature(method).parameters) - transport
-            assert offered <= body.model_fields.keys() | body.REFUSED.keys()
+            assert offered <= body.model_fields.keys() | body.REFUSED.keys() | body.HARMLESS.keys()
             assert body.ACCEPTED.keys() <= body.model_fields.keys()
             assert not body.REFUSED.keys() & body.model_fields.keys()
 

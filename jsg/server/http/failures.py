@@ -60,6 +60,8 @@ OPENAI_CODES_OF: dict[type[JsgError], str] = {
     PreviousResponseError: "previous_response_not_found",
 }
 OPENAI_CODES = {401: "invalid_api_key", 404: "not_found", 413: "request_too_large", 429: "rate_limit_exceeded"}
+ANTHROPIC_DETAILS = {"thread": {"details": {"error_code": "thread_unsupported_request"}}}
+"""Faulty field → what tells Anthropic's own clients how to go on: without a thread, and with the whole conversation."""
 ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -96,7 +98,8 @@ def failure_body(
     message = _clean(message)
     if path.startswith("/v1/messages"):
         fallback = "invalid_request_error" if status < 500 else "api_error"
-        return {"type": "error", "error": {"type": ANTHROPIC_TYPES.get(status, fallback), "message": message}}
+        error = {"type": ANTHROPIC_TYPES.get(status, fallback), "message": message}
+        return {"type": "error", "error": error | ANTHROPIC_DETAILS.get(param or "", {})}
     if not path.startswith("/v1/"):
         return _native({"message": message}, status)
     return {

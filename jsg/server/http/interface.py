@@ -57,7 +57,12 @@ def _flat(fields: Schema, optional: Schema) -> Schema:
 
 
 FAILURES: dict[str, Schema] = {
-    "AnthropicFailure": _failure({"type": _TEXT, "message": _TEXT}, type={"const": "error"}, request_id=_TEXT_OR_NULL),
+    "AnthropicFailure": _failure(
+        {"type": _TEXT, "message": _TEXT},
+        {"details": {"type": "object"}},
+        type={"const": "error"},
+        request_id=_TEXT_OR_NULL,
+    ),
     "OpenAIFailure": _failure({"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL}),
     "Failure": _flat({"message": _TEXT}, {"type": _TEXT, "param": _TEXT}),
 }

@@ -20,10 +20,11 @@ from jsg.server.generation import MAX_ANSWERS, Generation, new_rid
 from jsg.server.http.body import Body, Checked, Rid, TokenIds, client_names, is_prompt_list
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
-from jsg.server.http.json_body import new_router
+from jsg.server.http.json_body import CurrentRules, new_router
 from jsg.server.native.parts import PromptParts, read_parts
 from jsg.server.native.sampling import Object, one_each, to_samplings
 from jsg.server.shared.fields import CACHE_SALT, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
+from jsg.server.shared.harmless import harmless
 from jsg.server.shared.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, MediaData, NumFrames, encode_with_media
 from jsg.server.shared.prompt_parts import encode_prompt
 from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
@@ -66,7 +67,7 @@ class GenerateBody(Body):
             ("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "decode_tp_size"), NOT_SPLIT
         ),
         "disagg_prefill_dp_rank": NOT_SPLIT,
-        **dict.fromkeys(("data_parallel_rank", "routed_dp_rank", "routing_key", "kv_router_hint"), NOT_ROUTED),
+        **dict.fromkeys(("data_parallel_rank", "routed_dp_rank"), NOT_ROUTED),
         **dict.fromkeys(("return_hidden_states", "return_routed_experts", "return_indexer_topk"), NO_INNARDS),
         **dict.fromkeys(("return_sampling_mask", "return_entropy"), NO_INNARDS),
         **dict.fromkeys(
@@ -79,9 +80,11 @@ class GenerateBody(Body):
             ("require_reasoning", "max_thinking_tokens"),
             "this version does not separate thoughts from the answer; use max_new_tokens",
         ),
-        **dict.fromkeys(("no_logs", "custom_labels"), "the options of the server say what is logged; leave it out"),
+        "no_logs": "the options of the server say what is logged; leave it out",
         "background": "an answer needs an open connection; use stream to read it as it grows",
     }
+
+    HARMLESS: ClassVar[Mapping[str, str]] = harmless("custom_labels", "kv_router_hint", "routing_key")
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {"log_metrics": "only true is taken, because every request is counted"}
 
@@ -147,14 +150,17 @@ class GenerateBody(Body):
     @model_validator(mode="before")
     @classmethod
     def _leave_out_what_is_off(cls, data: Any) -> Any:
-        """Drops refused fields that are false or empty: clients of SGLang send every field that they know."""
+        """Drops unused fields that are false or empty: clients of SGLang send every field that they know."""
         if not isinstance(data, dict):
             return data
-        return {name: value for name, value in data.items() if value or name not in cls.REFUSED}
+        unused = cls.REFUSED.keys() | cls.HARMLESS.keys()
+        return {name: value for name, value in data.items() if value or name not in unused}
 
 
 @router.post("/generate")
-async def generate(body: GenerateBody, request: Request, call: CurrentCall, front: ReadyFront) -> Response:
+async def generate(
+    body: GenerateBody, request: Request, rules: CurrentRules, call: CurrentCall, front: ReadyFront
+) -> Response:
     """Answers one prompt with an object, and several prompts or `n` > 1 with a list; with `stream` it sends events.
 
     Each event has the whole answer so far. Tokens that come faster than the client reads are put into one event, and so
@@ -173,6 +179,8 @@ async def generate(body: GenerateBody, request: Request, call: CurrentCall, fron
     def shown(index: int, *, with_prompt_logprobs: bool = True) -> Event:
         answer = generation.answers[index]
         result = answer.result(texts, with_prompt_logprobs=with_prompt_logprobs)
+        if rules.warnings:
+            result["meta_info"]["warnings"] = rules.warnings
         if encoded is not None:
             result["meta_info"] |= _of_parts(encoded, answer, generator.tokenizer, is_first=index == 0)
         return result
