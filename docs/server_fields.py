@@ -131,19 +131,20 @@ def _section(title: str, body: type[Body], seen: set[type[Body]]) -> Iterator[st
         if name in body.ACCEPTED:
             note = f"accepted, changes nothing: {body.ACCEPTED[name]}"
         yield f"| `{name}` | {_cell(_kind(field, definitions))} | {_cell(note)} |"
-    yield from _refusals(body.REFUSED)
+    yield from _rows(body.HARMLESS, "no effect, with a warning")
+    yield from _rows(body.REFUSED, "refused")
     for inner in _inner_bodies(body):
         if inner not in seen:
             yield from _section(f"`{inner.__name__}`", inner, seen)
 
 
-def _refusals(refused: Mapping[str, str]) -> Iterator[str]:
-    """One row for all fields that are refused for one reason."""
+def _rows(fields: Mapping[str, str], fate: str) -> Iterator[str]:
+    """One row for all fields that have one fate for one reason."""
     by_reason: dict[str, list[str]] = {}
-    for name, reason in sorted(refused.items()):
+    for name, reason in sorted(fields.items()):
         by_reason.setdefault(reason, []).append(f"`{name}`")
     for reason, names in by_reason.items():
-        yield f"| {', '.join(names)} | refused | {_cell(reason)} |"
+        yield f"| {', '.join(names)} | {fate} | {_cell(reason)} |"
 
 
 def _inner_bodies(body: type[Body]) -> list[type[Body]]:
@@ -206,7 +207,7 @@ def _sampling_table() -> Iterator[str]:
         yield f"| `{field.name}` | `{json.dumps(field.default)}` | {_cell(texts[field.name])} |"
     for name, reason in ACCEPTED_SAMPLING.items():
         yield f"| `{name}` | | {_cell(f'accepted, changes nothing: {reason}')} |"
-    yield from _refusals(REFUSED_SAMPLING)
+    yield from _rows(REFUSED_SAMPLING, "refused")
 
 
 def _grammar_rows(text: str) -> Iterator[str]:

@@ -211,6 +211,9 @@ class ServerConfig:
     max_request_bytes: Annotated[int, (1024, 2**31)] = _knob(
         4 * 2**20, "The most bytes in the body of a request, without its pictures and videos."
     )
+    strict_fields: bool = _knob(
+        False, "Refuses fields that have no effect, which otherwise are taken with a warning in the response."
+    )
     max_images_per_request: Annotated[int, (1, 4096)] = _knob(64, "The number of pictures that a request may have.")
     max_videos_per_request: Annotated[int, (1, 4096)] = _knob(4, "The number of videos that a request may have.")
     max_frames_per_request: Annotated[int, (1, 4096)] = _knob(

@@ -10,7 +10,7 @@ from typing import Any, final
 
 from jsg.media import MediaInput
 from jsg.processing.call_stops import CallForm, CallStops
-from jsg.processing.output import AnswerDelta, OutputStream
+from jsg.processing.output import AnswerDelta, OutputStream, ScoreStream
 from jsg.processing.stop_strings import MakeFinder, find_stops
 from jsg.processing.tokenizer import Tokenizer
 from jsg.types import (
@@ -38,6 +38,8 @@ class Prompt:
         is_continued: The answer continues the prompt's text, so its leading space is kept. False after a chat template,
             where the answer is a text of its own.
         calls: How the answer writes calls of tools, if it may have any. Stop strings do not end it inside a call.
+        only_scores_next: The answer has no token, but reports the log-probabilities of alternatives for its first.
+            `sampling.max_new_tokens` is 1.
         return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
             return_cache_info, hold, position_jumps, joined, media: As in `Request`.
     """
@@ -47,6 +49,7 @@ class Prompt:
     sampling: SamplingParams
     is_continued: bool = True
     calls: CallForm | None = None
+    only_scores_next: bool = False
     return_logprob: bool = False
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
@@ -68,17 +71,18 @@ class Prompt:
         per_position = 1 + self.top_logprobs_num + len(self.token_ids_logprob)
         return (scored_prompt_len + self.sampling.max_new_tokens) * per_position * self.sampling.n
 
-    def requests(self, fresh_seed: int) -> list[Request]:
+    def requests(self, fresh_seed: int, vocab_size: int | None = None) -> list[Request]:
         """One request for each of the `n` answers.
 
         Args:
             fresh_seed: The seed if the prompt names none.
+            vocab_size: Stop tokens and biases of ids from this number on are left out, because no token has such an id.
 
         Raises:
             RequestError: A field breaks a rule.
         """
-        samplings = expand_answers(self.sampling, fresh_seed)
-        own = ("rid", "sampling", "is_continued", "calls")
+        samplings = expand_answers(_within(self.sampling, vocab_size), fresh_seed)
+        own = ("rid", "sampling", "is_continued", "calls", "only_scores_next")
         shared = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in own}
         return [
             Request(
@@ -88,6 +92,18 @@ class Prompt:
             )
             for index, sampling in enumerate(samplings)
         ]
+
+
+def _within(sampling: SamplingParams, vocab_size: int | None) -> SamplingParams:
+    """The parameters without ids that are outside the vocabulary."""
+    named = (*sampling.stop_token_ids, *(token for token, _ in sampling.logit_bias))
+    if vocab_size is None or not named or max(named) < vocab_size:
+        return sampling
+    return dataclasses.replace(
+        sampling,
+        stop_token_ids=tuple(token for token in sampling.stop_token_ids if token < vocab_size),
+        logit_bias=tuple(pair for pair in sampling.logit_bias if pair[0] < vocab_size),
+    )
 
 
 @dataclasses.dataclass(slots=True)
@@ -122,6 +138,7 @@ class Answer:
         *,
         is_continued: bool = True,
         calls: CallForm | None = None,
+        only_scores_next: bool = False,
         patterns: MakeFinder | None = None,
     ) -> None:
         """An answer that has not begun.
@@ -131,6 +148,7 @@ class Answer:
             tokenizer: The model's.
             is_continued: As in `Prompt`.
             calls: As in `Prompt`.
+            only_scores_next: As in `Prompt`.
             patterns: Makes the finder of its stop patterns; `constrained.stop_patterns.stop_patterns` gives it.
         """
         assert patterns is not None or not request.sampling.stop_regex, "constrained/stop_patterns makes the finder"
@@ -150,7 +168,11 @@ class Answer:
         self.queue_s = 0.0
         self.first_token_s: float | None = None
         self.elapsed_s = 0.0
-        self._stream = OutputStream(tokenizer, request.sampling, prompt_tail_ids=tail, stops=stops)
+        self._stream = (
+            ScoreStream()
+            if only_scores_next
+            else OutputStream(tokenizer, request.sampling, prompt_tail_ids=tail, stops=stops)
+        )
         self._started = time.monotonic()
 
     def push(self, output: RequestOutput) -> AnswerDelta:
@@ -217,10 +239,13 @@ class Answer:
 
     def shown_logprobs(self, texts: Tokenizer | None, start: int = 0) -> dict[str, list[Any]]:
         """The `output_*` logprobs of the tokens from `start` on, by their names in `meta_info`."""
-        return self._shown_logprobs("output", self.logprobs[start:], texts)
+        num_named = max(
+            0, len(self.token_ids) - start
+        )  # a `ScoreStream` has the scores of a token that it does not show
+        return self._shown_logprobs("output", self.logprobs[start:], texts, num_named)
 
     def _shown_logprobs(
-        self, side: str, scored: Sequence[TokenLogprob], texts: Tokenizer | None
+        self, side: str, scored: Sequence[TokenLogprob], texts: Tokenizer | None, num_named: int | None = None
     ) -> dict[str, list[Any]]:
         def text_of(token_id: int) -> str | None:
             return None if texts is None else texts.token_bytes(token_id).decode(errors="replace")
@@ -228,9 +253,8 @@ class Answer:
         def entries(pairs: Iterable[tuple[int, float | None]]) -> list[list[Any]]:
             return [[logprob, token_id, text_of(token_id)] for token_id, logprob in pairs]
 
-        shown: dict[str, list[Any]] = {
-            f"{side}_token_logprobs": entries((token.token_id, token.logprob) for token in scored)
-        }
+        own = entries((token.token_id, token.logprob) for token in scored[:num_named])
+        shown: dict[str, list[Any]] = {f"{side}_token_logprobs": own}
         if self.request.top_logprobs_num:
             shown[f"{side}_top_logprobs"] = [entries(token.top) or None for token in scored]
         if self.request.token_ids_logprob:

@@ -42,6 +42,19 @@ class AnswerDelta:
 
 
 @final
+class ScoreStream:
+    """Shows no token of an answer, and all of its log-probabilities. What a token ended is an end by length."""
+
+    def push(
+        self, _token_ids: Sequence[int], finish: FinishReason | None, logprobs: tuple[TokenLogprob, ...] = ()
+    ) -> AnswerDelta:
+        """As `OutputStream.push`."""
+        if finish is not None and finish.type is FinishType.STOP:
+            finish = FinishReason(FinishType.LENGTH)
+        return AnswerDelta(finish=finish, logprobs=logprobs)
+
+
+@final
 class OutputStream:
     """Turns the tokens of one answer into deltas.
 

@@ -24,6 +24,8 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
     # The interactive pages would load scripts from elsewhere: none.
     app = FastAPI(title="jsg", docs_url=None, redoc_url=None)
     app.state.max_request_bytes = config.max_request_bytes
+    app.state.strict_fields = config.strict_fields
+    app.state.logged_warnings = set()
     app.state.door = door
     app.state.probe = health.EngineProbe()
     app.state.responses = ResponseStore(keys.num_callers)
@@ -32,11 +34,12 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
     for module in own + others:
         app.include_router(module.router)
     describe(app, config)
-    add_failure_handlers(app)
+    routes = [route for module in own + others for route in module.router.routes]
+    add_failure_handlers(app, routes)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RequireKey, keys=keys)
     app.add_middleware(CheckOrigin, origins=checked_origins(config.cors_allow_origin))
     app.add_middleware(NameRequests)  # outside of all that answers: every answer carries the name
     telemetry = telemetry or Telemetry(config)
-    telemetry.watch(app, [route for module in own + others for route in module.router.routes])
+    telemetry.watch(app, routes)
     return app

@@ -258,9 +258,16 @@ class Generator:
                 param="return_logprob",
             )
         answers = [
-            Answer(request, self.tokenizer, is_continued=prompt.is_continued, calls=prompt.calls, patterns=patterns)
+            Answer(
+                request,
+                self.tokenizer,
+                is_continued=prompt.is_continued,
+                calls=prompt.calls,
+                only_scores_next=prompt.only_scores_next,
+                patterns=patterns,
+            )
             for prompt, patterns in zip(prompts, [stop_patterns(prompt.sampling) for prompt in prompts], strict=True)
-            for request in prompt.requests(self._seeds.getrandbits(63))
+            for request in prompt.requests(self._seeds.getrandbits(63), self.info.vocab_size)
         ]
         observers = self._observers if call.observer is None else (*self._observers, call.observer)
         return Generation(call, prompts, answers, self._client, self.admission, observers)

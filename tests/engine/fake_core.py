@@ -236,8 +236,15 @@ class FakeCore:
             raise RequestError("this grammar was not sent", param="grammar")
         if request.input_ids[0] == RAISING_TOKEN:
             raise RuntimeError("this request cannot be added")
-        if any(token >= VOCAB_SIZE for token in request.input_ids):
-            raise RequestError(f"input_ids must be below {VOCAB_SIZE}", param="input_ids")
+        sampling = request.sampling
+        named_ids = {
+            "input_ids": request.input_ids,
+            "stop_token_ids": sampling.stop_token_ids,
+            "logit_bias": [token for token, _ in sampling.logit_bias],
+        }
+        for name, ids in named_ids.items():
+            if any(token >= VOCAB_SIZE for token in ids):
+                raise RequestError(f"{name} must be below {VOCAB_SIZE}", param=name)
         check_length(len(request.input_ids), request.sampling.max_new_tokens, self.info.max_request_tokens)
         if len(self._waiting) >= self._config.max_queued_requests:
             raise QueueFullError(f"at most {self._config.max_queued_requests} requests may wait")

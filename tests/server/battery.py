@@ -146,7 +146,7 @@ def error_of(path: str, response: httpx.Response) -> dict[str, Any]:
         assert set(body) == {"error"}
         assert set(body["error"]) == {"message", "type", "param", "code"}
     else:
-        assert set(body) == {"error"}
+        assert body == {"error": body["error"], "object": "error", **body["error"], "code": response.status_code}
         assert "message" in body["error"]
     return body["error"]
 

@@ -21,7 +21,7 @@ USER, OTHER, ADMIN = "user-key-1", "user-key-2", "admin-key"
 PAGE = "https://chat.example.com"
 PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, x-stainless-os"}
 MESSAGE = "a request must carry a key, but this one has none or a wrong one; send 'Authorization: Bearer KEY'"
-REFUSED = {"error": {"message": MESSAGE}}
+REFUSED = {"error": {"message": MESSAGE}, "object": "error", "message": MESSAGE, "code": 401}
 
 
 @pytest.fixture(scope="module")

@@ -59,6 +59,15 @@ def events(http, messages=HI, **body) -> list[dict]:
     return found
 
 
+def nulls(value: object, name: str = "") -> set[str]:
+    """The names of all fields that are null."""
+    if isinstance(value, dict):
+        return {found for name, inner in value.items() for found in nulls(inner, name)}
+    if isinstance(value, list):
+        return {found for inner in value for found in nulls(inner, name)}
+    return {name} if value is None else set()
+
+
 def text_of(body: dict) -> str:
     return "".join(block["text"] for block in body["content"])
 
@@ -76,6 +85,11 @@ class TestAnswers:
         assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
         assert message.usage.output_tokens == HI_TOKENS
         assert message._request_id
+
+    def test_only_what_the_api_defines_as_null_is_null(self, http):
+        """`@ai-sdk/anthropic` checks answers strictly, and takes no null where Anthropic sends nothing."""
+        shown = [post(http), post(http, max_tokens=50, stop_sequences=["hi"]), *events(http, max_tokens=2)]
+        assert {path for body in shown for path in nulls(body)} <= {"stop_reason", "stop_sequence"}
 
     def test_what_was_cached_is_counted_apart(self, http):
         fresh = [{"role": "user", "content": "something that nobody said"}]
@@ -276,11 +290,10 @@ class TestRefusals:
             ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
             ({"tool_choice": {"type": "any"}}, "tool_choice"),
             ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
-            ({"mcp_servers": []}, "mcp_servers"),
+            ({"mcp_servers": [{}]}, "mcp_servers"),
             ({"container": "c"}, "container"),
-            ({"output_config": {"effort": "low"}}, "effort"),
             ({"service_tier": "priority"}, "service_tier"),
-            ({"speed": "fast"}, "speed"),
+            ({"speed": "slow"}, "speed"),
             ({"temperature": 200}, "temperature"),
             ({"top_k": -5}, "top_k"),
             ({"stop_sequences": [""]}, "stop_sequences"),
@@ -339,7 +352,7 @@ class TestRefusals:
         others = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
         for method, body in ((Messages.create, MessagesBody), (Messages.count_tokens, CountTokensBody)):
             offered = set(inspect.signature(method).parameters) - others
-            assert offered <= body.model_fields.keys() | body.REFUSED.keys()
+            assert offered <= body.model_fields.keys() | body.REFUSED.keys() | body.HARMLESS.keys()
             assert body.ACCEPTED.keys() <= body.model_fields.keys()
             assert not body.REFUSED.keys() & body.model_fields.keys()
 

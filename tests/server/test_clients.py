@@ -203,7 +203,6 @@ def test_it_is_answered(http: httpx.Client, shape: Shape):
             },
             "tools",
         ),
-        ("vLLM 0.10", {"guided_regex": "a+", "guided_decoding_backend": "xgrammar"}, "guided_decoding_backend"),
         ("two forms at once", {"regex": "a+", "response_format": {"type": "json_object"}}, "regex"),
         (
             "an image, and a model that cannot see",
@@ -399,6 +398,11 @@ class TestSglangLanguage:
         }
         scored = [answer["meta_info"]["input_token_logprobs"] for answer in http.post("/generate", json=body).json()]
         assert [[text for _, _, text in entries] for entries in scored] == [["b", "c", "x"], ["b", "c", "y", "z"]]
+        ids = [[token_id for _, token_id, _ in entries] for entries in scored]
+        body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
+        alone = [answer["meta_info"]["input_token_logprobs"] for answer in http.post("/generate", json=body).json()]
+        assert [[token_id for _, token_id, _ in entries] for entries in alone] == ids
+        assert [entries[0][0] for entries in alone] == [None, None]
 
 
 class TestSglangBench:

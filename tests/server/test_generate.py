@@ -22,8 +22,10 @@ def generate(http: httpx.Client, **body) -> httpx.Response:
 
 def error_of(response: httpx.Response) -> str:
     body = response.json()
-    assert set(body) == {"error"}
+    assert set(body) - {"error", "object", "code"} == set(body["error"])
     assert {"message"} <= set(body["error"]) <= {"message", "type", "param"}
+    assert (body["object"], body["code"]) == ("error", response.status_code)  # the flat form, as SGLang has it
+    assert body.items() >= body["error"].items()
     return body["error"]["message"]
 
 
@@ -120,9 +122,86 @@ def test_each_prompt_of_a_list_may_report_logprobs_of_its_own(http):
     assert [len(meta["output_top_logprobs"][0]) for meta in (first, third)] == [2, 2]
     assert first["output_token_ids_logprobs"] == [[[-3, 3, None]]]
     assert third["output_token_ids_logprobs"] == [[[-4, 4, None], [-5, 5, None]]]
-    asked = generate(http, input_ids=[[1], [2]], return_logprob=[True, False], top_logprobs_num=[1, 1])
-    assert asked.status_code == 400
-    assert "top_logprobs_num must be left out without return_logprob" in error_of(asked)
+    scored, plain = generate(http, input_ids=[[1], [2]], return_logprob=[True, False], top_logprobs_num=[1, 1]).json()
+    assert len(scored["meta_info"]["output_top_logprobs"][0]) == 1
+    assert not any(name.endswith("logprobs") for name in plain["meta_info"])
+
+
+@pytest.mark.parametrize("off", [{}, {"return_logprob": None}, {"return_logprob": False}])
+@pytest.mark.parametrize("is_list", [False, True])
+def test_without_return_logprob_the_fields_beside_it_ask_for_nothing(http, off, is_list):
+    beside = {"logprob_start_len": 0, "top_logprobs_num": 5, "token_ids_logprob": [3], "return_text_in_logprobs": True}
+    if is_list:
+        beside |= {"logprob_start_len": [99], "top_logprobs_num": [5], "token_ids_logprob": [[600]]}
+    sampling = {"max_new_tokens": 2}
+    answer = generate(http, text=["ab"] if is_list else "ab", sampling_params=sampling, **beside, **off).json()
+    answer = answer[0] if is_list else answer
+    assert answer["text"] == "ab"
+    assert not any(name.endswith("logprobs") for name in answer["meta_info"])
+    wrong = generate(http, text=["ab", "cd"], top_logprobs_num=[1, 2, 3])
+    assert "top_logprobs_num must have one item for each of the 2 prompts" in error_of(wrong)
+
+
+def test_the_model_may_be_named(http):
+    """Routers in front of several servers add its name."""
+    sampling = {"max_new_tokens": 1}
+    for name in ("fake", None):
+        assert generate(http, text="ab", model=name, sampling_params=sampling).json()["text"] == "a"
+    other = generate(http, text="ab", model="another")
+    assert other.status_code == 404
+    assert "model must be 'fake'" in error_of(other)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ids_outside_the_vocabulary_never_match(http, stream):
+    sampling = {"max_new_tokens": 4, "stop_token_ids": [151643, 6], "logit_bias": {"151645": -100, "5": 1}}
+    answer = generate(http, input_ids=[5, 7], sampling_params=sampling, stream=stream)
+    last = list(events_of(answer))[-1] if stream else answer.json()
+    assert last["output_ids"] == [5, 7, 5, 7]
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "stop_token_ids": [151643]}
+    assert http.post("/v1/chat/completions", json=chat).status_code == 200
+
+
+ALTERNATIVES = {"return_logprob": True, "top_logprobs_num": 2, "token_ids_logprob": [3, 4]}
+
+
+class TestNextToken:
+    """`max_new_tokens` 0 with log-probabilities of alternatives: those of the token that would come next."""
+
+    def answers(self, http: httpx.Client, **fields) -> list[dict]:
+        body = {"input_ids": [[5, 6], [7, 8]], "sampling_params": {"max_new_tokens": 0}} | ALTERNATIVES | fields
+        response = generate(http, **body)
+        assert response.status_code == 200, response.text
+        if not body.get("stream"):
+            return response.json()
+        events = list(events_of(response))
+        return [[event for event in events if event["index"] == index][-1] for index in (0, 1)]
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_they_are_reported_and_no_token_is(self, http, stream):
+        for first, answer in zip((5, 7), self.answers(http, stream=stream, logprob_start_len=0), strict=True):
+            meta = answer["meta_info"]
+            assert (answer["text"], answer["output_ids"], meta["completion_tokens"]) == ("", [], 0)
+            assert meta["finish_reason"] == {"type": "length", "length": 0}
+            assert meta["output_token_logprobs"] == []
+            assert meta["output_top_logprobs"] == [[[0, first, None], [-1, first + 1, None]]]
+            assert meta["output_token_ids_logprobs"] == [[[-3, 3, None], [-4, 4, None]]]
+            assert [entry[1] for entry in meta["input_token_logprobs"]] == [first, first + 1]
+
+    def test_a_token_that_would_end_the_answer_is_not_named(self, http):
+        for answer in self.answers(http, sampling_params={"max_new_tokens": 0, "stop_token_ids": [5], "stop": ["a"]}):
+            assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
+
+    def test_a_prompt_that_fills_the_context_has_none(self, http):
+        full = [7] * 1024
+        for answer in self.answers(http, input_ids=[full, full]):
+            assert answer["meta_info"]["output_top_logprobs"] == []
+
+    def test_in_parts_nothing_is_kept(self, http):
+        fields = {"prompt": ["ab"], "sampling_params": {"max_new_tokens": 0}, **ALTERNATIVES}
+        meta = generate(http, **fields).json()["meta_info"]
+        assert (meta["kept_ids"], meta["tail"]) == ([], "")
+        assert len(meta["output_top_logprobs"]) == 1
 
 
 class TestCache:

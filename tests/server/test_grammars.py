@@ -130,7 +130,6 @@ class TestOpenAI:
             ({"property_order": "free"}, "property_order", "needs a json_schema"),
             ({"regex": "a", "whitespace": "none"}, "whitespace", "'fixed'"),
             ({"guided_whitespace_pattern": "[ ]?"}, "guided_whitespace_pattern", "use whitespace"),
-            ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "only one grammar backend"),
             ({"structured_outputs": {"json": {}, "whitespace_pattern": " "}}, "whitespace_pattern", "use whitespace"),
             ({"guided_choice": []}, "guided_choice", "at least 1"),
             ({"choices": []}, "choices", "at least 1"),

@@ -141,16 +141,15 @@ class TestChat:
             ({"include_reasoning": False}, "include_reasoning", "they stay in its text"),
             ({"response_format": {"type": "xml"}}, "response_format", "json_object"),
             ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "use whitespace"),
-            ({"store": True}, "store", "must be False"),
+            ({"store": "yes"}, "store", "must be False"),
             ({"store": 0}, "store", "must be False"),
-            ({"service_tier": "flex"}, "service_tier", "there is one tier"),
+            ({"service_tier": "best"}, "service_tier", "there is one tier"),
             ({"modalities": ["text", "audio"]}, "modalities", "text only"),
             ({"chat_template": "{{ messages }}"}, "chat_template", "never run"),
             ({"prompt_logprobs": 1}, "prompt_logprobs", "send echo with logprobs"),
             ({"lora_path": "a"}, "lora_path", "adapters"),
-            ({"reasoning_effort": "low"}, "reasoning_effort", "does not read it"),
             ({"reasoning_effort": "very"}, "reasoning_effort", "not valid"),
-            ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs", "read 'enable_thinking'"),
+            ({"chat_template_kwargs": {"style": "slow"}}, "chat_template_kwargs", "read 'style'"),
             ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "not set messages"),
             ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt", "leave one out"),
             ({"continue_final_message": True}, "messages", "must end with a text of the assistant"),
@@ -237,6 +236,7 @@ class TestChat:
             "separate_reasoning": True,
             "stream_reasoning": False,
             "include_reasoning": True,
+            "thinking": {"type": "disabled"},
         }
         assert accepted.keys() == ChatBody.ACCEPTED.keys()
         answers = [chat(http, max_tokens=4, **fields).json() for fields in ({}, accepted)]

@@ -453,20 +453,19 @@ class TestRefusals:
             ),
             ({"input": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, "input", "input_text"),
             ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input", "no place"),
-            ({"input": [{"type": "reasoning", "summary": []}]}, "summary", "thoughts"),
+            ({"input": [{"type": "reasoning", "summary": [{}]}]}, "summary", "thoughts"),
+            ({"input": [{"type": "reasoning", "summary": []}]}, "input", "at least 1"),
             ({"tools": [{"type": "function", "name": "f"}]}, "tools", "tools"),
             ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "tools"),
             ({"tool_choice": "required"}, "tool_choice", "tools"),
             ({"background": True}, "background", "must wait"),
             ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
-            ({"reasoning": {"effort": "low"}}, "reasoning", "thoughts"),
             ({"text": {"format": {"type": "xml"}}}, "text", "json_object"),
             ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format", "name and schema"),
-            ({"text": {"verbosity": "low"}}, "verbosity", "instructions"),
             ({"truncation": "auto"}, "truncation", "never shortens"),
             ({"prompt": {"id": "pmpt_1"}}, "prompt", "stores no prompts"),
-            ({"service_tier": "flex"}, "service_tier", "one tier"),
-            ({"prompt_cache_retention": "24h"}, "prompt_cache_retention", "room"),
+            ({"service_tier": "best"}, "service_tier", "one tier"),
+            ({"prompt_cache_retention": "1y"}, "prompt_cache_retention", "room"),
             ({"include": ["nonsense"]}, "include", "one of"),
             ({"top_logprobs": 3}, "top_logprobs", "include"),
             ({"top_logprobs": 1000, "include": [LOGPROBS]}, "top_logprobs", "at most"),
@@ -501,9 +500,24 @@ class TestRefusals:
             (InputTokens.count, InputTokensBody),
         ):
             offered = set(inspect.signature(method).parameters) - transport
-            assert offered <= body.model_fields.keys() | body.REFUSED.keys()
+            assert offered <= body.model_fields.keys() | body.REFUSED.keys() | body.HARMLESS.keys()
             assert body.ACCEPTED.keys() <= body.model_fields.keys()
             assert not body.REFUSED.keys() & body.model_fields.keys()
+
+    def test_names_that_were_not_given_are_left_out(self, http):
+        """OpenAI defines them as texts, and strict clients take no null for them."""
+        given = {"user": "me", "safety_identifier": "mine", "prompt_cache_key": "key"}
+        for body in (post(http), post(http, user=None), http.get(f"/v1/responses/{post(http)['id']}").json()):
+            assert not body.keys() & given.keys()
+        assert post(http, **given).items() >= given.items()
+
+    def test_conversations_are_not_compacted(self, http):
+        response = http.post("/v1/responses/compact", json={"model": "fake", "input": "hi"})
+        assert response.status_code == 404
+        error = response.json()["error"]
+        assert error["message"].startswith("/v1/responses/compact is not supported: ")
+        assert error["code"] == "not_found"
+        assert http.get("/v1/responses/compact").status_code == 404
 
     def test_null_is_absent(self, http):
         names = (ResponsesBody.model_fields.keys() | ResponsesBody.REFUSED.keys()) - {"input", "max_output_tokens"}

@@ -19,6 +19,7 @@ from jsg.server.shared.constraint import (
     text_form,
 )
 from jsg.server.shared.fields import CACHE_SALT, END_USER, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
+from jsg.server.shared.harmless import VALUES, harmless
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.server.shared.tools import DESCRIPTION, STRICT, TOOLS, ToolName
 from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
@@ -32,6 +33,7 @@ _NO_FILES = "models read text and pictures only; send the content as text"
 _NO_THOUGHTS = "this version does not separate thoughts from the answer; leave it out"
 _CACHED_ANYWAY = "every prefix is cached up to its last token while there is room"
 _NO_CALLERS = "because only the model calls tools"
+_NO_THREADS = "the server keeps no threads; send the whole conversation without it"
 _JOINED = "A text, or a list of blocks, whose texts are joined without anything between them."
 
 type StopSequence = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -248,7 +250,7 @@ class OutputFormat(Body):
 class OutputConfig(Body):
     """The options of the answer."""
 
-    REFUSED: ClassVar[Mapping[str, str]] = {"effort": "ask for it in system"}
+    HARMLESS: ClassVar[Mapping[str, str]] = harmless("effort")
 
     format: OutputFormat | None = None
 
@@ -269,7 +271,7 @@ class CountTokensBody(Body):
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "cache_control": _CACHED_ANYWAY,
-        "speed": 'only "standard" is taken, because there is one speed',
+        "speed": 'there is one speed; "fast" brings a warning',
         "thinking": 'only `{"type": "disabled"}` is taken, because this version does not separate thoughts',
     }
 
@@ -280,7 +282,7 @@ class CountTokensBody(Body):
     system: str | Checked[TextBlock] | None = Field(None, description=f"The system message. {_JOINED}")
 
     cache_control: CacheControl | None = None
-    speed: Annotated[Any, Only(("standard",), "there is one speed; leave it out")] = None
+    speed: Annotated[Any, Only(("standard",), "there is one speed; leave it out", VALUES["speed"])] = None
     thinking: Annotated[Any, Only(({"type": "disabled"},), _NO_THOUGHTS)] = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = Field(None, description="The older name of `output_config.format`.")
@@ -346,13 +348,15 @@ class MessagesBody(with_sampling(CountTokensBody, "anthropic")):
         "diagnostics": "use return_cache_info of /generate to see why a prefix was not cached",
         "inference_geo": "the server runs in one place only; leave it out",
         **dict.fromkeys(
-            ("thread", "compaction", "fallbacks", "fallback_credit_token", "billing_policy"),
+            ("compaction", "fallbacks", "fallback_credit_token", "billing_policy"),
             "it belongs to another service; leave it out",
         ),
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         **CountTokensBody.ACCEPTED,
         "service_tier": 'only "auto" and "standard_only" are taken, because there is one tier',
+        "thread": 'only `{"type": "create"}` is taken, with a warning, because the server keeps no threads; others are '
+        "refused with `details.error_code`, by which Anthropic's clients send the whole conversation instead",
     }
 
     max_tokens: int = Field(
@@ -370,6 +374,7 @@ class MessagesBody(with_sampling(CountTokensBody, "anthropic")):
     property_order: PropertyOrderOption = None
 
     service_tier: Annotated[Any, Only(("auto", "standard_only"), "there is one tier; leave it out")] = None
+    thread: Annotated[Any, Only((), _NO_THREADS, VALUES["thread"])] = None
 
     @property
     def user(self) -> str | None:

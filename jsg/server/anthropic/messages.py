@@ -149,7 +149,7 @@ class _Blocks:
 
 
 def _text_block(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text, "citations": None}
+    return {"type": "text", "text": text}
 
 
 def _call_block(call_id: str | None, name: str | None, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _call_block(call_id: str | None, name: str | None, arguments: dict[str, Any]
 
 
 def _message(answer: Answer, model_name: str) -> dict[str, Any]:
-    """The message before its content and its end."""
+    """The message before its content and its end. Only what Anthropic defines as null is null: the end."""
     return {
         "id": answer.request.rid,
         "type": "message",
@@ -166,8 +166,6 @@ def _message(answer: Answer, model_name: str) -> dict[str, Any]:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "stop_details": None,
-        "container": None,
         "usage": {**_counts(answer), "service_tier": "standard"},
     }
 
@@ -184,7 +182,7 @@ def _ending(answer: Answer, *, has_calls: bool) -> dict[str, Any]:
         reason, sequence = "stop_sequence", finish.matched
     elif has_calls:
         reason = "tool_use"
-    return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None}
+    return {"stop_reason": reason, "stop_sequence": sequence}
 
 
 def _counts(answer: Answer) -> dict[str, int]:

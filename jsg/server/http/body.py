@@ -5,10 +5,20 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from jsg.errors import GrammarError, RequestError
+from jsg.server.http.field_rules import FieldRules
 
 MAX_ITEMS = 2048  # of any list but one of token ids
 CHUNK = 2**16
@@ -44,26 +54,36 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     REFUSED: ClassVar[Mapping[str, str]] = {}
-    """Field of the published interface that is refused → the reason, or what to do instead. Null is taken as absent."""
+    """Field of the published interface that is refused → the reason, or what to do instead.
+
+    Null is taken as absent, and so are false, an empty text and an empty list.
+    """
+
+    HARMLESS: ClassVar[Mapping[str, str]] = {}
+    """Field of the published interface that is passed over → the reason. `shared/harmless.py` has all of them."""
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {}
     """Field below that clients send and that changes nothing here → the reason."""
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown_fields(cls, data: Any) -> Any:
+    def _refuse_unknown_fields(cls, data: Any, info: ValidationInfo) -> Any:
         """Stops at the first unknown name. Raises RequestError, which names it."""
         if not isinstance(data, dict):
             return data
-        for name in data:
+        rules, fields = FieldRules.of(info.context), cls.known_fields()
+        for name, value in data.items():
             if name in cls.REFUSED:
-                if data[name] is not None:
+                if not is_off(value):
                     raise RequestError(f"{name} is not supported: {cls.REFUSED[name]}", param=name)
-            elif name not in (fields := cls.known_fields()):
+            elif name in cls.HARMLESS:
+                if not is_off(value):
+                    rules.pass_over(name, cls.HARMLESS[name])
+            elif name not in fields and (value is not None or rules.is_strict):
                 known = ", ".join(sorted(fields))
                 given = str(name)[:100]
                 raise RequestError(f"unknown field {given!r}; leave it out, or use one of {known}", param=given)
-        return {name: value for name, value in data.items() if name not in cls.REFUSED}
+        return {name: value for name, value in data.items() if name in fields}
 
     @classmethod
     def known_fields(cls) -> set[str]:

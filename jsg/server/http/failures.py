@@ -1,9 +1,13 @@
 """Errors → an HTTP status and a body, in the form of the API that was called.
 
 The form is Anthropic's under /v1/messages, OpenAI's under the rest of /v1/, and `{"error": {"message": ...}}`
-elsewhere. In the last form jsg's own errors also have a `type` and, where they are about one field, a `param`.
+elsewhere. In the last form jsg's own errors also have a `type` and, where they are about one field, a `param`. Beside
+`error`, the body has these fields once more with `object` and `code`, because SGLang writes some errors in the one way
+and some in the other.
 """
 
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -12,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
 from jsg.errors import (
@@ -55,6 +60,8 @@ OPENAI_CODES_OF: dict[type[JsgError], str] = {
     PreviousResponseError: "previous_response_not_found",
 }
 OPENAI_CODES = {401: "invalid_api_key", 404: "not_found", 413: "request_too_large", 429: "rate_limit_exceeded"}
+ANTHROPIC_DETAILS = {"thread": {"details": {"error_code": "thread_unsupported_request"}}}
+"""Faulty field → what tells Anthropic's own clients how to go on: without a thread, and with the whole conversation."""
 ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -66,8 +73,9 @@ ANTHROPIC_TYPES = {
 }
 
 
-def add_failure_handlers(app: FastAPI) -> None:
-    """Makes every failure of the app answer in the form of its endpoint."""
+def add_failure_handlers(app: FastAPI, routes: Iterable[BaseRoute] = ()) -> None:
+    """Makes every failure of the app, which has these routes, answer in the form of its endpoint."""
+    app.state.routes = [route for route in (*app.routes, *routes) if isinstance(route, Route)]
     app.add_exception_handler(JsgError, _on_jsg_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_invalid_query)
@@ -90,9 +98,10 @@ def failure_body(
     message = _clean(message)
     if path.startswith("/v1/messages"):
         fallback = "invalid_request_error" if status < 500 else "api_error"
-        return {"type": "error", "error": {"type": ANTHROPIC_TYPES.get(status, fallback), "message": message}}
+        error = {"type": ANTHROPIC_TYPES.get(status, fallback), "message": message}
+        return {"type": "error", "error": error | ANTHROPIC_DETAILS.get(param or "", {})}
     if not path.startswith("/v1/"):
-        return {"error": {"message": message}}
+        return _native({"message": message}, status)
     return {
         "error": {
             "message": message,
@@ -108,8 +117,13 @@ def error_body(path: str, error: JsgError) -> dict[str, Any]:
     message, param = str(error), getattr(error, "param", None)
     body = failure_body(path, status_of(error), message, param, OPENAI_CODES_OF.get(type(error)))
     if not path.startswith("/v1/"):
-        body["error"] |= {"type": type(error).__name__} | ({} if param is None else {"param": _clean(param)})
+        named = {"type": type(error).__name__} | ({} if param is None else {"param": _clean(param)})
+        return _native(body["error"] | named, status_of(error))
     return body
+
+
+def _native(error: dict[str, Any], status: int) -> dict[str, Any]:
+    return {"error": error, "object": "error", **error, "code": status}
 
 
 def full_body(scope: Scope, body: dict[str, Any]) -> dict[str, Any]:
@@ -145,11 +159,19 @@ async def _on_jsg_error(request: Request, error: Exception) -> Response:
     return failure_response(request.scope, error_body(request.url.path, error), status_of(error), headers)
 
 
+def _methods_of(request: Request) -> str:
+    """The methods that the path takes. Starlette's own list has those of one route only."""
+    path = request.url.path
+    found = (route.methods or () for route in request.app.state.routes if route.path_regex.match(path))
+    return ", ".join(sorted(set(itertools.chain.from_iterable(found))))
+
+
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message, headers = error.detail, dict(error.headers or {})
     if error.status_code == 405:
-        message = f"this path does not take {request.method}; use {headers.get('Allow', 'another method')}"
+        headers["Allow"] = _methods_of(request)
+        message = f"this path does not take {request.method}; use {headers['Allow']}"
     elif error.status_code == 404:
         message = "the path must name an endpoint, but none has this path; /openapi.json lists all endpoints"
     body = failure_body(request.url.path, error.status_code, message)

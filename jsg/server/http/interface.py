@@ -49,10 +49,22 @@ def _failure(fields: Schema, optional: Schema | None = None, **around: Schema) -
     return {"type": "object", "properties": whole, "required": list(whole), "additionalProperties": False}
 
 
+def _flat(fields: Schema, optional: Schema) -> Schema:
+    """A failure that also has the fields of its error beside it."""
+    whole = _failure(fields, optional, object={"const": "error"}, code={"type": "integer"}, **fields)
+    whole["properties"] |= optional
+    return whole
+
+
 FAILURES: dict[str, Schema] = {
-    "AnthropicFailure": _failure({"type": _TEXT, "message": _TEXT}, type={"const": "error"}, request_id=_TEXT_OR_NULL),
+    "AnthropicFailure": _failure(
+        {"type": _TEXT, "message": _TEXT},
+        {"details": {"type": "object"}},
+        type={"const": "error"},
+        request_id=_TEXT_OR_NULL,
+    ),
     "OpenAIFailure": _failure({"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL}),
-    "Failure": _failure({"message": _TEXT}, {"type": _TEXT, "param": _TEXT}),
+    "Failure": _flat({"message": _TEXT}, {"type": _TEXT, "param": _TEXT}),
 }
 
 

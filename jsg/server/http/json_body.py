@@ -23,6 +23,7 @@ from starlette.responses import Response
 from jsg.errors import RequestError
 from jsg.server.http.body import CHUNK
 from jsg.server.http.event_stream import until_disconnect
+from jsg.server.http.field_rules import HEADER, FieldRules, log_new
 from jsg.server.http.validation import describe_invalid
 from jsg.server.text_threads import LONG_BYTES, TextThreads
 
@@ -46,6 +47,14 @@ async def _body_bytes(request: Request) -> int:
 
 BodyBytes = Annotated[int, Depends(_body_bytes)]
 """The size of the body of a request, for an endpoint of `new_router`."""
+
+
+async def _field_rules(request: Request) -> FieldRules:
+    return request.scope["state"]["field_rules"]
+
+
+CurrentRules = Annotated[FieldRules, Depends(_field_rules)]
+"""The rules for the fields of a body, for an endpoint that can tell only later whether a field has an effect."""
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
@@ -98,18 +107,23 @@ class JsonRoute(APIRoute):
             _check_headers(request)
             if not raw:
                 raise RequestError("the body must be a JSON object, but it is empty; send {...}")
-            validate = functools.partial(_validate, raw, content_type, state.max_request_bytes)
+            rules = FieldRules(is_strict=state.strict_fields)
+            validate = functools.partial(_validate, raw, content_type, state.max_request_bytes, rules)
             if len(raw) <= MAX_INLINE_BYTES:
                 content = validate()
             else:
                 threads: TextThreads = request.app.state.door.threads
                 content = await threads.run(validate, len(raw))
-            request.scope.setdefault("state", {})["body_bytes"] = len(raw)
+            request.scope.setdefault("state", {}).update(body_bytes=len(raw), field_rules=rules)
             answering = answer(_ReadRequest(request, content))
             # Long texts and pictures wait in queues, and those of a client that has left must not make others wait. A
             # short body may name a picture that takes long.
             is_short = len(raw) <= LONG_BYTES and not num_media_bytes
-            return await (answering if is_short else until_disconnect(request, answering))
+            response = await (answering if is_short else until_disconnect(request, answering))
+            if rules.warnings:
+                response.headers[HEADER] = "; ".join(rules.warnings)
+                log_new(rules.warnings, request.url.path, state.logged_warnings)
+            return response
 
         return read_and_answer
 
@@ -131,7 +145,7 @@ class _ReadRequest(Request):
         return self._content
 
 
-def _validate(raw: bytes, content_type: TypeAdapter[Any], limit: int) -> object:
+def _validate(raw: bytes, content_type: TypeAdapter[Any], limit: int, rules: FieldRules) -> object:
     value = parse_json(raw)
     if len(raw) > limit and len(raw) - _num_media_chars(value) > limit:
         raise HTTPException(
@@ -140,7 +154,7 @@ def _validate(raw: bytes, content_type: TypeAdapter[Any], limit: int) -> object:
             "or raise --max-request-bytes",
         )
     try:
-        return content_type.validate_python(value)
+        return content_type.validate_python(value, context=rules)
     except ValidationError as error:
         raise RequestError(*describe_invalid(error.errors(include_url=False), value)) from None
 

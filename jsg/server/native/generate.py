@@ -1,5 +1,6 @@
 """`/generate`: the native interface of SGLang."""
 
+import dataclasses
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, ClassVar, final
@@ -20,13 +21,14 @@ from jsg.server.generation import MAX_ANSWERS, Generation, new_rid
 from jsg.server.http.body import Body, Checked, Rid, TokenIds, client_names, is_prompt_list
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
-from jsg.server.http.json_body import new_router
+from jsg.server.http.json_body import CurrentRules, new_router
 from jsg.server.native.parts import PromptParts, read_parts
 from jsg.server.native.sampling import Object, one_each, to_samplings
-from jsg.server.shared.fields import CACHE_SALT, EXTRA_KEY, MAX_NAME_CHARS, PRIORITY, Only
+from jsg.server.shared.fields import CACHE_SALT, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
+from jsg.server.shared.harmless import harmless
 from jsg.server.shared.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, MediaData, NumFrames, encode_with_media
 from jsg.server.shared.prompt_parts import encode_prompt
-from jsg.types import MAX_TOP_LOGPROBS
+from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 
 HOLD_BEAT_S = 15.0
 # Each event of a stream repeats all logprobs so far. Beyond FREE_SCORES of them, the next event waits until their
@@ -66,7 +68,7 @@ class GenerateBody(Body):
             ("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "decode_tp_size"), NOT_SPLIT
         ),
         "disagg_prefill_dp_rank": NOT_SPLIT,
-        **dict.fromkeys(("data_parallel_rank", "routed_dp_rank", "routing_key", "kv_router_hint"), NOT_ROUTED),
+        **dict.fromkeys(("data_parallel_rank", "routed_dp_rank"), NOT_ROUTED),
         **dict.fromkeys(("return_hidden_states", "return_routed_experts", "return_indexer_topk"), NO_INNARDS),
         **dict.fromkeys(("return_sampling_mask", "return_entropy"), NO_INNARDS),
         **dict.fromkeys(
@@ -79,12 +81,15 @@ class GenerateBody(Body):
             ("require_reasoning", "max_thinking_tokens"),
             "this version does not separate thoughts from the answer; use max_new_tokens",
         ),
-        **dict.fromkeys(("no_logs", "custom_labels"), "the options of the server say what is logged; leave it out"),
+        "no_logs": "the options of the server say what is logged; leave it out",
         "background": "an answer needs an open connection; use stream to read it as it grows",
     }
 
+    HARMLESS: ClassVar[Mapping[str, str]] = harmless("custom_labels", "kv_router_hint", "routing_key")
+
     ACCEPTED: ClassVar[Mapping[str, str]] = {"log_metrics": "only true is taken, because every request is counted"}
 
+    model: str | None = Field(None, description=MODEL)
     text: str | Checked[str] | None = Field(
         None, description=f"A text or a list of at most {MAX_ANSWERS} texts. Send it, `input_ids` or `prompt`."
     )
@@ -116,13 +121,20 @@ class GenerateBody(Body):
     )
     stream: bool | None = Field(None, description="Answer with events. Each event has the whole text so far.")
     return_logprob: bool | Checked[bool] | None = Field(
-        None, description="Report the log-probability of each output token as [logprob, token id, text or null]."
+        None,
+        description="Report the log-probability of each output token as [logprob, token id, text or null]. Without it "
+        "the next four fields ask for nothing.",
     )
     logprob_start_len: StartLen | Checked[StartLen] | None = Field(
-        None, description="Score the prompt from this token on. The default, -1, scores none of its tokens."
+        None,
+        description="Score the prompt from this token on. The default, -1, scores none of its tokens. If nothing else "
+        "is asked of `input_ids` (`max_new_tokens` is 0, and no alternatives are reported), the default is 0.",
     )
     top_logprobs_num: TopCount | Checked[TopCount] | None = Field(
-        None, description="The number of most likely tokens to report at each scored position."
+        None,
+        description="The number of most likely tokens to report at each scored position. With `max_new_tokens` 0 the "
+        "one scored position of the output is that of the next token, which is not generated. A prompt that fills the "
+        "context has none.",
     )
     token_ids_logprob: TokenIds | Checked[TokenIds | None] | None = Field(
         None, description="Token ids whose log-probabilities are reported at each scored position."
@@ -139,20 +151,24 @@ class GenerateBody(Body):
     @model_validator(mode="before")
     @classmethod
     def _leave_out_what_is_off(cls, data: Any) -> Any:
-        """Drops refused fields that are false or empty: clients of SGLang send every field that they know."""
+        """Drops unused fields that are false or empty: clients of SGLang send every field that they know."""
         if not isinstance(data, dict):
             return data
-        return {name: value for name, value in data.items() if value or name not in cls.REFUSED}
+        unused = cls.REFUSED.keys() | cls.HARMLESS.keys()
+        return {name: value for name, value in data.items() if value or name not in unused}
 
 
 @router.post("/generate")
-async def generate(body: GenerateBody, request: Request, call: CurrentCall, front: ReadyFront) -> Response:
+async def generate(
+    body: GenerateBody, request: Request, rules: CurrentRules, call: CurrentCall, front: ReadyFront
+) -> Response:
     """Answers one prompt with an object, and several prompts or `n` > 1 with a list; with `stream` it sends events.
 
     Each event has the whole answer so far. Tokens that come faster than the client reads are put into one event, and so
     are tokens whose event would repeat many logprobs for little text. The logprobs of the prompt never change, so only
     the first event of an answer that has them and its last event show them.
     """
+    front.check_model(body.model)
     generator = front.generator
     prompts, is_list, encoded = await _prompts(body, call, front)
     given = "input_ids" if body.input_ids is not None else "prompt" if encoded is not None else "text"
@@ -164,6 +180,8 @@ async def generate(body: GenerateBody, request: Request, call: CurrentCall, fron
     def shown(index: int, **options: bool) -> Event:
         answer = generation.answers[index]
         result = answer.result(texts, **options)
+        if rules.warnings:
+            result["meta_info"]["warnings"] = rules.warnings
         if encoded is not None:
             result["meta_info"] |= _of_parts(encoded, answer, generator.tokenizer, is_first=index == 0)
         return result
@@ -269,11 +287,11 @@ async def _prompts(
         all_encoded = [in_parts]
     else:
         all_encoded, is_list = await _encoded(given[0], body, front, namespace)
-    count = len(all_encoded)
+    count, info = len(all_encoded), front.generator.info
     samplings = to_samplings(
         _params_of_hold(body, is_list=is_list) if body.hold else body.sampling_params,
         [len(encoded.input_ids) for encoded in all_encoded],
-        front.generator.info.max_request_tokens,
+        info.max_request_tokens,
     )
     rids = one_each("rid", body.rid, count, None)
     if isinstance(body.rid, str) and is_list:
@@ -284,12 +302,11 @@ async def _prompts(
         Prompt(
             rid=rids[index] or new_rid(),
             **encoded.fields,
-            sampling=samplings[index],
+            **_asked(body, samplings[index], reports, info.max_request_tokens - len(encoded.input_ids)),
             namespace=call.caller.namespace(salts[index], extra_keys[index]),
             priority=body.priority or 0,
             return_cache_info=bool(body.return_cache_info),
             hold=bool(body.hold),
-            **reports,
         )
         for index, (encoded, reports) in enumerate(zip(all_encoded, _logprob_fields(body, count), strict=True))
     ]
@@ -336,15 +353,29 @@ def _params_of_hold(body: GenerateBody, *, is_list: bool) -> Object:
     return params
 
 
+def _asked(body: GenerateBody, sampling: SamplingParams, reports: dict[str, Any], room: int) -> dict[str, Any]:
+    """The fields of a prompt that say what to sample and to report. `room` is for that many tokens behind the prompt.
+
+    Without new tokens, alternatives for the next one take a token of their own. Where nothing at all would be reported,
+    the prompt is: the `select` of SGLang's front end asks so for unconditional scores.
+    """
+    if sampling.max_new_tokens or not reports["return_logprob"]:
+        return {"sampling": sampling, **reports}
+    if reports["top_logprobs_num"] or reports["token_ids_logprob"]:
+        is_shown = room > 0
+        sampling = dataclasses.replace(sampling, max_new_tokens=1) if is_shown else sampling
+        return {"sampling": sampling, "only_scores_next": is_shown, **reports}
+    is_bare = body.input_ids is not None and body.logprob_start_len is None and not body.image_data
+    return {"sampling": sampling, **reports, **({"logprob_start_len": 0} if is_bare and not body.video_data else {})}
+
+
 def _logprob_fields(body: GenerateBody, count: int) -> list[dict[str, Any]]:
-    """The reports of each prompt. A value that is given once holds for all prompts that report log-probabilities."""
+    """The reports of each prompt. Without log-probabilities a prompt has none: clients send these fields always."""
     wanted = one_each("return_logprob", body.return_logprob, count, False)
-    is_mixed = isinstance(body.return_logprob, list)
 
     def each(name: str, value: Any, default: Any) -> list[Any]:
-        if isinstance(value, list):
-            return one_each(name, value, count, default)
-        return [default if value is None or (is_mixed and not wants) else value for wants in wanted]
+        given = one_each(name, value, count, default)
+        return [item if wants else default for item, wants in zip(given, wanted, strict=True)]
 
     chosen: Any = body.token_ids_logprob or ()
     if chosen and isinstance(chosen[0], int):

@@ -10,7 +10,7 @@ from jsg.errors import RequestError
 from jsg.processing.answer import Prompt
 from jsg.server.caller import ApiCall
 from jsg.server.generation import new_rid
-from jsg.server.http.body import GRAMMAR, Body, Rid, client_names, is_off
+from jsg.server.http.body import GRAMMAR, Body, Rid, client_names
 from jsg.server.openai.response_format import CHOICES, OWN_WHITESPACE, Choices, ResponseFormat, StructuredOutputs
 from jsg.server.shared.constraint import (
     Constraint,
@@ -21,6 +21,7 @@ from jsg.server.shared.constraint import (
     only_one,
 )
 from jsg.server.shared.fields import CACHE_SALT, END_USER, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
+from jsg.server.shared.harmless import harmless
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.server.tool_use import ToolUse
 from jsg.types import GRAMMAR_FIELDS, GrammarKind, SamplingParams
@@ -61,7 +62,6 @@ class OpenAIBody(with_sampling(Body, "openai")):
     """The field that holds the prompt."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
-        "guided_decoding_backend": "there is only one grammar backend; leave it out",
         "guided_whitespace_pattern": OWN_WHITESPACE,
         **dict.fromkeys(("logits_processors", "custom_logit_processor", "custom_params", "vllm_xargs"), _NO_CODE),
         **dict.fromkeys(("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"), _ONE_ENGINE),
@@ -74,6 +74,8 @@ class OpenAIBody(with_sampling(Body, "openai")):
         "lora_path": "adapters are not served; serve a model into which the adapter is merged",
         "session_params": "there are no sessions; send the whole prompt, whose shared prefix the cache keeps",
     }
+
+    HARMLESS: ClassVar[Mapping[str, str]] = harmless("guided_decoding_backend", "reasoning", "verbosity")
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "spaces_between_special_tokens": "a text has only the characters of its tokens, as with every fast tokenizer",
@@ -134,14 +136,6 @@ class OpenAIBody(with_sampling(Body, "openai")):
     use_beam_search: Annotated[Any, Only((False,), "there is no beam search; use n and sampling")] = None
     return_hidden_states: Annotated[Any, Only((False,), "hidden states stay in the engine; leave it out")] = None
     return_token_ids: Annotated[Any, Only((False,), "use /generate for the token ids")] = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out_what_is_off(cls, data: Any) -> Any:
-        """Drops refused fields that are off: some clients send every field that they know."""
-        if not isinstance(data, dict):
-            return data
-        return {name: value for name, value in data.items() if name not in cls.REFUSED or not is_off(value)}
 
     @property
     def num_answers(self) -> int:

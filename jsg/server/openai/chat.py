@@ -16,13 +16,15 @@ from jsg.server.caller import ApiCall, CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_SCORES
 from jsg.server.http.body import GRAMMAR, Checked
-from jsg.server.http.json_body import BodyBytes, new_router
+from jsg.server.http.field_rules import FieldRules
+from jsg.server.http.json_body import BodyBytes, CurrentRules, new_router
 from jsg.server.openai.body import OpenAIBody
 from jsg.server.openai.common import TokenNames, head_of, respond
 from jsg.server.openai.tools import NamedFunction, ToolChoice, shown_call, shown_change
 from jsg.server.shared.answers import constraint_of, finish_of
 from jsg.server.shared.constraint import text_form
 from jsg.server.shared.fields import ALL_THE_ROOM, MAX_NAME_CHARS, TOP_LOGPROBS, Only
+from jsg.server.shared.harmless import NOT_READ, VALUES, VARIABLES, harmless
 from jsg.server.shared.messages import Message
 from jsg.server.shared.tools import ONE_CALL, TOOL_CHOICE, TOOLS, ChatTool, FunctionDefinition
 from jsg.server.tool_use import MAX_TOOLS, AnswerReader, Choice, Speech, ToolUse, naming
@@ -47,19 +49,23 @@ class ChatBody(OpenAIBody):
         "documents": "write the documents into a message",
         "echo": "the answer never repeats a message; put the last message in front of the answer in the client",
         "moderation": "the server does not moderate answers; leave it out",
-        "prediction": "it only makes other servers faster; leave it out",
-        "prompt_cache_options": "every prefix is cached, and the least recently used is evicted first; leave it out",
-        "verbosity": "ask for it in a system message",
         "web_search_options": "the server does not search the web; leave it out",
+    }
+
+    HARMLESS: ClassVar[Mapping[str, str]] = {
+        **OpenAIBody.HARMLESS,
+        **harmless("prediction", "prompt_cache_options"),
     }
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         **OpenAIBody.ACCEPTED,
         "modalities": 'only `["text"]` is taken, because models write text',
-        "service_tier": 'only "auto" and "default" are taken, because there is one tier',
-        "store": "only false is taken; /v1/responses stores answers",
+        "service_tier": "there is one tier; the name of another one brings a warning",
+        "store": "true brings a warning, because only /v1/responses stores answers",
+        "thinking": 'only `{"type": "disabled"}` is taken, with a warning; ' + _THOUGHTS,
         "prompt_cache_key": "all requests of an API key share its cached prefixes; cache_salt separates them",
-        "prompt_cache_retention": 'only "in_memory" is taken, because a prefix stays in memory while there is room',
+        "prompt_cache_retention": 'a prefix stays in memory while there is room; other values than "in_memory" bring a '
+        "warning",
         "add_special_tokens": "only false is taken, because the chat template writes the special tokens",
         **dict.fromkeys(
             ("separate_reasoning", "stream_reasoning"), "the router of SGLang always sends it; " + _THOUGHTS
@@ -76,8 +82,9 @@ class ChatBody(OpenAIBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description=TOP_LOGPROBS)
     safety_identifier: str | None = Field(None, max_length=MAX_NAME_CHARS, description="The new name of `user`.")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
-        None, description="A variable of the chat template. It is refused if the template does not read it."
+        None, description="A variable of the chat template. It has no effect if the template does not read it."
     )
+    enable_thinking: bool | None = Field(None, description="A variable of the chat template, as `reasoning_effort`.")
     add_generation_prompt: bool | None = Field(
         None, description="If it is false, the prompt does not end with the beginning of an assistant's turn."
     )
@@ -87,7 +94,7 @@ class ChatBody(OpenAIBody):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None,
         description="Variables of the chat template, such as `enable_thinking`. A variable that the template does not "
-        "read is refused.",
+        "read is refused; `enable_thinking`, `thinking` and `reasoning_effort` have no effect then.",
     )
     tools: Annotated[Checked[ChatTool], Field(max_length=MAX_TOOLS)] | None = Field(None, description=TOOLS)
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = Field(None, description=TOOL_CHOICE)
@@ -100,10 +107,15 @@ class ChatBody(OpenAIBody):
     )
 
     modalities: Annotated[Any, Only((["text"],), _NO_AUDIO)] = None
-    service_tier: Annotated[Any, Only(("auto", "default"), "there is one tier; leave it out")] = None
-    store: Annotated[Any, Only((False,), "chat completions are not stored; use /v1/responses")] = None
+    service_tier: Annotated[
+        Any, Only(("auto", "default"), "there is one tier; leave it out", VALUES["service_tier"])
+    ] = None
+    store: Annotated[Any, Only((False,), "chat completions are not stored; use /v1/responses", VALUES["store"])] = None
+    thinking: Annotated[Any, Only((), _THOUGHTS, VALUES["thinking"])] = None
     prompt_cache_key: str | None = Field(None, max_length=MAX_NAME_CHARS)
-    prompt_cache_retention: Annotated[Any, Only(("in_memory",), "a prefix stays as long as there is room")] = None
+    prompt_cache_retention: Annotated[
+        Any, Only(("in_memory",), "a prefix stays as long as there is room", VALUES["prompt_cache_retention"])
+    ] = None
     add_special_tokens: Annotated[Any, Only((False,), "the chat template writes the special tokens; leave it out")] = (
         None
     )
@@ -116,17 +128,21 @@ class ChatBody(OpenAIBody):
         """The client's limit, under either name."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
-    def template_kwargs(self, template: ChatTemplate) -> dict[str, Any]:
-        """Variables for the chat template. Raises RequestError for an effort where the template reads none."""
+    def template_kwargs(self, template: ChatTemplate, rules: FieldRules) -> dict[str, Any]:
+        """Variables for the chat template. Raises RequestError for one without an effect where the rules are strict."""
         kwargs = dict(self.chat_template_kwargs or {})
-        if self.reasoning_effort is None:
-            return kwargs
-        if "reasoning_effort" not in template.variables:
-            raise RequestError(
-                "reasoning_effort is not supported: the model's chat template does not read it; leave it out",
-                param="reasoning_effort",
-            )
-        return {**kwargs, "reasoning_effort": self.reasoning_effort}
+        for name in (VARIABLES & kwargs.keys()) - template.variables:
+            if not rules.is_strict:
+                rules.pass_over(f"chat_template_kwargs.{name}", NOT_READ)
+                del kwargs[name]
+        for name in ("reasoning_effort", "enable_thinking"):
+            if (value := getattr(self, name)) is None:
+                continue
+            if name in template.variables:
+                kwargs[name] = value
+            else:
+                rules.pass_over(name, NOT_READ)
+        return kwargs
 
     def tool_use(self, speech: Speech) -> ToolUse | None:
         """The tools that the answer may call; None for none. Raises RequestError."""
@@ -263,7 +279,12 @@ class ChatChoice:
 
 @router.post("/v1/chat/completions")
 async def chat_completions(
-    body: ChatBody, request: Request, num_bytes: BodyBytes, call: CurrentCall, front: ReadyFront
+    body: ChatBody,
+    request: Request,
+    num_bytes: BodyBytes,
+    rules: CurrentRules,
+    call: CurrentCall,
+    front: ReadyFront,
 ) -> Response:
     """Answers a conversation `n` times; with `stream` it sends events."""
     front.check_model(body.model)
@@ -271,7 +292,8 @@ async def chat_completions(
     with body.own_names():
         tools = body.tool_use(front.speech)
         with naming(tools):
-            prompt = await _prompt(body, num_bytes, call, front, tools)
+            kwargs = body.template_kwargs(front.chat.template, rules)
+            prompt = await _prompt(body, num_bytes, kwargs, call, front, tools)
             generation = front.generator.begin(call, [prompt])
             names = TokenNames(front.generator.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
             return await respond(
@@ -288,7 +310,9 @@ async def chat_completions(
             )
 
 
-async def _prompt(body: ChatBody, num_bytes: int, call: ApiCall, front: Front, tools: ToolUse | None) -> Prompt:
+async def _prompt(
+    body: ChatBody, num_bytes: int, kwargs: dict[str, Any], call: ApiCall, front: Front, tools: ToolUse | None
+) -> Prompt:
     template = front.chat.template
     encoded = await front.media.chat(
         front.chat,
@@ -297,7 +321,7 @@ async def _prompt(body: ChatBody, num_bytes: int, call: ApiCall, front: Front, t
         namespace=call.caller.namespace(body.cache_salt, body.extra_key),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        template_kwargs=body.template_kwargs(template),
+        template_kwargs=kwargs,
         tools=None if tools is None else tools.shown,
     )
     input_ids = encoded.input_ids

@@ -21,6 +21,7 @@ from jsg.server.openai.body import OpenAIBody
 from jsg.server.openai.common import TokenNames, head_of, respond, shown_logprob
 from jsg.server.shared.answers import constraint_of, finish_of
 from jsg.server.shared.fields import Only
+from jsg.server.shared.harmless import harmless
 from jsg.server.shared.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, MediaData, NumFrames, encode_with_media
 from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
 
@@ -35,6 +36,11 @@ class CompletionBody(OpenAIBody):
     REFUSED: ClassVar[Mapping[str, str]] = {
         **OpenAIBody.REFUSED,
         "suffix": "models of this version only continue a prompt; leave it out",
+    }
+
+    HARMLESS: ClassVar[Mapping[str, str]] = {
+        **OpenAIBody.HARMLESS,
+        **harmless("reasoning_effort", "service_tier", "store"),
     }
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {

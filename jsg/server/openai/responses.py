@@ -90,6 +90,15 @@ async def count_input_tokens(
     return json_response({"object": "response.input_tokens", "input_tokens": len(encoded.input_ids)})
 
 
+@router.post("/v1/responses/compact")
+async def compact_conversation() -> Response:
+    """Refuses the call, because the server never shortens a conversation."""
+    raise NotFoundError(
+        "/v1/responses/compact is not supported: the server never shortens a conversation; shorten it yourself, and "
+        "send it as input"
+    )
+
+
 @router.get("/v1/responses/{response_id}")
 async def get_response(response_id: str, request: Request, caller: CurrentCaller, responses: Responses) -> Response:
     """Gives a stored response."""
@@ -260,8 +269,10 @@ async def _prompt(
 
 
 def _asked(body: ResponsesBody, prompt: Prompt, front: Front) -> dict[str, Any]:
-    """The fields that the response repeats of its request."""
+    """The fields that the response repeats of its request. OpenAI defines names as texts, which are never null."""
+    named = {name: getattr(body, name) for name in ("prompt_cache_key", "safety_identifier", "user")}
     return {
+        **{name: value for name, value in named.items() if value is not None},
         "background": False,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
@@ -270,10 +281,8 @@ def _asked(body: ResponsesBody, prompt: Prompt, front: Front) -> dict[str, Any]:
         "model": front.model_name,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
-        "prompt_cache_key": body.prompt_cache_key,
         "prompt_cache_retention": body.prompt_cache_retention,
         "reasoning": None,
-        "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": body.store is not False,
         "temperature": prompt.sampling.temperature,
@@ -283,7 +292,6 @@ def _asked(body: ResponsesBody, prompt: Prompt, front: Front) -> dict[str, Any]:
         "top_logprobs": prompt.top_logprobs_num,
         "top_p": prompt.sampling.top_p,
         "truncation": "disabled",
-        "user": body.user,
     }
 
 

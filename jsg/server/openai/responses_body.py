@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from jsg.errors import RequestError
 from jsg.server.http.body import GRAMMAR, Body, Checked
+from jsg.server.http.field_rules import FieldRules
 from jsg.server.openai.response_format import ANY_OBJECT, ENFORCED, FORMAT_TYPE, NOT_SHOWN, SCHEMA, SchemaName
 from jsg.server.openai.response_store import Picture, Role
 from jsg.server.shared.constraint import (
@@ -30,6 +31,7 @@ from jsg.server.shared.fields import (
     TOP_LOGPROBS,
     Only,
 )
+from jsg.server.shared.harmless import VALUES, harmless
 from jsg.server.shared.messages import ARGUMENTS, JOINED, ONE_DETAIL, URL
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.server.shared.tools import DESCRIPTION, ONE_CALL, PARAMETERS, STRICT, TOOL_CHOICE, TOOLS, ToolName
@@ -52,7 +54,6 @@ _NO_HOSTED_TOOLS = "the server runs no tools, and the model calls functions of t
 _NO_FILES = "models read text and pictures; send a picture as image_url, and anything else as text"
 _NO_DRAWING = "models of this version write text only; leave it out"
 _NO_THOUGHTS = "this version does not separate thoughts from the answer; leave it out"
-_CACHED_ANYWAY = "every prefix is cached up to its last token while there is room; leave it out"
 _KEPT = "clients send the output of a response back as input, and chat templates do not read it"
 _TYPE_ALLOWED = "For the type `allowed_tools`: "
 
@@ -77,8 +78,8 @@ class ResponsePart(Body):
     REFUSED: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("file_id", "file_data", "file_url", "filename", "input_audio"), _NO_FILES),
         "refusal": "this version does not separate refusals from answers; send it as output_text",
-        "prompt_cache_breakpoint": _CACHED_ANYWAY,
     }
+    HARMLESS: ClassVar[Mapping[str, str]] = harmless("prompt_cache_breakpoint")
     ACCEPTED: ClassVar[Mapping[str, str]] = {"annotations": _KEPT, "logprobs": _KEPT, "detail": ONE_DETAIL}
 
     type: Literal["input_text", "output_text", "input_image"]
@@ -102,8 +103,8 @@ class InputItem(Body):
     REFUSED: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("action", "server_label", "namespace", "caller", "async", "created_by"), _NO_HOSTED_TOOLS),
         **dict.fromkeys(("summary", "encrypted_content"), _NO_THOUGHTS),
-        "phase": "chat templates know no phases of an answer; leave it out",
     }
+    HARMLESS: ClassVar[Mapping[str, str]] = harmless("phase")
     ACCEPTED: ClassVar[Mapping[str, str]] = {"status": _KEPT}
 
     type: Literal["message", "item_reference", "function_call", "function_call_output"] | None = None
@@ -232,7 +233,7 @@ class TextFormat(Body):
 class TextConfig(Body):
     """The options of the answer's text."""
 
-    REFUSED: ClassVar[Mapping[str, str]] = {"verbosity": "ask for it in instructions"}
+    HARMLESS: ClassVar[Mapping[str, str]] = harmless("verbosity")
 
     format: TextFormat | None = None
 
@@ -314,14 +315,20 @@ class ResponseStreamOptions(Body):
     include_obfuscation: Annotated[Any, Only((False,), "events are never padded; leave it out")] = None
 
 
+def _is_empty_thought(item: Any) -> bool:
+    if not isinstance(item, dict) or item.get("type") != "reasoning":
+        return False
+    return not any(item.get(name) for name in ("summary", "content", "encrypted_content"))
+
+
 class InputTokensBody(Body):
     """The fields that make up a prompt."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         "conversation": "name the response to continue in previous_response_id, or send the conversation as input",
         "personality": "ask for it in instructions",
-        "reasoning": _NO_THOUGHTS,
     }
+    HARMLESS: ClassVar[Mapping[str, str]] = harmless("reasoning")
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "truncation": 'only "disabled" is taken, because the server refuses an input that is too long',
     }
@@ -343,6 +350,16 @@ class InputTokensBody(Body):
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = Field(None, description=TOOL_CHOICE)
     parallel_tool_calls: bool | None = Field(None, description=ONE_CALL)
     truncation: Annotated[Any, Only(("disabled",), "the server never shortens an input; shorten it yourself")] = None
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _leave_out_empty_thoughts(cls, given: Any, info: ValidationInfo) -> Any:
+        """Passes over items of thoughts that say nothing. Models with hidden thoughts leave them in histories."""
+        rules = FieldRules.of(info.context)
+        if not isinstance(given, list) or rules.is_strict or not any(map(_is_empty_thought, given)):
+            return given
+        rules.pass_over("an empty item of type reasoning", _NO_THOUGHTS)
+        return [item for item in given if not _is_empty_thought(item)]
 
     def constraint(self) -> Constraint | None:
         """The grammar that the answer must match."""
@@ -374,15 +391,16 @@ class ResponsesBody(with_sampling(InputTokensBody, "responses")):
         "image": _NO_DRAWING,
         "moderation": "the server does not moderate answers; leave it out",
         "prompt": "the server stores no prompts; send the text of the prompt as instructions and input",
-        "prompt_cache_options": _CACHED_ANYWAY,
     }
+    HARMLESS: ClassVar[Mapping[str, str]] = {**InputTokensBody.HARMLESS, **harmless("prompt_cache_options")}
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         **InputTokensBody.ACCEPTED,
         "background": "only false is taken, because the client waits for a response or reads its stream",
         "max_tool_calls": "it limits the calls of tools that a server runs, and this server runs none",
         "prompt_cache_key": "all requests of an API key share its cached prefixes; cache_salt separates them",
-        "prompt_cache_retention": 'only "in_memory" is taken, because a prefix stays in memory while there is room',
-        "service_tier": 'only "auto" and "default" are taken, because there is one tier',
+        "prompt_cache_retention": 'a prefix stays in memory while there is room; other values than "in_memory" bring a '
+        "warning",
+        "service_tier": "there is one tier; the name of another one brings a warning",
     }
 
     max_output_tokens: int | None = Field(
@@ -413,8 +431,12 @@ class ResponsesBody(with_sampling(InputTokensBody, "responses")):
     ] = None
     max_tool_calls: int | None = Field(None, ge=0, lt=2**31)
     prompt_cache_key: str | None = Field(None, max_length=MAX_NAME_CHARS)
-    prompt_cache_retention: Annotated[Any, Only(("in_memory",), "a prefix stays as long as there is room")] = None
-    service_tier: Annotated[Any, Only(("auto", "default"), "there is one tier; leave it out")] = None
+    prompt_cache_retention: Annotated[
+        Any, Only(("in_memory",), "a prefix stays as long as there is room", VALUES["prompt_cache_retention"])
+    ] = None
+    service_tier: Annotated[
+        Any, Only(("auto", "default"), "there is one tier; leave it out", VALUES["service_tier"])
+    ] = None
 
     @property
     def wants_logprobs(self) -> bool:

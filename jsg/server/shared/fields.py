@@ -1,12 +1,14 @@
 """A mark for fields that take only some values, the limit on the length of names, and texts that many fields share."""
 
 import dataclasses
+import json
 from typing import Any, final
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from jsg.errors import RequestError
+from jsg.server.http.field_rules import FieldRules
 
 MAX_NAME_CHARS = 512  # of a user, a salt, a key
 
@@ -27,23 +29,35 @@ class Only:
     Attributes:
         allowed: The values that it takes; null is taken as absent.
         otherwise: Why other values are refused, or what to do instead.
+        harmless: Other values that are passed over; see `shared/harmless.py`.
     """
 
     allowed: tuple[Any, ...]
     otherwise: str
+    harmless: tuple[Any, ...] = ()
 
     def __get_pydantic_core_schema__(self, _source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Checks the value. Raises RequestError."""
 
-        def check(value: Any) -> Any:
-            if value is None or any(type(value) is type(known) and value == known for known in self.allowed):
+        def check(value: Any, info: core_schema.ValidationInfo) -> Any:
+            if value is None or _is_one_of(value, self.allowed):
                 return value
+            rules = FieldRules.of(info.context)
+            if _is_one_of(value, self.harmless) and not rules.is_strict:
+                rules.pass_over(f"{name} {json.dumps(value)}", self.otherwise)
+                return None
+            if not self.allowed:
+                raise RequestError(f"{name} is not supported: {self.otherwise}", param=name)
             rule = " or ".join(map(repr, self.allowed))
             raise RequestError(f"{name} must be {rule}, but got {repr(value)[:100]}: {self.otherwise}", param=name)
 
         name = str(handler.field_name)
-        return core_schema.no_info_plain_validator_function(check)
+        return core_schema.with_info_plain_validator_function(check)
 
     def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """The values, and null."""
-        return {"enum": [*self.allowed, None]}
+        return {"enum": [*self.allowed, *self.harmless, None]}
+
+
+def _is_one_of(value: Any, known: tuple[Any, ...]) -> bool:
+    return any(type(value) is type(each) and value == each for each in known)

@@ -186,11 +186,12 @@ class Message(Body):
             role = "system"
         message: dict[str, Any] = {"role": role, "content": self._content()}
         calls = self._calls()
+        is_silent = "reasoning_content" not in template.words
         others = {
             "name": self.name,
             "tool_calls": calls or None,
             "tool_call_id": self.tool_call_id,
-            "reasoning_content": self.reasoning_content,
+            "reasoning_content": self.reasoning_content or (None if is_silent else self.reasoning_content),
         }
         message |= {name: value for name, value in others.items() if value is not None}
         check_fits(message, template)

@@ -1,0 +1,51 @@
+"""The table of fields and values that are taken without an effect, because no answer is worse without them.
+
+Clients send them to every server. An answer that had a field of this table says so in the header `x-jsg-warnings`, and
+`/generate` also in `meta_info.warnings`; the log says it once. With `--strict-fields` all of them are refused. What
+would change an answer is in no table here: bodies refuse it by name in `REFUSED`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+NOT_READ = "the model's chat template does not read it; leave it out"
+_NO_THOUGHTS = "this version does not separate thoughts from the answer; leave it out"
+_CACHED_ANYWAY = "every prefix is cached, and the least recently used is evicted first; leave it out"
+_ONE_TIER = "there is one tier; leave it out"
+_NOT_ROUTED = "the server chooses the engine of each request; leave it out"
+
+_FIELDS: Mapping[str, str] = {
+    "custom_labels": "the options of the server say what is logged; leave it out",
+    "effort": "ask for it in system",
+    "guided_decoding_backend": "there is only one grammar backend; leave it out",
+    "kv_router_hint": _NOT_ROUTED,
+    "phase": "chat templates know no phases of an answer; leave it out",
+    "prediction": "it only makes other servers faster; leave it out",
+    "prompt_cache_breakpoint": _CACHED_ANYWAY,
+    "prompt_cache_options": _CACHED_ANYWAY,
+    "reasoning": _NO_THOUGHTS,
+    "reasoning_effort": "there is no chat template that could read it; leave it out",
+    "routing_key": _NOT_ROUTED,
+    "service_tier": _ONE_TIER,
+    "store": "completions are not stored; leave it out",
+    "verbosity": "ask for it in a message",
+}
+"""Field that has no effect, whatever its value is → the reason, or what to do instead."""
+
+VALUES: Mapping[str, tuple[Any, ...]] = {
+    "prompt_cache_retention": ("24h", "in-memory"),
+    "service_tier": ("flex", "priority", "scale", "standard", "standard_only"),
+    "speed": ("fast",),
+    "store": (True,),
+    "thinking": ({"type": "disabled"},),
+    "thread": ({"type": "create"},),
+}
+"""Field of which only these values have no effect, and others are supported or refused → the values."""
+
+VARIABLES = frozenset(("enable_thinking", "thinking", "reasoning_effort"))
+"""Variables of a chat template that have no effect where the template does not read them."""
+
+
+def harmless(*names: str) -> dict[str, str]:
+    """The part of the table for a body that has these fields."""
+    return {name: _FIELDS[name] for name in names}
