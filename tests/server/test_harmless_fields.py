@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 
+import anthropic
 import httpx
 import pytest
 
@@ -49,6 +50,10 @@ CASES = [
     (RESPONSES, "an empty item of type reasoning", {"input": [{"type": "reasoning", "id": "rs", "summary": []}, *HI]}),
     (MESSAGES, "effort", {"output_config": {"effort": "low"}}),
     (MESSAGES, "speed", "fast"),
+    (MESSAGES, "an empty block of type thinking", {"messages": [
+        *HI, {"role": "assistant", "content": [{"type": "thinking", "thinking": "", "signature": "x"}]},
+        {"role": "user", "content": "so?"},
+    ]}),
     (MESSAGES, "thread", {"type": "create"}),
     ("/generate", "routing_key", "a"),
     ("/generate", "custom_labels", {"team": "a"}),
@@ -57,7 +62,8 @@ CASES = [
 
 def body_with(path: str, name: str, value: object) -> dict:
     """The body of a case: its value is that of the field, or the fields, where the field is inside another one."""
-    is_inside = isinstance(value, dict) and value.keys() & {"text", "input", "output_config", "chat_template_kwargs"}
+    around = {"text", "input", "messages", "output_config", "chat_template_kwargs"}
+    is_inside = isinstance(value, dict) and value.keys() & around
     return BODIES[path] | (value if is_inside else {name: value})
 
 
@@ -74,6 +80,9 @@ def test_it_is_taken_with_a_warning_and_changes_nothing(http, path, name, value)
     assert response.headers[HEADER].startswith(name)
     assert " has no effect: " in response.headers[HEADER]
     assert HEADER not in plain.headers
+    if "thinking" in name and path == MESSAGES:
+        said = [*HI, {"role": "assistant", "content": ""}, {"role": "user", "content": "so?"}]
+        plain = http.post(path, json=BODIES[path] | {"messages": said})
     if path == RESPONSES:
         texts = [answer.json()["output"][0]["content"] for answer in (plain, response)]
         assert texts[0] == texts[1]
@@ -85,7 +94,8 @@ def test_it_is_taken_with_a_warning_and_changes_nothing(http, path, name, value)
 def test_strict_fields_refuse_it(strict, path, name, value):
     response = strict.post(path, json=body_with(path, name, value))
     assert response.status_code == 400
-    said = "input[0].type" if "reasoning" in name and path == RESPONSES and "empty" in name else name.split(".")[-1]
+    said = {"an empty item of type reasoning": "type must be", "an empty block of type thinking": "thoughts"}
+    said = said.get(name, name.split(".")[-1])
     assert said in response.json()["error"]["message"]
     assert strict.post(path, json=BODIES[path]).status_code == 200
 
@@ -150,6 +160,16 @@ class TestThreads:
             response = client.post(MESSAGES, json=BODIES[MESSAGES] | {"thread": body, "stream": True})
             assert response.status_code == 400
             assert response.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
+
+    def test_the_package_goes_on_without_one(self, server: RunningServer):
+        with anthropic.Anthropic(base_url=str(server.http.base_url), api_key="none", max_retries=0) as client:
+            thread = client.beta.messages.thread(
+                model="fake", max_tokens=3, unsupported_request_behavior="continue_unthreaded"
+            )
+            first, second = (thread.send({"role": "user", "content": text}) for text in ("hi", "and now?"))
+            counted = client.messages.count_tokens(model="fake", messages=thread.messages[:3])
+        assert first.usage.output_tokens == 3
+        assert second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0) == counted.input_tokens
 
     def test_other_refusals_have_no_details(self, http):
         error = http.post(MESSAGES, json=BODIES[MESSAGES] | {"container": "c"}).json()["error"]

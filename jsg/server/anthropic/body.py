@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from jsg.errors import RequestError
 from jsg.parameters import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from jsg.server.http.body import GRAMMAR, Body, Checked
+from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSource, joined_content
 from jsg.server.shared.constraint import (
     Constraint,
@@ -138,11 +139,25 @@ class MessageBlock(Body):
         return self
 
 
+def _is_empty_thought(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "thinking" and not block.get("thinking")
+
+
 class AnthropicMessage(Body):
     """A message of a conversation. Messages of one role in a row become one turn."""
 
     role: Literal["user", "assistant", "system"]
     content: str | Checked[MessageBlock] = Field(description=_JOINED)
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _leave_out_empty_thoughts(cls, given: Any, info: ValidationInfo) -> Any:
+        """Passes over blocks of thoughts that say nothing. Models with hidden thoughts leave them in histories."""
+        rules = FieldRules.of(info.context)
+        if not isinstance(given, list) or rules.is_strict or not any(map(_is_empty_thought, given)):
+            return given
+        rules.pass_over("an empty block of type thinking", _NO_THOUGHTS)
+        return [block for block in given if not _is_empty_thought(block)]
 
     @model_validator(mode="after")
     def _check_blocks(self) -> Self:
