@@ -262,6 +262,7 @@ def progress(total: int, is_shown: bool) -> Iterator[Callable[[], None]]:
     if not is_shown:
         yield lambda: None
         return
+    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -272,6 +273,6 @@ def progress(total: int, is_shown: bool) -> Iterator[Callable[[], None]]:
     )
 
     columns = (TextColumn("programs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns) as bar:
+    with Progress(*columns, console=Console(stderr=True)) as bar:  # a program's output is often sent to a file
         task = bar.add_task("programs", total=total)
         yield lambda: bar.advance(task)

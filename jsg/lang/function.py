@@ -13,6 +13,7 @@ from jsg.lang import batch
 from jsg.lang.backend import Backend, BackendSource
 from jsg.lang.defaults import as_backend
 from jsg.lang.ir import PUBLISHED, SamplingArgs
+from jsg.lang.keywords import advice, unknown_in_batch
 from jsg.lang.run import Run, calling_backend
 from jsg.lang.run_args import take_run_args
 from jsg.lang.state import ProgramState
@@ -169,7 +170,8 @@ class SglFunction(batch.Batchable[ProgramState]):
         try:
             inspect.signature(self.func).bind(None, *args, **{**self.bound, **kwargs})
         except TypeError as error:
-            raise ProgramError(f"{self.__qualname__}{which}: {error}") from None
+            unknown = kwargs.keys() - self._own
+            raise ProgramError(f"{self.__qualname__}{which}: {error}{advice(unknown, 'run')}") from None
 
     def _batch(
         self, items: batch.Items, backend: Backend | BackendSource | None, options: dict[str, Any]
@@ -178,7 +180,7 @@ class SglFunction(batch.Batchable[ProgramState]):
         if "where" in rest:
             raise ProgramError("only a compiled program takes where; leave it out, or compile the program")
         if rest:
-            raise ProgramError(f"run_batch has no argument {', '.join(sorted(rest))}; arguments are given per item")
+            raise ProgramError(unknown_in_batch(rest))
         runs = [batch.arguments_of(item, index) for index, item in enumerate(items)]
         for index, (args, kwargs) in enumerate(runs):
             self.check_arguments(args, kwargs, f", item {index} of the batch")

@@ -30,6 +30,7 @@ from jsg.lang.graphs.nodes import (
 )
 from jsg.lang.graphs.reorder import reorder, varying_arguments
 from jsg.lang.ir import RoleBegin, RoleEnd, SamplingArgs, Text
+from jsg.lang.keywords import advice, unknown_in_batch
 from jsg.lang.run_args import Where, take_run_args
 from jsg.lang.streams.loop import shared_loop, wait_for
 
@@ -164,10 +165,8 @@ class CompiledFunction(Batchable[GraphState]):
             raise ProgramError(f"{self.graph.name} needs the argument {missing[0]!r}")
         _check_no_optimisations(given.keys() - set(names))
         if unknown := sorted(given.keys() - set(names)):
-            raise ProgramError(
-                f"{self.graph.name} takes {', '.join(names) or 'nothing'}, but got {unknown[0]!r}; what was a constant "
-                "when it was compiled stays one"
-            )
+            what = advice(unknown, "run") or "; what was a constant when it was compiled stays one"
+            raise ProgramError(f"{self.graph.name} takes {', '.join(names) or 'nothing'}, but got {unknown[0]!r}{what}")
         return {argument.name: argument_value(argument, given[argument.name]) for argument in self.graph.arguments}
 
     def _batch(
@@ -177,7 +176,7 @@ class CompiledFunction(Batchable[GraphState]):
         given, rest = take_run_args(options, self._own)
         _check_no_optimisations(rest)
         if rest:
-            raise ProgramError(f"run_batch has no argument {', '.join(sorted(rest))}; arguments are given per item")
+            raise ProgramError(unknown_in_batch(rest))
         runs = [self._bind(*arguments_of(item, index)) for index, item in enumerate(items)]
         start = self._starter(runs, given, as_backend(backend), where)
         return lambda index: _settled(start(index))
