@@ -255,7 +255,7 @@ class _Answer:
                     "text": await _or_none(stream.read("text")),
                     "variables": {name: await self.read(variable, depth + 1) for name, variable in variables.items()},
                 }
-            case list():
+            case list() | tuple():
                 return [await self._write(item, depth + 1) for item in value]
             case dict():
                 return {key: await self._write(item, depth + 1) for key, item in value.items()}

@@ -9,6 +9,7 @@ from jsg.errors import AbortedError, BackendError, UnknownVariableError
 from jsg.lang.executor.execution import Execution
 from jsg.lang.executor.reading import GraphState
 from jsg.lang.graphs.graph import Graph
+from jsg.lang.graphs.nodes import DictValue, ListValue, StateValue, TupleValue, Value
 from jsg.lang.http.errors import failure_in_stream
 from jsg.lang.reading import What
 from jsg.lang.streams.loop import Loop
@@ -80,6 +81,8 @@ class RemoteState(GraphState):
 
     def __init__(self, graph: Graph, loop: Loop) -> None:
         super().__init__({name: Variable() for name, _ in graph.block.outputs}, Variable(), Variable())
+        self._kept = dict(graph.block.outputs)
+        self._returns = graph.returns
         self._loop = loop
         self._started: asyncio.Task[None] | None = None  # the loop itself references tasks weakly
         self._task: asyncio.Task[None] | None = None
@@ -135,7 +138,7 @@ class RemoteState(GraphState):
             if name in failed["variables"]:
                 variable.fail(errors[failed["variables"][name]])
                 continue
-            value = result["variables"][name]
+            value = _with_tuples(self._kept[name], result["variables"][name])
             if isinstance(value, str) and not variable.num_pieces:
                 variable.add(value)
             variable.finish(value)
@@ -153,7 +156,7 @@ class RemoteState(GraphState):
             self._error = self._error or errors[failed["return_value"]]
             self.returned.fail(errors[failed["return_value"]])
         else:
-            self.returned.finish(result["return_value"])
+            self.returned.finish(_with_tuples(self._returns, result["return_value"]))
 
     def _fail(self, error: BaseException) -> None:
         self._error = error
@@ -187,6 +190,22 @@ class RemoteState(GraphState):
         self._is_cancelled = True
         if self._task is not None and not self._answers["nothing"].is_done:
             self._task.cancel()
+
+
+def _with_tuples(value: Value, read: Any) -> Any:
+    """Gives what a server has sent of a value (None if it failed), with the tuples of the program, lists in JSON."""
+    if read is None:
+        return None
+    match value:
+        case ListValue(items) | TupleValue(items):
+            read = [_with_tuples(item, one) for item, one in zip(items, read, strict=True)]
+            return read if isinstance(value, ListValue) else tuple(read)
+        case DictValue(items):
+            return {key: _with_tuples(item, read[key]) for key, item in items}
+        case StateValue(variables=variables):
+            kept = {name: _with_tuples(item, read["variables"][name]) for name, item in variables}
+            return {**read, "variables": kept}
+    return read
 
 
 def _error(failure: Mapping[str, Any]) -> BaseException:

@@ -11,7 +11,7 @@ from jsg.errors import BackendError, ConfigError, NotFoundError, RequestError
 from jsg.lang.backend import Backend, Session
 from jsg.lang.http.client import HttpClient
 from jsg.lang.http.model import HttpModel
-from jsg.lang.tokens.session import open_session
+from jsg.lang.tokens.session import TokenSession
 
 TIMEOUT_S = 600.0
 MAX_RETRIES = 4
@@ -64,8 +64,8 @@ class RuntimeEndpoint:
         return self
 
     def open(self, *, num_api_spec_tokens: int | None = None) -> Session:
-        """Opens an empty session. Raises RequestError as `open_session` does."""
-        return open_session(self._model, num_api_spec_tokens)
+        """Opens an empty session. It ignores the hint, because the prompt is cached anyway."""
+        return TokenSession(self._model)
 
     async def run_graph(
         self,

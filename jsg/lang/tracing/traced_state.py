@@ -28,6 +28,7 @@ from jsg.lang.graphs.nodes import (
     Scope,
     StateValue,
     TextValue,
+    TupleValue,
     Turn,
     Value,
     ValueRef,
@@ -449,7 +450,8 @@ def value_of(value: Any, recorder: Recorder) -> Value:
         case str() | Traced() | ExprList():
             return TextValue(recorder.pieces(value))
         case list() | tuple():
-            return ListValue(tuple(value_of(item, recorder) for item in value))
+            kind = ListValue if isinstance(value, list) else TupleValue
+            return kind(tuple(value_of(item, recorder) for item in value))
         case dict() if all(isinstance(key, str) and not recorder.symbols.is_symbolic(key) for key in value):
             return DictValue(tuple((key, value_of(item, recorder)) for key, item in value.items()))
         case TracedState():
