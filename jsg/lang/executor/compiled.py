@@ -32,6 +32,7 @@ from jsg.lang.graphs.reorder import reorder, varying_arguments
 from jsg.lang.ir import RoleBegin, RoleEnd, SamplingArgs, Text
 from jsg.lang.keywords import advice, unknown_in_batch
 from jsg.lang.run_args import Where, take_run_args
+from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import shared_loop, wait_for
 
 
@@ -204,7 +205,7 @@ class CompiledFunction(Batchable[GraphState]):
         reordered = reorder(self.graph, varying_arguments(self.graph.arguments, runs))
 
         def start_here(index: int) -> GraphState:
-            execution = Execution(reordered, backend, runs[index], loop=loop, defaults=given)
+            execution = Execution(reordered, backend, runs[index], loop=loop, defaults=given, history=History())
             loop.post(execution.start)
             return LocalState(execution)
 
@@ -214,7 +215,7 @@ class CompiledFunction(Batchable[GraphState]):
 async def _settled(state: GraphState) -> GraphState:
     """Waits for the end of a run. The run ends early where the waiting task is cancelled."""
     try:
-        await state.settle()
+        await state.ended.done()
     except asyncio.CancelledError:
         state.cancel()
         raise

@@ -12,6 +12,7 @@ from jsg.lang.graphs.graph import Graph
 from jsg.lang.graphs.nodes import DictValue, ListValue, StateValue, TupleValue, Value
 from jsg.lang.http.errors import failure_in_stream
 from jsg.lang.reading import What
+from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.variables import Variable
 
@@ -40,7 +41,8 @@ class LocalState(GraphState):
     """A run in this process."""
 
     def __init__(self, execution: Execution) -> None:
-        super().__init__(execution.outputs, execution.returned, execution.stream.log)
+        history = execution.stream.history
+        super().__init__(execution.outputs, execution.returned, execution.stream.log, execution.ended, history)
         self._execution = execution
 
     def cancel(self) -> None:
@@ -51,7 +53,7 @@ class LocalState(GraphState):
         """Reads the prompt at the program's end; for "nothing" waits for all that the program started."""
         execution = self._execution
         if what == "nothing":
-            return execution.ended
+            return self._at_end()
         read = Variable()
         execution.submitted.when_done(lambda: _copy(execution.stream.read(what), read))
         return read
@@ -80,7 +82,8 @@ class RemoteState(GraphState):
     """A run on a server that was sent the whole graph."""
 
     def __init__(self, graph: Graph, loop: Loop) -> None:
-        super().__init__({name: Variable() for name, _ in graph.block.outputs}, Variable(), Variable())
+        variables = {name: Variable() for name, _ in graph.block.outputs}
+        super().__init__(variables, Variable(), Variable(), Variable(), History())
         self._kept = dict(graph.block.outputs)
         self._returns = graph.returns
         self._loop = loop
@@ -89,7 +92,7 @@ class RemoteState(GraphState):
         self._is_cancelled = False
         self._error: BaseException | None = None
         self._counts: dict[str, int] = {}
-        self._answers: dict[What, Variable] = {"text": Variable(), "turns": Variable(), "nothing": Variable()}
+        self._answers: dict[What, Variable] = {"text": Variable(), "turns": Variable()}
 
     def start(
         self,
@@ -119,7 +122,7 @@ class RemoteState(GraphState):
         except Exception as error:
             self._fail(error)
         finally:
-            self._answers["nothing"].finish(None)
+            self.ended.finish(None)
 
     def _take(self, event: Mapping[str, Any]) -> None:
         variable = self.variables.get(event.get("variable", ""))
@@ -132,6 +135,8 @@ class RemoteState(GraphState):
 
     def _finish(self, result: Mapping[str, Any]) -> None:
         errors = [_error(error) for error in result["errors"]]
+        for error in errors:
+            self._fails_with(error)
         failed = result["failed"]
         self._counts = dict(result["usage"])
         for name, variable in self.variables.items():
@@ -160,6 +165,7 @@ class RemoteState(GraphState):
 
     def _fail(self, error: BaseException) -> None:
         self._error = error
+        self._fails_with(error)
         for variable in (
             *self.variables.values(),
             self.returned,
@@ -173,12 +179,16 @@ class RemoteState(GraphState):
         """Has the server abort the run, by closing the connection."""
         self._loop.post(self._cancel)
 
+    def _fails_with(self, error: BaseException) -> None:
+        if (history := self._history()) is not None:
+            history.failed(error)
+
     def _read(self, what: What) -> Variable:
-        return self._answers[what]
+        return self._at_end() if what == "nothing" else self._answers[what]
 
     def _reported(self, variable: Variable) -> Variable:
         """A server sends the report of a variable that grew at the end of the run."""
-        return variable if variable.meta is not None else self._answers["nothing"]
+        return variable if variable.meta is not None else self.ended
 
     def _failure(self) -> BaseException | None:
         return self._error
@@ -188,7 +198,7 @@ class RemoteState(GraphState):
 
     def _cancel(self) -> None:
         self._is_cancelled = True
-        if self._task is not None and not self._answers["nothing"].is_done:
+        if self._task is not None and not self.ended.is_done:
             self._task.cancel()
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, assert_never, cast
 from jsg.errors import AbortedError
 from jsg.lang.backend import BlockSession, Piece, Session
 from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, VarScopeBegin, VarScopeEnd, Video
+from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.ops import Close, ExprOp, Mark, Place
 from jsg.lang.streams.reasoning import Markers, ReasoningSplitter
@@ -41,6 +42,7 @@ class Join:
     place: Place | None
 
 
+What = Literal["nothing", "text", "turns", "size"]
 Op = ExprOp | Fork | Join | Mark | Close
 
 
@@ -55,9 +57,10 @@ class Runner:
         transcript: The text and the turns of its prompt.
     """
 
-    def __init__(self, loop: Loop, open_session: Callable[[], Session] | None):
+    def __init__(self, loop: Loop, open_session: Callable[[], Session] | None, history: History | None = None):
         """`open_session` makes the session when the first op needs it; None for a child, which a fork gives one."""
         self.loop = loop
+        self._history = history
         self.failure: BaseException | None = None
         self.transcript = Transcript()
         self._open = open_session
@@ -77,6 +80,21 @@ class Runner:
         self._queue.extend(ops)
         self.loop.post(self._wake)
 
+    def read(self, what: What) -> Variable:
+        """Gives a variable that is done when all is done that was pushed so far; at once where all has ended.
+
+        Args:
+            what: Its value: all text, the `transcript.Turn`s, the number of pieces of text, or None for "nothing".
+        """
+        variable = Variable()
+        if self.failure is None and self.transcript.log.is_done:
+            variable.finish(self._read(what))
+        elif self.failure is not None and not (self._task or self._queue or self._session or self._block):
+            variable.fail(self.failure)
+        else:
+            self.push([Mark(what, variable)])
+        return variable
+
     def wanted(self) -> None:
         """Looks again whether anybody waits for a variable."""
         self.loop.post(self._wake)
@@ -90,7 +108,7 @@ class Runner:
     def _cancel(self, error: BaseException) -> None:
         if self._has_ended or self.failure is not None:
             return
-        self.failure = error
+        self._set_failure(error)
         self.transcript.log.fail(error)
         if self._task is None:
             self._wake()
@@ -154,10 +172,15 @@ class Runner:
     def _fail(self, op: Op | None, error: BaseException) -> None:
         if op is not None and op.place is not None and not isinstance(error, asyncio.CancelledError):
             note(error, op.place)
-        self.failure = error
+        self._set_failure(error)
         self._drop_block(error)
         _fail_op(op, error)
         self.transcript.log.fail(error)
+
+    def _set_failure(self, error: BaseException) -> None:
+        self.failure = error
+        if self._history is not None:
+            self._history.failed(error)
 
     def _drop_block(self, error: BaseException) -> None:
         block, self._block = self._block, []
@@ -244,7 +267,7 @@ class Runner:
             self._session = self._open()
         return self._session
 
-    def _read(self, what: Literal["nothing", "text", "turns", "size"]) -> Any:
+    def _read(self, what: What) -> Any:
         match what:
             case "text":
                 return self.transcript.text()

@@ -233,6 +233,18 @@ class TracedState(Readable):
     def _wait(self, variable: Variable, timeout: float | None = None) -> Any:
         return variable.now()
 
+    async def _get(self, variable: Variable) -> Any:
+        return variable.now()
+
+    def __await__(self) -> Iterator[Any]:
+        """Gives itself: in a trace a called program has nothing to wait for."""
+        yield from ()
+        return self
+
+    async def aret_value(self) -> Any:
+        """Gives `ret_value`."""
+        return self.ret_value
+
     def __getattr__(self, name: str) -> Never:
         if name.startswith("__"):
             raise AttributeError(name)
