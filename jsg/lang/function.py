@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import dataclasses
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -188,19 +189,24 @@ class SglFunction(batch.Batchable[ProgramState]):
             raise ProgramError("only a compiled program takes where; leave it out, or compile the program")
         if rest:
             raise ProgramError(unknown_in_batch(rest))
-        runs = [batch.arguments_of(item, index) for index, item in enumerate(items)]
-        for index, (args, kwargs) in enumerate(runs):
+
+        def checked(index: int, item: Any) -> batch.Arguments:
+            args, kwargs = batch.arguments_of(item, index)
             self.check_arguments(args, kwargs, f", item {index} of the batch")
+            return args, kwargs
+
+        runs = batch.read_items(items, checked)
         if (tracing := scope.active()) is not None:
             return [tracing.call(self, args, kwargs, _unless_empty(given)) for args, kwargs in runs]
         chosen = _chosen(backend)
 
-        async def run_one(index: int) -> ProgramState:
-            call = self._start(*runs[index], given, chosen)
+        async def run_one(arguments: batch.Arguments) -> ProgramState:
+            call = self._start(*arguments, given, chosen)
             await call.run_to_end()
             return call.state
 
-        return run_one
+        starts = (functools.partial(run_one, arguments) for arguments in runs)
+        return batch.Work(starts, len(runs) if isinstance(runs, list) else None)
 
     def _takes_any(self) -> bool:
         parameters = inspect.signature(self.func).parameters.values()

@@ -1,13 +1,14 @@
 """Compiled programs: graphs, and the ways to run them."""
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, cast, final
 
 from jsg.errors import ConfigError, ProgramError
 from jsg.lang.backend import Backend, BackendSource, HintSession, PromptItem
-from jsg.lang.batch import Batchable, Items, Work, arguments_of
+from jsg.lang.batch import Batchable, Items, Work, arguments_of, read_items
 from jsg.lang.defaults import as_backend
 from jsg.lang.executor.arguments import ArgumentValue, argument_value, arguments_to_json
 from jsg.lang.executor.execution import Execution
@@ -137,8 +138,8 @@ class CompiledFunction(Batchable[GraphState]):
             ConfigError: The backend takes no graphs and `where` is "server".
         """
         given, kwargs = take_run_args(kwargs, self._own)
-        start = self._starter([self._bind(args, kwargs)], given, as_backend(backend), where, stream=stream)
-        return start(0)
+        bound = self._bind(args, kwargs)
+        return self._starter([bound], given, as_backend(backend), where, stream=stream)(bound)
 
     async def arun(
         self,
@@ -178,34 +179,48 @@ class CompiledFunction(Batchable[GraphState]):
         _check_no_optimisations(rest)
         if rest:
             raise ProgramError(unknown_in_batch(rest))
-        runs = [self._bind(*arguments_of(item, index)) for index, item in enumerate(items)]
-        start = self._starter(runs, given, as_backend(backend), where)
-        return lambda index: _settled(start(index))
+        runs = read_items(items, lambda index, item: self._bind(*arguments_of(item, index)))
+        is_read = isinstance(runs, list)
+        start = self._starter(runs if is_read else None, given, as_backend(backend), where)
+
+        async def run_one(arguments: Mapping[str, ArgumentValue]) -> GraphState:
+            return await _settled(start(arguments))
+
+        return Work((functools.partial(run_one, arguments) for arguments in runs), len(runs) if is_read else None)
 
     def _starter(
         self,
-        runs: Sequence[Mapping[str, ArgumentValue]],
+        runs: Sequence[Mapping[str, ArgumentValue]] | None,
         given: SamplingArgs,
         backend: Backend,
         where: Where,
         *,
         stream: bool = False,
-    ) -> Callable[[int], GraphState]:
-        """Gives a function that starts a run, by the index of its arguments in `runs`, and gives its state."""
+    ) -> Callable[[Mapping[str, ArgumentValue]], GraphState]:
+        """Gives a function that starts a run and gives its state.
+
+        Args:
+            runs: The arguments of all runs, by which the parts of `unordered` are put in order; None if not known yet.
+            given: The sampling arguments of the runs.
+            backend: The backend.
+            where: As in `run`.
+            stream: As in `run`.
+        """
         loop = shared_loop()
         if _is_sent(backend, where):
             sent, graph, sampling = cast(GraphBackend, backend), self.graph.to_dict(), sampling_to_dict(given)
 
-            def start_there(index: int) -> GraphState:
-                state, arguments = RemoteState(self.graph, loop), arguments_to_json(runs[index])
+            def start_there(bound: Mapping[str, ArgumentValue]) -> GraphState:
+                state, arguments = RemoteState(self.graph, loop), arguments_to_json(bound)
                 loop.post(lambda: state.start(sent, graph, arguments, sampling, stream=stream))
                 return state
 
             return start_there
-        reordered = reorder(self.graph, varying_arguments(self.graph.arguments, runs))
+        varying = () if runs is None else (varying_arguments(self.graph.arguments, runs),)
+        reordered = reorder(self.graph, *varying)
 
-        def start_here(index: int) -> GraphState:
-            execution = Execution(reordered, backend, runs[index], loop=loop, defaults=given, history=History())
+        def start_here(bound: Mapping[str, ArgumentValue]) -> GraphState:
+            execution = Execution(reordered, backend, bound, loop=loop, defaults=given, history=History())
             loop.post(execution.start)
             return LocalState(execution)
 
