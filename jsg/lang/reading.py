@@ -8,11 +8,12 @@ import abc
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from jsg.errors import ProgramError, UnknownVariableError
+from jsg.lang import showing
 from jsg.lang.messages import messages_of
 from jsg.lang.streams.history import History
 from jsg.lang.streams.variables import Variable
@@ -124,6 +125,65 @@ class RunState(Readable):
             self._wait(awaited, None if deadline is None else max(0.0, deadline - time.monotonic()))
         return _meta(name, variable)
 
+    def keys(self) -> list[str]:
+        """Gives the names of the variables that are set so far, so that `dict(state)` works. Does not wait."""
+        return list(self._variables())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def usage(self) -> dict[str, int]:
+        """Gives `calls`, `prompt_tokens`, `cached_tokens` and `completion_tokens` (generated) of all calls of the run.
+
+        The calls of branches and of called programs count. Waits for the end; in the program for what is appended.
+        """
+        self._wait_done(self._everything())
+        return self._usage()
+
+    def timeline(self) -> list[dict[str, Any]]:
+        """Gives these calls in the order in which they began, each as a dict; waits as `usage` does.
+
+        `name` and `kind` ("gen" or "select"), `start_s` and `end_s` in seconds since the run began, the tokens as in
+        `usage` (None if not reported), and `error`, the class of what kept the call from its end.
+        """
+        self._wait_done(self._everything())
+        return self._timeline()
+
+    async def ausage(self) -> dict[str, int]:
+        """Gives the same as `usage`, for tasks."""
+        await self._everything().done()
+        return self._usage()
+
+    async def atimeline(self) -> list[dict[str, Any]]:
+        """Gives the same as `timeline`, for tasks."""
+        await self._everything().done()
+        return self._timeline()
+
+    def __repr__(self) -> str:
+        return showing.one_line(self._shown())
+
+    def _repr_html_(self) -> str:
+        """Gives the state for notebooks: what there is now, without a wait."""
+        return showing.html_of(self._shown())
+
+    def _shown(self) -> showing.Shown:
+        """Gives what there is now."""
+        log, failure = self._text_log(), self._failure()
+        return showing.Shown(
+            kind=type(self).__name__,
+            status="failed" if failure is not None else "done" if log.is_done else "running",
+            failure=failure,
+            text="".join(log.pieces_between(0)),
+            variables=dict(self._variables()),
+            usage=self._usage(),
+        )
+
+    def _usage(self) -> dict[str, int]:
+        return self._history().usage()
+
+    def _timeline(self) -> list[dict[str, Any]]:
+        return self._history().timeline()
+
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """Gives the text of a variable, or all text, as it comes. Inside the program all text ends here.
 
@@ -203,13 +263,25 @@ class RunState(Readable):
 
     def _told(self, error: BaseException | None) -> BaseException | None:
         """Notes that the reader is told of an error, and gives it."""
-        if error is not None and (history := self._history()) is not None:
-            history.read(error)
+        if error is not None:
+            self._history().read(error)
         return error
 
     @abc.abstractmethod
-    def _history(self) -> History | None:
+    def _history(self) -> History:
         """Gives the history of the run."""
+
+    @abc.abstractmethod
+    def _everything(self) -> Variable:
+        """Gives a variable that is done when all is done that `usage` counts."""
+
+    @abc.abstractmethod
+    def _variables(self) -> Mapping[str, Variable]:
+        """Gives the variables that are set so far, by name."""
+
+    @abc.abstractmethod
+    def _text_log(self) -> Variable:
+        """Gives all text as it grows."""
 
     @abc.abstractmethod
     def _check_may_block(self) -> None:

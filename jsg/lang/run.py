@@ -12,7 +12,7 @@ from jsg.lang.reading import check_may_block
 from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.stream import Stream
-from jsg.lang.streams.variables import Variable
+from jsg.lang.streams.variables import Variable, gather
 
 _BODIES: contextvars.ContextVar["tuple[Run, ...]"] = contextvars.ContextVar("jsg_bodies", default=())
 
@@ -31,7 +31,8 @@ class Run:
 
     def __init__(self, loop: Loop, backend: Backend, defaults: SamplingArgs, num_api_spec_tokens: int | None):
         self.backend = backend
-        self.history = History()
+        caller = calling_run()
+        self.history = History(None if caller is None else caller.history)
         self.stream = Stream(
             loop, lambda: backend.open(num_api_spec_tokens=num_api_spec_tokens), defaults, history=self.history
         )
@@ -41,9 +42,8 @@ class Run:
         self._cancelled: BaseException | None = None
         self._body_loop: asyncio.AbstractEventLoop | None = None
         self._called: set[Run] = set()
-        callers = _BODIES.get()
-        if callers:
-            caller, called = callers[-1], callers[-1]._called
+        if caller is not None:
+            called = caller._called
             called.add(self)
             self.stream.ended.when_done(lambda: called.discard(self))
             if caller._cancelled is not None:  # after the entry above, which a cancel that comes now finds
@@ -105,6 +105,17 @@ class Run:
         for called in tuple(self._called):
             await called.ended.done()
             await called.settle()
+
+    def all_ended(self) -> Variable:
+        """Gives a variable that is done when the run has ended, and each program that it called."""
+        done = Variable()
+
+        def body_ended() -> None:  # so that it calls no more programs
+            awaited = gather([self.stream.ended, *(called.all_ended() for called in tuple(self._called))])
+            awaited.when_done(lambda: done.finish(None))
+
+        self.ended.when_done(body_ended)
+        return done
 
     def _streams(self) -> Iterator[Stream]:
         waiting = [self.stream]

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self, final
 
@@ -157,6 +157,15 @@ class ProgramState(RunState):
 
     def _failure(self) -> BaseException | None:
         return self._stream.runner.failure or self._run.body_error
+
+    def _everything(self) -> Variable:
+        return self._stream.read("nothing") if self._run.is_in_body() else self._run.all_ended()
+
+    def _variables(self) -> Mapping[str, Variable]:
+        return self._stream.variables
+
+    def _text_log(self) -> Variable:
+        return self._stream.log
 
     def _history(self) -> History:
         return self._run.history

@@ -11,11 +11,10 @@ from jsg.lang.executor.arguments import ArgumentValue
 from jsg.lang.executor.driver import Driver
 from jsg.lang.executor.evaluation import Evaluator
 from jsg.lang.executor.frames import new_frame
-from jsg.lang.executor.reading import usage_of
 from jsg.lang.graphs.graph import Graph
 from jsg.lang.graphs.nodes import MAIN_STREAM, AnyNode, Choose, Generate, Join, Open
 from jsg.lang.ir import PUBLISHED, SamplingArgs
-from jsg.lang.streams.history import History
+from jsg.lang.streams.history import History, usage_of
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
@@ -54,6 +53,7 @@ class Execution:
             max_text: The number of characters that all texts made from values may have.
             history: Notes what happens.
         """
+        history = history or History(is_watched=False)
 
         def open_stream(node: Open) -> Stream:
             spec = node.num_api_spec_tokens
@@ -143,7 +143,7 @@ class Execution:
             for variable in (*self.outputs.values(), self.returned):
                 variable.fail(error)
             self._evaluator.fail_promises(error)
-            if self.returned.error is not None and self.stream.history is not None:
+            if self.returned.error is not None:
                 self.stream.history.failed(self.returned.error)  # which may be no failure of a stream
             self.submitted.finish(None)
             self.ended.finish(None)

@@ -99,7 +99,7 @@ class ProgramRun:
             variables; `text` and `messages`: the program's prompt, None where it failed; `return_value`; `errors`: a
             list of `ProgramFailure`; `failed`: the index of the error of each failed variable (`variables`, by name),
             of `text` and of `return_value`, None where there is none; `usage`: `calls`, `prompt_tokens`,
-            `completion_tokens` and `cached_tokens` of all calls.
+            `completion_tokens` and `cached_tokens` of all calls; `timeline`: these calls, as `History.timeline` says.
 
         Raises:
             RequestError: The program keeps or returns more than is allowed.
@@ -128,6 +128,7 @@ class ProgramRun:
                 "return_value": index(execution.returned.error),
             },
             "usage": execution.usage(),
+            "timeline": execution.stream.history.timeline(),
         }
 
 

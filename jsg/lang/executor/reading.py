@@ -1,14 +1,13 @@
 """The state of a run of a compiled program, wherever the program runs."""
 
-import abc
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, final
 
 from jsg.errors import ProgramError, UnknownVariableError
 from jsg.lang.reading import RunState, What, check_may_block
 from jsg.lang.run import calling_run
-from jsg.lang.streams.history import History
+from jsg.lang.streams.history import History, usage_of
 from jsg.lang.streams.loop import shared_loop
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
@@ -30,7 +29,7 @@ class GraphState(RunState):
         returned: Variable,
         log: Variable,
         ended: Variable,
-        history: History | None,
+        history: History,
     ) -> None:
         self.variables = variables
         self.returned = returned
@@ -54,15 +53,6 @@ class GraphState(RunState):
     async def aret_value(self) -> Any:
         """Gives the same as `ret_value`, for tasks."""
         return await self._get(self.returned)
-
-    def usage(self) -> dict[str, int]:
-        """Waits for the end. Gives `calls`, `prompt_tokens`, `completion_tokens` and `cached_tokens` of all calls."""
-        self._wait_done(self.ended)
-        return self._usage()
-
-    @abc.abstractmethod
-    def _usage(self) -> dict[str, int]:
-        """Gives the same as `usage`, once the run has ended."""
 
     def _known(self, name: str) -> Variable | None:
         return self.variables.get(name)
@@ -88,8 +78,17 @@ class GraphState(RunState):
         self.ended.when_done(end)
         return read
 
-    def _history(self) -> History | None:
+    def _history(self) -> History:
         return self._noted
+
+    def _everything(self) -> Variable:
+        return self.ended
+
+    def _variables(self) -> Mapping[str, Variable]:
+        return self.variables
+
+    def _text_log(self) -> Variable:
+        return self.log
 
     def _check_may_block(self) -> None:
         caller = calling_run()
@@ -131,13 +130,3 @@ class CalledState(GraphState):
 
     def _usage(self) -> dict[str, int]:
         return usage_of(variable.meta for variable in self.variables.values())
-
-
-def usage_of(metas: Iterable[Mapping[str, Any] | None]) -> dict[str, int]:
-    """Sums up the calls of the model and their tokens, from the reports of the variables that they set."""
-    reported = {id(meta): meta for meta in metas if meta is not None}  # a gen's reasoning has the same as its answer
-    total = {"calls": len(reported)}
-    for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
-        values = [meta.get(name) for meta in reported.values()]
-        total[name] = sum(value for value in values if isinstance(value, int))
-    return total

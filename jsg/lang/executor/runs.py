@@ -92,6 +92,7 @@ class RemoteState(GraphState):
         self._is_cancelled = False
         self._error: BaseException | None = None
         self._counts: dict[str, int] = {}
+        self._calls: list[dict[str, Any]] = []
         self._answers: dict[What, Variable] = {"text": Variable(), "turns": Variable()}
 
     def start(
@@ -139,6 +140,7 @@ class RemoteState(GraphState):
             self._fails_with(error)
         failed = result["failed"]
         self._counts = dict(result["usage"])
+        self._calls = list(result.get("timeline", ()))  # servers of earlier versions send none
         for name, variable in self.variables.items():
             if name in failed["variables"]:
                 variable.fail(errors[failed["variables"][name]])
@@ -180,8 +182,7 @@ class RemoteState(GraphState):
         self._loop.post(self._cancel)
 
     def _fails_with(self, error: BaseException) -> None:
-        if (history := self._history()) is not None:
-            history.failed(error)
+        self._history().failed(error)
 
     def _read(self, what: What) -> Variable:
         return self._at_end() if what == "nothing" else self._answers[what]
@@ -195,6 +196,9 @@ class RemoteState(GraphState):
 
     def _usage(self) -> dict[str, int]:
         return self._counts
+
+    def _timeline(self) -> list[dict[str, Any]]:
+        return self._calls
 
     def _cancel(self) -> None:
         self._is_cancelled = True

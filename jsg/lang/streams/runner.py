@@ -60,7 +60,7 @@ class Runner:
     def __init__(self, loop: Loop, open_session: Callable[[], Session] | None, history: History | None = None):
         """`open_session` makes the session when the first op needs it; None for a child, which a fork gives one."""
         self.loop = loop
-        self._history = history
+        self._history = history or History(is_watched=False)
         self.failure: BaseException | None = None
         self.transcript = Transcript()
         self._open = open_session
@@ -179,8 +179,7 @@ class Runner:
 
     def _set_failure(self, error: BaseException) -> None:
         self.failure = error
-        if self._history is not None:
-            self._history.failed(error)
+        self._history.failed(error)
 
     def _drop_block(self, error: BaseException) -> None:
         block, self._block = self._block, []
@@ -233,12 +232,16 @@ class Runner:
         match op.expr:
             case Gen():
                 reply = _Reply(op, self.transcript)
-                async with contextlib.aclosing(cast(Any, self._live().generate(op.expr))) as pieces:
-                    async for piece in cast(AsyncIterator[Piece], pieces):
-                        reply.add(piece)
+                with self._history.calling(op.expr) as (call,):
+                    async with contextlib.aclosing(cast(Any, self._live().generate(op.expr))) as pieces:
+                        async for piece in cast(AsyncIterator[Piece], pieces):
+                            reply.add(piece)
+                    call.meta = reply.meta
                 reply.finish()
             case Select():
-                selection = await self._live().select(op.expr)
+                with self._history.calling(op.expr) as (call,):
+                    selection = await self._live().select(op.expr)
+                    call.meta = selection.meta
                 self.transcript.write(selection.choice)
                 self.transcript.add(Said(selection.choice))
                 (variable,) = op.variables
@@ -335,15 +338,23 @@ class Runner:
 
     async def _call_block(self, block: Sequence[ExprOp]) -> Sequence[Piece]:
         items = [op.expr for op in block if isinstance(op.expr, Text | Gen)]
-        if any(isinstance(item, Gen) for item in items):
-            return await cast(BlockSession, self._live()).generate_block(items)
+        if gens := [item for item in items if isinstance(item, Gen)]:
+            with self._history.calling(*gens) as calls:
+                pieces = await cast(BlockSession, self._live()).generate_block(items)
+                for call, piece in zip(calls, pieces, strict=True):
+                    call.meta = piece.meta
+            return pieces
         for item in items:
             await self._live().extend(cast(Text, item))
         return ()
 
 
 class _Reply:
-    """Writes the pieces of a continuation into the transcript, the variable of the answer and that of its reasoning."""
+    """Writes the pieces of a continuation into the transcript, the variable of the answer and that of its reasoning.
+
+    Attributes:
+        meta: The report of the backend, which comes with the last piece.
+    """
 
     def __init__(self, op: ExprOp, transcript: Transcript):
         self._op = op
@@ -351,7 +362,7 @@ class _Reply:
         self._splitter = None if op.markers is None else ReasoningSplitter(op.markers)
         self._answer: list[str] = []
         self._reasoning: list[str] = []
-        self._meta: dict[str, Any] = {}
+        self.meta: dict[str, Any] = {}
         self._others: tuple[str, ...] = ()
 
     def add(self, piece: Piece) -> None:
@@ -360,7 +371,7 @@ class _Reply:
             reasoning, answer = ("", piece.text) if self._splitter is None else self._splitter.feed(piece.text)
             self._share(reasoning, answer)
         if piece.meta is not None:
-            self._meta, self._others = piece.meta, piece.others
+            self.meta, self._others = piece.meta, piece.others
 
     def finish(self) -> None:
         if self._splitter is not None:
@@ -374,7 +385,7 @@ class _Reply:
             reasonings.append(reasoning)
         is_list = isinstance(self._op.expr, Gen) and (self._op.expr.args.n or 1) > 1
         for variable, texts in zip(self._op.variables, (answers, reasonings), strict=False):
-            variable.finish(texts if is_list else texts[0], self._meta)
+            variable.finish(texts if is_list else texts[0], self.meta)
 
     def _share(self, reasoning: str, answer: str) -> None:
         if reasoning:

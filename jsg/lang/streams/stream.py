@@ -77,7 +77,7 @@ class Stream:
         history: History | None = None,
     ):
         """`open_session` is called when the first op needs a session. A fork has None, and a `parent`."""
-        self.history = history if parent is None else parent.history
+        self.history = parent.history if parent is not None else history or History(is_watched=False)
         self.runner = Runner(loop, open_session, self.history)
         self.variables: dict[str, Variable] = {} if parent is None else dict(parent.variables)
         self.assigned: dict[str, Variable] = {}
