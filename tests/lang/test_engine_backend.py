@@ -80,6 +80,13 @@ def test_a_program_that_saves_calls_of_an_api_runs_on_an_engine_as_without(engin
         assert run(backend=engine).text() == jsg.function(body).run(backend=engine).text()
 
 
+def test_an_engine_names_its_model_and_counts_as_a_server_does(engine: jsg.Engine):
+    info = jsg.get_server_info(engine)
+    assert (info["model_path"], info["tokenizer_path"]) == ("tiny", "tiny")
+    assert info["internal_states"][0]["num_running"] == info["num_running"] == 0
+    assert engine.model_info["model_path"] == "tiny" and engine.model_info["vocab_size"] == info["vocab_size"]
+
+
 class TestReuse:
     @asynchronous
     async def test_f6_a_continuation_re_uses_every_token_that_exists(self, backend: EngineBackend):
