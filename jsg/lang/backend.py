@@ -118,10 +118,11 @@ class Backend(Protocol):
         """Opens an empty session.
 
         Args:
-            num_api_spec_tokens: New tokens that one call may ask for beyond its gen, to answer later gens with.
+            num_api_spec_tokens: New tokens that one call may ask for beyond its gen, to answer later gens with. A
+                backend that keeps what it has computed has no use for it, and ignores it.
 
         Raises:
-            JsgError: The backend has no use for an argument.
+            JsgError: The backend cannot open one.
         """
         ...
 

@@ -9,7 +9,7 @@ import dataclasses
 import os
 import queue
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack, overload
 
 from jsg.errors import ProgramError
@@ -17,9 +17,10 @@ from jsg.lang.backend import Backend, BackendSource
 from jsg.lang.run_args import BatchArgs
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-Items = Sequence[Mapping[str, Any] | Sequence[Any]]
-type Work[State] = Callable[[int], Coroutine[Any, Any, State]]
-"""Runs an item, by its index, to its end, and gives its state. Cancelling it cancels the run."""
+Items = Iterable[Mapping[str, Any] | Sequence[Any]]
+type Start[State] = Callable[[], Coroutine[Any, Any, State]]
+"""Runs an item to its end, and gives its state. Cancelling it cancels the run."""
+_UNBOUNDED = 2**62  # started runs whose states a list will hold
 _GENERATOR_WINDOW = 256  # started runs whose states an iterator has not given yet, unless more run at a time
 
 
@@ -65,7 +66,9 @@ class Batchable[State](abc.ABC):
         What fails in an item stays with its state: `states[i].error()`. An interrupt cancels all runs.
 
         Args:
-            batch_kwargs: For each run its keyword arguments as a dict, or its positional arguments as a sequence.
+            batch_kwargs: For each run its keyword arguments as a dict, or its positional arguments as a sequence. All
+                items of a list or tuple are checked before one runs. Any other iterable is read as the runs go on, one
+                item at a time in a thread of its own, and may have no end with `generator_style`.
             num_threads: Runs under way at a time; "auto" is 96, or 16 per core if that is more.
             progress_bar: Shows how many runs are done.
             generator_style: Gives an iterator. A state comes as soon as its run and those before it are done.
@@ -74,13 +77,13 @@ class Batchable[State](abc.ABC):
                 A compiled program also takes `where`, as its `run` does.
 
         Raises:
-            ProgramError: An item does not fit the parameters of the program, and nothing was run. A keyword is an
-                argument of the program.
+            ProgramError: An item does not fit the parameters of the program: nothing was run, or of an iterable that
+                is read as it goes, the items before. A keyword is an argument of the program.
         """
         work = self._batch(batch_kwargs, backend, dict(run_args))
         if isinstance(work, list):
             return iter(work) if generator_style else work
-        runs = _Batch(len(batch_kwargs), work, num_workers(num_threads, len(batch_kwargs)), progress_bar)
+        runs = _Batch(work, num_workers(num_threads, work.size), progress_bar)
         return runs.iterate() if generator_style else runs.run()
 
     async def arun_batch(
@@ -97,14 +100,56 @@ class Batchable[State](abc.ABC):
         work = self._batch(batch_kwargs, backend, dict(run_args))
         if isinstance(work, list):
             return _each(work) if generator_style else work
-        runs = _Batch(len(batch_kwargs), work, num_workers(num_threads, len(batch_kwargs)), progress_bar)
+        runs = _Batch(work, num_workers(num_threads, work.size), progress_bar)
         return runs.iterate_async() if generator_style else await runs.run_async()
 
     @abc.abstractmethod
     def _batch(
         self, items: Items, backend: Backend | BackendSource | None, options: dict[str, Any]
-    ) -> Work[State] | list[State]:
-        """What runs an item, once all items are checked; in a trace the states themselves. Raises ProgramError."""
+    ) -> "Work[State] | list[State]":
+        """The runs of the items; in a trace the states themselves. Raises ProgramError."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Work[State]:
+    """The runs of a batch, in the order of its items.
+
+    Attributes:
+        starts: Starts each of them. To draw one may take long where the items are read as the runs go on.
+        size: Their number; None where the items are read as the runs go on.
+    """
+
+    starts: Iterator[Start[State]]
+    size: int | None
+
+    async def draw(self) -> Start[State] | None:
+        """Gives the next one, or None where there is no more. Raises what the iterable of the items raises."""
+        if self.size is not None:
+            return next(self.starts, None)
+        drawn: concurrent.futures.Future[Start[State] | None] = concurrent.futures.Future()
+
+        def draw() -> None:
+            try:
+                start = next(self.starts, None)
+            except BaseException as error:  # the task that waits raises it
+                with contextlib.suppress(concurrent.futures.InvalidStateError):  # it waits no more
+                    drawn.set_exception(error)
+            else:
+                with contextlib.suppress(concurrent.futures.InvalidStateError):
+                    drawn.set_result(start)
+
+        context = contextvars.copy_context()
+        threading.Thread(target=lambda: context.run(draw), name="jsg-batch-items", daemon=True).start()
+        return await asyncio.wrap_future(drawn)
+
+
+def read_items[T](items: Items, check: Callable[[int, Any], T]) -> list[T] | Iterator[T]:
+    """Gives what `check` makes of each item and its index: of a list or tuple at once, else as it is drawn."""
+    if isinstance(items, list | tuple):
+        return [check(index, item) for index, item in enumerate(items)]
+    if not isinstance(items, Iterable):
+        raise ProgramError(f"a batch is a list or another iterable of arguments, but got a {type(items).__name__}")
+    return (check(index, item) for index, item in enumerate(items))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,20 +157,18 @@ class _Batch[State]:
     """Runs of a program, a bounded number at a time.
 
     Attributes:
-        size: The number of runs.
-        run_one: Runs the item with an index.
+        work: The runs.
         num_workers: The most runs under way at a time.
         progress_bar: Shows how many runs are done.
     """
 
-    size: int
-    run_one: Work[State]
+    work: "Work[State]"
     num_workers: int
     progress_bar: bool
 
     def run(self) -> list[State]:
         """Gives all states, each at its end, in the order of the items."""
-        return list(self._iterate(self.size))
+        return list(self._iterate(_UNBOUNDED))
 
     def iterate(self) -> Iterator[State]:
         """Gives each state as soon as its run and those before it are done. Closing the iterator cancels the rest."""
@@ -133,7 +176,7 @@ class _Batch[State]:
 
     async def run_async(self) -> list[State]:
         """Does the same as `run`, for tasks."""
-        async with contextlib.aclosing(self._states(asyncio.Semaphore(self.size))) as states:
+        async with contextlib.aclosing(self._states(asyncio.Semaphore(_UNBOUNDED))) as states:
             return [state async for state in states]
 
     async def iterate_async(self) -> AsyncIterator[State]:
@@ -181,26 +224,45 @@ class _Batch[State]:
 
     async def _states(self, room: asyncio.Semaphore) -> AsyncGenerator[State]:
         loop = asyncio.get_running_loop()
-        done: list[asyncio.Future[State]] = [loop.create_future() for _ in range(self.size)]
-        indices = iter(range(self.size))
-        with progress(self.size, self.progress_bar) as advance:
+        drawing = asyncio.Lock()
+        started: asyncio.Queue[asyncio.Future[State] | None] = asyncio.Queue()
+        num_working = self.num_workers
+        with progress(self.work.size, self.progress_bar) as advance:
 
             async def work() -> None:
                 while True:
                     await room.acquire()
-                    index = next(indices, None)
-                    if index is None:
-                        room.release()
+                    async with drawing:  # so that the futures have the order of the items
+                        done = loop.create_future()
+                        try:
+                            start = await self.work.draw()
+                        except Exception as error:
+                            _fail(done, error)
+                            started.put_nowait(done)
+                            return
+                        if start is None:
+                            room.release()
+                            return
+                        started.put_nowait(done)
+                    try:
+                        done.set_result(await start())
+                    except Exception as error:  # our bug, or a backend that cannot open sessions
+                        _fail(done, error)
                         return
-                    done[index].set_result(await self.run_one(index))
                     advance()
+
+            def end(_: asyncio.Task[None]) -> None:
+                nonlocal num_working
+                num_working -= 1
+                if not num_working:
+                    started.put_nowait(None)
 
             workers = [asyncio.create_task(work()) for _ in range(self.num_workers)]
             for worker in workers:
-                worker.add_done_callback(lambda worker: _pass_on(worker, done))
+                worker.add_done_callback(end)
             try:
-                for future in done:
-                    yield await future
+                while (done := await started.get()) is not None:
+                    yield await done
             finally:
                 for worker in workers:
                     worker.cancel()
@@ -230,25 +292,18 @@ def arguments_of(item: Any, index: int) -> Arguments:
     )
 
 
-def num_workers(num_threads: int | Literal["auto"], num_items: int) -> int:
+def num_workers(num_threads: int | Literal["auto"], num_items: int | None) -> int:
     """Gives how many runs are under way at a time. Raises ProgramError for a `num_threads` that is no such number."""
     if num_threads == "auto":
         num_threads = max(96, 16 * (os.cpu_count() or 1))
     if not isinstance(num_threads, int) or isinstance(num_threads, bool) or num_threads < 1:
         raise ProgramError(f"num_threads must be 'auto' or a number of at least 1, but got {num_threads!r}")
-    return max(1, min(num_threads, num_items))
+    return num_threads if num_items is None else max(1, min(num_threads, num_items))
 
 
-def _pass_on(worker: asyncio.Task[None], done: Sequence[asyncio.Future[Any]]) -> None:
-    """Hands the error of a worker (our bug, or a backend that cannot open sessions) to whoever waits for a state."""
-    if worker.cancelled() or worker.exception() is None:
-        return
-    for future in done:
-        if not future.done():
-            error = worker.exception()
-            assert error is not None
-            future.set_exception(error)
-            future.exception()  # otherwise the futures behind the first one warn that their error was never read
+def _fail(done: asyncio.Future[Any], error: Exception) -> None:
+    done.set_exception(error)
+    done.exception()  # otherwise a future that nobody reaches warns that its error was never read
 
 
 async def _each[State](states: Sequence[State]) -> AsyncIterator[State]:
@@ -257,11 +312,12 @@ async def _each[State](states: Sequence[State]) -> AsyncIterator[State]:
 
 
 @contextlib.contextmanager
-def progress(total: int, is_shown: bool) -> Iterator[Callable[[], None]]:
+def progress(total: int | None, is_shown: bool) -> Iterator[Callable[[], None]]:
     """Gives a function to be called once for each run that is done; shows a bar if `is_shown`."""
     if not is_shown:
         yield lambda: None
         return
+    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -272,6 +328,6 @@ def progress(total: int, is_shown: bool) -> Iterator[Callable[[], None]]:
     )
 
     columns = (TextColumn("programs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns) as bar:
+    with Progress(*columns, console=Console(stderr=True)) as bar:  # a program's output is often sent to a file
         task = bar.add_task("programs", total=total)
         yield lambda: bar.advance(task)

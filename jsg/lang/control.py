@@ -4,13 +4,14 @@ cond(s, equals(s["verdict"], "yes"), then=accept, otherwise=revise)
 loop(s, improve, until=lambda s: contains(s["review"], "done"), max_rounds=3)
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from jsg.errors import ProgramError
 from jsg.lang.executor.conditions import holds
 from jsg.lang.graphs.nodes import AllOf, AnyOf, Condition, Contains, Equals, Matches, Not, TextValue
-from jsg.lang.ir import Expr, ExprList, Symbol, parts_of
+from jsg.lang.ir import Expr, ExprList, parts_of
 from jsg.lang.tracing import scope
 from jsg.lang.tracing.traced_state import OrderFree, TracedState
 from jsg.lang.tracing.tracer import Tracer
@@ -68,9 +69,12 @@ def cond(
         otherwise: Does the same; None appends nothing.
 
     Raises:
-        ProgramError: `condition` was not made by one of these functions.
+        ProgramError: `condition` was not made by one of these functions, or a body is no plain function.
     """
     _condition(condition)
+    _check_body("then", then)
+    if otherwise is not None:
+        _check_body("otherwise", otherwise)
     if isinstance(s, TracedState):
         s.cond(condition, then, otherwise)
     elif _holds(condition):
@@ -97,12 +101,16 @@ def loop(
         max_rounds: The largest number of rounds.
 
     Raises:
-        ProgramError: `max_rounds` is not between 1 and 1000, or `until` gives no condition.
+        ProgramError: `max_rounds` is not between 1 and 1000, `until` gives no condition, or a body is no plain
+            function.
     """
-    if isinstance(max_rounds, Symbol) or not 1 <= max_rounds <= MAX_ROUNDS:
+    if not isinstance(max_rounds, int) or not 1 <= max_rounds <= MAX_ROUNDS:
         raise ProgramError(f"max_rounds must be a known number between 1 and {MAX_ROUNDS}, but got {max_rounds!r}")
+    _check_body("body", body)
+    if until is not None:
+        _check_body("until", until, "gives a condition: until=lambda s: jsg.contains(s['review'], 'done')")
     if isinstance(s, TracedState):
-        s.loop(body, until, max_rounds)
+        s.loop(body, None if until is None else lambda s: _condition(until(s)), max_rounds)
         return
     for _ in range(max_rounds):
         body(s)
@@ -120,6 +128,14 @@ def unordered(*parts: Expr | str) -> Expr:
     if tracing is not None:
         return ExprList((OrderFree(tuple(ExprList(parts_of(part)) for part in parts)),))
     return ExprList(tuple(item for part in parts for item in parts_of(part)))
+
+
+def _check_body(what: str, body: Any, does: str = "extends it: def more(s): s += 'text'") -> None:
+    """Raises ProgramError for a body that is no plain function."""
+    if inspect.iscoroutinefunction(body):
+        raise ProgramError(f"{what} must be a plain function, but {body.__name__} is async, and nothing would await it")
+    if not callable(body) or isinstance(body, Expr):
+        raise ProgramError(f"{what} must be a function that is given the state and {does}; but got {body!r}")
 
 
 def _text(value: Any) -> TextValue:

@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import dataclasses
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,8 @@ from jsg.lang import batch
 from jsg.lang.backend import Backend, BackendSource
 from jsg.lang.defaults import as_backend
 from jsg.lang.ir import PUBLISHED, SamplingArgs
-from jsg.lang.run import Run, calling_backend
+from jsg.lang.keywords import advice, unknown_in_batch
+from jsg.lang.run import Run, calling_run
 from jsg.lang.run_args import take_run_args
 from jsg.lang.state import ProgramState
 from jsg.lang.streams.loop import shared_loop
@@ -62,13 +64,17 @@ class SglFunction(batch.Batchable[ProgramState]):
         return SglFunction(self.func, self.num_api_spec_tokens, {**self.bound, **kwargs})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Does the same as `run`. An async program gives what `arun` gives, to be awaited; in a trace it is traced."""
-        return self.arun(*args, **kwargs) if self.is_async and not scope.active() else self.run(*args, **kwargs)
+        """Does the same as `run`. Outside of programs an async one gives what `arun` gives, to be awaited."""
+        is_awaited = self.is_async and scope.active() is None and calling_run() is None
+        return self.arun(*args, **kwargs) if is_awaited else self.run(*args, **kwargs)
 
     def run(
         self, *args: Any, stream: bool = False, backend: Backend | BackendSource | None = None, **kwargs: Any
     ) -> Any:
         """Runs the program; gives its state. Variables may not be computed yet: reading them waits.
+
+        Inside of a program it starts the called one beside the caller, and returns at once. An async caller may await
+        the state, which is then at its end.
 
         Args:
             *args: The arguments of the function behind the state.
@@ -81,18 +87,21 @@ class SglFunction(batch.Batchable[ProgramState]):
 
         Raises:
             ProgramError: The arguments are wrong, or the program is async and an event loop runs, which needs `arun`.
-            Exception: The body raised it (without `stream`).
+            Exception: The body raised it (without `stream`, outside of programs).
         """
         given, kwargs = take_run_args(kwargs, self._own)
         if (tracing := scope.active()) is not None:
             return tracing.call(self, args, kwargs, _unless_empty(given))
+        caller = calling_run()
         call = self._start(args, kwargs, given, backend)
-        if stream:
-            in_thread(call.keep_body)
+        if caller is not None and self.is_async and caller.is_async_body_here():
+            call.as_task()
+        elif stream or caller is not None:
+            call.in_thread()
         else:
             if self.is_async and asyncio._get_running_loop() is not None:
                 raise ProgramError(f"{self.__qualname__} is async, and an event loop runs: use `await ....arun(...)`")
-            call.run_body()
+            call.run_to_caller()
         return call.state
 
     async def arun(
@@ -113,13 +122,13 @@ class SglFunction(batch.Batchable[ProgramState]):
             return tracing.call(self, args, kwargs, _unless_empty(given))
         call = self._start(args, kwargs, given, backend)
         if stream and self.is_async:
-            task = asyncio.create_task(call.keep_async_body())
-            call.run.ended.when_done(task.get_name)  # the loop keeps only a weak reference to a task
+            call.as_task()
         elif stream:
-            in_thread(call.keep_body)
+            call.in_thread()
         else:
             await call.run_to_end()
             if call.run.body_error is not None:
+                call.run.history.read(call.run.body_error)
                 raise call.run.body_error
         return call.state
 
@@ -169,7 +178,8 @@ class SglFunction(batch.Batchable[ProgramState]):
         try:
             inspect.signature(self.func).bind(None, *args, **{**self.bound, **kwargs})
         except TypeError as error:
-            raise ProgramError(f"{self.__qualname__}{which}: {error}") from None
+            unknown = kwargs.keys() - self._own
+            raise ProgramError(f"{self.__qualname__}{which}: {error}{advice(unknown, 'run')}") from None
 
     def _batch(
         self, items: batch.Items, backend: Backend | BackendSource | None, options: dict[str, Any]
@@ -178,20 +188,25 @@ class SglFunction(batch.Batchable[ProgramState]):
         if "where" in rest:
             raise ProgramError("only a compiled program takes where; leave it out, or compile the program")
         if rest:
-            raise ProgramError(f"run_batch has no argument {', '.join(sorted(rest))}; arguments are given per item")
-        runs = [batch.arguments_of(item, index) for index, item in enumerate(items)]
-        for index, (args, kwargs) in enumerate(runs):
+            raise ProgramError(unknown_in_batch(rest))
+
+        def checked(index: int, item: Any) -> batch.Arguments:
+            args, kwargs = batch.arguments_of(item, index)
             self.check_arguments(args, kwargs, f", item {index} of the batch")
+            return args, kwargs
+
+        runs = batch.read_items(items, checked)
         if (tracing := scope.active()) is not None:
             return [tracing.call(self, args, kwargs, _unless_empty(given)) for args, kwargs in runs]
         chosen = _chosen(backend)
 
-        async def run_one(index: int) -> ProgramState:
-            call = self._start(*runs[index], given, chosen)
+        async def run_one(arguments: batch.Arguments) -> ProgramState:
+            call = self._start(*arguments, given, chosen)
             await call.run_to_end()
             return call.state
 
-        return run_one
+        starts = (functools.partial(run_one, arguments) for arguments in runs)
+        return batch.Work(starts, len(runs) if isinstance(runs, list) else None)
 
     def _takes_any(self) -> bool:
         parameters = inspect.signature(self.func).parameters.values()
@@ -215,13 +230,33 @@ class _Call:
     body: Callable[[], Any]
     is_async: bool
 
+    def in_thread(self) -> None:
+        """Runs the body in a thread of its own, or in this one where the system gives no more threads."""
+        try:
+            in_thread(self.keep_body)
+        except RuntimeError:  # thousands of programs run; a late start is better than none
+            self.keep_body()
+
+    def as_task(self) -> None:
+        """Runs an async body as a task of the loop that runs."""
+        task = asyncio.create_task(self.keep_async_body())
+        self.run.ended.when_done(task.get_name)  # the loop keeps only a weak reference to a task
+
+    def run_to_caller(self) -> None:
+        """Runs the body in this thread, and raises what it raises."""
+        try:
+            self.run_body()
+        except BaseException as error:
+            self.run.history.read(error)
+            raise
+
     def run_body(self) -> None:
         """Runs the body in this thread."""
         if self.is_async:
-            asyncio.run(self._run_async_body())
+            asyncio.run(self._run_async_body(is_last=True))
             return
         with self.run.body():
-            self.state.ret_value = self.body()
+            self.run.returned.finish(self.body())
 
     def keep_body(self) -> None:
         """As `run_body`; what the body raises stays in the run, where whoever reads the state finds it."""
@@ -250,9 +285,12 @@ class _Call:
             self.run.cancel()
             raise
 
-    async def _run_async_body(self) -> None:
+    async def _run_async_body(self, *, is_last: bool = False) -> None:
+        """Runs the body. With `is_last` the loop ends then, so it waits for the programs that run on the loop too."""
         with self.run.body(asyncio.get_running_loop()):
-            self.state.ret_value = await self.body()
+            self.run.returned.finish(await self.body())
+        if is_last:
+            await self.run.called_ended()
 
 
 def in_thread(body: Callable[[], object]) -> None:
@@ -291,7 +329,8 @@ def function(
 
 def _chosen(backend: Backend | BackendSource | None) -> Backend:
     """The backend that was given, that of the program that calls, or the default one."""
-    return (calling_backend() if backend is None else None) or as_backend(backend)
+    caller = calling_run() if backend is None else None
+    return as_backend(backend) if caller is None else caller.backend
 
 
 def _unless_empty(given: SamplingArgs) -> SamplingArgs | None:

@@ -23,6 +23,7 @@ from jsg.lang.ir import (
     check_forms,
     parts_of,
 )
+from jsg.lang.keywords import checked_keywords
 from jsg.lang.media import image_of, video_of
 from jsg.lang.streams.reasoning import markers_of
 from jsg.parameters import Flag, Integer, Kind, Number, OneOf, Texts, TokenIds
@@ -31,6 +32,7 @@ DEFAULT_CHOICES_METHOD = "token_trie"
 _TYPES = (int, float, bool, str)
 
 
+@checked_keywords
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -96,6 +98,7 @@ def gen(
     return Gen(_checked_name(name), sampling_args(**given))
 
 
+@checked_keywords
 def gen_int(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -119,6 +122,7 @@ def gen_int(
     return gen(**locals(), dtype=int)
 
 
+@checked_keywords
 def gen_string(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -146,6 +150,7 @@ def gen_string(
     return gen(**locals(), dtype=str)
 
 
+@checked_keywords
 def select(
     name: str | None = None,
     choices: Sequence[str] | None = None,
@@ -304,8 +309,12 @@ def _checked(key: str, kind: Kind, value: Any) -> Any:
             is_right = isinstance(word, str) and word in values
             read, rule = word if is_right else None, f"{', '.join(values[:-1])} or {values[-1]}"
         case _:
-            text = json.dumps(value) if key == "json_schema" and isinstance(value, Mapping) else value
-            read, rule = text if isinstance(text, str) else None, "text"
+            is_schema = key == "json_schema"
+            text = json.dumps(value) if is_schema and isinstance(value, Mapping) else value
+            rule = "text or a dict" if is_schema else "text"
+            if is_schema and hasattr(value, "model_json_schema"):  # a model of Pydantic
+                rule += f" (write json_schema={getattr(value, '__name__', 'Model')}.model_json_schema())"
+            read = text if isinstance(text, str) else None
     if read is None:
         raise RequestError(f"{key} must be {rule}, but got {value!r}", param=key)
     return read

@@ -5,14 +5,17 @@ value from being known.
 """
 
 import abc
-import contextlib
+import asyncio
+import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from jsg.errors import ProgramError, UnknownVariableError
+from jsg.lang import showing
 from jsg.lang.messages import messages_of
+from jsg.lang.streams.history import History
 from jsg.lang.streams.variables import Variable
 
 What = Literal["nothing", "text", "turns"]
@@ -40,26 +43,20 @@ class Readable(abc.ABC):
         return self._wait(self._read("text"))
 
     def sync(self) -> None:
-        """Waits until all that was appended so far is done. Raises no error of it, which `error` gives."""
-        done = self._read("nothing")
-        try:
-            self._wait(done)
-        except Exception:
-            if not done.is_done:  # the wait itself was refused
-                raise
+        """Waits until all that was appended so far is done. Raises the error that ended this state early."""
+        self._wait(self._read("nothing"))
 
     async def aget(self, name: str) -> Any:
         """Gives the same as `get_var`, for tasks."""
-        return await (await self._find_async(name)).get()
+        return await self._get(await self._find_async(name))
 
     async def atext(self) -> str:
         """Gives the same as `text`, for tasks."""
-        return await self._read("text").get()
+        return await self._get(self._read("text"))
 
     async def settle(self) -> None:
         """Does the same as `sync`, for tasks."""
-        with contextlib.suppress(Exception):
-            await self._read("nothing").get()
+        await self._get(self._read("nothing"))
 
     def _find(self, name: str, timeout: float | None = None) -> Variable:
         if (variable := self._known(name)) is not None:
@@ -71,7 +68,7 @@ class Readable(abc.ABC):
         if (variable := self._known(name)) is not None:
             return variable
         with self._expected(name) as expected:
-            return await expected.get()
+            return await self._get(expected)
 
     @abc.abstractmethod
     def _known(self, name: str) -> Variable | None:
@@ -88,6 +85,10 @@ class Readable(abc.ABC):
     @abc.abstractmethod
     def _wait(self, variable: Variable, timeout: float | None = None) -> Any:
         """Gives the value of a variable; blocks the thread. Raises TimeoutError."""
+
+    @abc.abstractmethod
+    async def _get(self, variable: Variable) -> Any:
+        """Gives the value of a variable, for tasks."""
 
 
 class RunState(Readable):
@@ -108,8 +109,8 @@ class RunState(Readable):
 
     def error(self) -> BaseException | None:
         """Waits as `sync` does; gives the error that ended this state or the program early, or None."""
-        self.sync()
-        return self._failure()
+        self._wait_done(self._read("nothing"))
+        return self._told(self._failure())
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any]:
         """Gives the report of the backend about the call that set a variable.
@@ -124,39 +125,99 @@ class RunState(Readable):
             self._wait(awaited, None if deadline is None else max(0.0, deadline - time.monotonic()))
         return _meta(name, variable)
 
+    def keys(self) -> list[str]:
+        """Gives the names of the variables that are set so far, so that `dict(state)` works. Does not wait."""
+        return list(self._variables())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def usage(self) -> dict[str, int]:
+        """Gives `calls`, `prompt_tokens`, `cached_tokens` and `completion_tokens` (generated) of all calls of the run.
+
+        The calls of branches and of called programs count. Waits for the end; in the program for what is appended.
+        """
+        self._wait_done(self._everything())
+        return self._usage()
+
+    def timeline(self) -> list[dict[str, Any]]:
+        """Gives these calls in the order in which they began, each as a dict; waits as `usage` does.
+
+        `name` and `kind` ("gen" or "select"), `start_s` and `end_s` in seconds since the run began, the tokens as in
+        `usage` (None if not reported), and `error`, the class of what kept the call from its end.
+        """
+        self._wait_done(self._everything())
+        return self._timeline()
+
+    async def ausage(self) -> dict[str, int]:
+        """Gives the same as `usage`, for tasks."""
+        await self._everything().done()
+        return self._usage()
+
+    async def atimeline(self) -> list[dict[str, Any]]:
+        """Gives the same as `timeline`, for tasks."""
+        await self._everything().done()
+        return self._timeline()
+
+    def __repr__(self) -> str:
+        return showing.one_line(self._shown())
+
+    def _repr_html_(self) -> str:
+        """Gives the state for notebooks: what there is now, without a wait."""
+        return showing.html_of(self._shown())
+
+    def _shown(self) -> showing.Shown:
+        """Gives what there is now."""
+        log, failure = self._text_log(), self._failure()
+        return showing.Shown(
+            kind=type(self).__name__,
+            status="failed" if failure is not None else "done" if log.is_done else "running",
+            failure=failure,
+            text="".join(log.pieces_between(0)),
+            variables=dict(self._variables()),
+            usage=self._usage(),
+        )
+
+    def _usage(self) -> dict[str, int]:
+        return self._history().usage()
+
+    def _timeline(self) -> list[dict[str, Any]]:
+        return self._history().timeline()
+
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """Gives the text of a variable, or all text, as it comes. Inside the program all text ends here.
 
         Raises:
             JsgError: The error that kept the rest from coming.
         """
-        self._check_may_block()
+        variable, end = (self._find(var_name), None) if var_name is not None else self._log()
+        if not (end or variable).is_done:
+            self._check_may_block()
         try:
-            if var_name is not None:
-                variable = self._find(var_name)
-                yield from variable.follow()
-                _check_text(var_name, variable)
-            else:
-                log, end = self._log()
-                yield from log.follow(end)
+            yield from variable.follow(end)
         except KeyboardInterrupt:
             self._interrupt()
             raise
+        except Exception as error:
+            self._told(error)
+            raise
+        if var_name is not None:
+            _check_text(var_name, variable)
 
     async def amessages(self) -> list[dict[str, Any]]:
         """Gives the same as `messages`, for tasks."""
-        return messages_of(await self._read("turns").get())
+        return messages_of(await self._get(self._read("turns")))
 
     async def aerror(self) -> BaseException | None:
         """Gives the same as `error`, for tasks."""
-        await self.settle()
-        return self._failure()
+        await self._read("nothing").done()
+        return self._told(self._failure())
 
     async def aget_meta_info(self, name: str) -> dict[str, Any]:
         """Gives the same as `get_meta_info`, for tasks."""
         variable = await self._find_async(name)
-        await variable.get()
-        await self._reported(variable).get()
+        await self._get(variable)
+        await self._get(self._reported(variable))
         return _meta(name, variable)
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
@@ -166,29 +227,61 @@ class RunState(Readable):
             var_name: The variable; None gives all text.
             return_meta_data: Gives pairs of text and the report of `get_meta_info`, which is empty up to the last pair.
         """
-        if var_name is None:
-            if return_meta_data:
-                raise ProgramError("return_meta_data needs the name of a variable")
-            log, end = self._log()
-            async for piece in log.follow_async(end):
-                yield piece
-            return
-        variable = await self._find_async(var_name)
-        async for piece in variable.follow_async():
-            yield (piece, {}) if return_meta_data else piece
-        _check_text(var_name, variable)
+        if var_name is None and return_meta_data:
+            raise ProgramError("return_meta_data needs the name of a variable")
+        variable, end = (await self._find_async(var_name), None) if var_name is not None else self._log()
+        try:
+            async for piece in variable.follow_async(end):
+                yield (piece, {}) if return_meta_data else piece
+        except Exception as error:
+            self._told(error)
+            raise
+        if var_name is not None:
+            _check_text(var_name, variable)
         if return_meta_data:
-            await self._reported(variable).get()
+            await self._get(self._reported(variable))
             yield "", variable.meta or {}
 
     def _wait(self, variable: Variable, timeout: float | None = None) -> Any:
+        self._wait_done(variable, timeout)
+        self._told(variable.error)
+        return variable.now()
+
+    async def _get(self, variable: Variable) -> Any:
+        await variable.done()
+        self._told(variable.error)
+        return variable.now()
+
+    def _wait_done(self, variable: Variable, timeout: float | None = None) -> None:
         if not variable.is_done:
             self._check_may_block()
         try:
-            return variable.wait(timeout)
+            variable.wait_done(timeout)
         except KeyboardInterrupt:
             self._interrupt()
             raise
+
+    def _told(self, error: BaseException | None) -> BaseException | None:
+        """Notes that the reader is told of an error, and gives it."""
+        if error is not None:
+            self._history().read(error)
+        return error
+
+    @abc.abstractmethod
+    def _history(self) -> History:
+        """Gives the history of the run."""
+
+    @abc.abstractmethod
+    def _everything(self) -> Variable:
+        """Gives a variable that is done when all is done that `usage` counts."""
+
+    @abc.abstractmethod
+    def _variables(self) -> Mapping[str, Variable]:
+        """Gives the variables that are set so far, by name."""
+
+    @abc.abstractmethod
+    def _text_log(self) -> Variable:
+        """Gives all text as it grows."""
 
     @abc.abstractmethod
     def _check_may_block(self) -> None:
@@ -209,6 +302,29 @@ class RunState(Readable):
     @abc.abstractmethod
     def _reported(self, variable: Variable) -> Variable:
         """Gives a variable that is done when the report about a done variable is complete."""
+
+
+def check_may_block(programs: asyncio.AbstractEventLoop, *, is_async_body: bool = False) -> None:
+    """Raises ProgramError where a wait would block an event loop. In the cell of a notebook it may.
+
+    Args:
+        programs: The loop on which programs run, which nobody may block.
+        is_async_body: Whether an async body of a program runs on the loop of this thread.
+    """
+    running = asyncio._get_running_loop()
+    if running is None or (_is_in_notebook() and running is not programs and not is_async_body):
+        return
+    raise ProgramError(
+        "reading waits, and would stop the event loop that runs here: write `await s.aget(name)`, `await s.atext()`, "
+        "`await s.settle()`, `async for ... in s.text_async_iter()`; or `state = await program.arun(...)`, whose "
+        "variables are all known"
+    )
+
+
+def _is_in_notebook() -> bool:
+    """Says whether IPython runs the code: it runs cells inside of an event loop, and a wait holds up only the cell."""
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return get_ipython is not None and get_ipython() is not None
 
 
 def _check_text(name: str, variable: Variable) -> None:

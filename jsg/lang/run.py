@@ -5,12 +5,14 @@ import contextlib
 import contextvars
 from collections.abc import Iterator
 
-from jsg.errors import AbortedError, ProgramError
+from jsg.errors import AbortedError
 from jsg.lang.backend import Backend
 from jsg.lang.ir import SamplingArgs
+from jsg.lang.reading import check_may_block
+from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.stream import Stream
-from jsg.lang.streams.variables import Variable
+from jsg.lang.streams.variables import Variable, gather
 
 _BODIES: contextvars.ContextVar["tuple[Run, ...]"] = contextvars.ContextVar("jsg_bodies", default=())
 
@@ -21,21 +23,27 @@ class Run:
     Attributes:
         stream: The program's own stream.
         backend: The backend of the program and of the programs that it calls.
+        history: What happened in it.
         body_error: The error that the body raised.
+        returned: What the body returned.
         ended: Is done when the body has ended.
     """
 
     def __init__(self, loop: Loop, backend: Backend, defaults: SamplingArgs, num_api_spec_tokens: int | None):
         self.backend = backend
-        self.stream = Stream(loop, lambda: backend.open(num_api_spec_tokens=num_api_spec_tokens), defaults)
+        caller = calling_run()
+        self.history = History(None if caller is None else caller.history)
+        self.stream = Stream(
+            loop, lambda: backend.open(num_api_spec_tokens=num_api_spec_tokens), defaults, history=self.history
+        )
         self.body_error: BaseException | None = None
+        self.returned = Variable()
         self.ended = Variable()
         self._cancelled: BaseException | None = None
         self._body_loop: asyncio.AbstractEventLoop | None = None
         self._called: set[Run] = set()
-        callers = _BODIES.get()
-        if callers:
-            caller, called = callers[-1], callers[-1]._called
+        if caller is not None:
+            called = caller._called
             called.add(self)
             self.stream.ended.when_done(lambda: called.discard(self))
             if caller._cancelled is not None:  # after the entry above, which a cancel that comes now finds
@@ -54,8 +62,11 @@ class Run:
             yield
         except BaseException as error:
             self.body_error = error
+            self.history.failed(error, is_new=True)
             is_stop = isinstance(error, KeyboardInterrupt | SystemExit | asyncio.CancelledError)
-            self.cancel(AbortedError("the program was interrupted") if is_stop else error)
+            told = AbortedError("the program was interrupted") if is_stop else error
+            self.returned.fail(told)
+            self.cancel(told)
             raise
         finally:
             _BODIES.reset(token)
@@ -67,6 +78,10 @@ class Run:
         """Says whether the running code is the body, or was called by it."""
         return self in _BODIES.get()
 
+    def is_async_body_here(self) -> bool:
+        """Says whether the body is async, and runs on the event loop of this thread."""
+        return self._body_loop is not None and self._body_loop is asyncio._get_running_loop()
+
     def cancel(self, error: BaseException | None = None) -> None:
         """Aborts all that the run, and each program that it called or still calls, has under way."""
         self._cancelled = error = error or AbortedError("the program was cancelled")
@@ -76,21 +91,31 @@ class Run:
 
     def check_may_block(self) -> None:
         """Raises ProgramError where a wait would block the event loop that does what is waited for."""
-        running = asyncio._get_running_loop()
-        if running is None:
-            return
-        is_async_body = any(run._body_loop is running for run in (self, *_BODIES.get()))
-        if is_async_body or running is self.stream.runner.loop.loop:
-            raise ProgramError(
-                "reading waits, and would stop the event loop: in an async program write `await s.aget(name)`, "
-                "`await s.atext()`, `await s.settle()`, `async for ... in s.text_async_iter()`"
-            )
+        is_async_body = any(run.is_async_body_here() for run in (self, *_BODIES.get()))
+        check_may_block(self.stream.runner.loop.loop, is_async_body=is_async_body)
 
     async def settle(self) -> None:
-        """Waits until all is done that the run started. Raises nothing of what failed."""
+        """Waits until all is done that the run started, the programs that it called too. Raises nothing of it."""
+        await self.called_ended()
         for stream in self._streams():
-            with contextlib.suppress(Exception):
-                await stream.read("nothing").get()
+            await stream.read("nothing").done()
+
+    async def called_ended(self) -> None:
+        """Waits for the bodies of the programs that the body called, and for all that they started."""
+        for called in tuple(self._called):
+            await called.ended.done()
+            await called.settle()
+
+    def all_ended(self) -> Variable:
+        """Gives a variable that is done when the run has ended, and each program that it called."""
+        done = Variable()
+
+        def body_ended() -> None:  # so that it calls no more programs
+            awaited = gather([self.stream.ended, *(called.all_ended() for called in tuple(self._called))])
+            awaited.when_done(lambda: done.finish(None))
+
+        self.ended.when_done(body_ended)
+        return done
 
     def _streams(self) -> Iterator[Stream]:
         waiting = [self.stream]
@@ -100,7 +125,7 @@ class Run:
             waiting.extend(stream.children())
 
 
-def calling_backend() -> Backend | None:
-    """Gives the backend of the program whose body runs, or None."""
+def calling_run() -> Run | None:
+    """Gives the run of the program whose body runs, or None."""
     bodies = _BODIES.get()
-    return bodies[-1].backend if bodies else None
+    return bodies[-1] if bodies else None

@@ -1,8 +1,9 @@
 """The state of a program, which its body extends, reads and forks."""
 
+import asyncio
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self, final
 
@@ -11,6 +12,7 @@ from jsg.lang.ir import Expr, Role, RoleBegin, RoleEnd, VarScopeBegin, VarScopeE
 from jsg.lang.places import program_place
 from jsg.lang.reading import RunState, What
 from jsg.lang.run import Run
+from jsg.lang.streams.history import History
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable, known
 
@@ -20,14 +22,11 @@ class ProgramState(RunState):
     """A prompt and its variables.
 
     Appending returns at once. Reading waits for the value, and raises the error that kept it from being known. `[...]`,
-    `text` and the like block the thread; async programs read with `aget`, `atext` and the like.
-
-    Attributes:
-        ret_value: The value that the program returned.
+    `text` and the like block the thread; async programs read with `aget`, `atext` and the like. In an async program,
+    `await program(...)` gives the state of a called program at its end.
     """
 
     def __init__(self, stream: Stream, run: Run):
-        self.ret_value: Any = None
         self._stream = stream
         self._run = run
         if stream is not run.stream:
@@ -95,6 +94,34 @@ class ProgramState(RunState):
 
     # Reading.
 
+    @property
+    def ret_value(self) -> Any:
+        """What the program returned; waits for it. None inside the program itself.
+
+        Raises:
+            Exception: The body raised it.
+        """
+        return None if self._run.is_in_body() else self._wait(self._run.returned)
+
+    async def aret_value(self) -> Any:
+        """Gives the same as `ret_value`, for tasks."""
+        return None if self._run.is_in_body() else await self._get(self._run.returned)
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._at_end().__await__()
+
+    async def _at_end(self) -> Self:
+        try:
+            await self._run.ended.done()
+            await self._run.settle()
+        except asyncio.CancelledError:
+            self._run.cancel()
+            raise
+        if self._run.body_error is not None:
+            self._told(self._run.body_error)
+            raise self._run.body_error
+        return self
+
     def __contains__(self, name: object) -> bool:
         return name in self._stream.variables
 
@@ -130,6 +157,18 @@ class ProgramState(RunState):
 
     def _failure(self) -> BaseException | None:
         return self._stream.runner.failure or self._run.body_error
+
+    def _everything(self) -> Variable:
+        return self._stream.read("nothing") if self._run.is_in_body() else self._run.all_ended()
+
+    def _variables(self) -> Mapping[str, Variable]:
+        return self._stream.variables
+
+    def _text_log(self) -> Variable:
+        return self._stream.log
+
+    def _history(self) -> History:
+        return self._run.history
 
     def _check_may_block(self) -> None:
         self._run.check_may_block()

@@ -118,8 +118,8 @@ def encode_choices(
     before = prompt.encoded(is_continued=True)
     if not before.input_ids and not departure:
         raise RequestError(
-            "choices must have a token before them, but the prompt has none and this model puts none before a text; "
-            "begin with a text",
+            "the prompt is empty, and this model puts no token before a text, so choices have none before them; append "
+            "text before them",
             param="choices",
         )
     return EncodedChoices(

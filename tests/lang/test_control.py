@@ -3,7 +3,7 @@
 import pytest
 
 import jsg as sgl
-from jsg.errors import ProgramError, RequestError
+from jsg.errors import ProgramError, RequestError, TraceError
 from tests.lang.graph_programs import PNG, backend
 from tests.lang.scripted import ScriptedBackend
 
@@ -88,3 +88,39 @@ def test_unordered_parts_are_appended_as_they_stand():
         s += "(" + sgl.unordered("a", x, sgl.image(PNG)) + ")"
 
     assert program.run("X", backend=backend()).text() == f"(aX<image {len(PNG)}>)"
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            lambda s, more: sgl.loop(s, more, until=True, max_rounds=2),
+            "until must be a function .*until=lambda.*got True",
+        ),
+        (lambda s, more: sgl.loop(s, more, until=lambda s: True, max_rounds=2), "a condition is made by .* got bool"),
+        (lambda s, more: sgl.loop(s, "more", max_rounds=2), "body must be a function .* got 'more'"),
+        (lambda s, more: sgl.loop(s, more, max_rounds="2"), "max_rounds must be .* got '2'"),
+        (lambda s, more: sgl.cond(s, sgl.equals("a", "a"), then="text"), "then must be a function .*def .*got 'text'"),
+        (lambda s, more: sgl.cond(s, sgl.equals("a", "a"), more, "text"), "otherwise must be a function .*got 'text'"),
+        (lambda s, more: sgl.cond(s, True, more), "a condition is made by .* got bool"),
+    ],
+)
+def test_what_is_no_function_or_no_condition_is_refused_with_the_way_out(wrong, message, traced):
+    @sgl.function
+    def program(s):
+        wrong(s, lambda s: s.extend("more"))
+
+    with pytest.raises(TraceError if traced else ProgramError, match=message):
+        program.compile() if traced else program.run(backend=ScriptedBackend())
+
+
+def test_an_async_body_of_cond_is_refused_because_nothing_would_await_it():
+    async def more(s): ...
+
+    @sgl.function
+    def program(s):
+        sgl.cond(s, sgl.equals("a", "a"), more)
+
+    with pytest.raises(ProgramError, match="then must be a plain function, but more is async"):
+        program.run(backend=ScriptedBackend())

@@ -354,9 +354,13 @@ class TestFailures:
         with pytest.raises(ConfigError, match=why):
             RuntimeEndpoint(**({"base_url": "http://localhost"} | options))
 
-    def test_speculation_for_remote_apis_is_refused(self):
-        with pytest.raises(RequestError, match="leave it out"):
-            RuntimeEndpoint("http://localhost").open(num_api_spec_tokens=5)
+    def test_the_model_of_a_server_is_named_without_a_loop(self, server):
+        server.replies["/get_model_info"] = [Reply({"model_path": "tiny"})] * 2
+        with RuntimeEndpoint(server.url) as endpoint:
+            assert endpoint.get_model_name() == endpoint.model_info["model_path"] == "tiny"
+
+    def test_speculation_for_remote_apis_is_a_hint_that_means_nothing(self):
+        assert RuntimeEndpoint("http://localhost").open(num_api_spec_tokens=5)
 
 
 class TestHolds:

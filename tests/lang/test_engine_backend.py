@@ -51,6 +51,42 @@ def test_an_engine_is_always_the_same_backend(engine: jsg.Engine):
     assert engine.as_backend() is engine.as_backend()
 
 
+@pytest.mark.parametrize("kind", ["gen", "select", "form"])
+def test_an_empty_prompt_is_named_as_such_before_anything_else(engine: jsg.Engine, kind):
+    @jsg.function
+    def program(s):
+        s += (
+            jsg.select("x", ["a", "b"])
+            if kind == "select"
+            else jsg.gen("x", regex="(?=a)b" if kind == "form" else None)
+        )
+
+    for run in (program.run, program.compile().run):
+        with pytest.raises(RequestError, match=r"the prompt is empty, .*; append text before"):
+            run(backend=engine)["x"]
+
+
+def test_a_program_that_saves_calls_of_an_api_runs_on_an_engine_as_without(engine: jsg.Engine):
+    def body(s):
+        s += (
+            "There was a little girl"
+            + jsg.gen("x", max_tokens=4, temperature=0)
+            + "."
+            + jsg.gen("y", max_tokens=4, temperature=0)
+        )
+
+    hinted = jsg.function(body, num_api_spec_tokens=32)
+    for run in (hinted.run, hinted.compile().run):
+        assert run(backend=engine).text() == jsg.function(body).run(backend=engine).text()
+
+
+def test_an_engine_names_its_model_and_counts_as_a_server_does(engine: jsg.Engine):
+    info = jsg.get_server_info(engine)
+    assert (info["model_path"], info["tokenizer_path"]) == ("tiny", "tiny")
+    assert info["internal_states"][0]["num_running"] == info["num_running"] == 0
+    assert engine.model_info["model_path"] == "tiny" and engine.model_info["vocab_size"] == info["vocab_size"]
+
+
 class TestReuse:
     @asynchronous
     async def test_f6_a_continuation_re_uses_every_token_that_exists(self, backend: EngineBackend):
@@ -300,10 +336,6 @@ class TestAnswers:
             with pytest.raises(error, match=message):
                 await gen(session, **args)
         assert (await gen(session))[0]
-        with pytest.raises(RequestError, match="num_api_spec_tokens must be left out"):
-            backend.open(num_api_spec_tokens=5)
-        with pytest.raises(RequestError, match="at least one token"):
-            await gen(backend.open())
 
     @asynchronous
     async def test_a_long_text_is_encoded_beside_the_loop(self, backend: EngineBackend):

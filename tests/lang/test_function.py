@@ -282,9 +282,10 @@ def test_num_threads_is_checked():
             echo.run_batch([("x",)], num_threads=wrong, backend=echoing())
 
 
-def test_the_progress_bar_counts_to_the_end(capsys):
+def test_the_progress_bar_counts_to_the_end_and_stays_out_of_the_output(capsys):
     echo.run_batch([("x",)] * 7, backend=echoing(), progress_bar=True)
-    assert "7/7" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "7/7" in shown.err and not shown.out
 
 
 def test_a_batch_inside_a_program_runs_on_its_backend():

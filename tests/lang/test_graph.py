@@ -76,7 +76,7 @@ def test_a_graph_prints_one_line_a_node():
         "matches '[a-z]+'",
         "loop, 5 rounds at most until ('+++' in {round@",
         "    round = {round@",
-        "  return [state of stream 5, {text@",
+        "  return (state of stream 5, {text@",
     ):
         assert part in text, part
 

@@ -47,10 +47,10 @@ def test_f1_the_real_error_is_raised_at_the_read_with_the_line_of_the_program():
         with pytest.raises(BrokenError, match="no bad") as caught:
             state[name]
         assert caught.value.__notes__ == [line_of(program, "HERE")]
-    for read in (state.text, state.messages, lambda: list(state.text_iter()), lambda: list(state.text_iter("after"))):
+    texts = (lambda: list(state.text_iter()), lambda: list(state.text_iter("after")))
+    for read in (state.text, state.messages, state.sync, *texts):
         with pytest.raises(BrokenError):
             read()
-    state.sync()  # waits only
     assert isinstance(state.error(), BrokenError)
     backend.wait_closed()
     assert [call.what.name for call in backend.calls] == ["good", "bad"]
@@ -134,7 +134,6 @@ def test_concate_and_append_needs_every_branch():
     state = program.run(backend=backend)
     with pytest.raises(BrokenError):
         state["y"]
-    state.sync()
     backend.wait_closed()
 
 
@@ -230,7 +229,8 @@ def test_cancelling_a_program_aborts_its_requests_and_those_of_its_forks():
     for one, name in ((state, "y"), (states[0], "x"), (states[1], "x"), (states[2], "inner")):
         with pytest.raises(AbortedError, match="cancelled"):
             one[name]
-        one.sync()
+        with pytest.raises(AbortedError, match="cancelled"):
+            one.sync()
     assert state["known"] == 1
     backend.wait_closed()
     assert sorted(gen.name for gen in backend.aborted) == ["inner", "inner", "x", "x", "y"]
@@ -270,7 +270,8 @@ def test_cancelling_what_has_not_begun_keeps_it_from_beginning():
         for state, name in ((s, "x"), (s, "y"), (fork, "z")):
             with pytest.raises(AbortedError):
                 state[name]
-            state.sync()
+            with pytest.raises(AbortedError):
+                state.sync()
 
     program.run(backend=backend)
     backend.wait_closed()
@@ -368,10 +369,7 @@ def test_a_cancelled_program_starts_no_other():
     def program(s):
         assert is_cancelled.wait(30)
         for _ in range(3):
-            try:
-                inner.run()
-            except AbortedError as error:
-                errors.append(error)
+            errors.append(inner.run().error())
         state = inner.run_batch([{}])[0]
         errors.append(state.error())
 
@@ -405,8 +403,7 @@ def test_a_program_that_is_being_started_while_its_caller_is_cancelled_is_cancel
     def program(s):
         outer.append(s)
         s._run._called = Cancelling()
-        with pytest.raises(AbortedError):
-            inner.run(backend=backend)
+        assert isinstance(inner.run(backend=backend).error(), AbortedError)
 
     program.run(backend=backend)
     backend.wait_closed()

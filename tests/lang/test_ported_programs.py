@@ -72,7 +72,7 @@ class TestOneCall:
         assert [state["answer"].strip()[0] for state in states] == ["A", "B", "C"]
         assert sorted(backend.prompts()) == [f"Q: 1?\nA: B\n\nQ: {i}?\nA:" for i in range(3)]
         assert {(args.max_tokens, args.temperature) for args in args_of(backend)} == {(1, 0)}
-        assert "3/3" in capsys.readouterr().out
+        assert "3/3" in capsys.readouterr().err
 
     def test_hellaswag(self):
         choices = [[f" end {i}", f" end {i + 1}"] for i in range(4)]

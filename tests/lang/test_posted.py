@@ -232,7 +232,7 @@ def test_other_tasks_have_their_turn_while_an_answer_is_written():
 
     result, num_turns = asyncio.run(main())
     assert str(result["return_value"]).count("a") == 2**14
-    assert num_turns > 2**15 // 1000
+    assert num_turns >= 2**15 // 1000  # one for each thousand of the items that are written
 
 
 def test_a_program_that_is_cancelled_before_it_began_ends():
@@ -240,8 +240,7 @@ def test_a_program_that_is_cancelled_before_it_began_ends():
         where = backend()
         state = two_gens.compile().run("x", backend=where)
         state.cancel()  # on the loop itself: the program's task has had no turn yet
-        await asyncio.wait_for(state.settle(), 10)
-        for read in (state.aget("first"), state.atext(), state.aret_value()):
+        for read in (state.settle(), state.aget("first"), state.atext(), state.aret_value()):
             with pytest.raises(AbortedError):
                 await asyncio.wait_for(read, 10)
         return where

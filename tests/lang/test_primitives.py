@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jsg as sgl
-from jsg.errors import RequestError
+from jsg.errors import ProgramError, RequestError
 from jsg.lang import ir, patterns
 from jsg.lang.ir import (
     ExprList,
@@ -28,6 +28,7 @@ from jsg.lang.ir import (
     Text,
 )
 from jsg.lang.patterns import DTYPE_PATTERNS
+from tests.lang.scripted import ScriptedBackend
 
 PUBLISHED_GEN = """name max_tokens min_tokens n stop stop_token_ids stop_regex temperature top_p top_k min_p
 frequency_penalty presence_penalty ignore_eos return_logprob logprob_start_len top_logprobs_num
@@ -274,3 +275,41 @@ def test_every_public_name_is_there_and_the_core_is_light():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ast.literal_eval(done.stdout) == []
+
+
+def test_an_argument_under_its_other_name_is_an_error_that_names_the_right_one():
+    @sgl.function
+    def program(s, q):
+        s += q + sgl.gen("x")
+
+    for wrong, right in (
+        (lambda: sgl.gen("x", max_new_tokens=4), "gen has no argument max_new_tokens; here it is called max_tokens"),
+        (lambda: sgl.gen_int("x", max_output_tokens=4), "gen_int has no argument .*; here it is called max_tokens"),
+        (lambda: sgl.gen("x", stop_sequences=["a"]), "here it is called stop$"),
+        (lambda: sgl.gen("x", colour="red"), "gen has no argument colour; it takes name, max_tokens, .*, seed$"),
+        (lambda: sgl.select("x", ["a"], max_tokens=4), "select has no argument max_tokens; it takes name, choices, "),
+    ):
+        with pytest.raises(RequestError, match=right):
+            wrong()
+    compiled = program.compile()
+    runs = [program.run, compiled.run, lambda q, **others: program.run_batch([[q]], **others)]
+    runs.append(lambda q, **others: compiled.run_batch([[q]], **others))
+    for run in runs:
+        with pytest.raises(ProgramError, match=r"max_tokens.*; here it is called max_new_tokens"):
+            run("q", max_tokens=4, backend=ScriptedBackend())
+        with pytest.raises(ProgramError, match=r"regex.*; give regex to the gens of the program"):
+            run("q", regex="a", backend=ScriptedBackend())
+
+
+def test_a_model_of_pydantic_is_no_schema_but_has_one():
+    class Person:
+        @classmethod
+        def model_json_schema(cls):
+            return {"type": "object"}
+
+    with pytest.raises(
+        RequestError, match=r"a dict \(write json_schema=Person\.model_json_schema\(\)\), but got <class"
+    ):
+        sgl.gen("x", json_schema=Person)
+    with pytest.raises(RequestError, match="json_schema must be text or a dict, but got 3"):
+        sgl.gen("x", json_schema=3)

@@ -81,6 +81,23 @@ def test_a_graph_that_was_sent_says_what_it_says_here():
     assert compiled.run("why", PNG, backend=GraphServer(), where="here").error() is None
 
 
+@pytest.mark.parametrize("where", ["plain", "here", "server"])
+def test_what_is_kept_and_returned_is_what_the_program_gave(where):
+    @sgl.function
+    def giving(s, q):
+        s += q + sgl.gen("a")
+        s["pair"] = (s["a"], [1, (q,)])
+        return s["a"], {"deep": [("x", None), ()]}, [called(q).ret_value]
+
+    if where == "plain":
+        state = giving.run("why", backend=GraphServer())
+    else:
+        state = giving.compile().run("why", backend=GraphServer(), where=where)
+    a = state["a"]
+    assert state["pair"] == (a, [1, ("why",)])
+    assert state.ret_value == (a, {"deep": [("x", None), ()]}, [None])
+
+
 def test_variables_come_as_they_grow():
     gate = Gate()
 

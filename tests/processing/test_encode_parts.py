@@ -316,7 +316,7 @@ class TestChoices:
         assert encode_choices(all_tokenizers["llama"], [], ["a", "b"]).common_ids == (
             all_tokenizers["llama"].bos_token_id,
         )
-        with pytest.raises(RequestError, match="must have a token before them"):
+        with pytest.raises(RequestError, match=r"the prompt is empty, .*append text before them"):
             encode_choices(all_tokenizers["byte_level"], [], ["a", "b"])
         with pytest.raises(RequestError, match="at least one text"):
             encode_choices(all_tokenizers["llama"], [TextPart("a")], [])

@@ -67,6 +67,7 @@ class Engine:
         self.media: MediaReader | None = ModelMediaReader.of_model(directory, self.tokenizer)
         core = EngineCore(config, report=report)
         self.info: ModelInfo = core.info
+        self._names = {"model_path": config.model_path, "tokenizer_path": tokenizer_path or config.model_path}
         nameable = nameable_tokens(self.tokenizer, core.info.vocab_size, core.info.eos_token_ids)
         self._nameable = frozenset(nameable.values())
         self._driver = Driver(core)
@@ -199,10 +200,15 @@ class Engine:
         self._driver.submit(request, lambda _: heard())
         return lambda: self._driver.abort(request.rid)
 
+    @property
+    def model_info(self) -> dict[str, Any]:
+        """The names of the model and the tokenizer as they were given, and the sizes of the model."""
+        return dataclasses.asdict(self.info) | self._names
+
     def get_server_info(self) -> dict[str, Any]:
-        """The model, the sizes and the counters of the engine."""
+        """Gives `model_info` and the counters, which are also where a server has them: in `internal_states`."""
         stats: dict[str, Any] = self._driver.call(EngineCore.stats)
-        return {field: getattr(self.info, field) for field in self.info.__dataclass_fields__} | stats
+        return self.model_info | stats | {"internal_states": [stats]}
 
     def selfcheck(self, budget_s: float = 20.0) -> SelfCheck:
         """Times decode steps and the best that the device can do. Raises JsgError while requests run."""

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from jsg.errors import RequestError
 from jsg.lang.tokens.local_model import HELD, LocalModel
-from jsg.lang.tokens.session import TokenSession, open_session
+from jsg.lang.tokens.session import TokenSession
 from jsg.processing.answer import Answer, Prompt
 from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt, encode_choices, encode_parts, media_parts
 from jsg.processing.media_prompt import MediaReader
@@ -118,8 +118,8 @@ class EngineBackend:
         self._server_info = server_info
 
     def open(self, *, num_api_spec_tokens: int | None = None) -> TokenSession:
-        """An empty session. Raises RequestError as `open_session`."""
-        return open_session(self._model, num_api_spec_tokens)
+        """Opens an empty session. It ignores the hint, because the prompt is cached anyway."""
+        return TokenSession(self._model)
 
     async def flush_cache(self) -> bool:
         """Forgets cached prefixes; False while requests run."""

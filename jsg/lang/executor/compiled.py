@@ -1,13 +1,14 @@
 """Compiled programs: graphs, and the ways to run them."""
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, cast, final
 
 from jsg.errors import ConfigError, ProgramError
 from jsg.lang.backend import Backend, BackendSource, HintSession, PromptItem
-from jsg.lang.batch import Batchable, Items, Work, arguments_of
+from jsg.lang.batch import Batchable, Items, Work, arguments_of, read_items
 from jsg.lang.defaults import as_backend
 from jsg.lang.executor.arguments import ArgumentValue, argument_value, arguments_to_json
 from jsg.lang.executor.execution import Execution
@@ -30,7 +31,9 @@ from jsg.lang.graphs.nodes import (
 )
 from jsg.lang.graphs.reorder import reorder, varying_arguments
 from jsg.lang.ir import RoleBegin, RoleEnd, SamplingArgs, Text
+from jsg.lang.keywords import advice, unknown_in_batch
 from jsg.lang.run_args import Where, take_run_args
+from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import shared_loop, wait_for
 
 
@@ -135,8 +138,8 @@ class CompiledFunction(Batchable[GraphState]):
             ConfigError: The backend takes no graphs and `where` is "server".
         """
         given, kwargs = take_run_args(kwargs, self._own)
-        start = self._starter([self._bind(args, kwargs)], given, as_backend(backend), where, stream=stream)
-        return start(0)
+        bound = self._bind(args, kwargs)
+        return self._starter([bound], given, as_backend(backend), where, stream=stream)(bound)
 
     async def arun(
         self,
@@ -164,10 +167,8 @@ class CompiledFunction(Batchable[GraphState]):
             raise ProgramError(f"{self.graph.name} needs the argument {missing[0]!r}")
         _check_no_optimisations(given.keys() - set(names))
         if unknown := sorted(given.keys() - set(names)):
-            raise ProgramError(
-                f"{self.graph.name} takes {', '.join(names) or 'nothing'}, but got {unknown[0]!r}; what was a constant "
-                "when it was compiled stays one"
-            )
+            what = advice(unknown, "run") or "; what was a constant when it was compiled stays one"
+            raise ProgramError(f"{self.graph.name} takes {', '.join(names) or 'nothing'}, but got {unknown[0]!r}{what}")
         return {argument.name: argument_value(argument, given[argument.name]) for argument in self.graph.arguments}
 
     def _batch(
@@ -177,35 +178,49 @@ class CompiledFunction(Batchable[GraphState]):
         given, rest = take_run_args(options, self._own)
         _check_no_optimisations(rest)
         if rest:
-            raise ProgramError(f"run_batch has no argument {', '.join(sorted(rest))}; arguments are given per item")
-        runs = [self._bind(*arguments_of(item, index)) for index, item in enumerate(items)]
-        start = self._starter(runs, given, as_backend(backend), where)
-        return lambda index: _settled(start(index))
+            raise ProgramError(unknown_in_batch(rest))
+        runs = read_items(items, lambda index, item: self._bind(*arguments_of(item, index)))
+        is_read = isinstance(runs, list)
+        start = self._starter(runs if is_read else None, given, as_backend(backend), where)
+
+        async def run_one(arguments: Mapping[str, ArgumentValue]) -> GraphState:
+            return await _settled(start(arguments))
+
+        return Work((functools.partial(run_one, arguments) for arguments in runs), len(runs) if is_read else None)
 
     def _starter(
         self,
-        runs: Sequence[Mapping[str, ArgumentValue]],
+        runs: Sequence[Mapping[str, ArgumentValue]] | None,
         given: SamplingArgs,
         backend: Backend,
         where: Where,
         *,
         stream: bool = False,
-    ) -> Callable[[int], GraphState]:
-        """Gives a function that starts a run, by the index of its arguments in `runs`, and gives its state."""
+    ) -> Callable[[Mapping[str, ArgumentValue]], GraphState]:
+        """Gives a function that starts a run and gives its state.
+
+        Args:
+            runs: The arguments of all runs, by which the parts of `unordered` are put in order; None if not known yet.
+            given: The sampling arguments of the runs.
+            backend: The backend.
+            where: As in `run`.
+            stream: As in `run`.
+        """
         loop = shared_loop()
         if _is_sent(backend, where):
             sent, graph, sampling = cast(GraphBackend, backend), self.graph.to_dict(), sampling_to_dict(given)
 
-            def start_there(index: int) -> GraphState:
-                state, arguments = RemoteState(self.graph, loop), arguments_to_json(runs[index])
+            def start_there(bound: Mapping[str, ArgumentValue]) -> GraphState:
+                state, arguments = RemoteState(self.graph, loop), arguments_to_json(bound)
                 loop.post(lambda: state.start(sent, graph, arguments, sampling, stream=stream))
                 return state
 
             return start_there
-        reordered = reorder(self.graph, varying_arguments(self.graph.arguments, runs))
+        varying = () if runs is None else (varying_arguments(self.graph.arguments, runs),)
+        reordered = reorder(self.graph, *varying)
 
-        def start_here(index: int) -> GraphState:
-            execution = Execution(reordered, backend, runs[index], loop=loop, defaults=given)
+        def start_here(bound: Mapping[str, ArgumentValue]) -> GraphState:
+            execution = Execution(reordered, backend, bound, loop=loop, defaults=given, history=History())
             loop.post(execution.start)
             return LocalState(execution)
 
@@ -215,7 +230,7 @@ class CompiledFunction(Batchable[GraphState]):
 async def _settled(state: GraphState) -> GraphState:
     """Waits for the end of a run. The run ends early where the waiting task is cancelled."""
     try:
-        await state.settle()
+        await state.ended.done()
     except asyncio.CancelledError:
         state.cancel()
         raise

@@ -18,6 +18,7 @@ from jsg.lang.graphs.nodes import (
     Piece,
     StateValue,
     TextValue,
+    TupleValue,
     Value,
     ValueRef,
     VariableValue,
@@ -85,6 +86,8 @@ class Evaluator:
                 return await self.text(pieces, frame)
             case ListValue(items):
                 return [await self._value(item, frame) for item in items]
+            case TupleValue(items):
+                return tuple([await self._value(item, frame) for item in items])
             case DictValue(items):
                 return {key: await self._value(item, frame) for key, item in items}
             case ConstantValue(constant):

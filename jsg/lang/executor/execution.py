@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 
 from jsg.errors import AbortedError, UnknownVariableError
@@ -10,10 +11,10 @@ from jsg.lang.executor.arguments import ArgumentValue
 from jsg.lang.executor.driver import Driver
 from jsg.lang.executor.evaluation import Evaluator
 from jsg.lang.executor.frames import new_frame
-from jsg.lang.executor.reading import usage_of
 from jsg.lang.graphs.graph import Graph
 from jsg.lang.graphs.nodes import MAIN_STREAM, AnyNode, Choose, Generate, Join, Open
 from jsg.lang.ir import PUBLISHED, SamplingArgs
+from jsg.lang.streams.history import History, usage_of
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
@@ -39,6 +40,7 @@ class Execution:
         loop: Loop,
         defaults: SamplingArgs,
         max_text: int | None = None,
+        history: History | None = None,
     ) -> None:
         """Prepares the run, which `start` starts.
 
@@ -49,11 +51,14 @@ class Execution:
             loop: The event loop of the backend.
             defaults: The defaults of the program's own gens.
             max_text: The number of characters that all texts made from values may have.
+            history: Notes what happens.
         """
+        history = history or History(is_watched=False)
 
         def open_stream(node: Open) -> Stream:
             spec = node.num_api_spec_tokens
-            return Stream(loop, lambda: backend.open(num_api_spec_tokens=spec), defaults_of(node, defaults))
+            open_session = functools.partial(backend.open, num_api_spec_tokens=spec)
+            return Stream(loop, open_session, defaults_of(node, defaults), history=history)
 
         opened = graph.block.nodes[0]
         assert isinstance(opened, Open)
@@ -138,6 +143,8 @@ class Execution:
             for variable in (*self.outputs.values(), self.returned):
                 variable.fail(error)
             self._evaluator.fail_promises(error)
+            if self.returned.error is not None:
+                self.stream.history.failed(self.returned.error)  # which may be no failure of a stream
             self.submitted.finish(None)
             self.ended.finish(None)
 

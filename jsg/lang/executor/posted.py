@@ -99,7 +99,7 @@ class ProgramRun:
             variables; `text` and `messages`: the program's prompt, None where it failed; `return_value`; `errors`: a
             list of `ProgramFailure`; `failed`: the index of the error of each failed variable (`variables`, by name),
             of `text` and of `return_value`, None where there is none; `usage`: `calls`, `prompt_tokens`,
-            `completion_tokens` and `cached_tokens` of all calls.
+            `completion_tokens` and `cached_tokens` of all calls; `timeline`: these calls, as `History.timeline` says.
 
         Raises:
             RequestError: The program keeps or returns more than is allowed.
@@ -128,6 +128,7 @@ class ProgramRun:
                 "return_value": index(execution.returned.error),
             },
             "usage": execution.usage(),
+            "timeline": execution.stream.history.timeline(),
         }
 
 
@@ -255,7 +256,7 @@ class _Answer:
                     "text": await _or_none(stream.read("text")),
                     "variables": {name: await self.read(variable, depth + 1) for name, variable in variables.items()},
                 }
-            case list():
+            case list() | tuple():
                 return [await self._write(item, depth + 1) for item in value]
             case dict():
                 return {key: await self._write(item, depth + 1) for key, item in value.items()}

@@ -1,13 +1,13 @@
 """The state of a run of a compiled program, wherever the program runs."""
 
-import abc
-import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, final
 
 from jsg.errors import ProgramError, UnknownVariableError
-from jsg.lang.reading import RunState, What
+from jsg.lang.reading import RunState, What, check_may_block
+from jsg.lang.run import calling_run
+from jsg.lang.streams.history import History, usage_of
 from jsg.lang.streams.loop import shared_loop
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
@@ -20,12 +20,22 @@ class GraphState(RunState):
         variables: The variables that the program leaves, by name, from the beginning of the run on.
         returned: What the program returns.
         log: The text as it grows.
+        ended: Is done at the end of the run.
     """
 
-    def __init__(self, variables: dict[str, Variable], returned: Variable, log: Variable) -> None:
+    def __init__(
+        self,
+        variables: dict[str, Variable],
+        returned: Variable,
+        log: Variable,
+        ended: Variable,
+        history: History,
+    ) -> None:
         self.variables = variables
         self.returned = returned
         self.log = log
+        self.ended = ended
+        self._noted = history
 
     def __contains__(self, name: object) -> bool:
         return name in self.variables
@@ -42,16 +52,7 @@ class GraphState(RunState):
 
     async def aret_value(self) -> Any:
         """Gives the same as `ret_value`, for tasks."""
-        return await self.returned.get()
-
-    def usage(self) -> dict[str, int]:
-        """Waits for the end. Gives `calls`, `prompt_tokens`, `completion_tokens` and `cached_tokens` of all calls."""
-        self.sync()
-        return self._usage()
-
-    @abc.abstractmethod
-    def _usage(self) -> dict[str, int]:
-        """Gives the same as `usage`, once the run has ended."""
+        return await self._get(self.returned)
 
     def _known(self, name: str) -> Variable | None:
         return self.variables.get(name)
@@ -66,11 +67,33 @@ class GraphState(RunState):
     def _reported(self, variable: Variable) -> Variable:
         return variable
 
+    def _at_end(self) -> Variable:
+        """Gives a variable that is done at the end of the run. It fails where the run has failed."""
+        read = Variable()
+
+        def end() -> None:
+            error = self._failure()
+            read.finish(None) if error is None else read.fail(error)
+
+        self.ended.when_done(end)
+        return read
+
+    def _history(self) -> History:
+        return self._noted
+
+    def _everything(self) -> Variable:
+        return self.ended
+
+    def _variables(self) -> Mapping[str, Variable]:
+        return self.variables
+
+    def _text_log(self) -> Variable:
+        return self.log
+
     def _check_may_block(self) -> None:
-        if asyncio._get_running_loop() is shared_loop().loop:
-            raise ProgramError(
-                "reading waits, and would stop the event loop on which programs run: use `aget`, `atext`"
-            )
+        caller = calling_run()
+        is_async_body = caller is not None and caller.is_async_body_here()
+        check_may_block(shared_loop().loop, is_async_body=is_async_body)
 
     def _interrupt(self) -> None:
         self.cancel()
@@ -92,7 +115,7 @@ class CalledState(GraphState):
                 "returned, so there is no ret_value; keep or return the state's .ret_value itself, or beside it"
             )
         )
-        super().__init__(variables, returned, stream.log)
+        super().__init__(variables, returned, stream.log, stream.ended, stream.history)
         self.stream = stream
 
     def cancel(self) -> None:
@@ -107,13 +130,3 @@ class CalledState(GraphState):
 
     def _usage(self) -> dict[str, int]:
         return usage_of(variable.meta for variable in self.variables.values())
-
-
-def usage_of(metas: Iterable[Mapping[str, Any] | None]) -> dict[str, int]:
-    """Sums up the calls of the model and their tokens, from the reports of the variables that they set."""
-    reported = {id(meta): meta for meta in metas if meta is not None}  # a gen's reasoning has the same as its answer
-    total = {"calls": len(reported)}
-    for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
-        values = [meta.get(name) for meta in reported.values()]
-        total[name] = sum(value for value in values if isinstance(value, int))
-    return total

@@ -9,8 +9,10 @@ from jsg.errors import AbortedError, BackendError, UnknownVariableError
 from jsg.lang.executor.execution import Execution
 from jsg.lang.executor.reading import GraphState
 from jsg.lang.graphs.graph import Graph
+from jsg.lang.graphs.nodes import DictValue, ListValue, StateValue, TupleValue, Value
 from jsg.lang.http.errors import failure_in_stream
 from jsg.lang.reading import What
+from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.variables import Variable
 
@@ -39,7 +41,8 @@ class LocalState(GraphState):
     """A run in this process."""
 
     def __init__(self, execution: Execution) -> None:
-        super().__init__(execution.outputs, execution.returned, execution.stream.log)
+        history = execution.stream.history
+        super().__init__(execution.outputs, execution.returned, execution.stream.log, execution.ended, history)
         self._execution = execution
 
     def cancel(self) -> None:
@@ -50,7 +53,7 @@ class LocalState(GraphState):
         """Reads the prompt at the program's end; for "nothing" waits for all that the program started."""
         execution = self._execution
         if what == "nothing":
-            return execution.ended
+            return self._at_end()
         read = Variable()
         execution.submitted.when_done(lambda: _copy(execution.stream.read(what), read))
         return read
@@ -79,14 +82,18 @@ class RemoteState(GraphState):
     """A run on a server that was sent the whole graph."""
 
     def __init__(self, graph: Graph, loop: Loop) -> None:
-        super().__init__({name: Variable() for name, _ in graph.block.outputs}, Variable(), Variable())
+        variables = {name: Variable() for name, _ in graph.block.outputs}
+        super().__init__(variables, Variable(), Variable(), Variable(), History())
+        self._kept = dict(graph.block.outputs)
+        self._returns = graph.returns
         self._loop = loop
         self._started: asyncio.Task[None] | None = None  # the loop itself references tasks weakly
         self._task: asyncio.Task[None] | None = None
         self._is_cancelled = False
         self._error: BaseException | None = None
         self._counts: dict[str, int] = {}
-        self._answers: dict[What, Variable] = {"text": Variable(), "turns": Variable(), "nothing": Variable()}
+        self._calls: list[dict[str, Any]] = []
+        self._answers: dict[What, Variable] = {"text": Variable(), "turns": Variable()}
 
     def start(
         self,
@@ -116,7 +123,7 @@ class RemoteState(GraphState):
         except Exception as error:
             self._fail(error)
         finally:
-            self._answers["nothing"].finish(None)
+            self.ended.finish(None)
 
     def _take(self, event: Mapping[str, Any]) -> None:
         variable = self.variables.get(event.get("variable", ""))
@@ -129,13 +136,16 @@ class RemoteState(GraphState):
 
     def _finish(self, result: Mapping[str, Any]) -> None:
         errors = [_error(error) for error in result["errors"]]
+        for error in errors:
+            self._fails_with(error)
         failed = result["failed"]
         self._counts = dict(result["usage"])
+        self._calls = list(result.get("timeline", ()))  # servers of earlier versions send none
         for name, variable in self.variables.items():
             if name in failed["variables"]:
                 variable.fail(errors[failed["variables"][name]])
                 continue
-            value = result["variables"][name]
+            value = _with_tuples(self._kept[name], result["variables"][name])
             if isinstance(value, str) and not variable.num_pieces:
                 variable.add(value)
             variable.finish(value)
@@ -153,10 +163,11 @@ class RemoteState(GraphState):
             self._error = self._error or errors[failed["return_value"]]
             self.returned.fail(errors[failed["return_value"]])
         else:
-            self.returned.finish(result["return_value"])
+            self.returned.finish(_with_tuples(self._returns, result["return_value"]))
 
     def _fail(self, error: BaseException) -> None:
         self._error = error
+        self._fails_with(error)
         for variable in (
             *self.variables.values(),
             self.returned,
@@ -170,12 +181,15 @@ class RemoteState(GraphState):
         """Has the server abort the run, by closing the connection."""
         self._loop.post(self._cancel)
 
+    def _fails_with(self, error: BaseException) -> None:
+        self._history().failed(error)
+
     def _read(self, what: What) -> Variable:
-        return self._answers[what]
+        return self._at_end() if what == "nothing" else self._answers[what]
 
     def _reported(self, variable: Variable) -> Variable:
         """A server sends the report of a variable that grew at the end of the run."""
-        return variable if variable.meta is not None else self._answers["nothing"]
+        return variable if variable.meta is not None else self.ended
 
     def _failure(self) -> BaseException | None:
         return self._error
@@ -183,10 +197,29 @@ class RemoteState(GraphState):
     def _usage(self) -> dict[str, int]:
         return self._counts
 
+    def _timeline(self) -> list[dict[str, Any]]:
+        return self._calls
+
     def _cancel(self) -> None:
         self._is_cancelled = True
-        if self._task is not None and not self._answers["nothing"].is_done:
+        if self._task is not None and not self.ended.is_done:
             self._task.cancel()
+
+
+def _with_tuples(value: Value, read: Any) -> Any:
+    """Gives what a server has sent of a value (None if it failed), with the tuples of the program, lists in JSON."""
+    if read is None:
+        return None
+    match value:
+        case ListValue(items) | TupleValue(items):
+            read = [_with_tuples(item, one) for item, one in zip(items, read, strict=True)]
+            return read if isinstance(value, ListValue) else tuple(read)
+        case DictValue(items):
+            return {key: _with_tuples(item, read[key]) for key, item in items}
+        case StateValue(variables=variables):
+            kept = {name: _with_tuples(item, read["variables"][name]) for name, item in variables}
+            return {**read, "variables": kept}
+    return read
 
 
 def _error(failure: Mapping[str, Any]) -> BaseException:

@@ -5,7 +5,7 @@ stream run one after another; nodes of different streams wait only for the value
 their bodies as blocks of nodes.
 
     pieces of text          str · ArgumentRef · ValueRef
-    values that are kept    TextValue · ListValue · DictValue · ConstantValue · VariableValue · StateValue
+    values that are kept    TextValue · ListValue · TupleValue · DictValue · ConstantValue · VariableValue · StateValue
     conditions              Equals · Contains · Matches · Not · AllOf · AnyOf
     nodes                   Open · Append · Media · Generate · Choose · Turn · Scope · ReadText · Assign · Fork ·
                             Join · Cond · Loop
@@ -72,6 +72,13 @@ class ListValue:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class TupleValue:
+    """A tuple. JSON has none, so a server answers with a list, which `executor.runs` makes a tuple again."""
+
+    items: "tuple[Value, ...]"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class DictValue:
     """A dictionary with text keys."""
 
@@ -105,7 +112,7 @@ class StateValue:
     variables: Values
 
 
-Value = TextValue | ListValue | DictValue | ConstantValue | VariableValue | StateValue
+Value = TextValue | ListValue | TupleValue | DictValue | ConstantValue | VariableValue | StateValue
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from jsg.lang.graphs.nodes import (
     Scope,
     StateValue,
     TextValue,
+    TupleValue,
     Value,
     VariableValue,
 )
@@ -51,7 +52,7 @@ def defined(node: AnyNode) -> dict[str, Shape]:
 def shape_of(value: Value) -> Shape:
     """Gives the shape of a variable that holds this value."""
     match value:
-        case ListValue(items):
+        case ListValue(items) | TupleValue(items):
             return len(items) if all(isinstance(item, TextValue | ConstantValue) for item in items) else OPAQUE
         case TextValue() | ConstantValue():
             return None

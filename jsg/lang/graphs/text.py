@@ -35,6 +35,7 @@ from jsg.lang.graphs.nodes import (
     Scope,
     StateValue,
     TextValue,
+    TupleValue,
     Turn,
     Value,
     ValueRef,
@@ -144,6 +145,8 @@ def shown(part: Piece | Value | Condition) -> str:
             return " ".join(map(shown, pieces)) or "''"
         case ListValue(items):
             return f"[{_joined(items, ', ')}]"
+        case TupleValue(items):
+            return f"({_joined(items, ', ')})"
         case DictValue(items):
             return f"{{{', '.join(f'{key!r}: {shown(item)}' for key, item in items)}}}"
         case ConstantValue(constant):

@@ -11,7 +11,8 @@ from jsg.errors import BackendError, ConfigError, NotFoundError, RequestError
 from jsg.lang.backend import Backend, Session
 from jsg.lang.http.client import HttpClient
 from jsg.lang.http.model import HttpModel
-from jsg.lang.tokens.session import open_session
+from jsg.lang.streams.loop import shared_loop, wait_for
+from jsg.lang.tokens.session import TokenSession
 
 TIMEOUT_S = 600.0
 MAX_RETRIES = 4
@@ -64,8 +65,8 @@ class RuntimeEndpoint:
         return self
 
     def open(self, *, num_api_spec_tokens: int | None = None) -> Session:
-        """Opens an empty session. Raises RequestError as `open_session` does."""
-        return open_session(self._model, num_api_spec_tokens)
+        """Opens an empty session. It ignores the hint, because the prompt is cached anyway."""
+        return TokenSession(self._model)
 
     async def run_graph(
         self,
@@ -122,6 +123,15 @@ class RuntimeEndpoint:
     async def server_info(self) -> dict[str, Any]:
         """Gives the options of the server, its model and its counters. Raises JsgError."""
         return await self._http.get("/get_server_info")
+
+    @property
+    def model_info(self) -> dict[str, Any]:
+        """The model of the server: `model_path`, `tokenizer_path` and its sizes. Blocks; raises JsgError."""
+        return wait_for(shared_loop().submit(self._http.get("/get_model_info")))
+
+    def get_model_name(self) -> str:
+        """Gives the `model_path` of `model_info`. Blocks; raises JsgError."""
+        return self.model_info["model_path"]
 
     async def close(self) -> None:
         """Closes all connections, of all event loops, those of programs too. A second call does nothing.

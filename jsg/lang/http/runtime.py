@@ -111,6 +111,11 @@ class Runtime:
         """Gives the options of the server, its model and its counters. Raises JsgError."""
         return wait_for(shared_loop().submit(self.endpoint.server_info()))
 
+    @property
+    def model_info(self) -> dict[str, Any]:
+        """Does what `RuntimeEndpoint.model_info` says."""
+        return self.endpoint.model_info
+
     def flush_cache(self) -> bool:
         """Forgets cached prefixes; gives False, and forgets nothing, while requests run. Raises JsgError."""
         return wait_for(shared_loop().submit(self.endpoint.flush_cache()))

@@ -56,6 +56,11 @@ class RemoteBackend:
         """Raises UnsupportedError: the API gives no access to its cache."""
         raise UnsupportedError(f"{self._caller.api.name} gives no access to its cache")
 
+    @property
+    def model_info(self) -> dict[str, Any]:
+        """The name of the model, as `model_path`."""
+        return {"model_path": self._model}
+
     async def server_info(self) -> dict[str, Any]:
         """Gives the model, and the other models of the API."""
         return {"model_path": self._model, "api": self._caller.api.name, "models": await self._caller.models()}

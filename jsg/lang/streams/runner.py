@@ -11,6 +11,7 @@ from typing import Any, Literal, assert_never, cast
 from jsg.errors import AbortedError
 from jsg.lang.backend import BlockSession, Piece, Session
 from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, VarScopeBegin, VarScopeEnd, Video
+from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.ops import Close, ExprOp, Mark, Place
 from jsg.lang.streams.reasoning import Markers, ReasoningSplitter
@@ -41,6 +42,7 @@ class Join:
     place: Place | None
 
 
+What = Literal["nothing", "text", "turns", "size"]
 Op = ExprOp | Fork | Join | Mark | Close
 
 
@@ -55,9 +57,10 @@ class Runner:
         transcript: The text and the turns of its prompt.
     """
 
-    def __init__(self, loop: Loop, open_session: Callable[[], Session] | None):
+    def __init__(self, loop: Loop, open_session: Callable[[], Session] | None, history: History | None = None):
         """`open_session` makes the session when the first op needs it; None for a child, which a fork gives one."""
         self.loop = loop
+        self._history = history or History(is_watched=False)
         self.failure: BaseException | None = None
         self.transcript = Transcript()
         self._open = open_session
@@ -77,6 +80,21 @@ class Runner:
         self._queue.extend(ops)
         self.loop.post(self._wake)
 
+    def read(self, what: What) -> Variable:
+        """Gives a variable that is done when all is done that was pushed so far; at once where all has ended.
+
+        Args:
+            what: Its value: all text, the `transcript.Turn`s, the number of pieces of text, or None for "nothing".
+        """
+        variable = Variable()
+        if self.failure is None and self.transcript.log.is_done:
+            variable.finish(self._read(what))
+        elif self.failure is not None and not (self._task or self._queue or self._session or self._block):
+            variable.fail(self.failure)
+        else:
+            self.push([Mark(what, variable)])
+        return variable
+
     def wanted(self) -> None:
         """Looks again whether anybody waits for a variable."""
         self.loop.post(self._wake)
@@ -90,7 +108,7 @@ class Runner:
     def _cancel(self, error: BaseException) -> None:
         if self._has_ended or self.failure is not None:
             return
-        self.failure = error
+        self._set_failure(error)
         self.transcript.log.fail(error)
         if self._task is None:
             self._wake()
@@ -154,10 +172,14 @@ class Runner:
     def _fail(self, op: Op | None, error: BaseException) -> None:
         if op is not None and op.place is not None and not isinstance(error, asyncio.CancelledError):
             note(error, op.place)
-        self.failure = error
+        self._set_failure(error)
         self._drop_block(error)
         _fail_op(op, error)
         self.transcript.log.fail(error)
+
+    def _set_failure(self, error: BaseException) -> None:
+        self.failure = error
+        self._history.failed(error)
 
     def _drop_block(self, error: BaseException) -> None:
         block, self._block = self._block, []
@@ -210,12 +232,16 @@ class Runner:
         match op.expr:
             case Gen():
                 reply = _Reply(op, self.transcript)
-                async with contextlib.aclosing(cast(Any, self._live().generate(op.expr))) as pieces:
-                    async for piece in cast(AsyncIterator[Piece], pieces):
-                        reply.add(piece)
+                with self._history.calling(op.expr) as (call,):
+                    async with contextlib.aclosing(cast(Any, self._live().generate(op.expr))) as pieces:
+                        async for piece in cast(AsyncIterator[Piece], pieces):
+                            reply.add(piece)
+                    call.meta = reply.meta
                 reply.finish()
             case Select():
-                selection = await self._live().select(op.expr)
+                with self._history.calling(op.expr) as (call,):
+                    selection = await self._live().select(op.expr)
+                    call.meta = selection.meta
                 self.transcript.write(selection.choice)
                 self.transcript.add(Said(selection.choice))
                 (variable,) = op.variables
@@ -244,7 +270,7 @@ class Runner:
             self._session = self._open()
         return self._session
 
-    def _read(self, what: Literal["nothing", "text", "turns", "size"]) -> Any:
+    def _read(self, what: What) -> Any:
         match what:
             case "text":
                 return self.transcript.text()
@@ -312,15 +338,23 @@ class Runner:
 
     async def _call_block(self, block: Sequence[ExprOp]) -> Sequence[Piece]:
         items = [op.expr for op in block if isinstance(op.expr, Text | Gen)]
-        if any(isinstance(item, Gen) for item in items):
-            return await cast(BlockSession, self._live()).generate_block(items)
+        if gens := [item for item in items if isinstance(item, Gen)]:
+            with self._history.calling(*gens) as calls:
+                pieces = await cast(BlockSession, self._live()).generate_block(items)
+                for call, piece in zip(calls, pieces, strict=True):
+                    call.meta = piece.meta
+            return pieces
         for item in items:
             await self._live().extend(cast(Text, item))
         return ()
 
 
 class _Reply:
-    """Writes the pieces of a continuation into the transcript, the variable of the answer and that of its reasoning."""
+    """Writes the pieces of a continuation into the transcript, the variable of the answer and that of its reasoning.
+
+    Attributes:
+        meta: The report of the backend, which comes with the last piece.
+    """
 
     def __init__(self, op: ExprOp, transcript: Transcript):
         self._op = op
@@ -328,7 +362,7 @@ class _Reply:
         self._splitter = None if op.markers is None else ReasoningSplitter(op.markers)
         self._answer: list[str] = []
         self._reasoning: list[str] = []
-        self._meta: dict[str, Any] = {}
+        self.meta: dict[str, Any] = {}
         self._others: tuple[str, ...] = ()
 
     def add(self, piece: Piece) -> None:
@@ -337,7 +371,7 @@ class _Reply:
             reasoning, answer = ("", piece.text) if self._splitter is None else self._splitter.feed(piece.text)
             self._share(reasoning, answer)
         if piece.meta is not None:
-            self._meta, self._others = piece.meta, piece.others
+            self.meta, self._others = piece.meta, piece.others
 
     def finish(self) -> None:
         if self._splitter is not None:
@@ -351,7 +385,7 @@ class _Reply:
             reasonings.append(reasoning)
         is_list = isinstance(self._op.expr, Gen) and (self._op.expr.args.n or 1) > 1
         for variable, texts in zip(self._op.variables, (answers, reasonings), strict=False):
-            variable.finish(texts if is_list else texts[0], self._meta)
+            variable.finish(texts if is_list else texts[0], self.meta)
 
     def _share(self, reasoning: str, answer: str) -> None:
         if reasoning:

@@ -21,7 +21,7 @@ stream: all variables that it would set later, and later reads of its text, rais
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from jsg.errors import AbortedError, ProgramError, UnknownVariableError
 from jsg.lang.backend import Session
@@ -45,10 +45,11 @@ from jsg.lang.ir import (
     parts_of,
 )
 from jsg.lang.nesting import JoinMode, Nesting, check_join
+from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.ops import Close, ExprOp, Make, Mark, Place
 from jsg.lang.streams.reasoning import Markers, markers_of
-from jsg.lang.streams.runner import Fork, Join, Runner
+from jsg.lang.streams.runner import Fork, Join, Runner, What
 from jsg.lang.streams.variables import Variable, gather, known
 
 _ENDED = "the program to which this state belongs has ended; append to it inside the program"
@@ -62,6 +63,7 @@ class Stream:
         variables: The variable that each name means now, in program order, whether it is done or not.
         assigned: The variables that were set since the fork; all variables of a stream that is no fork.
         nesting: The open turn and scopes.
+        history: What happened in the run, which notes the failures of its streams.
         ended: Is done when the stream and all its forks have ended.
         runner: Executes the ops.
     """
@@ -72,9 +74,11 @@ class Stream:
         open_session: Callable[[], Session] | None,
         defaults: SamplingArgs | None = None,
         parent: "Stream | None" = None,
+        history: History | None = None,
     ):
         """`open_session` is called when the first op needs a session. A fork has None, and a `parent`."""
-        self.runner = Runner(loop, open_session)
+        self.history = parent.history if parent is not None else history or History(is_watched=False)
+        self.runner = Runner(loop, open_session, self.history)
         self.variables: dict[str, Variable] = {} if parent is None else dict(parent.variables)
         self.assigned: dict[str, Variable] = {}
         self.nesting = Nesting() if parent is None else parent.nesting.fork()
@@ -226,15 +230,13 @@ class Stream:
         """Says that nobody waits any more for a variable of `expect`, which may never be done then."""
         self._expected.pop(expected, None)
 
-    def read(self, what: Literal["nothing", "text", "turns", "size"]) -> Variable:
+    def read(self, what: What) -> Variable:
         """Gives a variable that is done when all that was appended so far is done.
 
         Args:
             what: Its value: all text, the `transcript.Turn`s, the number of pieces of text, or None for "nothing".
         """
-        variable = Variable()
-        self.runner.push([Mark(what, variable)])
-        return variable
+        return self.runner.read(what)
 
     @property
     def log(self) -> Variable:

@@ -126,11 +126,11 @@ class Variable:
                 return
         callback()
 
-    def wait(self, timeout: float | None = None) -> Any:
-        """Waits for the value, and gives it; blocks the thread.
+    def wait_done(self, timeout: float | None = None) -> None:
+        """Waits until it is done, by a value or an error; blocks the thread.
 
         Raises:
-            TimeoutError: The value did not come within `timeout` seconds.
+            TimeoutError: It was not done within `timeout` seconds.
         """
         if not self.is_done:
             self.want()
@@ -141,10 +141,14 @@ class Variable:
                     raise TimeoutError(f"the variable was not set within {timeout} s")
             finally:
                 self._forget(done.set)
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Waits for the value, and gives it; blocks the thread. Raises TimeoutError as `wait_done` does."""
+        self.wait_done(timeout)
         return self.now()
 
-    async def get(self) -> Any:
-        """Waits for the value, and gives it."""
+    async def done(self) -> None:
+        """Waits until it is done, by a value or an error."""
         if not self.is_done:
             self.want()
             future, callback = _woken()
@@ -153,6 +157,10 @@ class Variable:
                 await future
             finally:
                 self._forget(callback)
+
+    async def get(self) -> Any:
+        """Waits for the value, and gives it."""
+        await self.done()
         return self.now()
 
     def follow(self, until: "Variable | None" = None) -> Iterator[str]:

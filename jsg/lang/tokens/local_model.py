@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from jsg.errors import RequestError
 from jsg.lang.tokens.model import Hold, Outcome, ScoredChoices, TokenCall, TokenDelta
 from jsg.lang.tokens.scoring import ScoreLimits, ScorePlan
 from jsg.processing.answer import Answer, Prompt
@@ -31,6 +32,11 @@ class LocalModel(abc.ABC):
         reports = dict(call.reports)
         texts = self._tokenizer if reports.pop("return_text_in_logprobs", False) else None
         encoded = await self._encode(call.prompt)
+        if not encoded.input_ids:  # before the sampling parameters, whose errors the remedy of this one does not touch
+            raise RequestError(
+                "the prompt is empty, and this model puts no token before a text; append text before the first gen",
+                param="prompt",
+            )
         prompt = self._prompt(encoded, SamplingParams.from_dict(call.sampling), **reports)
         answers: Sequence[Answer] = []
         async with aclosing(self._run([prompt])) as steps:

@@ -292,22 +292,6 @@ class TokenSession:
         return branch
 
 
-def open_session(model: TokenModel, num_api_spec_tokens: int | None) -> TokenSession:
-    """Opens an empty session.
-
-    Raises:
-        RequestError: `num_api_spec_tokens` is given. It saves calls of a remote API, each of which sends the whole
-            prompt, but jsg has the prompt cached.
-    """
-    if num_api_spec_tokens is not None:
-        raise RequestError(
-            "num_api_spec_tokens must be left out with a model whose cache makes it useless, but got "
-            f"{num_api_spec_tokens}; leave it out",
-            param="num_api_spec_tokens",
-        )
-    return TokenSession(model)
-
-
 def merged(parts: Sequence[Part]) -> list[Part]:
     """Gives the same prompt, with one part for neighbouring texts of one kind, or neighbouring tokens."""
     made: list[Part] = []

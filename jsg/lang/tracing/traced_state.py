@@ -28,6 +28,7 @@ from jsg.lang.graphs.nodes import (
     Scope,
     StateValue,
     TextValue,
+    TupleValue,
     Turn,
     Value,
     ValueRef,
@@ -231,6 +232,18 @@ class TracedState(Readable):
 
     def _wait(self, variable: Variable, timeout: float | None = None) -> Any:
         return variable.now()
+
+    async def _get(self, variable: Variable) -> Any:
+        return variable.now()
+
+    def __await__(self) -> Iterator[Any]:
+        """Gives itself: in a trace a called program has nothing to wait for."""
+        yield from ()
+        return self
+
+    async def aret_value(self) -> Any:
+        """Gives `ret_value`."""
+        return self.ret_value
 
     def __getattr__(self, name: str) -> Never:
         if name.startswith("__"):
@@ -449,7 +462,8 @@ def value_of(value: Any, recorder: Recorder) -> Value:
         case str() | Traced() | ExprList():
             return TextValue(recorder.pieces(value))
         case list() | tuple():
-            return ListValue(tuple(value_of(item, recorder) for item in value))
+            kind = ListValue if isinstance(value, list) else TupleValue
+            return kind(tuple(value_of(item, recorder) for item in value))
         case dict() if all(isinstance(key, str) and not recorder.symbols.is_symbolic(key) for key in value):
             return DictValue(tuple((key, value_of(item, recorder)) for key, item in value.items()))
         case TracedState():

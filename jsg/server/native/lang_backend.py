@@ -9,7 +9,7 @@ from typing import Any, final
 from jsg.errors import AbortedError, ForbiddenError, JsgError, RequestError
 from jsg.lang.tokens.local_model import HELD, LocalModel
 from jsg.lang.tokens.scoring import ScoreLimits
-from jsg.lang.tokens.session import TokenSession, open_session
+from jsg.lang.tokens.session import TokenSession
 from jsg.processing.answer import Answer, Prompt
 from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt
 from jsg.processing.parts import Part
@@ -206,8 +206,8 @@ class FrontBackend:
         self._model = model
 
     def open(self, *, num_api_spec_tokens: int | None = None) -> TokenSession:
-        """An empty session. Raises RequestError as `open_session`."""
-        return open_session(self._model, num_api_spec_tokens)
+        """Opens an empty session. It ignores the hint, because the prompt is cached anyway."""
+        return TokenSession(self._model)
 
     async def flush_cache(self) -> bool:
         """Raises ForbiddenError: a program must not drop the cached prefixes of others."""

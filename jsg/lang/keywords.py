@@ -1,0 +1,52 @@
+"""Keyword arguments that do not fit: which name the same parameter has where it was given, or where it belongs."""
+
+import functools
+from collections.abc import Callable, Collection
+from types import FunctionType
+from typing import Literal, cast, get_args
+
+from jsg.errors import RequestError
+from jsg.parameters import PARAMETERS, Interface
+
+
+def checked_keywords[**P, R](function: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a primitive, so that an unknown keyword is an error which names the right one."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        code = cast(FunctionType, function).__code__
+        known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        for name in kwargs:
+            if name not in known:
+                what = advice([name], "gen", known) or f"; it takes {', '.join(known)}"
+                raise RequestError(f"{code.co_name} has no argument {name}{what}", param=name)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def advice(unknown: Collection[str], at: Literal["gen", "run"], known: Collection[str] | None = None) -> str:
+    """Gives the end of a message about unknown arguments; "" if there is nothing to advise.
+
+    Args:
+        unknown: The names that were given.
+        at: Where they were given.
+        known: The names that are taken there; None means all of the table.
+    """
+    for parameter in PARAMETERS:
+        names = {parameter.name, *map(parameter.name_in, get_args(Interface))}
+        if names.isdisjoint(unknown):
+            continue
+        here = parameter.name_in(at)
+        if here is not None and here not in unknown and (known is None or here in known):
+            return f"; here it is called {here}"
+        in_gen = parameter.name_in("gen")
+        if at == "run" and here is None and in_gen is not None:
+            return f"; give {in_gen} to the gens of the program"
+    return ""
+
+
+def unknown_in_batch(unknown: Collection[str]) -> str:
+    """Gives the message about arguments that a batch does not take."""
+    what = advice(unknown, "run") or "; arguments are given per item"
+    return f"run_batch has no argument {', '.join(sorted(unknown))}{what}"

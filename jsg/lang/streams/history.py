@@ -1,0 +1,140 @@
+"""What happened in a run of a program: its calls of the model, which its states show, and its failures."""
+
+import contextlib
+import dataclasses
+import logging
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jsg.errors import AbortedError
+from jsg.lang.ir import Gen, Select
+
+logger = logging.getLogger(__name__)
+
+_MAX_SHOWN = 500  # characters of an error
+
+
+_TOKENS = ("prompt_tokens", "completion_tokens", "cached_tokens")
+
+
+@dataclasses.dataclass(slots=True)
+class Call:
+    """A call of the model.
+
+    Attributes:
+        kind: "gen" or "select".
+        name: The variable that it sets, or None.
+        start: When it began, on the monotonic clock.
+        end: When it ended; None while it runs.
+        meta: The report of the backend; None while it runs, and if it failed.
+        error: What kept it from its end.
+    """
+
+    kind: str
+    name: str | None
+    start: float
+    end: float | None = None
+    meta: Mapping[str, Any] | None = None
+    error: str | None = None
+
+
+class History:
+    """The calls of a run and of the programs that it called, and its own failures.
+
+    When it goes, a failure that nobody has read is logged, so that no failed run looks done. It keeps the texts of
+    errors and not the errors, whose tracebacks reference it.
+    """
+
+    def __init__(self, caller: "History | None" = None, *, is_watched: bool = True) -> None:
+        """Begins now.
+
+        Args:
+            caller: The history of the run that called this one, which gets its calls too.
+            is_watched: Whether failures that nobody has read are logged.
+        """
+        self._start = time.monotonic()
+        self._calls: list[Call] = []
+        self._lists: tuple[list[Call], ...] = (self._calls, *(() if caller is None else caller._lists))
+        self._known: set[int] = set()  # identities of errors
+        self._unread: list[str] = []
+        if is_watched:
+            weakref.finalize(self, _log_unread, self._unread)
+
+    @contextlib.contextmanager
+    def calling(self, *whats: Gen | Select) -> Iterator[Sequence[Call]]:
+        """Surrounds a call of the model, which may answer several gens. The block sets `meta` of each."""
+        now = time.monotonic()
+        calls = [Call("gen" if isinstance(what, Gen) else "select", what.name, now) for what in whats]
+        for calls_so_far in self._lists:
+            calls_so_far += calls
+        try:
+            yield calls
+        except BaseException as error:
+            for call in calls:
+                call.error = type(error).__name__
+            raise
+        finally:
+            for call in calls:
+                call.end = time.monotonic()
+
+    def usage(self) -> dict[str, int]:
+        """Gives the number of calls that have ended well, and the sums of their tokens."""
+        return usage_of(call.meta for call in tuple(self._calls))
+
+    def timeline(self) -> list[dict[str, Any]]:
+        """Gives the calls in the order in which they began. Times are in seconds since the beginning of the run."""
+        return [self._shown(call) for call in tuple(self._calls)]
+
+    def _shown(self, call: Call) -> dict[str, Any]:
+        meta, end = call.meta or {}, call.end
+        return {
+            "name": call.name,
+            "kind": call.kind,
+            "start_s": round(call.start - self._start, 6),
+            "end_s": None if end is None else round(end - self._start, 6),
+            **{name: meta.get(name) for name in _TOKENS},
+            "error": call.error,
+        }
+
+    def failed(self, error: BaseException, *, is_new: bool = False) -> None:
+        """Notes a failure of a stream or of the body.
+
+        Args:
+            error: The error.
+            is_new: Whether it counts as unread though it was read before. A body that reads an error and raises it
+                again has told nobody outside.
+        """
+        if not isinstance(error, Exception) or isinstance(error, AbortedError):
+            return  # interrupts are raised elsewhere, and who cancels knows it
+        if is_new or id(error) not in self._known:
+            self._known.add(id(error))
+            text = f"{type(error).__name__}: {error}"
+            shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+            self._unread.append("; ".join([shown, *getattr(error, "__notes__", ())]))
+
+    def read(self, error: BaseException) -> None:
+        """Notes that a reader was told of an error. Whoever knows of one knows that the run has failed."""
+        if id(error) in self._known:
+            self._unread.clear()
+
+
+def usage_of(metas: Iterable[Mapping[str, Any] | None]) -> dict[str, int]:
+    """Sums up the calls of the model and their tokens, from the reports of the variables that they set."""
+    reported = {id(meta): meta for meta in metas if meta is not None}  # a gen's reasoning has the same as its answer
+    total = {"calls": len(reported)}
+    for name in _TOKENS:
+        values = [meta.get(name) for meta in reported.values()]
+        total[name] = sum(value for value in values if isinstance(value, int))
+    return total
+
+
+def _log_unread(unread: list[str]) -> None:
+    if unread:
+        more = f" (and {len(unread) - 1} more errors)" if unread[1:] else ""
+        logger.warning(
+            "a program failed, and nobody read its error, which state.error() gives and state.sync() raises: %s%s",
+            unread[0],
+            more,
+        )

@@ -1,0 +1,219 @@
+"""Programs that call programs, and reads where an event loop runs."""
+
+import asyncio
+import sys
+import types
+
+import pytest
+
+import jsg as sgl
+from jsg.errors import ProgramError
+from tests.lang.scripted import Gate, ScriptedBackend
+from tests.lang.test_remote_graph import GraphServer
+
+
+@sgl.function
+def plain_leaf(s, q):
+    s += q + sgl.gen("x")
+    return s["x"]
+
+
+@sgl.function
+async def async_leaf(s, q):
+    s += q + sgl.gen("x")
+    return await s.aget("x")
+
+
+@sgl.function
+def plain_caller(s, leaf, n):
+    states = [leaf(str(i)) for i in range(n)]
+    return [(state["x"], state.ret_value) for state in states]
+
+
+@sgl.function
+async def async_caller(s, leaf, n):
+    states = [leaf(str(i)) for i in range(n)]
+    return [(await state.aget("x"), await state.aret_value()) for state in states]
+
+
+@pytest.mark.parametrize("leaf", [plain_leaf, async_leaf])
+@pytest.mark.parametrize("caller", [plain_caller, async_caller])
+@pytest.mark.parametrize("way", ["run", "stream", "arun", "batch"])
+def test_called_programs_run_beside_their_caller_though_their_bodies_read(caller, leaf, way):
+    gate, num_waiting = Gate(), 0
+
+    async def answer(prompt, gen):
+        nonlocal num_waiting
+        num_waiting += 1
+        if num_waiting == 4:
+            gate.open()
+        await asyncio.wait_for(gate.passed(), 30)  # opened by the last of them
+        return f"<{prompt}>"
+
+    backend = ScriptedBackend(answer)
+    match way:
+        case "run" | "stream":
+            state = caller.run(leaf, 4, backend=backend, stream=way == "stream")
+        case "arun":
+            state = asyncio.run(caller.arun(leaf, 4, backend=backend))
+        case _:
+            (state,) = caller.run_batch([(leaf, 4)], backend=backend)
+    assert state.ret_value == [(f"<{i}>", f"<{i}>") for i in range(4)]
+
+
+def test_a_call_that_is_awaited_is_at_its_end_and_raises_what_its_body_raised():
+    @sgl.function
+    async def failing(s):
+        raise ValueError("mine")
+
+    @sgl.function
+    async def caller(s):
+        for leaf in (plain_leaf, async_leaf):
+            state = await leaf("q")
+            assert state["x"] == state.ret_value == "A"  # all is known: reading needs no await
+        first, second = await asyncio.gather(plain_leaf("a"), async_leaf("b"))
+        with pytest.raises(ValueError, match="mine"):
+            await failing()
+        return [first.ret_value, second.ret_value]
+
+    assert caller.run(backend=ScriptedBackend("A")).ret_value == ["A", "A"]
+    compiled = sgl.function(lambda s: [plain_leaf_no_read("a")["x"]]).compile()
+    assert compiled.run(backend=ScriptedBackend("A")).ret_value == ["A"]
+
+
+@sgl.function
+async def plain_leaf_no_read(s, q):
+    s += q + sgl.gen("x")
+
+
+@pytest.mark.parametrize("where", ["plain", "here", "server"])
+def test_awaiting_a_call_means_the_same_in_a_compiled_program(where):
+    @sgl.function
+    async def caller(s):
+        state = await plain_leaf_no_read("q")
+        return state["x"] if where != "plain" else await state.aget("x")
+
+    backend = GraphServer(lambda prompt, gen: "A")
+    run = caller.run if where == "plain" else lambda **options: caller.compile().run(where=where, **options)
+    assert run(backend=backend).ret_value == "A"
+
+
+def test_a_called_body_that_raises_fails_where_its_state_is_read_and_nothing_else():
+    @sgl.function
+    def failing(s, q):
+        s += q + sgl.gen("x")
+        raise ValueError("mine")
+
+    @sgl.function
+    def caller(s):
+        state = failing("q")
+        s += sgl.gen("y")
+        for read in (lambda: state.ret_value, state.sync, lambda: state["z"]):
+            with pytest.raises(ValueError, match="mine"):
+                read()
+        return s["y"]
+
+    assert caller.run(backend=ScriptedBackend("A")).ret_value == "A"
+
+
+@pytest.mark.parametrize("way", ["run", "arun", "batch"])
+def test_a_call_that_nobody_awaits_runs_to_its_end_before_that_of_the_run(way):
+    ended = []
+
+    @sgl.function
+    async def slow(s):
+        s += sgl.gen("x")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        ended.append(await s.aget("x"))
+
+    @sgl.function
+    async def caller(s):
+        slow()
+
+    if way == "batch":
+        caller.run_batch([()], backend=ScriptedBackend("A"))
+    elif way == "arun":
+        asyncio.run(caller.arun(backend=ScriptedBackend("A")))
+    else:
+        caller.run(backend=ScriptedBackend("A"))
+    assert ended == ["A"]
+
+
+def waiting(gate: Gate) -> ScriptedBackend:
+    async def answer(prompt, gen):
+        await gate.passed()
+        return "A"
+
+    return ScriptedBackend(answer)
+
+
+@sgl.function
+def one_gen(s):
+    s += "p" + sgl.gen("x")
+
+
+READS = {
+    "variable": lambda state: state["x"],
+    "text": lambda state: state.text(),
+    "messages": lambda state: state.messages(),
+    "sync": lambda state: state.sync(),
+    "error": lambda state: state.error(),
+    "text_iter": lambda state: list(state.text_iter()),
+    "text_iter of one": lambda state: list(state.text_iter("x")),
+    "meta_info": lambda state: state.get_meta_info("x"),
+    "ret_value": lambda state: state.ret_value,
+}
+
+
+@pytest.mark.parametrize("where", ["plain", "here", "server"])
+def test_a_read_that_would_block_a_running_loop_is_refused_and_one_of_a_state_at_its_end_is_not(where):
+    async def main():
+        gate = Gate()
+        given = {} if where == "plain" else {"where": where}
+        program = one_gen if where == "plain" else one_gen.compile()
+        backend = waiting(gate) if where != "server" else GraphServer(waiting(gate).answer)
+        state = program.run(backend=backend, **given, **({"stream": True} if where == "plain" else {}))
+        for name, read in READS.items():
+            if where != "server" and name == "ret_value":
+                continue  # that it is None may be known
+            with pytest.raises(ProgramError, match=r"await s\.aget\(name\).*arun"):
+                read(state)
+        gate.open()
+        await state.settle()
+        state = await program.arun(backend=backend, **given)
+        for read in READS.values():
+            read(state)
+        return state.text()
+
+    assert asyncio.run(main()) == "pA"
+
+
+def test_a_plain_body_that_reads_under_a_running_loop_is_refused():
+    async def main():
+        with pytest.raises(ProgramError, match="arun"):
+            plain_leaf.run("q", backend=waiting(gate))
+        gate.open()
+        return (await plain_leaf.arun("q", backend=ScriptedBackend("A"))).ret_value
+
+    gate = Gate()
+    assert asyncio.run(main()) == "A"
+
+
+def test_a_cell_of_a_notebook_may_block_its_loop_but_no_async_body_may(monkeypatch):
+    @sgl.function
+    async def body(s):
+        s += sgl.gen("x")
+        with pytest.raises(ProgramError, match=r"await s\.aget"):
+            s.sync()
+        gate.open()
+
+    gate = Gate()
+
+    async def cell():
+        assert one_gen.run(backend=ScriptedBackend("A"))["x"] == "A"
+        assert one_gen.compile().run(backend=ScriptedBackend("A"))["x"] == "A"
+        await body.arun(backend=waiting(gate))
+
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=object))
+    asyncio.run(cell())

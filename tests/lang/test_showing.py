@@ -1,0 +1,134 @@
+"""A state shows itself: `repr`, HTML, `keys`, `usage`, `timeline`."""
+
+import asyncio
+
+import pytest
+
+import jsg as sgl
+from jsg.errors import ProgramError, RequestError
+from tests.lang.graph_programs import run_here
+from tests.lang.scripted import Gate, ScriptedBackend
+from tests.lang.test_remote_graph import GraphServer
+
+WHERE = ("plain", "here", "server")
+
+
+@sgl.function
+def called(s):
+    s += "c" + sgl.gen("inner")
+
+
+@sgl.function
+def program(s):
+    s += "<b>p</b>" + sgl.gen("a")
+    s += sgl.select("b", ["x", "y"])
+    forks = s.fork(2)
+    forks += sgl.gen("c")
+    forks.join()
+    s["d"] = called()["inner"]
+
+
+def ran(where, backend=None, of=program):
+    backend = backend or GraphServer(lambda prompt, gen: "A")
+    state = of.run(backend=backend) if where == "plain" else of.compile().run(backend=backend, where=where)
+    state._everything().wait_done(30)
+    return state
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_usage_and_timeline_cover_branches_and_called_programs(where):
+    state = ran(where)
+    usage = state.usage()
+    assert usage == ran("here").usage() == run_here(state.ausage())
+    assert usage["calls"] == 5 and usage["completion_tokens"] == 5
+    timeline = state.timeline()
+    assert sorted((call["name"], call["kind"]) for call in timeline) == [
+        *[("a", "gen"), ("b", "select"), ("c", "gen"), ("c", "gen"), ("inner", "gen")]
+    ]
+    assert timeline == run_here(state.atimeline())
+    assert sum(call["prompt_tokens"] or 0 for call in timeline) == usage["prompt_tokens"]
+    assert all(0 <= call["start_s"] <= call["end_s"] and call["error"] is None for call in timeline)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_keys_are_the_names_of_the_variables_and_a_state_becomes_a_dict(where):
+    state = ran(where)
+    assert state.keys() == list(state) == ["a", "b", "c", "d"]
+    assert dict(state) == {"a": "A", "b": "x", "c": ["A", "A"], "d": "A"}
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_state_is_printed_and_what_it_holds_is_escaped_in_html(where):
+    state = ran(where)
+    assert str(state) == repr(state)
+    assert "State done, '<b>p</b>Ax' a='A' b='x' c=['A', 'A'] d='A'>" in repr(state)
+    page = state._repr_html_()
+    assert "&lt;b&gt;p&lt;/b&gt;Ax" in page and "<b>p" not in page
+    assert "calls: 5" in page and "<td>a</td><td>&#x27;A&#x27;</td>" in page
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_failed_state_shows_its_error_and_the_call_that_failed(where):
+    def fail(prompt, gen):
+        raise RequestError("no <i>")
+
+    @sgl.function
+    def failing(s):
+        s += sgl.gen("a")
+
+    state = ran(where, GraphServer(fail), failing)
+    assert "State failed: RequestError: no <i>, " in repr(state) and "a=<RequestError>" in repr(state)
+    assert "no &lt;i&gt;" in state._repr_html_()
+    assert [(call["name"], call["error"]) for call in state.timeline()] == [("a", "RequestError")]
+    assert state.usage()["calls"] == 0
+    assert isinstance(state.error(), RequestError)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_showing_waits_for_nothing_also_where_a_loop_runs(where):
+    gate = Gate()
+
+    async def answer(prompt, gen):
+        await gate.passed()
+        return "A"
+
+    async def main():
+        backend = GraphServer(answer)
+        state = (
+            program.run(backend=backend, stream=True)
+            if where == "plain"
+            else program.compile().run(backend=backend, where=where)
+        )
+        gate.wait_reached()
+        shown = repr(state), state._repr_html_(), state.keys()
+        with pytest.raises(ProgramError, match="event loop"):
+            state.usage()
+        gate.open()
+        assert (await state.ausage())["calls"] == 5
+        return shown
+
+    line, page, _ = asyncio.run(main())
+    assert "State running, " in line and "running" in page
+
+
+def test_a_long_text_is_cut_in_one_line():
+    @sgl.function
+    def long(s):
+        s += "x" * 10_000 + sgl.gen("a")
+        for i in range(20):
+            s[f"v{i}"] = ["y" * 1000] * 100
+
+    state = long.run(backend=ScriptedBackend("A"))
+    state.sync()
+    assert len(repr(state)) < 1500 and "and 13 more" in repr(state)
+
+
+def test_a_program_may_count_its_own_calls():
+    @sgl.function
+    def counting(s):
+        s += sgl.gen("a")
+        before = s.usage()["calls"]
+        s += sgl.gen("b")
+        return before, s.usage()["calls"], len(s.timeline())
+
+    assert counting.run(backend=ScriptedBackend("A")).ret_value == (1, 2, 2)
