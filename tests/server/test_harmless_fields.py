@@ -176,6 +176,15 @@ class TestThreads:
         assert error.keys() == {"type", "message"}
 
 
+def test_tokenize_counts_what_chat_takes(http, strict):
+    body = {"messages": HI, "chat_template_kwargs": {"enable_thinking": False}}
+    counted = http.post("/tokenize", json=body)
+    usage = http.post(CHAT, json=body | {"max_tokens": 1}).json()["usage"]
+    assert counted.json()["count"] == usage["prompt_tokens"]
+    assert counted.headers[HEADER].startswith("chat_template_kwargs.enable_thinking")
+    assert strict.post("/tokenize", json=body).status_code == 400
+
+
 def test_thoughts_that_say_something_are_refused(http):
     for item in ({"summary": [{"type": "summary_text", "text": "so"}]}, {"summary": [], "encrypted_content": "x"}):
         body = BODIES[RESPONSES] | {"input": [{"type": "reasoning", "id": "rs", **item}, *HI]}

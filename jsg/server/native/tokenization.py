@@ -13,9 +13,11 @@ from jsg.server.caller import Caller, CurrentCaller
 from jsg.server.front import Front, ReadyFront
 from jsg.server.http.body import Body, Checked, TokenIds
 from jsg.server.http.failures import json_response
-from jsg.server.http.json_body import BodyBytes, new_router
+from jsg.server.http.field_rules import FieldRules
+from jsg.server.http.json_body import BodyBytes, CurrentRules, new_router
 from jsg.server.shared.answers import token_text
 from jsg.server.shared.fields import MODEL
+from jsg.server.shared.harmless import template_variables
 from jsg.server.shared.messages import Message
 from jsg.server.shared.tools import ChatTool
 from jsg.server.tool_use import MAX_TOOLS, Choice, ToolUse
@@ -93,11 +95,13 @@ class DetokenizeBody(Body):
 
 @router.post("/tokenize")
 @router.post("/v1/tokenize")
-async def tokenize(body: TokenizeBody, num_bytes: BodyBytes, caller: CurrentCaller, front: ReadyFront) -> Response:
+async def tokenize(
+    body: TokenizeBody, num_bytes: BodyBytes, rules: CurrentRules, caller: CurrentCaller, front: ReadyFront
+) -> Response:
     """Gives the tokens of a text, of each text of a list, or of the prompt of a conversation, and their number."""
     front.check_model(body.model)
     if body.messages is not None:
-        id_lists = [await _encode_messages(body, body.messages, num_bytes, caller, front)]
+        id_lists = [await _encode_messages(body, body.messages, num_bytes, rules, caller, front)]
     else:
         id_lists = await front.threads.run(lambda: _encode(body, front), num_bytes)
     strs: list[list[str]] | None = None
@@ -142,7 +146,7 @@ def _encode(body: TokenizeBody, front: Front) -> list[list[int]]:
 
 
 async def _encode_messages(
-    body: TokenizeBody, messages: list[Message], num_bytes: int, caller: Caller, front: Front
+    body: TokenizeBody, messages: list[Message], num_bytes: int, rules: FieldRules, caller: Caller, front: Front
 ) -> list[int]:
     given = [tool.function.tool(f"tools[{i}].function") for i, tool in enumerate(body.tools or ())]
     tools = ToolUse.of(given, Choice(), front.speech)
@@ -153,7 +157,7 @@ async def _encode_messages(
         namespace=caller.namespace(),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        template_kwargs=body.chat_template_kwargs,
+        template_kwargs=template_variables(body.chat_template_kwargs, front.chat.template.variables, rules),
         tools=None if tools is None else tools.shown,
     )
     return list(encoded.input_ids)

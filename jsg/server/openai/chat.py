@@ -24,7 +24,7 @@ from jsg.server.openai.tools import NamedFunction, ToolChoice, shown_call, shown
 from jsg.server.shared.answers import constraint_of, finish_of
 from jsg.server.shared.constraint import text_form
 from jsg.server.shared.fields import ALL_THE_ROOM, MAX_NAME_CHARS, TOP_LOGPROBS, Only
-from jsg.server.shared.harmless import NOT_READ, VALUES, VARIABLES, harmless
+from jsg.server.shared.harmless import NOT_READ, VALUES, harmless, template_variables
 from jsg.server.shared.messages import Message
 from jsg.server.shared.tools import ONE_CALL, TOOL_CHOICE, TOOLS, ChatTool, FunctionDefinition
 from jsg.server.tool_use import MAX_TOOLS, AnswerReader, Choice, Speech, ToolUse, naming
@@ -130,11 +130,7 @@ class ChatBody(OpenAIBody):
 
     def template_kwargs(self, template: ChatTemplate, rules: FieldRules) -> dict[str, Any]:
         """Variables for the chat template. Raises RequestError for one without an effect where the rules are strict."""
-        kwargs = dict(self.chat_template_kwargs or {})
-        for name in (VARIABLES & kwargs.keys()) - template.variables:
-            if not rules.is_strict:
-                rules.pass_over(f"chat_template_kwargs.{name}", NOT_READ)
-                del kwargs[name]
+        kwargs = template_variables(self.chat_template_kwargs, template.variables, rules)
         for name in ("reasoning_effort", "enable_thinking"):
             if (value := getattr(self, name)) is None:
                 continue

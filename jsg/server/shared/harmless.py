@@ -5,8 +5,10 @@ Clients send them to every server. An answer that had a field of this table says
 would change an answer is in no table here: bodies refuse it by name in `REFUSED`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
+
+from jsg.server.http.field_rules import FieldRules
 
 NOT_READ = "the model's chat template does not read it; leave it out"
 _NO_THOUGHTS = "this version does not separate thoughts from the answer; leave it out"
@@ -42,10 +44,20 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
 }
 """Field of which only these values have no effect, and others are supported or refused → the values."""
 
-VARIABLES = frozenset(("enable_thinking", "thinking", "reasoning_effort"))
+_VARIABLES = frozenset(("enable_thinking", "thinking", "reasoning_effort"))
 """Variables of a chat template that have no effect where the template does not read them."""
 
 
 def harmless(*names: str) -> dict[str, str]:
     """The part of the table for a body that has these fields."""
     return {name: _FIELDS[name] for name in names}
+
+
+def template_variables(given: Mapping[str, Any] | None, readable: Set[str], rules: FieldRules) -> dict[str, Any]:
+    """The variables of a chat template that a client chose, without those that have no effect on this template."""
+    kwargs = dict(given or {})
+    for name in sorted(_VARIABLES & kwargs.keys() - readable):
+        if not rules.is_strict:  # what is left is refused with all variables that the template does not read
+            rules.pass_over(f"chat_template_kwargs.{name}", NOT_READ)
+            del kwargs[name]
+    return kwargs
