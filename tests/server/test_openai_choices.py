@@ -164,7 +164,7 @@ def test_only_a_continued_message_keeps_its_leading_space(tokenizer, continues):
     body = ChatBody.model_validate({"messages": messages, "continue_final_message": continues})
     call = ApiCall(caller=Caller(), route="/v1/chat/completions")
     with contextlib.closing(threads):
-        assert asyncio.run(_prompt(body, 0, call, front, None)).is_continued is continues
+        assert asyncio.run(_prompt(body, 0, {}, call, front, None)).is_continued is continues
 
 
 @pytest.mark.parametrize("kind", ["text", "chat"])

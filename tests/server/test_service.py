@@ -62,6 +62,11 @@ class TestBodies:
 
     def test_unknown_paths_and_methods(self, http):
         message = "the path must name an endpoint, but none has this path; /openapi.json lists all endpoints"
-        assert http.get("/nowhere").json() == {"error": {"message": message}}
+        assert http.get("/nowhere").json() == {
+            "error": {"message": message},
+            "object": "error",
+            "message": message,
+            "code": 404,
+        }
         assert http.get("/v1/nowhere").json()["error"]["code"] == "not_found"
         assert http.get("/generate").status_code == 405

@@ -26,6 +26,7 @@ class ScriptedClient:
 
     class info:
         max_request_tokens = 100
+        vocab_size = 512
 
     async def generate(
         self, request: Request, owner: str = "", *, is_streamed: bool = True
