@@ -8,7 +8,8 @@ HELD := jax==0.11.2 jaxlib==0.11.2 huggingface_hub==1.33.0
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-# Two workers leave a core idle for a fifth of the time, because tests wait for servers and processes.
+# Two workers leave a core idle for a fifth of the time, because the fast tests wait for servers and processes. The slow
+# ones compute, and three workers made them a fifth slower.
 WORKERS ?= 3
 # The order is tests/conftest.py's: what takes minutes begins first.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
@@ -56,6 +57,7 @@ test-gpu: $(INSTALLED) ## on a machine with an NVIDIA GPU and the extra cuda: wh
 
 test-all: test test-slow test-h200 ## every test that needs no GPU, but the long ones
 
+test-slow: WORKERS = 2
 test-slow: $(INSTALLED) $(DSPY_INSTALLED)
 	$(PYTEST) -m "slow and not long and not gpu" $(PYTEST_ARGS)
 
