@@ -11,16 +11,19 @@ from jsg.parameters import PARAMETERS, Interface
 
 def checked_keywords[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     """Decorates a primitive, so that an unknown keyword is an error which names the right one."""
+    code = cast(FunctionType, function).__code__
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        code = cast(FunctionType, function).__code__
-        known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        for name in kwargs:
-            if name not in known:
-                what = advice([name], "gen", known) or f"; it takes {', '.join(known)}"
-                raise RequestError(f"{code.co_name} has no argument {name}{what}", param=name)
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except TypeError:  # Python's own refusal of a keyword; a call that fits pays for no check
+            name = next((name for name in kwargs if name not in known), None)
+            if name is None:
+                raise
+        what = advice([name], "gen", known) or f"; it takes {', '.join(known)}"
+        raise RequestError(f"{code.co_name} has no argument {name}{what}", param=name)
 
     return call
 

@@ -239,9 +239,8 @@ class Answer:
 
     def shown_logprobs(self, texts: Tokenizer | None, start: int = 0) -> dict[str, list[Any]]:
         """The `output_*` logprobs of the tokens from `start` on, by their names in `meta_info`."""
-        num_named = max(
-            0, len(self.token_ids) - start
-        )  # a `ScoreStream` has the scores of a token that it does not show
+        # A `ScoreStream` has the scores of a token that it does not show.
+        num_named = max(0, len(self.token_ids) - start)
         return self._shown_logprobs("output", self.logprobs[start:], texts, num_named)
 
     def _shown_logprobs(

@@ -105,11 +105,10 @@ class MaskCache:
             deepest = max(deepest, depth)
             return is_so
 
-        nothing = np.zeros(self._vocabulary.num_words, np.uint32)
-        if self._machine.is_dead(config, _COMMON_BYTE):
-            return nothing, self._vocabulary.trie, deepest
         part = None
-        if accepts(slices.json):
+        if self._machine.is_dead(config, _COMMON_BYTE):
+            pass
+        elif accepts(slices.json):
             part = slices.text if accepts(slices.text) else slices.json
         elif accepts(slices.long):
             part = slices.long
@@ -124,7 +123,7 @@ class MaskCache:
             elif accepts(slices.lower):
                 part = slices.words if accepts(slices.words) else slices.lower
         if part is None:
-            return nothing, self._vocabulary.trie, deepest
+            return np.zeros(self._vocabulary.num_words, np.uint32), self._vocabulary.trie, deepest
         return part.mask.copy(), part.rest, deepest
 
     def _store(self, words: NDArray[np.uint32]) -> Mask:

@@ -8,7 +8,6 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator, 
 from jsg.errors import RequestError
 from jsg.parameters import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from jsg.server.http.body import GRAMMAR, Body, Checked
-from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSource, joined_content
 from jsg.server.shared.constraint import (
     Constraint,
@@ -20,7 +19,7 @@ from jsg.server.shared.constraint import (
     text_form,
 )
 from jsg.server.shared.fields import CACHE_SALT, END_USER, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
-from jsg.server.shared.harmless import VALUES, harmless
+from jsg.server.shared.harmless import NO_THOUGHTS, VALUES, harmless, without_empty_thoughts
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.server.shared.tools import DESCRIPTION, STRICT, TOOLS, ToolName
 from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
@@ -31,7 +30,6 @@ CLIENT_NAMES: Mapping[str, str] = {**own_names("anthropic"), "input_ids": "messa
 
 _NO_SERVER_TOOLS = "the server runs no tools; leave it out"
 _NO_FILES = "models read text and pictures only; send the content as text"
-_NO_THOUGHTS = "this version does not separate thoughts from the answer; leave it out"
 _CACHED_ANYWAY = "every prefix is cached up to its last token while there is room"
 _NO_CALLERS = "because only the model calls tools"
 _NO_THREADS = "the server keeps no threads; send the whole conversation without it"
@@ -54,7 +52,7 @@ class TextBlock(Body):
         "source": "only text is allowed here; send the picture in a message of the user",
         **dict.fromkeys(("title", "context", "file_id"), _NO_FILES),
         "citations": "answers of this version have no citations; leave it out",
-        **dict.fromkeys(("thinking", "signature", "data"), _NO_THOUGHTS),
+        **dict.fromkeys(("thinking", "signature", "data"), NO_THOUGHTS),
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {"cache_control": _CACHED_ANYWAY}
 
@@ -139,10 +137,6 @@ class MessageBlock(Body):
         return self
 
 
-def _is_empty_thought(block: Any) -> bool:
-    return isinstance(block, dict) and block.get("type") == "thinking" and not block.get("thinking")
-
-
 class AnthropicMessage(Body):
     """A message of a conversation. Messages of one role in a row become one turn."""
 
@@ -152,12 +146,7 @@ class AnthropicMessage(Body):
     @field_validator("content", mode="before")
     @classmethod
     def _leave_out_empty_thoughts(cls, given: Any, info: ValidationInfo) -> Any:
-        """Passes over blocks of thoughts that say nothing. Models with hidden thoughts leave them in histories."""
-        rules = FieldRules.of(info.context)
-        if not isinstance(given, list) or rules.is_strict or not any(map(_is_empty_thought, given)):
-            return given
-        rules.pass_over("an empty block of type thinking", _NO_THOUGHTS)
-        return [block for block in given if not _is_empty_thought(block)]
+        return without_empty_thoughts(given, "block", "thinking", ("thinking",), info)
 
     @model_validator(mode="after")
     def _check_blocks(self) -> Self:
@@ -298,7 +287,7 @@ class CountTokensBody(Body):
 
     cache_control: CacheControl | None = None
     speed: Annotated[Any, Only(("standard",), "there is one speed; leave it out", VALUES["speed"])] = None
-    thinking: Annotated[Any, Only(({"type": "disabled"},), _NO_THOUGHTS)] = None
+    thinking: Annotated[Any, Only(({"type": "disabled"},), NO_THOUGHTS)] = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = Field(None, description="The older name of `output_config.format`.")
     tool_choice: AnthropicToolChoice | None = Field(

@@ -66,8 +66,10 @@ class HttpLimits:
 def http_protocol(limits: HttpLimits | None = None) -> type[asyncio.Protocol]:
     """What `uvicorn.Config(http=...)` takes. The default limits allow only connections for which files are left."""
     if limits is None:
-        num_left = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(os.listdir("/dev/fd")) - SPARE_FILES
-        limits = HttpLimits(connections=max(1, min(HttpLimits().connections, num_left)))
+        num_files, most = resource.getrlimit(resource.RLIMIT_NOFILE)[0], HttpLimits().connections
+        if num_files != resource.RLIM_INFINITY:
+            most = min(most, num_files - len(os.listdir("/dev/fd")) - SPARE_FILES)
+        limits = HttpLimits(connections=max(1, most))
     return cast(type[asyncio.Protocol], functools.partial(HttpConnection, limits, _Idle()))
 
 

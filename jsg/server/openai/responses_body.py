@@ -8,7 +8,6 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator, 
 
 from jsg.errors import RequestError
 from jsg.server.http.body import GRAMMAR, Body, Checked
-from jsg.server.http.field_rules import FieldRules
 from jsg.server.openai.response_format import ANY_OBJECT, ENFORCED, FORMAT_TYPE, NOT_SHOWN, SCHEMA, SchemaName
 from jsg.server.openai.response_store import Picture, Role
 from jsg.server.shared.constraint import (
@@ -31,7 +30,7 @@ from jsg.server.shared.fields import (
     TOP_LOGPROBS,
     Only,
 )
-from jsg.server.shared.harmless import VALUES, harmless
+from jsg.server.shared.harmless import NO_THOUGHTS, VALUES, harmless, without_empty_thoughts
 from jsg.server.shared.messages import ARGUMENTS, JOINED, ONE_DETAIL, URL
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.server.shared.tools import DESCRIPTION, ONE_CALL, PARAMETERS, STRICT, TOOL_CHOICE, TOOLS, ToolName
@@ -53,7 +52,6 @@ MAX_ID_CHARS = 128
 _NO_HOSTED_TOOLS = "the server runs no tools, and the model calls functions of the client only; leave it out"
 _NO_FILES = "models read text and pictures; send a picture as image_url, and anything else as text"
 _NO_DRAWING = "models of this version write text only; leave it out"
-_NO_THOUGHTS = "this version does not separate thoughts from the answer; leave it out"
 _KEPT = "clients send the output of a response back as input, and chat templates do not read it"
 _TYPE_ALLOWED = "For the type `allowed_tools`: "
 
@@ -102,7 +100,7 @@ class InputItem(Body):
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("action", "server_label", "namespace", "caller", "async", "created_by"), _NO_HOSTED_TOOLS),
-        **dict.fromkeys(("summary", "encrypted_content"), _NO_THOUGHTS),
+        **dict.fromkeys(("summary", "encrypted_content"), NO_THOUGHTS),
     }
     HARMLESS: ClassVar[Mapping[str, str]] = harmless("phase")
     ACCEPTED: ClassVar[Mapping[str, str]] = {"status": _KEPT}
@@ -315,12 +313,6 @@ class ResponseStreamOptions(Body):
     include_obfuscation: Annotated[Any, Only((False,), "events are never padded; leave it out")] = None
 
 
-def _is_empty_thought(item: Any) -> bool:
-    if not isinstance(item, dict) or item.get("type") != "reasoning":
-        return False
-    return not any(item.get(name) for name in ("summary", "content", "encrypted_content"))
-
-
 class InputTokensBody(Body):
     """The fields that make up a prompt."""
 
@@ -354,12 +346,7 @@ class InputTokensBody(Body):
     @field_validator("input", mode="before")
     @classmethod
     def _leave_out_empty_thoughts(cls, given: Any, info: ValidationInfo) -> Any:
-        """Passes over items of thoughts that say nothing. Models with hidden thoughts leave them in histories."""
-        rules = FieldRules.of(info.context)
-        if not isinstance(given, list) or rules.is_strict or not any(map(_is_empty_thought, given)):
-            return given
-        rules.pass_over("an empty item of type reasoning", _NO_THOUGHTS)
-        return [item for item in given if not _is_empty_thought(item)]
+        return without_empty_thoughts(given, "item", "reasoning", ("summary", "content", "encrypted_content"), info)
 
     def constraint(self) -> Constraint | None:
         """The grammar that the answer must match."""

@@ -71,7 +71,7 @@ def text_form(constraint: Constraint | None, tools: Sequence[Tool], choice: Choi
         case "ebnf":
             return TextForm(constraint.field, {"type": "grammar", "grammar": value})
         case "choices":
-            choices = [{"type": "const_string", "value": choice} for choice in value]
+            choices = [{"type": "const_string", "value": text} for text in value]
             return TextForm(constraint.field, {"type": "or", "elements": choices})
         case "structural_tag":
             if not isinstance(value, dict) or not isinstance(value.get("format"), dict):

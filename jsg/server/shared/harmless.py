@@ -5,13 +5,15 @@ Clients send them to every server. An answer that had a field of this table says
 would change an answer is in no table here: bodies refuse it by name in `REFUSED`.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from typing import Any
+
+from pydantic import ValidationInfo
 
 from jsg.server.http.field_rules import FieldRules
 
 NOT_READ = "the model's chat template does not read it; leave it out"
-_NO_THOUGHTS = "this version does not separate thoughts from the answer; leave it out"
+NO_THOUGHTS = "this version does not separate thoughts from the answer; leave it out"
 _CACHED_ANYWAY = "every prefix is cached, and the least recently used is evicted first; leave it out"
 _ONE_TIER = "there is one tier; leave it out"
 _NOT_ROUTED = "the server chooses the engine of each request; leave it out"
@@ -25,7 +27,7 @@ _FIELDS: Mapping[str, str] = {
     "prediction": "it only makes other servers faster; leave it out",
     "prompt_cache_breakpoint": _CACHED_ANYWAY,
     "prompt_cache_options": _CACHED_ANYWAY,
-    "reasoning": _NO_THOUGHTS,
+    "reasoning": NO_THOUGHTS,
     "reasoning_effort": "there is no chat template that could read it; leave it out",
     "routing_key": _NOT_ROUTED,
     "service_tier": _ONE_TIER,
@@ -51,6 +53,27 @@ _VARIABLES = frozenset(("enable_thinking", "thinking", "reasoning_effort"))
 def harmless(*names: str) -> dict[str, str]:
     """The part of the table for a body that has these fields."""
     return {name: _FIELDS[name] for name in names}
+
+
+def without_empty_thoughts(given: Any, noun: str, kind: str, says: Collection[str], info: ValidationInfo) -> Any:
+    """A history without the thoughts that say nothing, which models with hidden thoughts leave there.
+
+    Args:
+        given: The history as it came, or what is no list.
+        noun: What the interface calls the parts of a history.
+        kind: The `type` of a thought.
+        says: The fields in which a thought says something.
+        info: Of the check of the field.
+    """
+
+    def is_empty(item: Any) -> bool:
+        return isinstance(item, dict) and item.get("type") == kind and not any(item.get(name) for name in says)
+
+    rules = FieldRules.of(info.context)
+    if not isinstance(given, list) or rules.is_strict or not any(map(is_empty, given)):
+        return given
+    rules.pass_over(f"an empty {noun} of type {kind}", NO_THOUGHTS)
+    return [item for item in given if not is_empty(item)]
 
 
 def template_variables(given: Mapping[str, Any] | None, readable: Set[str], rules: FieldRules) -> dict[str, Any]:
