@@ -12,7 +12,7 @@ from tests.server.byte_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, write_byt
 
 VOCAB = 320
 CONTEXT = 32_768
-NAN_TOKEN = 300  # its embedding is not a number, so every row that has it in its prompt fails
+NAN_TOKEN = 300  # its embedding is not a number, so every row that has it in its prompt fails; no answer has it
 WIDTH, FFN_WIDTH, NUM_LAYERS, HEAD_DIM = 128, 256, 4, 32
 NUM_HEADS, NUM_KV_HEADS = 4, 2
 
@@ -51,8 +51,12 @@ def _weights() -> dict[str, np.ndarray]:
         "model.norm.weight": np.ones(WIDTH, np.float32),
         "lm_head.weight": matrix(VOCAB, WIDTH),
     }
+    # The first number of a token's state is 1 before every layer and positive after the last norm, so this logit is
+    # far below all others, and no draw at any temperature finds the token.
+    weights["model.embed_tokens.weight"][:, 0] = 1
     weights["model.embed_tokens.weight"][NAN_TOKEN] = np.nan
-    weights["lm_head.weight"][NAN_TOKEN] = 0  # no greedy answer has it
+    weights["lm_head.weight"][:, 0] = 0
+    weights["lm_head.weight"][NAN_TOKEN] = np.eye(1, WIDTH) * -1e6
     for layer in range(NUM_LAYERS):
         parts = {
             "input_layernorm": np.ones(WIDTH, np.float32),
@@ -65,5 +69,7 @@ def _weights() -> dict[str, np.ndarray]:
             "mlp.up_proj": matrix(FFN_WIDTH, WIDTH),
             "mlp.down_proj": matrix(WIDTH, FFN_WIDTH),
         }
+        for name in ["self_attn.o_proj", "mlp.down_proj"]:
+            parts[name][0] = 0
         weights |= {f"model.layers.{layer}.{name}.weight": value for name, value in parts.items()}
     return weights
