@@ -29,7 +29,12 @@ FEW_PROGRAMS = ("--deterministic", "--max-running-requests", "4", "--max-total-t
 """A host that follows compiles its programs at every start: on CPUs JAX keeps none of them."""
 LISTENS = "0A"  # of /proc/net/tcp
 ADDRESS = "127.0.0.2"  # what listens on the wrong interface listens on 127.0.0.1, or on all
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8}}, "required": ["city"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture(scope="module")
