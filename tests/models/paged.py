@@ -41,7 +41,7 @@ class PagedModel:
         self._new_pool = lambda: make_pool(
             config.num_layers, len(pages) + 1, page_size, config.num_kv_heads, config.head_dim, dtype
         )
-        graph, self._state = nnx.split(model)
+        graph, self._own_state = nnx.split(model)
 
         def forward(state, inputs, pool):
             model = nnx.merge(graph, state)
@@ -53,11 +53,10 @@ class PagedModel:
         self.reset()
 
     def reset(self, model: nnx.Module | None = None) -> None:
-        """Forgets all sequences; takes the parameters of another model of the same shape, if one is given."""
+        """Forgets all sequences; computes with the parameters of another model of the same shape, if one is given."""
         self.pool = self._new_pool()
         self._lens = np.zeros(NUM_ROWS, np.int64)
-        if model is not None:
-            self._state = nnx.state(model)
+        self._state = self._own_state if model is None else nnx.state(model)
 
     def extend(self, chunks: dict[int, Sequence[int]]) -> dict[int, np.ndarray]:
         """Adds a chunk to each of the given rows; returns the logits [tokens, V] of each row's chunk."""

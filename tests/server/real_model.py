@@ -51,9 +51,9 @@ def _weights() -> dict[str, np.ndarray]:
         "model.norm.weight": np.ones(WIDTH, np.float32),
         "lm_head.weight": matrix(VOCAB, WIDTH),
     }
-    # The first number of a token's state is 1 before every layer and positive after the last norm, so this logit is
-    # far below all others, and no draw at any temperature finds the token.
-    weights["model.embed_tokens.weight"][:, 0] = 1
+    # The first number of a token's state is the same before every layer and positive after the last norm, so this
+    # logit is far below all others, and no draw at any temperature finds the token.
+    weights["model.embed_tokens.weight"][:, 0] = 0.01
     weights["model.embed_tokens.weight"][NAN_TOKEN] = np.nan
     weights["lm_head.weight"][:, 0] = 0
     weights["lm_head.weight"][NAN_TOKEN] = np.eye(1, WIDTH) * -1e6

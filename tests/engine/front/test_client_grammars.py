@@ -63,15 +63,15 @@ def test_the_text_of_a_grammar_stays_in_the_front_however_many_answers_there_are
 
 def test_one_grammar_is_sent_once_and_again_when_it_was_forgotten(use: Use):
     async def main(client: EngineClient) -> None:
-        one = len(await client.grammars.tables(spec("a0")))
+        one = len(await client.grammars.tables(spec("own0")))
         compiled = note_compilations(client.grammars)
         client._sent_grammars = ByteCache(3 * one, int)
         for _ in range(2):
-            wanted = [with_grammar(str(i), f"a{i // 2}") for i in range(40)]
+            wanted = [with_grammar(str(i), f"own{i // 2}") for i in range(40)]
             results = await asyncio.gather(*(collect(client, one) for one in wanted))
             assert all(tokens_of(outputs) == TOKENS for outputs in results), "the core refuses grammars it has not"
             assert (await client.stats())["num_grammars"] <= 3
-        assert sorted(compiled) == sorted(f"a{i}" for i in range(1, 20))
+        assert sorted(compiled) == sorted(f"own{i}" for i in range(1, 20))
 
     use(main)
 
