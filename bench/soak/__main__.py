@@ -14,7 +14,9 @@ import dataclasses
 import itertools
 import random
 import re
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
@@ -28,11 +30,16 @@ from bench.serving.client import open_session
 from bench.soak.client import LIMIT_S, Answer, Broken, Client
 from bench.soak.memory import MIB, Sample, Watch, minima, theil_sen
 from bench.soak.mix import SHARES, Mix, Task
+from jsg.sources import EMBEDDED
 
-POOL_TOKENS = 600  # one request has up to 268 tokens
+POOL_TOKENS = 400  # one request has up to 268 tokens
 RUNNING = 8
-SERVER = (
-    *("serve", "--port", "0", "--deterministic", "--max-total-tokens", str(POOL_TOKENS)),
+SHOW_TOOLS = """{%- if tools -%}
+{{- '<|system|><tool_call>' + (tools | map(attribute='function.name') | join(' ')) + '</tool_call><|end|>' -}}
+{%- endif -%}"""
+"""The embedded model's chat template shows no tools. With this before it, the server takes them, in the Hermes form."""
+OPTIONS = (
+    *("--port", "0", "--deterministic", "--max-total-tokens", str(POOL_TOKENS)),
     *("--max-running-requests", str(RUNNING), "--schedule-conservativeness", "0.1"),
 )
 REPLAYED = 0.01  # fraction of the finished requests that is replayed; at least `MIN_REPLAYED` requests are
@@ -242,7 +249,7 @@ def after_warm_up(knobs: Soak, samples: list[Sample]) -> list[Sample]:
 
 def run(knobs: Soak, log: Path | None = None) -> Result:
     """Starts a server, runs a short soak to warm everything up, then the soak that counts."""
-    with served(SERVER, log=log) as server:
+    with tempfile.TemporaryDirectory(prefix="jsg-soak-") as folder, _served_with_tools(Path(folder), log) as server:
         watch = Watch(server, knobs.period_s)
         warm_up = Soak(minutes=min(knobs.minutes / 5, 1.0), clients=WARM_UP_CLIENTS, pause_s=0.0, seed=knobs.seed + 1)
         first = asyncio.run(soak(server, warm_up))
@@ -254,7 +261,18 @@ def run(knobs: Soak, log: Path | None = None) -> Result:
     result.problems = [*first.problems, *result.problems, *check_processes(knobs, before, after, result.samples)]
     if missing := [kind for kind in SHARES if not result.counts[kind]]:
         result.problems.append(f"nothing was sent of {', '.join(missing)}: the soak was too short")
+    if not result.state.get("num_retracts"):
+        result.problems.append("no request was retracted: the soak was too short")
     return result
+
+
+def _served_with_tools(folder: Path, log: Path | None) -> contextlib.AbstractContextManager[Served]:
+    """A server of the embedded model, whose chat template shows tools. The folder gets a copy of the model."""
+    model = shutil.copytree(EMBEDDED["tiny"], folder / "model")
+    config = msgspec.json.decode((model / "tokenizer_config.json").read_bytes())
+    config["chat_template"] = SHOW_TOOLS + config["chat_template"]
+    (model / "tokenizer_config.json").write_bytes(msgspec.json.encode(config))
+    return served(("serve", str(model), *OPTIONS), log=log)
 
 
 def main(arguments: list[str]) -> int:
@@ -268,7 +286,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--output", type=Path, help="JSON file for all figures")
     options = parser.parse_args(arguments)
     knobs = Soak(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Soak)})
-    report = Report("bench.soak", arguments, options.output, model="tiny", server=" ".join(SERVER))
+    report = Report("bench.soak", arguments, options.output, model="tiny", server=" ".join(OPTIONS))
     result = run(knobs, options.log)
     add_figures(report, knobs, result)
     report.close()

@@ -158,8 +158,7 @@ class Reading:
     def _take_openai(self, event: Json) -> None:
         self._usage = event.get("usage") or self._usage
         for choice in event["choices"]:
-            text = choice["text"] if "text" in choice else choice["delta"].get("content")
-            self._answers[0].text += text or ""
+            self._answers[0].text += _text_of(choice, "delta")
             self._answers[0].finish = choice["finish_reason"]
 
     def end(self) -> list[Answer]:
@@ -179,13 +178,19 @@ def check_whole(task: Task, content: Any) -> list[Answer]:
         check_lengths(task, answers, None)
         return answers
     answers = [
-        Answer(
-            text=choice["text"] if "text" in choice else choice["message"]["content"], finish=choice["finish_reason"]
-        )
-        for choice in content["choices"]
+        Answer(text=_text_of(choice, "message"), finish=choice["finish_reason"]) for choice in content["choices"]
     ]
     check_lengths(task, answers, content["usage"])
     return answers
+
+
+def _text_of(choice: Json, member: str) -> str:
+    """The text of a completion, or of a message (or the part of one in an event) with the arguments of its calls."""
+    if "text" in choice:
+        return choice["text"]
+    message = choice[member]
+    calls = message.get("tool_calls") or []
+    return (message.get("content") or "") + "".join(call["function"].get("arguments") or "" for call in calls)
 
 
 def check_lengths(task: Task, answers: list[Answer], usage: Json | None) -> None:
@@ -194,6 +199,8 @@ def check_lengths(task: Task, answers: list[Answer], usage: Json | None) -> None
     if len(answers) != sampling["n"]:
         raise Broken(f"{sampling['n']} answers were asked for, but {len(answers)} came")
     allowed = {"length"} if sampling.get("ignore_eos") else {"length", "stop"}
+    if task.kind is Kind.TOOL:
+        allowed = {"length", "tool_calls"}
     if task.kind is Kind.ABORT:
         allowed.add("abort")
     for answer in answers:
@@ -201,10 +208,22 @@ def check_lengths(task: Task, answers: list[Answer], usage: Json | None) -> None
             raise Broken(f"finish reason {answer.finish!r}, but one of {sorted(allowed)} was due")
         if answer.ids is not None and answer.finish == "length" and len(answer.ids) != task.max_tokens:
             raise Broken(f"{task.max_tokens} tokens were asked for, but {len(answer.ids)} came")
+        if task.kind in (Kind.FORM, Kind.TOOL) and answer.finish != "length":
+            check_form(answer.text)
     if usage is not None and {answer.finish for answer in answers} == {"length"}:
         expected = len(answers) * task.max_tokens
         if usage["completion_tokens"] != expected:
             raise Broken(f"{expected} tokens were asked for, but usage says {usage['completion_tokens']}")
+
+
+def check_form(text: str) -> None:
+    """Checks a complete answer under one of the mix's schemas. Raises Broken."""
+    try:
+        form = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        raise Broken(f"an answer under a schema is no JSON: {text!r}") from None
+    if not isinstance(form, dict) or len(form) != 2 or not isinstance(form.get("count"), int):
+        raise Broken(f"an answer is not what its schema says: {text!r}")
 
 
 def _native_answer(item: Json) -> Answer:

@@ -13,6 +13,7 @@ WORDS = (
 )
 NUM_PREFIXES = 5
 FIRST_ID, NUM_LAST_IDS = 100, 10  # tokens at the ends of a vocabulary may be special
+NUM_SCHEMAS = 12  # fewer than the caches of grammars hold, so that their memory settles
 MAX_NEW, MAX_OWN, PREFIX_LEN = 48, 100, 120
 
 
@@ -27,10 +28,12 @@ class Kind(enum.StrEnum):
     OVER_LONG = "over-long"
     SHARED = "shared prefix"
     PLAIN = "plain"
+    FORM = "form"
+    TOOL = "tool"
 
 
 SHARES = {
-    Kind.STREAM: 30,
+    Kind.STREAM: 20,
     Kind.DISCONNECT: 20,
     Kind.ABORT: 10,
     Kind.PARALLEL: 10,
@@ -38,6 +41,8 @@ SHARES = {
     Kind.OVER_LONG: 5,
     Kind.SHARED: 10,
     Kind.PLAIN: 10,
+    Kind.FORM: 5,
+    Kind.TOOL: 5,
 }
 """How many of a hundred requests are of each kind."""
 
@@ -120,6 +125,8 @@ class Mix:
         if kind is Kind.INVALID:
             path, body = rng.choice(INVALID)
             return Task(number, kind, path, body)
+        if kind in (Kind.FORM, Kind.TOOL):
+            return Task(number, kind, CHAT, self._grammar_body(rng, kind))
         path = GENERATE
         if kind in (Kind.STREAM, Kind.PARALLEL, Kind.PLAIN):
             path = rng.choice((GENERATE, COMPLETIONS, CHAT))
@@ -149,5 +156,28 @@ class Mix:
             sampling |= {"stream": True, "stream_options": {"include_usage": True}}
         if path == COMPLETIONS:
             return {"prompt": ids, "ignore_eos": True} | sampling
-        content = " ".join(rng.choices(WORDS, k=rng.randint(1, 10)))
-        return {"messages": [{"role": "user", "content": content}]} | sampling
+        return {"messages": _messages(rng)} | sampling
+
+    def _grammar_body(self, rng: random.Random, kind: Kind) -> Json:
+        """A chat whose answer is a form, or a call of a tool, by one of a few schemas. Half of them are streams."""
+        word = rng.choice(WORDS[:NUM_SCHEMAS])
+        schema = {
+            "type": "object",
+            "properties": {word: {"type": "string", "maxLength": 12}, "count": {"type": "integer", "maximum": 99}},
+            "required": [word, "count"],
+            "additionalProperties": False,
+        }
+        if kind is Kind.FORM:
+            form = {"name": word, "schema": schema}
+            body: Json = {"response_format": {"type": "json_schema", "json_schema": form}}
+        else:
+            tool = {"name": f"find_{word}", "parameters": schema}
+            body = {"tools": [{"type": "function", "function": tool}], "tool_choice": "required"}
+        body |= {"max_tokens": MAX_NEW, "n": 1, "seed": rng.randrange(2**31), "temperature": rng.choice([0, 0.9])}
+        if rng.random() < 0.5:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return {"messages": _messages(rng)} | body
+
+
+def _messages(rng: random.Random) -> list[Json]:
+    return [{"role": "user", "content": " ".join(rng.choices(WORDS, k=rng.randint(1, 10)))}]

@@ -12,11 +12,12 @@ import pytest
 
 from bench.served import Served, Usage, usage_of
 from bench.serving.client import open_session
-from bench.soak.__main__ import Keeper, Soak, check_processes, gauges_of, run, soak
-from bench.soak.client import Answer, Broken, Client, Reading, check_whole
+from bench.soak.__main__ import SHOW_TOOLS, Keeper, Soak, check_processes, gauges_of, run, soak
+from bench.soak.client import Answer, Broken, Client, Reading, check_form, check_whole
 from bench.soak.memory import MIB, Sample, minima, theil_sen
 from bench.soak.mix import CHAT, COMPLETIONS, GENERATE, INVALID, SHARES, Kind, Mix, Task
 from tests.bench.scripted import SharedClock, scripted_server
+from tests.server.byte_tokenizer import CHAT_TEMPLATE, write_byte_tokenizer
 
 MIX = Mix(0, 600, 1408)
 
@@ -231,8 +232,10 @@ def test_the_kernel_tells_what_a_process_holds():
 # The soak.
 
 
-def test_a_moment_of_soak_on_the_scripted_engine(make_server):
-    with make_server(engine={"max_total_tokens": 600}) as running:
+def test_a_moment_of_soak_on_the_scripted_engine(make_server, tmp_path):
+    """This engine heeds no grammar, so no form and no call is complete, and all end by their length."""
+    write_byte_tokenizer(tmp_path, SHOW_TOOLS + CHAT_TEMPLATE)
+    with make_server(engine={"max_total_tokens": 600}, tokenizer=tmp_path) as running:
         server = Served(str(running.http.base_url).rstrip("/"), {"front": os.getpid()})
         result = asyncio.run(soak(server, Soak(minutes=1.0, num_requests=200, clients=16, pause_s=0.0, period_s=0.2)))
     assert result.problems == []
@@ -240,6 +243,13 @@ def test_a_moment_of_soak_on_the_scripted_engine(make_server):
     assert sum(result.counts[kind] for kind in SHARES) == 200
     assert result.num_replayed == 20 and result.counts["finished"] > 100
     assert result.state["num_aborted"] > 0
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"sun": "a"}', '{"sun": "a", "count": "1"}'])
+def test_a_form_that_is_none_is_seen(text: str):
+    check_form('{"sun": "a", "count": 1}')
+    with pytest.raises(Broken):
+        check_form(text)
 
 
 def test_a_server_that_answers_otherwise_the_second_time_is_seen(make_server):
