@@ -1,13 +1,13 @@
 """How the device's memory is divided: weights, temporaries, tables, and the rest for the KV pool."""
 
 import dataclasses
-import os
 from collections.abc import Sequence
 
 import jax
 
 from jsg.config import EngineConfig
 from jsg.engine.device.devices import Device
+from jsg.engine.device.host_memory import available_bytes
 from jsg.engine.device.mask_pool import NUM_MASKS, num_words
 from jsg.errors import ConfigError, MemoryPlanError
 from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS
@@ -71,13 +71,13 @@ def usable_bytes(mem_fraction: float, device: Device) -> int:
 
     On a GPU it is `--mem-fraction-static` of the whole memory, but no more than JAX has reserved. That is less where
     other processes hold memory, where `XLA_CLIENT_MEM_FRACTION` says so, or where JAX was started before. On other
-    devices it is that fraction of what JAX may use, and on a CPU of the memory that the host has available.
+    devices it is that fraction of what JAX may use, and on a CPU of the memory that the host, or the container, has left.
 
     Raises:
         MemoryPlanError: JAX does not say how much it may use.
     """
     if device.platform == "cpu":
-        return int(_available_host_bytes() * mem_fraction) // device.count
+        return int(available_bytes() * mem_fraction) // device.count
     limits = [(each.memory_stats() or {}).get("bytes_limit", 0) for each in jax.local_devices()[: device.count]]
     reserved = min(limits)
     if not reserved:
@@ -193,12 +193,3 @@ def vision_shape(config: EngineConfig, model: ModelConfig, *, platform: str, row
         image_size=side,
         has_newline=vision.has_newline,
     )
-
-
-def _available_host_bytes() -> int:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            fields = dict(line.split(":", 1) for line in lines)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
