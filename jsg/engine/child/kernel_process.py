@@ -22,8 +22,8 @@ FILL_S = 300.0
 """Ten times what compiling takes. A process that is not ready by then gets no CPU, or hangs."""
 POLL_S = 0.1
 NICENESS = 5
-"""The engine serves requests meanwhile, so it comes first where the two share cores. Beside an engine that leaves no core
-idle, Linux gives this process a quarter of a core; at 10 it would be a tenth, and `FILL_S` would not suffice."""
+"""The engine serves requests meanwhile, so it comes first where the two share cores. Beside an engine that leaves no
+core idle, Linux gives this process a quarter of a core. At 10 it would be a tenth, and `FILL_S` would not suffice."""
 STDERR = 2
 
 

@@ -71,7 +71,7 @@ def usable_bytes(mem_fraction: float, device: Device) -> int:
 
     On a GPU it is `--mem-fraction-static` of the whole memory, but no more than JAX has reserved. That is less where
     other processes hold memory, where `XLA_CLIENT_MEM_FRACTION` says so, or where JAX was started before. On other
-    devices it is that fraction of what JAX may use, and on a CPU of the memory that the host, or the container, has left.
+    devices it is that fraction of what JAX may use, and on a CPU of the memory that the host or the container has left.
 
     Raises:
         MemoryPlanError: JAX does not say how much it may use.
