@@ -111,7 +111,7 @@ def test_variables_come_as_they_grow():
     gate.open()
     assert state["a"] == "one two"
     assert state.get_meta_info("a")["completion_tokens"] == 2
-    assert state["b"] == [["one two", "2one two"]] * 2
+    assert state["b"] == [["one two"] * 2] * 2
 
 
 def test_what_failed_there_is_raised_here_with_its_line():
