@@ -31,7 +31,7 @@ type Answer = str | Sequence[str] | Piece | Exception
 type Choice = str | Exception
 """One of the choices of a select, or a failure."""
 type Script[What, Said] = (
-    str | Exception | Sequence[Said] | Mapping[str, Said] | Callable[[str, What], Said | Awaitable[Said]]
+    str | Piece | Exception | Sequence[Said] | Mapping[str, Said] | Callable[[str, What], Said | Awaitable[Said]]
 )
 """What is said to each call: always the same, one after the other, by the end of the prompt, or by a function."""
 
