@@ -24,6 +24,7 @@
     ├── ShuttingDownError        the server is ending; HTTP 503
     ├── BackendError             a server that programs run on cannot be reached, failed, or cannot do what is asked
     ├── TraceError               a program that cannot be traced, since it needs a value that only a run has
+    ├── ScriptError              the script of a test and the calls of a program do not meet
     ├── ForbiddenCompileError    a compile after warm-up under --forbid-compile
     └── EngineDeadError          the engine process ended; HTTP 503
 
@@ -174,6 +175,10 @@ class BackendError(JsgError):
 
 class TraceError(JsgError):
     """A program that cannot be traced, most often because it looks at a value that only a run has."""
+
+
+class ScriptError(JsgError, AssertionError):
+    """The script of a `jsg.testing.ScriptedBackend` and the calls of a program do not meet."""
 
 
 class ForbiddenCompileError(JsgError):

@@ -115,6 +115,8 @@ class RunState(Readable):
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any]:
         """Gives the report of the backend about the call that set a variable.
 
+        That of a variable of joined branches is `{"branches": [...]}`: the report of each branch, or None.
+
         Raises:
             TimeoutError: The report was not known within `timeout` seconds.
             UnknownVariableError: No call set it.
@@ -222,6 +224,8 @@ class RunState(Readable):
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """Gives the same as `text_iter`, for tasks.
+
+        To end early ends no call: others may read on. If nobody does, call `cancel`.
 
         Args:
             var_name: The variable; None gives all text.

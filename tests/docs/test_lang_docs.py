@@ -1,17 +1,22 @@
 """The tutorial of docs/lang.md runs, and prints what it says."""
 
+import asyncio
+import concurrent.futures
 import contextlib
 import inspect
 import io
 import pathlib
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import jsg
+from jsg.lang.defaults import as_backend
 from jsg.lang.executor.compiled import CompiledFunction
+from jsg.testing import ScriptedBackend
 from tests.examples.conftest import SMALL
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "lang.md"
@@ -30,10 +35,21 @@ CALLS = {"print", "from_json"}
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 
 
-def blocks() -> list[tuple[int, str, str | None]]:
+def blocks(page: pathlib.Path = PAGE) -> list[tuple[int, str, str | None]]:
     """Line, code, and what the text block right behind says it prints."""
-    text = PAGE.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     return [(text.count("\n", 0, found.start()) + 2, found[1], found[2]) for found in BLOCK.finditer(text)]
+
+
+def run_blocks(page: pathlib.Path, names: dict[str, Any]) -> None:
+    """Runs the blocks of a page in order; each prints what the page says."""
+    for line, code, expected in blocks(page):
+        printed = io.StringIO()
+        # So many empty lines that an error names the line of the page.
+        with contextlib.redirect_stdout(printed):
+            exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
+        if expected is not None:
+            assert printed.getvalue() == expected, f"the block at line {line} prints something else"
 
 
 @pytest.mark.slow
@@ -41,18 +57,72 @@ def test_the_tutorial_runs(monkeypatch: pytest.MonkeyPatch):
     engine_class = jsg.Engine
     monkeypatch.setattr(jsg, "Engine", lambda: engine_class(**SMALL), raising=False)
     names: dict[str, Any] = {"__name__": "tutorial"}
-    found = blocks()
-    assert len(found) >= 12
+    assert len(blocks()) >= 20
     try:
-        for line, code, expected in found:
-            printed = io.StringIO()
-            # So many empty lines that an error names the line of the page.
-            with contextlib.redirect_stdout(printed):
-                exec(compile("\n" * (line - 1) + code, str(PAGE), "exec"), names)
-            if expected is not None:
-                assert printed.getvalue() == expected, f"the block at line {line} prints something else"
+        run_blocks(PAGE, names)
     finally:
         names["engine"].close()
+        jsg.set_default_backend(None)
+
+
+def test_what_is_compared_with_other_languages_runs():
+    page = PAGE.parent / "coming-from.md"
+    assert len(blocks(page)) == 5
+    try:
+        run_blocks(page, {"__name__": "coming_from"})
+        as_backend(None).check()
+    finally:
+        jsg.set_default_backend(None)
+
+
+def named_block(name: str) -> str:
+    """The block of the tutorial that defines something."""
+    return next(
+        code for _, code, _ in blocks() if re.search(rf"^(?:async )?def {name}\(|^{name} =", code, re.MULTILINE)
+    )
+
+
+def test_the_web_server_of_the_tutorial_answers_streams_and_aborts_for_a_client_that_has_gone():
+    names: dict[str, Any] = {"sgl": jsg}
+    exec(named_block("app"), names)
+    app, called = names["app"], []
+
+    async def never(prompt: str, gen: Any) -> str:
+        called[0].set_result(None)
+        await asyncio.Future()
+        return ""
+
+    async def request(path: str, backend: ScriptedBackend) -> list[dict[str, Any]]:
+        jsg.set_default_backend(backend)
+        sent, gone = [], concurrent.futures.Future()
+        called[:] = [gone]
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.wrap_future(gone)
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": b"question=Why", "headers": []}
+        await app(scope, receive, send)
+        return sent
+
+    try:
+        with ScriptedBackend({"Why": "For a reason."}) as backend:
+            for path, pieces in (
+                ("/answer", [b'{"answer":"For a reason."}']),
+                ("/stream", [b"For", b" a", b" reason."]),
+            ):
+                sent = asyncio.run(request(path, backend))
+                assert [message["body"] for message in sent[1:] if message["body"]] == pieces
+        backend = ScriptedBackend(never)
+        asyncio.run(request("/stream", backend))
+        (run,) = backend.calls
+        while not backend.aborted:
+            time.sleep(0.001)
+        assert backend.aborted == [run.what]
+    finally:
         jsg.set_default_backend(None)
 
 

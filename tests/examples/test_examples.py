@@ -152,14 +152,11 @@ def test_essay_judge_shows_the_picture_first(example: Example):
     """On a backend that takes pictures, the program is the same."""
     module = example("essay_judge")
     said = {"color": "red", "thing": "a hat", "name": "Nina"}
-
-    def answer(prompt, gen):
-        asked = prompt.rpartition("[user]")[2].partition("[/user]")[0]
-        return next((said[topic] for topic, question in module.DIMENSIONS.items() if question == asked), "{}")
-
-    backend = ScriptedBackend(answer)
+    summary = '{"name": "Nina", "city": "Oslo", "color": "red"}'
+    answers = {module.DIMENSIONS[topic]: answer for topic, answer in said.items()}
+    backend = ScriptedBackend(answers | {"as JSON.": summary})
     state = module.judge.run(jsg.image(PNG), module.SHOWN, module.ESSAY, backend=backend)
-    assert state.ret_value == ("B", "{}")
+    assert state.ret_value == ("B", summary)
     calls = backend.prompts("generate") + backend.prompts("select")
     assert len(calls) == 5
     assert all(prompt.startswith(f"[user]<image {len(PNG)}>[/user]") for prompt in calls)

@@ -2,17 +2,17 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
 import jsg as sgl
-from jsg.lang.backend import Piece, PromptItem, Selection
+from jsg import testing
 from jsg.lang.executor.posted import execute
-from jsg.lang.ir import Gen, Select, Text
+from jsg.lang.ir import Gen
 from jsg.lang.streams.loop import shared_loop
-from tests.lang.scripted import ScriptedBackend, written
+from tests.lang.scripted import ScriptedBackend
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 
@@ -23,8 +23,8 @@ def answer(prompt: str, gen: Gen) -> list[str]:
     return [f"<{digest[:3]}", f"{digest[3:5]}>"]
 
 
-def backend(**kwargs: Any) -> ScriptedBackend:
-    return ScriptedBackend(answer, lambda prompt, select: select.choices[len(prompt) % len(select.choices)], **kwargs)
+def backend(answers: Any = answer) -> ScriptedBackend:
+    return ScriptedBackend(answers, lambda prompt, select: select.choices[len(prompt) % len(select.choices)])
 
 
 # Programs: a list of operations, carried out by the same body whether it is interpreted or traced.
@@ -150,7 +150,7 @@ def _flat(value):
 
 
 class CountingBackend:
-    """Answers as `answer` does, and notes what was asked for, in order, and how much of it at a time.
+    """Answers as `answer` does, keeps prefixes, and notes what was asked for, in order, and how much of it at a time.
 
     Attributes:
         log: What happened (call, hint, close), and to which prompt.
@@ -161,22 +161,14 @@ class CountingBackend:
         self.log: list[tuple[str, str]] = []
         self.num_running = 0
         self.max_running = 0
+        self._scripted = testing.ScriptedBackend(self._answer)
 
     @property
     def calls(self) -> list[str]:
         return [prompt for kind, prompt in self.log if kind == "call"]
 
     def open(self, *, num_api_spec_tokens: int | None = None) -> "CountingSession":
-        return CountingSession(self, ())
-
-    async def flush_cache(self) -> bool:
-        return True
-
-    async def server_info(self) -> dict[str, Any]:
-        return {}
-
-    async def close(self) -> None:
-        pass
+        return CountingSession(self, self._scripted.open())
 
     async def compute(self, kind: str, prompt: str) -> None:
         self.log.append((kind, prompt))
@@ -186,43 +178,31 @@ class CountingBackend:
             await asyncio.sleep(0)
         self.num_running -= 1
 
+    async def _answer(self, prompt: str, gen: Gen) -> list[str]:
+        await self.compute("call", prompt)
+        return answer(prompt, gen)
+
 
 class CountingSession:
-    def __init__(self, backend: CountingBackend, items: tuple[PromptItem, ...]):
+    """A scripted session that also takes hints and notes its end."""
+
+    def __init__(self, backend: CountingBackend, scripted: testing.ScriptedSession):
         self._backend = backend
-        self._items = items
-        self._start = len(items)
-
-    @property
-    def text(self) -> str:
-        return "".join(map(written, self._items))
-
-    async def extend(self, item: PromptItem) -> str:
-        self._items += (item,)
-        return written(item)
-
-    async def generate(self, gen: Gen) -> AsyncIterator[Piece]:
-        prompt = self.text
-        await self._backend.compute("call", prompt)
-        text = "".join(answer(prompt, gen))
-        self._items += (Text(text),)
-        yield Piece(text, {"prompt_tokens": len(prompt), "completion_tokens": 2, "cached_tokens": 0})
-
-    async def select(self, select: Select) -> Selection:
-        raise NotImplementedError
+        self._scripted = scripted
+        self.extend = scripted.extend
+        self.generate = scripted.generate
 
     async def fork(self, size: int, position_ids_offset: Sequence[int] | None = None) -> "list[CountingSession]":
-        return [CountingSession(self._backend, self._items) for _ in range(size)]
+        return [CountingSession(self._backend, fork) for fork in await self._scripted.fork(size)]
 
     async def join(self, branches: "Sequence[CountingSession]") -> None:
-        for branch in branches:
-            self._items += branch._items[branch._start :]
+        await self._scripted.join([branch._scripted for branch in branches])
 
     async def hint(self) -> None:
-        await self._backend.compute("hint", self.text)
+        await self._backend.compute("hint", self._scripted.text)
 
     async def close(self) -> None:
-        self._backend.log.append(("close", self.text))
+        self._backend.log.append(("close", self._scripted.text))
 
 
 @sgl.function

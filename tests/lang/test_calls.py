@@ -140,12 +140,16 @@ def test_a_call_that_nobody_awaits_runs_to_its_end_before_that_of_the_run(way):
     assert ended == ["A"]
 
 
-def waiting(gate: Gate) -> ScriptedBackend:
+def late(gate: Gate):
     async def answer(prompt, gen):
         await gate.passed()
         return "A"
 
-    return ScriptedBackend(answer)
+    return answer
+
+
+def waiting(gate: Gate) -> ScriptedBackend:
+    return ScriptedBackend(late(gate))
 
 
 @sgl.function
@@ -172,7 +176,7 @@ def test_a_read_that_would_block_a_running_loop_is_refused_and_one_of_a_state_at
         gate = Gate()
         given = {} if where == "plain" else {"where": where}
         program = one_gen if where == "plain" else one_gen.compile()
-        backend = waiting(gate) if where != "server" else GraphServer(waiting(gate).answer)
+        backend = waiting(gate) if where != "server" else GraphServer(late(gate))
         state = program.run(backend=backend, **given, **({"stream": True} if where == "plain" else {}))
         for name, read in READS.items():
             if where != "server" and name == "ret_value":

@@ -51,7 +51,7 @@ def test_reading_waits_and_text_comes_as_it_grows():
     assert "".join(pieces) == " then four"
     assert state.text() == "x: one two three then four"
     assert state.get_meta_info("second")["completion_tokens"] == 1
-    assert state.usage() == {"calls": 2, "prompt_tokens": 6, "completion_tokens": 4, "cached_tokens": 0}
+    assert state.usage() == {"calls": 2, "prompt_tokens": 8, "completion_tokens": 4, "cached_tokens": 0}
     assert "first" in state and "third" not in state
     with pytest.raises(UnknownVariableError, match="at its end it has 'first', 'second'"):
         state["third"]

@@ -188,7 +188,7 @@ def test_a_program_needs_a_backend():
     sgl.set_default_backend(backend)
     try:
         assert program.run().text() == "x"
-        assert sgl.flush_cache() and sgl.get_server_info()["model"] == "scripted" and backend.num_flushes == 1
+        assert sgl.flush_cache() and sgl.get_server_info()["model_path"] == "scripted" and backend.num_flushes == 1
     finally:
         sgl.set_default_backend(None)
 

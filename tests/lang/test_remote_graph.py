@@ -6,7 +6,7 @@ import json
 import pytest
 
 import jsg as sgl
-from jsg.errors import AbortedError, BackendError, ConfigError, ProgramError, RequestError
+from jsg.errors import AbortedError, BackendError, ConfigError, ProgramError, RequestError, UnknownVariableError
 from jsg.lang.executor.arguments import arguments_from_json
 from jsg.lang.executor.posted import execute
 from jsg.lang.graphs.check import graph_from_json
@@ -111,7 +111,7 @@ def test_variables_come_as_they_grow():
     gate.open()
     assert state["a"] == "one two"
     assert state.get_meta_info("a")["completion_tokens"] == 2
-    assert state["b"] == [["one two", "2one two"]] * 2
+    assert state["b"] == [["one two"] * 2] * 2
 
 
 def test_what_failed_there_is_raised_here_with_its_line():
@@ -196,3 +196,37 @@ def test_where_it_runs_is_checked():
         compiled.run("why", PNG, backend=ScriptedBackend(), where="server")
     with pytest.raises(ProgramError, match="where must be 'auto', 'here' or 'server'"):
         compiled.run("why", PNG, backend=GraphServer(), where="there")
+
+
+@sgl.function
+def joined_calls(s):
+    s += "p"
+    forks = s.fork(2)
+    forks[0] += "0" + sgl.gen("b")
+    forks[1] += "1" + sgl.gen("b") + sgl.gen("c")
+    for fork in forks:
+        fork["word"] = "set"
+    forks.join()
+
+
+@sgl.function
+def calls_joined(s):
+    return joined_calls()
+
+
+@pytest.mark.parametrize("where", ["plain", "here", "server"])
+def test_the_report_about_a_joined_variable_has_that_of_each_branch(where):
+    program = joined_calls if where == "plain" else joined_calls.compile()
+    state = program.run(backend=GraphServer(), **({} if where == "plain" else {"where": where}))
+    first, second = state.get_meta_info("b")["branches"]
+    assert first["completion_tokens"] == second["completion_tokens"] == 2
+    assert state.get_meta_info("c")["branches"] == [None, second | {"prompt_tokens": 1}]
+    assert asyncio.run(state.aget_meta_info("b")) == {"branches": [first, second]}
+    with pytest.raises(UnknownVariableError, match="'word' was not set by a call of the model"):
+        state.get_meta_info("word")
+
+
+def test_the_usage_of_a_called_program_has_the_calls_of_its_branches():
+    for program in (calls_joined, calls_joined.compile()):
+        called = program.run(backend=GraphServer(), **({} if program is calls_joined else {"where": "here"})).ret_value
+        assert called.usage()["calls"] == 3

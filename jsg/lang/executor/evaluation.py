@@ -24,7 +24,7 @@ from jsg.lang.graphs.nodes import (
     VariableValue,
 )
 from jsg.lang.streams.stream import Stream
-from jsg.lang.streams.variables import Variable
+from jsg.lang.streams.variables import Variable, joined_report
 
 MATCH_COST = 64  # matching one character by a pattern takes as long as joining this many characters
 
@@ -76,7 +76,7 @@ class Evaluator:
     async def fulfil(self, variable: Variable, value: Value, frame: Frame) -> None:
         """Fills a variable with a value, or with the error that kept the value from being known."""
         try:
-            variable.finish(await self._value(value, frame))
+            variable.finish(await self._value(value, frame), await _report(value, frame))
         except Exception as error:
             variable.fail(error)
 
@@ -139,6 +139,17 @@ class Evaluator:
             self.charge(MATCH_COST * num_patterns * sum(map(len, texts.values())))
             return await asyncio.to_thread(conditions.holds, condition, texts.__getitem__)
         return conditions.holds(condition, texts.__getitem__)
+
+
+async def _report(value: Value, frame: Frame) -> dict[str, Any] | None:
+    """Gives the report about a value that is made of variables of joined branches, all of which are done."""
+    match value:
+        case ListValue(items):
+            return joined_report([await _report(item, frame) for item in items])
+        case TextValue((ValueRef(node, name, None),)) | VariableValue(ValueRef(node, name)):
+            return (await frame.slot(node, name)).meta
+        case _:
+            return None
 
 
 def _as_text(value: Any, name: str) -> str:

@@ -10,7 +10,7 @@ from jsg.lang.run import calling_run
 from jsg.lang.streams.history import History, usage_of
 from jsg.lang.streams.loop import shared_loop
 from jsg.lang.streams.stream import Stream
-from jsg.lang.streams.variables import Variable
+from jsg.lang.streams.variables import Variable, gather
 
 
 class GraphState(RunState):
@@ -127,6 +127,9 @@ class CalledState(GraphState):
 
     def _failure(self) -> BaseException | None:
         return self.stream.runner.failure
+
+    def _everything(self) -> Variable:
+        return gather([self.ended, *self.variables.values()])  # the usage is read from the reports of the variables
 
     def _usage(self) -> dict[str, int]:
         return usage_of(variable.meta for variable in self.variables.values())

@@ -122,12 +122,21 @@ class History:
 
 def usage_of(metas: Iterable[Mapping[str, Any] | None]) -> dict[str, int]:
     """Sums up the calls of the model and their tokens, from the reports of the variables that they set."""
-    reported = {id(meta): meta for meta in metas if meta is not None}  # a gen's reasoning has the same as its answer
+    reported = {id(meta): meta for meta in _reports(metas)}  # a gen's reasoning has the same as its answer
     total = {"calls": len(reported)}
     for name in _TOKENS:
         values = [meta.get(name) for meta in reported.values()]
         total[name] = sum(value for value in values if isinstance(value, int))
     return total
+
+
+def _reports(metas: Iterable[Mapping[str, Any] | None]) -> Iterator[Mapping[str, Any]]:
+    """Gives the reports, and those of the branches in place of that of a joined variable."""
+    for meta in metas:
+        if meta is not None and "branches" in meta:
+            yield from _reports(meta["branches"])
+        elif meta is not None:
+            yield meta
 
 
 def _log_unread(unread: list[str]) -> None:

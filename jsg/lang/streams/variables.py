@@ -259,11 +259,16 @@ def gather(sources: Sequence[Variable | None]) -> Variable:
             gathered.fail(error)
         else:
             values = [None if source is None else source.now() for source in sources]
-            gathered.finish(values, {"branches": [None if source is None else source.meta for source in sources]})
+            gathered.finish(values, joined_report([None if source is None else source.meta for source in sources]))
 
     for source in present:
         source.when_done(count)
     return gathered
+
+
+def joined_report(reports: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Gives the report about a variable of joined branches; None where no call set any of theirs."""
+    return {"branches": list(reports)} if any(reports) else None
 
 
 def _woken() -> tuple[asyncio.Future[None], Callback]:
