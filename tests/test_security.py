@@ -174,6 +174,52 @@ def test_what_is_allowed_passes(source):
     assert list(violations(ast.parse(source))) == []
 
 
+WALL_CLOCKS = {"time.time", "time.time_ns", "time.localtime", "time.gmtime", "datetime.datetime.now"} | {
+    "datetime.datetime.utcnow", "datetime.datetime.today", "datetime.date.today"
+}  # fmt: skip
+SHOWS_THE_TIME = {
+    "jsg/cache/eviction_log.py": "a client is told when its prefix was evicted",
+    "jsg/cache/radix.py": "it gives the log of evictions its clock",
+    "jsg/lang/remote/retry.py": "a server may ask to wait until a date, and may not say what time it is",
+    "jsg/processing/template_sandbox.py": "templates write the date into prompts",
+    "jsg/server/front.py": "OpenAI's `created` of the model",
+    "jsg/server/openai/common.py": "OpenAI's `created` of an answer",
+    "jsg/server/openai/responses.py": "OpenAI's `created_at`",
+    "jsg/server/openai/responses_reply.py": "OpenAI's `completed_at`",
+    "jsg/server/telemetry/exchange.py": "the request log and traces say when a request began",
+}
+"""The files that read the wall clock, which may jump, and why each needs it. Whatever waits or expires is elsewhere."""
+
+
+def reads_wall_clock(tree: ast.Module) -> bool:
+    aliases = aliases_of(tree)
+    return any(
+        isinstance(node, ast.Attribute | ast.Name) and full_name(node, aliases) in WALL_CLOCKS
+        for node in nodes_of(tree)
+    )
+
+
+def test_only_what_shows_the_time_reads_the_wall_clock():
+    files = [path for path in FILES if name_of(path).startswith("jsg/")]
+    assert {name_of(path) for path in files if reads_wall_clock(tree_of(path))} == set(SHOWS_THE_TIME)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import time\ntime.time()", True),
+        ("from time import time as now\nnow()", True),
+        ("import time\ndef f(clock=time.time): ...", True),
+        ("import datetime\ndatetime.datetime.now()", True),
+        ("from datetime import datetime\ndatetime.now()", True),
+        ("import time\ntime.monotonic()", False),
+        ("import datetime\ndatetime.datetime.fromtimestamp(0)", False),
+    ],
+)
+def test_a_wall_clock_is_seen(source: str, expected: bool):
+    assert reads_wall_clock(ast.parse(source)) == expected
+
+
 MACHINE_TEXT = {
     # What a text has in any case where the pattern finds something: to look for it is fast in large files too.
     **{f"/{name}/": rf"(?<![\w./-])/{name}/[\w.\x80-\xff]" for name in ("work", "root", "opt")},  # paths of the machine

@@ -323,6 +323,19 @@ def test_retry_after_is_read_in_all_its_forms():
     assert is_passing(400, {"x-should-retry": "true"})
 
 
+@pytest.mark.parametrize("jump_s", [-86_400, 86_400])
+def test_a_date_is_read_by_the_clock_of_who_wrote_it(monkeypatch: pytest.MonkeyPatch, jump_s: int):
+    """The clock of this machine may be wrong, and may jump."""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + jump_s)
+    headers = {
+        "date": email.utils.formatdate(now, usegmt=True),
+        "retry-after": email.utils.formatdate(now + 30, usegmt=True),
+    }
+    assert retry_after_s(headers) == 30
+    assert retry_after_s(headers | {"retry-after": headers["date"]}) == 0
+
+
 @pytest.mark.parametrize(("package", "name"), [("openai", "OpenAI"), ("anthropic", "Anthropic")])
 def test_a_missing_package_is_named_with_its_extra(package, name):
     code = f"""

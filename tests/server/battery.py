@@ -74,6 +74,7 @@ TEXT_FIELD = {
 GENERATING = ("/generate", "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 
 Place = tuple[str | int, ...]
+Typed = tuple[Place, str]
 
 
 def interface() -> dict[str, Any]:
@@ -87,6 +88,22 @@ def body_schemas() -> dict[str, dict[str, Any]]:
         for path, operation in operations.items()
         if "requestBody" in operation
     }
+
+
+def typed_places(schema: dict[str, Any], known: dict[str, Any], *types: str, place: Place = ()) -> Iterator[Typed]:
+    """Where the schema has values of one of these types, and of which."""
+    if "$ref" in schema:
+        yield from typed_places(known[schema["$ref"].rsplit("/", 1)[1]], known, *types, place=place)
+    for kind in schema.get("anyOf", []) + schema.get("oneOf", []):
+        yield from typed_places(kind, known, *types, place=place)
+    if schema.get("type") in types:
+        yield place, schema["type"]
+    if "items" in schema:
+        yield from typed_places(schema["items"], known, *types, place=(*place, 0))
+    for name, inner in schema.get("properties", {}).items():
+        yield from typed_places(inner, known, *types, place=(*place, name))
+    if isinstance(inner := schema.get("additionalProperties"), dict):
+        yield from typed_places(inner, known, *types, place=(*place, "5"))
 
 
 def with_value(body: Any, place: Place, value: Any) -> Any:

@@ -5,13 +5,22 @@ The numeric fields are read from the interface itself, so a new one is covered o
 
 import dataclasses
 import typing
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from jsg.types import SamplingParams
-from tests.server.battery import MESSAGES, RAW, VALID, Battery, Place, body_schemas, encode, interface, with_value
+from tests.server.battery import (
+    MESSAGES,
+    RAW,
+    VALID,
+    Battery,
+    Place,
+    body_schemas,
+    encode,
+    interface,
+    typed_places,
+    with_value,
+)
 
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 SHOWING = {"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "data:,"}}]}]}
@@ -35,25 +44,10 @@ BAD_NUMBERS = {
 }
 
 
-def numeric_places(schema: dict[str, Any], known: dict[str, Any], place: Place = ()) -> Iterator[tuple[Place, str]]:
-    """Where the schema has numbers, and of what type."""
-    if "$ref" in schema:
-        yield from numeric_places(known[schema["$ref"].rsplit("/", 1)[1]], known, place)
-    for kind in schema.get("anyOf", []) + schema.get("oneOf", []):
-        yield from numeric_places(kind, known, place)
-    if schema.get("type") in ("integer", "number"):
-        yield place, schema["type"]
-    if "items" in schema:
-        yield from numeric_places(schema["items"], known, (*place, 0))
-    for name, inner in schema.get("properties", {}).items():
-        yield from numeric_places(inner, known, (*place, name))
-    if isinstance(inner := schema.get("additionalProperties"), dict):
-        yield from numeric_places(inner, known, (*place, "5"))
-
-
 def all_numeric_places() -> list[tuple[str, Place, str]]:
     known = interface()["components"]["schemas"]
-    found = [(path, *each) for path, schema in body_schemas().items() for each in numeric_places(schema, known)]
+    schemas = body_schemas().items()
+    found = [(path, *each) for path, schema in schemas for each in typed_places(schema, known, "integer", "number")]
     for field in dataclasses.fields(SamplingParams):
         hint = typing.get_type_hints(SamplingParams)[field.name]
         kinds = {int: "integer", float: "number", int | None: "integer"}

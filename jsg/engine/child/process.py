@@ -21,6 +21,7 @@ import msgspec
 import zmq
 
 from jsg.config import EngineConfig
+from jsg.engine.child.free_memory import IdleTrim
 from jsg.engine.child.heartbeat import HeartbeatSender, LoopClock
 from jsg.engine.child.parent import die_with_parent
 from jsg.engine.child.protocol import (
@@ -141,9 +142,23 @@ class FrontLink:
 
 
 def serve(
-    core: Core, link: FrontLink, parent_pid: int, clock: LoopClock, on_settled: Callable[[], None] = lambda: None
+    core: Core,
+    link: FrontLink,
+    parent_pid: int,
+    clock: LoopClock,
+    on_settled: Callable[[], None] = lambda: None,
+    on_idle: Callable[[], None] = lambda: None,
 ) -> None:
-    """Steps the core until the front says stop or is gone. Calls `on_settled` once, when the core has settled."""
+    """Steps the core until the front says stop or is gone.
+
+    Args:
+        core: The engine.
+        link: Its end of the socket.
+        parent_pid: The front's process.
+        clock: It counts the turns.
+        on_settled: Called once, when the core has settled.
+        on_idle: Called whenever there is no work.
+    """
     end = time.monotonic()
     takes_grammars = is_settled = False
     while os.getppid() == parent_pid:
@@ -154,6 +169,8 @@ def serve(
             is_settled = True
             on_settled()
         start, is_idle = end, not core.has_work
+        if is_idle:
+            on_idle()
         messages = link.receive_all(wait=is_idle)
         woken = time.monotonic() if is_idle else start
         refusals = core.refuse_overdue()
@@ -223,7 +240,8 @@ def run(start: EngineStart) -> int:
     gc.enable()
     link.send(FromEngine(ready=core.info))
     try:
-        serve(core, link, start.parent_pid, clock, gc.freeze)  # settling makes 100 000 more objects that stay
+        # Settling makes 100 000 more objects that stay.
+        serve(core, link, start.parent_pid, clock, on_settled=gc.freeze, on_idle=IdleTrim())
     finally:
         core.close()
         heartbeat.stop()

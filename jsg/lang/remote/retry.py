@@ -70,8 +70,17 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
         except ValueError:
             continue
         return wait if math.isfinite(wait) and wait >= 0 else None
-    date = email.utils.parsedate_tz(headers.get("retry-after", ""))
-    return None if date is None else max(email.utils.mktime_tz(date) - time.time(), 0.0)
+    until_s = _seconds_of(headers.get("retry-after", ""))
+    if until_s is None:
+        return None
+    now_s = _seconds_of(headers.get("date", ""))  # the clock of the server may differ from that of this machine
+    return max(until_s - (time.time() if now_s is None else now_s), 0.0)
+
+
+def _seconds_of(date: str) -> float | None:
+    """Gives the seconds since the epoch of a date in a header; None where it is none."""
+    parsed = email.utils.parsedate_tz(date)
+    return None if parsed is None else email.utils.mktime_tz(parsed)
 
 
 def is_passing(status: int, headers: Mapping[str, str]) -> bool:

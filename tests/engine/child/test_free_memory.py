@@ -1,0 +1,94 @@
+"""How the engine process gives free memory of the C library back."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from jsg.engine.child.free_memory import EVERY_S, IdleTrim
+from jsg.engine.child.heartbeat import LoopClock
+from jsg.engine.child.process import Core, FrontLink, serve
+from jsg.engine.child.protocol import ToEngine
+from tests.engine.fake_core import FakeGrammars
+
+HOLES = """
+import ctypes, re
+from jsg.engine.child.free_memory import trim
+
+def anonymous_kib():
+    return int(re.search(r"Anonymous:\\s+(\\d+)", open("/proc/self/smaps_rollup").read())[1])
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+blocks = [libc.malloc(60_000) for _ in range(2000)]
+for block in blocks:
+    ctypes.memset(block, 1, 60_000)
+for index, block in enumerate(blocks):
+    if index % 50:
+        libc.free(block)
+before = anonymous_kib()
+trim()
+print(before - anonymous_kib())
+"""
+
+
+def test_holes_are_given_back():
+    if not sys.platform.startswith("linux"):
+        pytest.skip("no glibc")
+    done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 90_000, "of 115 000 KiB that are free, in pieces"
+
+
+def test_it_is_done_once_in_a_while():
+    now, trims = [100.0], []
+    idle = IdleTrim(lambda: trims.append(now[0]), lambda: now[0])
+    for step_s in (0.0, EVERY_S - 1, 1.0, 1.0, EVERY_S - 2, 1.0, 3 * EVERY_S):
+        now[0] += step_s
+        idle()
+    assert trims == [100 + EVERY_S, 100 + 2 * EVERY_S, 100 + 5 * EVERY_S]
+
+
+class _Core:
+    """A core with work at every other turn."""
+
+    grammars = FakeGrammars(are_loaded=False)
+    is_settled = False
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.num_asked % 2)
+
+    def refuse_overdue(self) -> list:
+        return []
+
+    def step(self) -> list:
+        return []
+
+
+class _Link:
+    """A front that says stop after some turns."""
+
+    def __init__(self, core: _Core) -> None:
+        self.core = core
+        self.waits: list[bool] = []
+
+    def receive_all(self, *, wait: bool) -> list[ToEngine]:
+        self.waits.append(wait)
+        self.core.num_asked += 1
+        return [ToEngine(stop=len(self.waits) == 6)]
+
+
+def test_the_loop_says_when_it_is_idle(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.getppid", lambda: 1)
+    core, calls = _Core(), []
+    link = _Link(core)
+    on_idle: Callable[[], None] = lambda: calls.append(len(link.waits))  # noqa: E731
+    serve(cast("Core", core), cast("FrontLink", link), 1, LoopClock(), on_idle=on_idle)
+    assert link.waits == [True, False] * 3
+    assert calls == [0, 2, 4]
