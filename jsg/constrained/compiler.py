@@ -80,7 +80,9 @@ def _read(spec: GrammarSpec, limits: Limits) -> Grammar:
         case "json_schema":
             from jsg.constrained.schema.front import schema_grammar
 
-            return schema_grammar(spec.text, spec.whitespace, spec.property_order, limits=limits)
+            return schema_grammar(
+                spec.text, spec.whitespace, spec.property_order, spec.additional_properties, limits=limits
+            )
         case "ebnf":
             from jsg.constrained.ebnf.parser import ebnf_grammar
 
@@ -93,5 +95,9 @@ def _read(spec: GrammarSpec, limits: Limits) -> Grammar:
             from jsg.constrained.tags.front import structural_tag_grammar
 
             return structural_tag_grammar(
-                spec.text, limits=limits, whitespace=spec.whitespace, property_order=spec.property_order
+                spec.text,
+                limits=limits,
+                whitespace=spec.whitespace,
+                property_order=spec.property_order,
+                additional_properties=spec.additional_properties,
             )

@@ -150,8 +150,9 @@ class TestWhatTheModelIsHeldTo:
         assert json.dumps(SCHEMA) in scripted.prompt, "the model is shown the schema in any case"
 
     def test_whitespace(self, scripted):
-        ask(scripted, whitespace="compact", property_order="free")
-        assert (scripted.sampling.grammar.whitespace, scripted.sampling.grammar.property_order) == ("compact", "free")
+        ask(scripted, whitespace="compact", property_order="free", additional_properties="open")
+        found = scripted.sampling.grammar
+        assert (found.whitespace, found.property_order, found.additional_properties) == ("compact", "free", "open")
 
     def test_no_tools_are_none(self, scripted):
         for fields in ({"tools": []}, {"tools": None}, {"tools": [], "tool_choice": "auto"}):

@@ -27,7 +27,7 @@ from jsg.constrained.tags.fields import PARAM, Fields
 from jsg.constrained.tags.free_text import Branch, free_text
 from jsg.constrained.utf8 import utf8
 from jsg.errors import GrammarError
-from jsg.types import PropertyOrder, Whitespace
+from jsg.types import AdditionalProperties, PropertyOrder, Whitespace
 
 Ends = tuple[bytes, ...]
 """Strings, one of which must follow a format. () where nothing need follow."""
@@ -39,6 +39,7 @@ def structural_tag_grammar(
     *,
     whitespace: Whitespace = "fixed",
     property_order: PropertyOrder = "declared",
+    additional_properties: AdditionalProperties = "open",
 ) -> Grammar:
     """The grammar of a structural tag.
 
@@ -47,13 +48,14 @@ def structural_tag_grammar(
         limits: What the grammar may cost.
         whitespace: The whitespace in the JSON of its schemas.
         property_order: The order of the properties in its schemas.
+        additional_properties: Whether objects of its schemas may have undeclared members; see `schema_grammar`.
 
     Raises:
         GrammarError: The text is no structural tag, or uses something that is not supported.
     """
     fields = Fields.read(read_json(text, PARAM, limits), "the structural tag")
     fields.expect_type("structural_tag")
-    formats = _Formats(limits, whitespace, property_order)
+    formats = _Formats(limits, whitespace, property_order, additional_properties)
     is_tree = fields.has("format")
     expr = formats.of(fields.object("format"), ()) if is_tree else formats.of_structures(fields)
     fields.end()
@@ -69,12 +71,19 @@ class _Formats:
         annotations: What its schemas have in them that is not enforced, and where, for reports.
     """
 
-    def __init__(self, limits: Limits, whitespace: Whitespace, property_order: PropertyOrder):
+    def __init__(
+        self,
+        limits: Limits,
+        whitespace: Whitespace,
+        property_order: PropertyOrder,
+        additional_properties: AdditionalProperties,
+    ):
         self.rules: dict[str, Expr] = {}
         self.annotations: list[str] = []
         self._limits = limits
         self._whitespace: Whitespace = whitespace
         self._property_order: PropertyOrder = property_order
+        self._additional_properties: AdditionalProperties = additional_properties
         self._merged: dict[tuple[str, ...], Call] = {}
         self._compilers: dict[str, Callable[[Fields, Ends], Expr]] = {
             "const_string": self._const_string,
@@ -285,9 +294,11 @@ class _Formats:
     def _schema(self, schema: Any, path: str, property_order: PropertyOrder | None = None) -> Expr:
         order: PropertyOrder = property_order or self._property_order
         text = json.dumps(schema)
-        return self._merge(
-            ("json_schema", order, text), path, lambda: schema_grammar(text, self._whitespace, order, self._limits)
-        )
+
+        def make() -> Grammar:
+            return schema_grammar(text, self._whitespace, order, self._additional_properties, self._limits)
+
+        return self._merge(("json_schema", order, text), path, make)
 
     def _merge(self, key: tuple[str, ...], path: str, make: Callable[[], Grammar]) -> Call:
         """A call of another grammar. Its rules are added once, however often it stands in the tag."""

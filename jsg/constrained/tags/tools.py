@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from jsg.errors import GrammarError
-from jsg.types import GrammarSpec, PropertyOrder, Whitespace
+from jsg.types import AdditionalProperties, GrammarSpec, PropertyOrder, Whitespace
 
 Dialect = Literal["llama3_json", "hermes", "mistral"]
 Format = dict[str, Any]
@@ -47,6 +47,7 @@ def tools_to_structural_tag(
     form: Format | None = None,
     whitespace: Whitespace = "fixed",
     property_order: PropertyOrder = "declared",
+    additional_properties: AdditionalProperties = "closed",
 ) -> GrammarSpec | None:
     """The grammar of an answer that may, or must, call tools; None where it may not call any.
 
@@ -64,6 +65,7 @@ def tools_to_structural_tag(
         form: The form of an answer without calls, as a format of a structural tag; None for free text.
         whitespace: The whitespace in the arguments.
         property_order: The order of the properties in the arguments.
+        additional_properties: Whether arguments may have members that no schema declares; see `GrammarSpec`.
 
     Raises:
         GrammarError: The named tool is not among the tools, two have one name, or arguments could not be an object.
@@ -81,7 +83,8 @@ def tools_to_structural_tag(
     if is_auto and form is not None:
         answer = {"type": "or", "elements": [answer, form]}
     tag = {"type": "structural_tag", "format": answer}
-    return GrammarSpec("structural_tag", json.dumps(tag, ensure_ascii=False), whitespace, property_order)
+    text = json.dumps(tag, ensure_ascii=False)
+    return GrammarSpec("structural_tag", text, whitespace, property_order, additional_properties)
 
 
 def _marker(text: str, special: Collection[str]) -> str | Format:
