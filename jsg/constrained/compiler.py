@@ -24,9 +24,7 @@ def compile_tables(spec: GrammarSpec, limits: Limits = LIMITS) -> StaticTables:
     try:
         grammar = _read(spec, limits.metered())
         if grammar.annotations:
-            logger.debug(
-                "%s: not enforced, for the standard calls it an annotation: %a", spec.kind, grammar.annotations
-            )
+            logger.debug("%s: not enforced: %a", spec.kind, grammar.annotations)
         return build(grammar, limits)
     except GrammarError as error:
         if error.param is not None:

@@ -21,10 +21,12 @@ class Tool:
     Attributes:
         name: Its name.
         parameters: JSON Schema of its arguments, which are an object; None takes any object.
+        is_strict: Whether a schema that cannot be enforced is an error; otherwise the arguments are then any object.
     """
 
     name: str
     parameters: Mapping[str, Any] | bool | None = None
+    is_strict: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -142,7 +144,8 @@ def _llama3(tools: Sequence[Tool], is_auto: bool, parallel: bool, special: Colle
 def _call(tool: Tool, arguments: str) -> tuple[str, Format, str]:
     """The text before the arguments of a call, their format, and the text after them."""
     head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{arguments}": '
-    return head, {"type": "json_schema", "json_schema": _object_schema(tool)}, "}"
+    body: Format = {"type": "json_schema", "json_schema": _object_schema(tool)}
+    return head, body if tool.is_strict else body | {"or_any_object": True}, "}"
 
 
 def _plain_tag(tool: Tool, arguments: str) -> Format:
@@ -181,6 +184,8 @@ def _object_schema(tool: Tool) -> Mapping[str, Any]:
         kind = schema.get("type", "object")
         if kind == "object" or (isinstance(kind, list) and "object" in kind):
             return {**schema, "type": "object"}
+    if not tool.is_strict:
+        return {"type": "object"}
     raise GrammarError(
         f"the parameters of a tool must be a JSON Schema of an object, but those of {tool.name[:60]!r} are not; "
         'give them "type": "object"',
