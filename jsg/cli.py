@@ -23,7 +23,7 @@ from typing import Any
 import jsg
 from jsg.config import LOAD_FORMATS, EngineConfig, ServerConfig, option
 from jsg.errors import ConfigError, JsgError, RequestError
-from jsg.types import GRAMMAR_FIELDS, GrammarKind, GrammarSpec, PropertyOrder, Whitespace
+from jsg.types import GRAMMAR_FIELDS, GRAMMAR_OPTIONS, GrammarKind, GrammarSpec, PropertyOrder, Whitespace
 
 type Engine = Any  # `jsg.engine.offline.engine.Engine`, which imports JAX
 
@@ -38,7 +38,6 @@ MAX_LOGPROB_CHANGE = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
 log-probabilities of two tokens differ by less than twice this. The values of 16 bits were not measured on a GPU."""
 GRAMMAR_ENDINGS: dict[str, GrammarKind] = {".json": "json_schema", ".gbnf": "ebnf", ".ebnf": "ebnf", ".regex": "regex"}
 FILE_CONTENTS = "in a .json file a list means choices, and an object of type structural_tag means a structural tag"
-GRAMMAR_OPTIONS = ("whitespace", "property_order")
 PASTE_GAP_S = 0.05  # lines that come faster than anybody types are one message
 
 
@@ -141,6 +140,14 @@ def _add_grammar_command(commands: Any) -> None:
         "--property-order",
         choices=typing.get_args(PropertyOrder),
         help="the order of the members of objects: as the schema declares them, or any order ('free')",
+    )
+    check.add_argument(
+        "--open",
+        dest="additional_properties",
+        action="store_const",
+        const="open",
+        help="read the schema as JSON Schema says: if an object's schema has no 'additionalProperties', the object may "
+        "have members that are not declared",
     )
 
 
@@ -268,10 +275,8 @@ def _grammar_spec(options: argparse.Namespace) -> GrammarSpec:
         grammar, source = getattr(options, kind), option(kind)
     given = {name: getattr(options, name) for name in GRAMMAR_OPTIONS if getattr(options, name) is not None}
     if given and kind not in ("json_schema", "structural_tag"):
-        raise ConfigError(
-            f"{option(next(iter(given)))} needs a JSON Schema or a structural tag, but got {source}; leave the option "
-            "out"
-        )
+        name = "--open" if "additional_properties" in given else option(next(iter(given)))
+        raise ConfigError(f"{name} needs a JSON Schema or a structural tag, but got {source}; leave the option out")
     return GrammarSpec(kind, grammar, **given)
 
 

@@ -26,8 +26,9 @@ _TOP_LOGPROBS = Integer(0, MAX_TOP_LOGPROBS, f"an integer in [0, {MAX_TOP_LOGPRO
 GrammarKind = Literal["regex", "json_schema", "ebnf", "choices", "structural_tag"]
 Whitespace = Literal["fixed", "compact", "flexible"]
 PropertyOrder = Literal["declared", "free"]
+AdditionalProperties = Literal["closed", "open"]
 GRAMMAR_FIELDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
-_GRAMMAR_OPTIONS = {"whitespace": "fixed", "property_order": "declared"}
+GRAMMAR_OPTIONS = {"whitespace": "fixed", "property_order": "declared", "additional_properties": "closed"}
 """The options of a grammar that has JSON in it, with their defaults."""
 _WITH_OPTIONS: tuple[GrammarKind, ...] = ("json_schema", "structural_tag")
 
@@ -43,6 +44,8 @@ class GrammarSpec:
         whitespace: The white space in the JSON of a schema. "fixed" means `", "` and `": "`, "compact" means none, and
             "flexible" means at most one space, or a line break with indentation.
         property_order: The order of the members of an object: as the schema declares them, or any order ("free").
+        additional_properties: Whether an object may have members that are not declared, if its schema declares some and
+            says nothing about others. "closed" means no, as most clients expect; "open" means yes, as in JSON Schema.
         key: A digest. Equal grammars have equal keys, and different grammars have different keys.
     """
 
@@ -50,6 +53,7 @@ class GrammarSpec:
     text: str
     whitespace: Whitespace = "fixed"
     property_order: PropertyOrder = "declared"
+    additional_properties: AdditionalProperties = "closed"
     key: str = dataclasses.field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -57,9 +61,10 @@ class GrammarSpec:
             ("kind", get_args(GrammarKind)),
             ("whitespace", get_args(Whitespace)),
             ("property_order", get_args(PropertyOrder)),
+            ("additional_properties", get_args(AdditionalProperties)),
         ):
             require(getattr(self, name) in allowed, name, " or ".join(map(repr, allowed)), getattr(self, name))
-        for name, default in _GRAMMAR_OPTIONS.items():
+        for name, default in GRAMMAR_OPTIONS.items():
             if getattr(self, name) != default:
                 _check_takes_options(self.kind, name)
         require(isinstance(self.text, str), self.kind, "text", self.text)
@@ -75,7 +80,8 @@ class GrammarSpec:
                 "simplify it",
                 param=self.kind,
             )
-        digest = hashlib.sha256("\0".join((self.kind, self.whitespace, self.property_order, "")).encode())
+        options = (getattr(self, name) for name in GRAMMAR_OPTIONS)
+        digest = hashlib.sha256("\0".join((self.kind, *options, "")).encode())
         digest.update(text)
         object.__setattr__(self, "key", digest.hexdigest())
 
@@ -182,8 +188,8 @@ class SamplingParams:
     def from_dict(cls, fields: dict[str, Any]) -> "SamplingParams":
         """Builds from a client's JSON object. An unknown name is an error; null means the default.
 
-        The object may have one of `GRAMMAR_FIELDS` in place of `grammar`, with `whitespace` and `property_order` beside
-        it. Its value is a text, or the JSON value itself if the text is JSON.
+        The object may have one of `GRAMMAR_FIELDS` in place of `grammar`, with `whitespace`, `property_order` and
+        `additional_properties` beside it. Its value is a text, or the JSON value itself if the text is JSON.
         """
         fields = _with_grammar(fields)
         known = {f.name for f in dataclasses.fields(cls)}
@@ -196,11 +202,11 @@ class SamplingParams:
 
 def _with_grammar(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields with `grammar` in place of the names that describe one."""
-    rest = {name: value for name, value in fields.items() if name not in (*GRAMMAR_FIELDS, *_GRAMMAR_OPTIONS)}
+    rest = {name: value for name, value in fields.items() if name not in (*GRAMMAR_FIELDS, *GRAMMAR_OPTIONS)}
     given: list[GrammarKind] = [name for name in GRAMMAR_FIELDS if fields.get(name) is not None]
     if len(given) + (fields.get("grammar") is not None) > 1:
         raise RequestError(f"only one grammar may be given, but got {' and '.join(given)}; leave one out", given[0])
-    options = {name: fields[name] for name in _GRAMMAR_OPTIONS if fields.get(name) is not None}
+    options = {name: fields[name] for name in GRAMMAR_OPTIONS if fields.get(name) is not None}
     if isinstance(rest.get("grammar"), str):  # the key of a grammar is no client's to give
         raise RequestError(
             f"grammar must be a GrammarSpec, but got text; say what it is written in: {', '.join(GRAMMAR_FIELDS)}",

@@ -58,6 +58,8 @@ def test_a_schema_with_its_options(capsys, tmp_path):
     assert check(capsys, str(path), "--text", '{"y":2,"x":1}')[0] == 1
     free = ("--whitespace", "flexible", "--property-order", "free")
     assert check(capsys, str(path), "--text", '{"y":2,"x":1}', *free)[0] == 0
+    assert check(capsys, str(path), "--text", '{"x": 1, "y": 2, "z": 3}')[0] == 1
+    assert check(capsys, str(path), "--text", '{"x": 1, "y": 2, "z": 3}', "--open")[0] == 0
 
 
 def test_the_text_may_come_from_stdin(capsys, monkeypatch):
@@ -124,7 +126,7 @@ def test_choices_and_a_structural_tag(capsys):
     assert check(capsys, "--structural-tag", spaced, "--text", "<a>[1,1]</a>", "--whitespace", "compact")[0] == 0
 
 
-@pytest.mark.parametrize("option", [("--whitespace", "fixed"), ("--property-order", "free")])
+@pytest.mark.parametrize("option", [("--whitespace", "fixed"), ("--property-order", "free"), ("--open",)])
 @pytest.mark.parametrize("grammar", [("--regex", "a"), ("--ebnf", SUM), ("--choices", '["a"]')])
 def test_an_option_that_would_do_nothing_is_refused(capsys, option, grammar):
     status, out, err = check(capsys, *grammar, *option)
@@ -154,5 +156,5 @@ def test_what_is_an_annotation_is_named(capsys):
     schema = '{"properties": {"a": {"format": "colour"}}, "maxLenght": 3}'
     status, out, _ = check(capsys, "--json-schema", schema)
     assert status == 0
-    assert "ignored:  format 'colour' at #/properties/a/format, an annotation" in out
-    assert "ignored:  maxLenght at #/maxLenght, an annotation" in out
+    assert "ignored:  format 'colour' at #/properties/a/format" in out
+    assert "ignored:  maxLenght at #/maxLenght" in out

@@ -18,11 +18,12 @@ def test_equal_grammars_have_one_key_and_others_another():
         GrammarSpec("json_schema", "{}"),
         GrammarSpec("json_schema", "{ }", "compact"),
         GrammarSpec("json_schema", "{}", "compact", "free"),
+        GrammarSpec("json_schema", "{}", "compact", additional_properties="open"),
         GrammarSpec("structural_tag", "{}", "compact"),
         dataclasses.replace(SCHEMA, text="true"),
     ]
     assert {grammar.key for grammar in same} == {SCHEMA.key} and same == [SCHEMA, SCHEMA]
-    assert len({grammar.key for grammar in [SCHEMA, *others]}) == 6
+    assert len({grammar.key for grammar in [SCHEMA, *others]}) == 7
 
 
 def test_the_key_is_worked_out_once_and_is_right_behind_the_wire():
@@ -50,7 +51,9 @@ def test_a_text_above_the_limit_is_refused():
         assert error.value.param == "regex"
 
 
-@pytest.mark.parametrize("option", [{"whitespace": "flexible"}, {"property_order": "free"}])
+@pytest.mark.parametrize(
+    "option", [{"whitespace": "flexible"}, {"property_order": "free"}, {"additional_properties": "open"}]
+)
 @pytest.mark.parametrize("kind", ["regex", "ebnf", "choices", "json_schema", "structural_tag"])
 def test_options_stand_beside_json_only(kind, option: dict):
     (name,) = option

@@ -66,7 +66,7 @@ def read_schema(
     from jsg.errors import GrammarError
     from jsg.types import GrammarSpec
 
-    spec = GrammarSpec("json_schema", json.dumps(entry["schema"]), "flexible", "free")
+    spec = GrammarSpec("json_schema", json.dumps(entry["schema"]), "flexible", "free", "open")
     gc.collect()
     started = time.thread_time_ns()
     try:

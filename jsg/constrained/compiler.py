@@ -24,9 +24,7 @@ def compile_tables(spec: GrammarSpec, limits: Limits = LIMITS) -> StaticTables:
     try:
         grammar = _read(spec, limits.metered())
         if grammar.annotations:
-            logger.debug(
-                "%s: not enforced, for the standard calls it an annotation: %a", spec.kind, grammar.annotations
-            )
+            logger.debug("%s: not enforced: %a", spec.kind, grammar.annotations)
         return build(grammar, limits)
     except GrammarError as error:
         if error.param is not None:
@@ -80,7 +78,9 @@ def _read(spec: GrammarSpec, limits: Limits) -> Grammar:
         case "json_schema":
             from jsg.constrained.schema.front import schema_grammar
 
-            return schema_grammar(spec.text, spec.whitespace, spec.property_order, limits=limits)
+            return schema_grammar(
+                spec.text, spec.whitespace, spec.property_order, spec.additional_properties, limits=limits
+            )
         case "ebnf":
             from jsg.constrained.ebnf.parser import ebnf_grammar
 
@@ -93,5 +93,9 @@ def _read(spec: GrammarSpec, limits: Limits) -> Grammar:
             from jsg.constrained.tags.front import structural_tag_grammar
 
             return structural_tag_grammar(
-                spec.text, limits=limits, whitespace=spec.whitespace, property_order=spec.property_order
+                spec.text,
+                limits=limits,
+                whitespace=spec.whitespace,
+                property_order=spec.property_order,
+                additional_properties=spec.additional_properties,
             )

@@ -68,7 +68,7 @@ class GrammarReport:
             f"size:     {self.num_positions} positions, {self.num_rules} rules, {self.num_loops} counted repetitions, "
             f"{self.num_bytes} bytes",
             f"forced:   {_shown(self.forced)}" if self.forced else "forced:   nothing at the beginning",
-            *(f"ignored:  {annotation}, an annotation" for annotation in self.annotations),
+            *(f"ignored:  {annotation}" for annotation in self.annotations),
         ]
         return "\n".join(lines)
 

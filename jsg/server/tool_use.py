@@ -49,7 +49,8 @@ class Tool:
         description: What it does.
         parameters: A JSON Schema of its arguments, which are an object; None where the client gave none.
         field: The field in which the client wrote the parameters.
-        is_strict: False where the client allows arguments that do not match the schema: then they are any object.
+        is_strict: False where the client allows arguments that do not match the schema. They are then any object if the
+            schema cannot be enforced or is missing.
     """
 
     name: str
@@ -61,9 +62,9 @@ class Tool:
     @property
     def schema(self) -> Mapping[str, Any]:
         """The JSON Schema that the arguments of a call match."""
-        if not self.is_strict:
-            return ANY_ARGUMENTS
-        return NO_ARGUMENTS if self.parameters is None else self.parameters
+        if self.parameters is None:
+            return NO_ARGUMENTS if self.is_strict else ANY_ARGUMENTS
+        return self.parameters
 
     def shown(self) -> dict[str, Any]:
         """The tool as chat templates know it."""
@@ -207,7 +208,7 @@ class ToolUse:
     def grammar(self) -> GrammarSpec:
         """The grammar of the whole text of an answer: calls, and where none is required free text or the form."""
         spec = tool_grammars.tools_to_structural_tag(
-            [tool_grammars.Tool(tool.name, tool.schema) for tool in self.callable],
+            [tool_grammars.Tool(tool.name, tool.schema, tool.is_strict) for tool in self.callable],
             "required" if self.is_required else "auto",
             self.dialect,
             parallel=self.is_parallel,

@@ -34,7 +34,7 @@ def maskbench(data: pathlib.Path, share: int = 1, start: int = 0) -> list[scoreb
 def machine_of(schema: Any, whitespace: str = "fixed", order: str = "declared") -> Machine | None:
     """The machine of a schema; None where it is refused."""
     try:
-        spec = GrammarSpec("json_schema", json.dumps(schema), whitespace, order)  # pyright: ignore[reportArgumentType]
+        spec = GrammarSpec("json_schema", json.dumps(schema), whitespace, order, "open")  # pyright: ignore[reportArgumentType]
         return Machine(compile_tables(spec))
     except GrammarError:
         return None

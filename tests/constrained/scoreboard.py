@@ -151,7 +151,7 @@ def judge(case: Case) -> Outcome:
     started = time.process_time()
     try:
         with cpu_limit(SECONDS):
-            spec = GrammarSpec("json_schema", json.dumps(case.schema), "flexible", "free")
+            spec = GrammarSpec("json_schema", json.dumps(case.schema), "flexible", "free", "open")
             _read_instances(Machine(compile_tables(spec)), outcome)
     except GrammarError as error:
         _note_refusal(outcome, str(error))

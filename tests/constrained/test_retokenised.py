@@ -163,7 +163,7 @@ class Reader:
 
 
 def _grammar(schema: Any, vocabulary: Vocabulary, whitespace: str, order: str) -> CompiledGrammar:
-    spec = GrammarSpec("json_schema", json.dumps(schema), whitespace, order)  # pyright: ignore[reportArgumentType]
+    spec = GrammarSpec("json_schema", json.dumps(schema), whitespace, order, "open")  # pyright: ignore[reportArgumentType]
     return compile_grammar(spec, vocabulary)
 
 

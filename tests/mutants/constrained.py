@@ -132,7 +132,7 @@ CONSTRAINED = (
     Mutation(
         "constrained: additionalProperties says nothing",
         "jsg/constrained/schema/containers.py",
-        'ANY if is_open else context.child(location, "additionalProperties"),',
+        'context.child(location, "additionalProperties") if is_given else ANY,',
         "ANY,",
         "tests/constrained/schema",
     ),

@@ -23,6 +23,7 @@ NAMED = {"name": "answer", "schema": SCHEMA}
 OUTPUT_FORMAT = {"type": "json_schema", "schema": SCHEMA}
 ANY = GrammarSpec("json_schema", '{"type": "object"}')
 OURS = GrammarSpec("json_schema", TEXT)
+OPEN = GrammarSpec("json_schema", TEXT, additional_properties="open")
 
 
 class Weather(BaseModel):
@@ -93,7 +94,11 @@ OPENAI_FORMS: list[tuple[dict[str, Any], GrammarSpec | None]] = [
     ({"guided_grammar": "root ::= [ab]"}, GrammarSpec("ebnf", "root ::= [ab]")),
     ({"structured_outputs": {"json": SCHEMA}}, OURS),
     ({"structured_outputs": {"json": TEXT, "disable_any_whitespace": True}}, OURS),
+    ({"structured_outputs": {"json": TEXT, "disable_additional_properties": True}}, OURS),
+    ({"structured_outputs": {"json": TEXT, "disable_additional_properties": False}}, OPEN),
+    ({"json_schema": TEXT, "additional_properties": "open"}, OPEN),
     ({"structured_outputs": {"regex": "a+"}}, GrammarSpec("regex", "a+")),
+    ({"structured_outputs": {"regex": "a+", "disable_additional_properties": False}}, GrammarSpec("regex", "a+")),
     ({"structured_outputs": {"choice": ["a"]}}, GrammarSpec("choices", '["a"]')),
     ({"structured_outputs": {"grammar": "root ::= [ab]"}}, GrammarSpec("ebnf", "root ::= [ab]")),
     ({"structured_outputs": {"json_object": True}}, ANY),
@@ -131,6 +136,14 @@ class TestOpenAI:
             ({"regex": "a", "whitespace": "none"}, "whitespace", "'fixed'"),
             ({"guided_whitespace_pattern": "[ ]?"}, "guided_whitespace_pattern", "use whitespace"),
             ({"structured_outputs": {"json": {}, "whitespace_pattern": " "}}, "whitespace_pattern", "use whitespace"),
+            (
+                {
+                    "structured_outputs": {"json": {}, "disable_additional_properties": False},
+                    "additional_properties": "closed",
+                },
+                "additional_properties",
+                "must not contradict",
+            ),
             ({"guided_choice": []}, "guided_choice", "at least 1"),
             ({"choices": []}, "choices", "at least 1"),
             ({"choices": ["a"], "guided_choice": ["a"]}, "guided_choice", "choices and guided_choice"),
@@ -211,7 +224,12 @@ class TestOpenAI:
 class TestOptions:
     """The options beside a grammar, in APIs that have no field for them."""
 
-    OPTIONS: ClassVar = {"whitespace": "compact", "property_order": "free", "jump_forward": "off"}
+    OPTIONS: ClassVar = {
+        "whitespace": "compact",
+        "property_order": "free",
+        "additional_properties": "open",
+        "jump_forward": "off",
+    }
     ENDPOINTS: ClassVar[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "/v1/chat/completions": ({"messages": HI}, {"json_schema": SCHEMA}),
         "/v1/completions": ({"prompt": "hi"}, {"json_schema": SCHEMA}),
@@ -224,7 +242,7 @@ class TestOptions:
         prompt, form = self.ENDPOINTS[path]
         response = scripted.http.post(path, json={**prompt, **form, **self.OPTIONS})
         assert response.status_code == 200, response.text
-        assert scripted.sampling.grammar == GrammarSpec("json_schema", TEXT, "compact", "free")
+        assert scripted.sampling.grammar == GrammarSpec("json_schema", TEXT, "compact", "free", "open")
         assert (scripted.sampling.jump_forward, scripted.sampling.return_constraint) == ("off", False)
 
     @pytest.mark.parametrize("path", ENDPOINTS)

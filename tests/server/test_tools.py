@@ -141,17 +141,25 @@ class TestWhatTheModelIsHeldTo:
             expected = tools_to_structural_tag(tools, choice, "hermes", special_tokens=special, form=form)
             assert scripted.sampling.grammar == expected
 
-    @pytest.mark.parametrize(("strict", "schema"), [(None, SCHEMA), (True, SCHEMA), (False, {"type": "object"})])
-    def test_strict(self, scripted, strict, schema):
-        tool = {"type": "function", "function": WEATHER["function"] | {"strict": strict}}
+    @pytest.mark.parametrize("strict", [None, True, False])
+    @pytest.mark.parametrize("parameters", [SCHEMA, {"type": "string"}, None])
+    def test_strict(self, scripted, strict, parameters):
+        tool = {"type": "function", "function": WEATHER["function"] | {"strict": strict, "parameters": parameters}}
+        if strict is not False and parameters == {"type": "string"}:
+            assert "must be a JSON Schema of an object" in refusal(scripted, tools=[tool])["message"]
+            return
         ask(scripted, tools=[tool], tool_choice="required")
-        assert json.dumps(schema)[1:-1] in scripted.sampling.grammar.text
-        assert ('"required": ["city"]' in scripted.sampling.grammar.text) == (strict is not False)
-        assert json.dumps(SCHEMA) in scripted.prompt, "the model is shown the schema in any case"
+        content = json.loads(scripted.sampling.grammar.text)["format"]["tags"][0]["content"]["elements"][1]
+        missing = NO_ARGUMENTS if strict is not False else {"type": "object"}
+        schema = {None: missing, "object": SCHEMA, "string": {"type": "object"}}[parameters and parameters["type"]]
+        lenient = {"or_any_object": True} if strict is False else {}
+        assert content == {"type": "json_schema", "json_schema": schema, **lenient}
+        assert json.dumps(parameters or {}) in scripted.prompt, "the model is shown the schema in any case"
 
     def test_whitespace(self, scripted):
-        ask(scripted, whitespace="compact", property_order="free")
-        assert (scripted.sampling.grammar.whitespace, scripted.sampling.grammar.property_order) == ("compact", "free")
+        ask(scripted, whitespace="compact", property_order="free", additional_properties="open")
+        found = scripted.sampling.grammar
+        assert (found.whitespace, found.property_order, found.additional_properties) == ("compact", "free", "open")
 
     def test_no_tools_are_none(self, scripted):
         for fields in ({"tools": []}, {"tools": None}, {"tools": [], "tool_choice": "auto"}):

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
+from typing import Literal
 
 from jsg.constrained.schema.shapes import ANY, Array, Boolean, NodeName, Null, Number, String
 from jsg.constrained.schema.values import ceiling, floor
@@ -23,11 +24,14 @@ class Facet:
         properties: The node of each declared name.
         patterns: The node of each pattern of names, as (pattern, node).
         additional: The node of the members whose names no property and no pattern covers.
+        others: Whether the schema says something about these members ("given"), or declares members and is silent about
+            others ("missing"); None where the facet only repeats a part of a schema, such as what `not` forbids.
     """
 
     properties: Mapping[str, NodeName]
     patterns: tuple[tuple[str, NodeName], ...] = ()
     additional: NodeName = ANY
+    others: Literal["given", "missing"] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,6 +51,21 @@ class Members:
     some: tuple[tuple[NodeName, NodeName], ...] = ()
     min_properties: int = 0
     max_properties: int | None = None
+
+    @property
+    def declaring(self) -> frozenset[Facet]:
+        """The facets that decide whether the object is closed, and which members it then has."""
+        return frozenset(facet for facet in self.facets if facet.others is not None)
+
+    @property
+    def is_closed_by_default(self) -> bool:
+        """Whether schemas declare its members, and none of them says anything about others."""
+        declaring = self.declaring
+        return bool(declaring) and all(facet.others == "missing" for facet in declaring)
+
+    def shows_all_of(self, other: "Members") -> bool:
+        """Whether no member of the other object, which is valid for this one too, is left out here by default."""
+        return not self.is_closed_by_default or self.declaring == other.declaring
 
 
 AlternativeShape = Null | Boolean | Number | String | Array | Members

@@ -14,6 +14,7 @@ from jsg.constrained.schema.nodes import Nodes
 from jsg.constrained.schema.patterns import Patterns
 from jsg.constrained.schema.shapes import ANY, NEVER, Array, NodeName
 from jsg.errors import GrammarError
+from jsg.types import AdditionalProperties
 
 DEPENDENTS = ("dependentRequired", "dependencies")
 MAX_OPTIONAL_DEPENDENTS = 5
@@ -27,6 +28,7 @@ class Context(NamedTuple):
     locations: Locations
     nodes: Nodes
     patterns: Patterns
+    additional_properties: AdditionalProperties
 
     def child(self, location: int, *path: str | int) -> NodeName:
         """The node of the values that are valid for a schema inside another."""
@@ -169,11 +171,12 @@ def _facet(context: Context, location: int, reader: Reader) -> Facet:
     for pattern in reader.mapping("patternProperties"):
         context.patterns.check(pattern, reader.where("patternProperties"))
         patterns.append((pattern, context.child(location, "patternProperties", pattern)))
-    is_open = "additionalProperties" not in reader.keywords
+    is_given = "additionalProperties" in reader.keywords
     return Facet(
         {name: context.child(location, "properties", name) for name in reader.mapping("properties")},
         tuple(patterns),
-        ANY if is_open else context.child(location, "additionalProperties"),
+        context.child(location, "additionalProperties") if is_given else ANY,
+        "given" if is_given or context.additional_properties == "open" else "missing",
     )
 
 

@@ -163,7 +163,7 @@ class _Finish:
         cells = self._cells()
         choices = [list(self._some(names, value, cells)) for names, value in pending]
         for some in itertools.product(*choices):
-            settled = self._settled(cells, some)
+            settled = self._settled(self._expected(cells, len(some)), some)
             for needed in itertools.product(*(self._alone(one, some) for one in some)):
                 shape = self._bounded(settled, needed)
                 if shape is not None:
@@ -189,6 +189,17 @@ class _Finish:
             if not self._is_never(node):
                 cells.append(NamePattern(matches, excludes if matched else patterns, node))
         return cells
+
+    def _expected(self, cells: list[NamePattern], num_some: int) -> list[NamePattern]:
+        """The cells without that of names which the schema does not expect, where an object is closed by default.
+
+        That cell stays where `propertyNames` describes its names, or where `minProperties` needs more members.
+        """
+        if not self._shape.is_closed_by_default or self._names is not None:
+            return cells
+        expected = [cell for cell in cells if cell.matches]
+        possible = num_some + sum(not self._is_never(node) for node in self._nodes.values())
+        return expected if expected or possible >= self._shape.min_properties else cells
 
     def _some(self, names: NodeName, value: NodeName, cells: Sequence[NamePattern]) -> Iterator[_Some]:
         """The undeclared members whose name and value are valid for these two nodes, by cell."""

@@ -121,9 +121,15 @@ class Formulas:
             return tuple(kept)
         self._spend(len(kept) ** 2 // 2)
         for one in tuple(kept):
-            if any(other is not one and self._meeting.meet(one, other) == one for other in kept):
+            if any(other is not one and self._covers(other, one) for other in kept):
                 kept.remove(one)
         return tuple(kept)
+
+    def _covers(self, outer: Alternative, inner: Alternative) -> bool:
+        match outer.shape, inner.shape:
+            case Members() as one, Members() as other if not one.shows_all_of(other):
+                return False
+        return self._meeting.meet(inner, outer) == inner
 
     # -- connectives ---------------------------------------------------------------------------------------------------
 

@@ -7,11 +7,15 @@ from jsg.constrained.json_input import read_json
 from jsg.constrained.limits import LIMITS, Limits
 from jsg.constrained.schema.emit import emit
 from jsg.constrained.schema.normalise import no_value, normalise
-from jsg.types import PropertyOrder, Whitespace
+from jsg.types import AdditionalProperties, PropertyOrder, Whitespace
 
 
 def schema_grammar(
-    text: str, whitespace: Whitespace = "fixed", property_order: PropertyOrder = "declared", limits: Limits = LIMITS
+    text: str,
+    whitespace: Whitespace = "fixed",
+    property_order: PropertyOrder = "declared",
+    additional_properties: AdditionalProperties = "open",
+    limits: Limits = LIMITS,
 ) -> Grammar:
     """The grammar of the JSON texts whose value is valid for a schema.
 
@@ -24,6 +28,8 @@ def schema_grammar(
         text: The schema as JSON; `true` and `false` are schemas too.
         whitespace: White space between the tokens of a text.
         property_order: Order of the members of objects in a text.
+        additional_properties: With "closed", an object has no undeclared members unless something in the schema says
+            that it may or must have some. So a text is valid in any case, but some valid texts are not in the grammar.
         limits: Limits of the work.
 
     Raises:
@@ -31,7 +37,7 @@ def schema_grammar(
             or is too large.
     """
     schema = read_json(text, "json_schema", limits)
-    document = normalise(schema, limits)
+    document = normalise(schema, limits, additional_properties)
     grammar = emit(document, whitespace, property_order, limits)
     # Some contradictions, such as a format beside a length, show only when all rules are built. `contradiction` is the
     # message for them.

@@ -42,13 +42,14 @@ from jsg.constrained.schema.shapes import (
 from jsg.constrained.schema.sharing import named, shared
 from jsg.constrained.schema.values import TYPES, text_of
 from jsg.errors import GrammarError
+from jsg.types import AdditionalProperties
 
 NO_VALUE = "no value is valid for the schema"
 """How the error message begins for a schema that contradicts itself. Such a schema has no unsupported part."""
 
 
-def normalise(schema: Json, limits: Limits = LIMITS) -> Document:
-    """The shapes of all values that are valid for a JSON Schema.
+def normalise(schema: Json, limits: Limits = LIMITS, additional_properties: AdditionalProperties = "open") -> Document:
+    """The shapes of all values that are valid for a JSON Schema; with "closed", without members that nothing declares.
 
     Numbers may be int, float or Decimal. Decimal numbers are exact.
 
@@ -56,7 +57,7 @@ def normalise(schema: Json, limits: Limits = LIMITS) -> Document:
         GrammarError: The schema is wrong, no value is valid for it, or something in it cannot be enforced.
     """
     locations = Locations(schema, limits)
-    context = Context(locations, Nodes(locations), Patterns(limits))
+    context = Context(locations, Nodes(locations), Patterns(limits), additional_properties)
     formulas = Formulas(context, limits.choices)
     root = context.nodes.node(locations.root)
     nodes = _pruned(_all_nodes(formulas, root))

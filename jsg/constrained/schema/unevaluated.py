@@ -14,7 +14,7 @@ def alternative(context: Context, location: int, keyword: str) -> Alternative:
     node = context.child(location, keyword)
     shape = Members() if kind == "properties" else Array()
     if node == ANY:
-        return Alternative(shape)
+        return Alternative(Members((Facet({}, others="given"),)) if kind == "properties" else shape)
     found = _Evaluated()
     blocker = _collect(context, location, kind, found, is_top=True)
     if found.is_all:
@@ -26,9 +26,8 @@ def alternative(context: Context, location: int, keyword: str) -> Alternative:
         )
         return Alternative(shape, refusals=(refusal,))
     if kind == "properties":
-        return Alternative(
-            Members((Facet(dict.fromkeys(found.names, ANY), tuple((p, ANY) for p in found.patterns), node),))
-        )
+        patterns = tuple((pattern, ANY) for pattern in found.patterns)
+        return Alternative(Members((Facet(dict.fromkeys(found.names, ANY), patterns, node, "given"),)))
     return Alternative(Array(prefix=(ANY,) * found.length, items=node))
 
 

@@ -7,14 +7,17 @@ The newer form is XGrammar's, a tree of formats under `format`:
         {"type": "tag", "begin": "<f=add>", "content": {"type": "json_schema", "json_schema": {…}}, "end": "</f>"}]}}
 
 Free text inside a tag ends where the end of the tag first comes up. A `{"type": "token", "token": "<name>"}` stands for
-the special token that is written so; it may also be the begin or the end of a tag, or a trigger.
+the special token that is written so; it may also be the begin or the end of a tag, or a trigger. A `json_schema` with
+`or_any_object` stands for any JSON object where its schema cannot be enforced.
 """
 
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
+from jsg.constrained.build.builder import build
 from jsg.constrained.chars import charset
 from jsg.constrained.ebnf.parser import ebnf_grammar
 from jsg.constrained.ir import EMPTY, Call, Expr, Grammar, Repeat, alt, literal, merge_rules, optional, seq
@@ -27,7 +30,7 @@ from jsg.constrained.tags.fields import PARAM, Fields
 from jsg.constrained.tags.free_text import Branch, free_text
 from jsg.constrained.utf8 import utf8
 from jsg.errors import GrammarError
-from jsg.types import PropertyOrder, Whitespace
+from jsg.types import AdditionalProperties, PropertyOrder, Whitespace
 
 Ends = tuple[bytes, ...]
 """Strings, one of which must follow a format. () where nothing need follow."""
@@ -39,6 +42,7 @@ def structural_tag_grammar(
     *,
     whitespace: Whitespace = "fixed",
     property_order: PropertyOrder = "declared",
+    additional_properties: AdditionalProperties = "open",
 ) -> Grammar:
     """The grammar of a structural tag.
 
@@ -47,13 +51,14 @@ def structural_tag_grammar(
         limits: What the grammar may cost.
         whitespace: The whitespace in the JSON of its schemas.
         property_order: The order of the properties in its schemas.
+        additional_properties: Whether objects of its schemas may have undeclared members; see `schema_grammar`.
 
     Raises:
         GrammarError: The text is no structural tag, or uses something that is not supported.
     """
     fields = Fields.read(read_json(text, PARAM, limits), "the structural tag")
     fields.expect_type("structural_tag")
-    formats = _Formats(limits, whitespace, property_order)
+    formats = _Formats(limits, whitespace, property_order, additional_properties)
     is_tree = fields.has("format")
     expr = formats.of(fields.object("format"), ()) if is_tree else formats.of_structures(fields)
     fields.end()
@@ -69,12 +74,19 @@ class _Formats:
         annotations: What its schemas have in them that is not enforced, and where, for reports.
     """
 
-    def __init__(self, limits: Limits, whitespace: Whitespace, property_order: PropertyOrder):
+    def __init__(
+        self,
+        limits: Limits,
+        whitespace: Whitespace,
+        property_order: PropertyOrder,
+        additional_properties: AdditionalProperties,
+    ):
         self.rules: dict[str, Expr] = {}
         self.annotations: list[str] = []
         self._limits = limits
         self._whitespace: Whitespace = whitespace
         self._property_order: PropertyOrder = property_order
+        self._additional_properties: AdditionalProperties = additional_properties
         self._merged: dict[tuple[str, ...], Call] = {}
         self._compilers: dict[str, Callable[[Fields, Ends], Expr]] = {
             "const_string": self._const_string,
@@ -132,7 +144,9 @@ class _Formats:
         schema = fields.value("json_schema")
         fields.expect_only("style", "json", "JSON is the only style here")
         is_free = fields.flag("any_order") or self._property_order == "free"
-        return seq(self._schema(schema, fields.path, "free" if is_free else "declared"), _one_of(ends))
+        or_any_object = fields.flag("or_any_object")
+        part = self._schema(schema, fields.path, "free" if is_free else "declared", or_any_object=or_any_object)
+        return seq(part, _one_of(ends))
 
     def _embedded(self, member: str, make: Callable[[str, Limits], Grammar], fields: Fields, ends: Ends) -> Expr:
         """A grammar of another kind, whose text is a member of the format."""
@@ -282,12 +296,27 @@ class _Formats:
         last = [Branch(end, EMPTY, is_last=True) for end in ends]
         return self._rule("text", free_text([*branches, *forbidden, *last], self._limits, may_end=not ends))
 
-    def _schema(self, schema: Any, path: str, property_order: PropertyOrder | None = None) -> Expr:
+    def _schema(
+        self, schema: Any, path: str, property_order: PropertyOrder | None = None, *, or_any_object: bool = False
+    ) -> Expr:
+        """A value of the schema. With `or_any_object`, a schema that cannot be enforced allows any object."""
         order: PropertyOrder = property_order or self._property_order
         text = json.dumps(schema)
-        return self._merge(
-            ("json_schema", order, text), path, lambda: schema_grammar(text, self._whitespace, order, self._limits)
-        )
+
+        def read(schema_text: str) -> Grammar:
+            return schema_grammar(schema_text, self._whitespace, order, self._additional_properties, self._limits)
+
+        def make() -> Grammar:
+            if not or_any_object:
+                return read(text)
+            try:
+                grammar = read(text)
+                build(grammar, self._limits)  # only this shows that the grammar is too large
+            except GrammarError as error:
+                return dataclasses.replace(read('{"type": "object"}'), annotations=(f"the whole schema ({error})",))
+            return grammar
+
+        return self._merge(("json_schema", order, text, str(or_any_object)), path, make)
 
     def _merge(self, key: tuple[str, ...], path: str, make: Callable[[], Grammar]) -> Call:
         """A call of another grammar. Its rules are added once, however often it stands in the tag."""

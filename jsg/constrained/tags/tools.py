@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from jsg.errors import GrammarError
-from jsg.types import GrammarSpec, PropertyOrder, Whitespace
+from jsg.types import AdditionalProperties, GrammarSpec, PropertyOrder, Whitespace
 
 Dialect = Literal["llama3_json", "hermes", "mistral"]
 Format = dict[str, Any]
@@ -21,10 +21,12 @@ class Tool:
     Attributes:
         name: Its name.
         parameters: JSON Schema of its arguments, which are an object; None takes any object.
+        is_strict: Whether a schema that cannot be enforced is an error; otherwise the arguments are then any object.
     """
 
     name: str
     parameters: Mapping[str, Any] | bool | None = None
+    is_strict: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ def tools_to_structural_tag(
     form: Format | None = None,
     whitespace: Whitespace = "fixed",
     property_order: PropertyOrder = "declared",
+    additional_properties: AdditionalProperties = "closed",
 ) -> GrammarSpec | None:
     """The grammar of an answer that may, or must, call tools; None where it may not call any.
 
@@ -64,6 +67,7 @@ def tools_to_structural_tag(
         form: The form of an answer without calls, as a format of a structural tag; None for free text.
         whitespace: The whitespace in the arguments.
         property_order: The order of the properties in the arguments.
+        additional_properties: Whether arguments may have members that no schema declares; see `GrammarSpec`.
 
     Raises:
         GrammarError: The named tool is not among the tools, two have one name, or arguments could not be an object.
@@ -81,7 +85,8 @@ def tools_to_structural_tag(
     if is_auto and form is not None:
         answer = {"type": "or", "elements": [answer, form]}
     tag = {"type": "structural_tag", "format": answer}
-    return GrammarSpec("structural_tag", json.dumps(tag, ensure_ascii=False), whitespace, property_order)
+    text = json.dumps(tag, ensure_ascii=False)
+    return GrammarSpec("structural_tag", text, whitespace, property_order, additional_properties)
 
 
 def _marker(text: str, special: Collection[str]) -> str | Format:
@@ -139,7 +144,8 @@ def _llama3(tools: Sequence[Tool], is_auto: bool, parallel: bool, special: Colle
 def _call(tool: Tool, arguments: str) -> tuple[str, Format, str]:
     """The text before the arguments of a call, their format, and the text after them."""
     head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{arguments}": '
-    return head, {"type": "json_schema", "json_schema": _object_schema(tool)}, "}"
+    body: Format = {"type": "json_schema", "json_schema": _object_schema(tool)}
+    return head, body if tool.is_strict else body | {"or_any_object": True}, "}"
 
 
 def _plain_tag(tool: Tool, arguments: str) -> Format:
@@ -178,6 +184,8 @@ def _object_schema(tool: Tool) -> Mapping[str, Any]:
         kind = schema.get("type", "object")
         if kind == "object" or (isinstance(kind, list) and "object" in kind):
             return {**schema, "type": "object"}
+    if not tool.is_strict:
+        return {"type": "object"}
     raise GrammarError(
         f"the parameters of a tool must be a JSON Schema of an object, but those of {tool.name[:60]!r} are not; "
         'give them "type": "object"',

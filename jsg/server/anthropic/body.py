@@ -10,11 +10,13 @@ from jsg.parameters import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from jsg.server.http.body import GRAMMAR, Body, Checked
 from jsg.server.media_sources import MediaSource, joined_content
 from jsg.server.shared.constraint import (
+    AdditionalPropertiesOption,
     Constraint,
     PropertyOrderOption,
     Schema,
     WhitespaceOption,
     grammar_fields,
+    grammar_options,
     only_one,
     text_form,
 )
@@ -376,6 +378,7 @@ class MessagesBody(with_sampling(CountTokensBody, "anthropic")):
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description=PRIORITY)
     whitespace: WhitespaceOption = None
     property_order: PropertyOrderOption = None
+    additional_properties: AdditionalPropertiesOption = None
 
     service_tier: Annotated[Any, Only(("auto", "standard_only"), "there is one tier; leave it out")] = None
     thread: Annotated[Any, Only((), _NO_THREADS, VALUES["thread"])] = None
@@ -387,8 +390,7 @@ class MessagesBody(with_sampling(CountTokensBody, "anthropic")):
 
     def to_sampling(self, tools: ToolUse | None) -> SamplingParams:
         """How to choose tokens and when to stop. Raises RequestError for a value out of range."""
-        options = {"whitespace": self.whitespace, "property_order": self.property_order}
-        grammar = grammar_fields(self.constraint(), tools, options)
+        grammar = grammar_fields(self.constraint(), tools, grammar_options(self))
         return SamplingParams.from_dict(sampling_fields(self, "anthropic") | grammar)
 
 

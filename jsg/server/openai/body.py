@@ -13,11 +13,13 @@ from jsg.server.generation import new_rid
 from jsg.server.http.body import GRAMMAR, Body, Rid, client_names
 from jsg.server.openai.response_format import CHOICES, OWN_WHITESPACE, Choices, ResponseFormat, StructuredOutputs
 from jsg.server.shared.constraint import (
+    AdditionalPropertiesOption,
     Constraint,
     PropertyOrderOption,
     Schema,
     WhitespaceOption,
     grammar_fields,
+    grammar_options,
     only_one,
 )
 from jsg.server.shared.fields import CACHE_SALT, END_USER, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
@@ -131,6 +133,7 @@ class OpenAIBody(with_sampling(Body, "openai")):
     guided_grammar: str | None = Field(None, description="From vLLM. The older name of `ebnf`.")
     whitespace: WhitespaceOption = None
     property_order: PropertyOrderOption = None
+    additional_properties: AdditionalPropertiesOption = None
 
     spaces_between_special_tokens: bool | None = None
     use_beam_search: Annotated[Any, Only((False,), "there is no beam search; use n and sampling")] = None
@@ -203,9 +206,18 @@ class OpenAIBody(with_sampling(Body, "openai")):
     def _to_sampling(self, max_new_tokens: int, tools: ToolUse | None) -> SamplingParams:
         fields = sampling_fields(self, "openai")
         fields["no_stop_trim"] = fields["no_stop_trim"] or self.include_stop_str_in_output
-        options = {"whitespace": self.whitespace, "property_order": self.property_order}
-        grammar = grammar_fields(self.constraint(), tools, options)
+        grammar = grammar_fields(self.constraint(), tools, self._grammar_options())
         return SamplingParams.from_dict({**fields, "max_new_tokens": max_new_tokens, **grammar})
+
+    def _grammar_options(self) -> dict[str, Any]:
+        options, name = grammar_options(self), "additional_properties"
+        said = None if self.structured_outputs is None else self.structured_outputs.additional_properties
+        if said is not None and options.setdefault(name, said) != said:
+            raise RequestError(
+                f"{name} must not contradict disable_additional_properties, but it is {options[name]}; leave one out",
+                name,
+            )
+        return options
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:

@@ -8,7 +8,7 @@ from pydantic import FailFast, Field, StringConstraints, model_validator
 from jsg.errors import RequestError
 from jsg.server.http.body import Body, Checked
 from jsg.server.shared.constraint import Constraint, Schema
-from jsg.types import GrammarKind
+from jsg.types import AdditionalProperties, GrammarKind
 
 type SchemaName = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
 type Choices = Annotated[list[str], FailFast(), Field(min_length=1)]
@@ -19,7 +19,7 @@ SCHEMA = "A JSON Schema, which the text of the answer matches."
 FORMAT_TYPE = '"text" allows any answer, "json_object" any JSON object, "json_schema" the JSON of a schema.'
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
-ENFORCED = "the schema is always enforced as it is"
+ENFORCED = "the schema is always enforced"
 NOT_SHOWN = "the model does not see the name and the description of a schema; tell the model in a message"
 
 
@@ -79,10 +79,7 @@ class ResponseFormat(Body):
 class StructuredOutputs(Body):
     """One grammar, in the form of vLLM."""
 
-    REFUSED: ClassVar[Mapping[str, str]] = {
-        "whitespace_pattern": OWN_WHITESPACE,
-        "disable_additional_properties": "use additionalProperties in the schema",
-    }
+    REFUSED: ClassVar[Mapping[str, str]] = {"whitespace_pattern": OWN_WHITESPACE}
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "disable_any_whitespace": "`whitespace` says how JSON is written, and its default allows one form only",
         "disable_fallback": "there is only one grammar backend, so there is no fallback",
@@ -96,8 +93,18 @@ class StructuredOutputs(Body):
     structural_tag: str | dict[str, Any] | None = Field(
         None, description="A structural tag, as a JSON value or as its text."
     )
+    disable_additional_properties: bool | None = Field(
+        None, description="True is `additional_properties` of `closed`, the default, and false is `open`."
+    )
     disable_any_whitespace: bool | None = None
     disable_fallback: bool | None = None
+
+    @property
+    def additional_properties(self) -> AdditionalProperties | None:
+        """What the client says about undeclared members of objects, if its grammar has a schema."""
+        if self.disable_additional_properties is None or (self.json_ is None and self.structural_tag is None):
+            return None
+        return "closed" if self.disable_additional_properties else "open"
 
     def constraints(self) -> Iterator[Constraint]:
         """All grammars that it has."""

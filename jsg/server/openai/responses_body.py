@@ -11,11 +11,13 @@ from jsg.server.http.body import GRAMMAR, Body, Checked
 from jsg.server.openai.response_format import ANY_OBJECT, ENFORCED, FORMAT_TYPE, NOT_SHOWN, SCHEMA, SchemaName
 from jsg.server.openai.response_store import Picture, Role
 from jsg.server.shared.constraint import (
+    AdditionalPropertiesOption,
     Constraint,
     PropertyOrderOption,
     Schema,
     WhitespaceOption,
     grammar_fields,
+    grammar_options,
     only_one,
     text_form,
 )
@@ -407,6 +409,7 @@ class ResponsesBody(with_sampling(InputTokensBody, "responses")):
     stream_options: ResponseStreamOptions | None = None
     whitespace: WhitespaceOption = None
     property_order: PropertyOrderOption = None
+    additional_properties: AdditionalPropertiesOption = None
     user: str | None = Field(None, max_length=MAX_NAME_CHARS, description=END_USER)
     safety_identifier: str | None = Field(None, max_length=MAX_NAME_CHARS, description="The new name of `user`.")
     cache_salt: str | None = Field(None, max_length=MAX_NAME_CHARS, description=CACHE_SALT)
@@ -432,9 +435,8 @@ class ResponsesBody(with_sampling(InputTokensBody, "responses")):
 
     def to_sampling(self, max_new_tokens: int, tools: ToolUse | None) -> SamplingParams:
         """The sampling parameters. Raises RequestError for a value out of range."""
-        options = {"whitespace": self.whitespace, "property_order": self.property_order}
         fields = sampling_fields(self, "responses") | {"max_new_tokens": max_new_tokens}
-        return SamplingParams.from_dict(fields | grammar_fields(self.constraint(), tools, options))
+        return SamplingParams.from_dict(fields | grammar_fields(self.constraint(), tools, grammar_options(self)))
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from jsg.errors import RequestError
 from jsg.server.tool_use import Choice, TextForm, Tool, ToolUse
-from jsg.types import GrammarKind, PropertyOrder, Whitespace
+from jsg.types import GRAMMAR_OPTIONS, AdditionalProperties, GrammarKind, PropertyOrder, Whitespace
 
 type Schema = dict[str, Any] | bool
 # No `type` statements: pydantic would hide the descriptions behind the names.
@@ -19,6 +19,10 @@ WhitespaceOption = Annotated[
 PropertyOrderOption = Annotated[
     PropertyOrder | None,
     Field(description="The order of the members of objects of a schema; see `sampling_params` below."),
+]
+AdditionalPropertiesOption = Annotated[
+    AdditionalProperties | None,
+    Field(description="Whether objects may have members that a schema does not declare; see `sampling_params` below."),
 ]
 
 
@@ -83,6 +87,12 @@ def text_form(constraint: Constraint | None, tools: Sequence[Tool], choice: Choi
             return TextForm(constraint.field, value["format"])
 
 
+def grammar_options(body: object) -> dict[str, Any]:
+    """The options of a grammar that a client gave in fields of these names."""
+    given = {name: getattr(body, name) for name in GRAMMAR_OPTIONS}
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def grammar_fields(
     constraint: Constraint | None, tools: ToolUse | None, options: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -91,9 +101,9 @@ def grammar_fields(
     Args:
         constraint: The grammar of the whole answer.
         tools: The tools that the answer may call; they know the grammar as the form of a text.
-        options: `whitespace` and `property_order`, for the grammar or the tools.
+        options: The options that the client gave, for the grammar or the tools.
     """
-    options = {name: value for name, value in (options or {}).items() if value is not None}
+    options = dict(options or {})
     if tools is not None:
         grammar = {"grammar": dataclasses.replace(tools.grammar(), **options)}
         return grammar | ({"skip_special_tokens": False} if tools.has_special_marks else {})

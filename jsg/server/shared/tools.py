@@ -10,7 +10,7 @@ from jsg.server.tool_use import Tool
 
 FUNCTIONS_ONLY = "only functions can be called; describe the tool as a function"
 DESCRIPTION = "A description, which is shown to the model."
-STRICT = "If it is false, the arguments of a call are any JSON object. Otherwise they match `parameters`."
+STRICT = "If it is false, `parameters` that cannot be enforced are no error: the arguments are then any JSON object."
 PARAMETERS = "A JSON Schema of the arguments, which is shown to the model. Without it a call has no arguments."
 TOOLS = "The tools that the answer may call, for a model that was trained to call tools."
 TOOL_CHOICE = 'With "auto", the default, the answer is text or calls. With "required" it has at least one call.'

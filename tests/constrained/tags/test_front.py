@@ -49,6 +49,21 @@ def check(machine_: Machine, good: list[str | bytes], bad: list[str | bytes]) ->
     assert [text for text in bad if accepts(machine_, text)] == []
 
 
+NOT_SUPPORTED = {"type": "object", "properties": {"n": {"uniqueItems": True}}}
+TOO_LARGE = {"type": "object", "properties": {"n": {"pattern": "^([a-z]+ ?){40,100000}$"}}}
+
+
+@pytest.mark.parametrize(("schema", "is_possible"), [(INTEGER, True), (NOT_SUPPORTED, False), (TOO_LARGE, False)])
+def test_a_schema_that_is_enforced_if_it_can_be(schema: dict[str, Any], is_possible: bool) -> None:
+    format_ = {"type": "json_schema", "json_schema": schema}
+    others = ["{}", '{"x": [1, 1]}']
+    found = machine(format_ | {"or_any_object": True})
+    check(found, ['{"n": 5}', *([] if is_possible else others)], ["[]", *(others if is_possible else [])])
+    if not is_possible:
+        with pytest.raises(GrammarError):
+            machine(format_)
+
+
 def test_the_older_form() -> None:
     text = json.dumps(
         {
