@@ -297,7 +297,7 @@ class Request:
         if self.hold:
             require(self.sampling.max_new_tokens == 0, "max_new_tokens", "0 in a hold", self.sampling.max_new_tokens)
             require(not self.return_logprob, "return_logprob", "left out of a hold", self.return_logprob)
-            require(not self.joined, "joined", "left out of a hold: what is joined is not cached", self.joined)
+            require(not self.joined, "joined", "left out of a hold, which keeps a prompt without branches", self.joined)
         if self.position_jumps:
             indices = [index for index, _ in self.position_jumps]
             are_whole = all(is_int(index) and is_int(extra) for index, extra in self.position_jumps)

@@ -99,7 +99,7 @@ def _candidates(places: Sequence[Placement], min_pages: int) -> list[_Prefix]:
     """
     prefixes: dict[Node, _Prefix] = {}
     for index, place in enumerate(places):
-        node, num_pages = place.lock.node, place.num_path_pages
+        node, num_pages = place.leading_lock.node, place.num_leading_pages
         while num_pages >= min_pages and node.num_locks < MIN_GROUP:
             num_pages -= node.num_pages
             node = _parent(node)

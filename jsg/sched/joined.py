@@ -1,15 +1,17 @@
 """Joined requests: their branches are computed first, each one by a request of its own.
 
     row:  [ prefix ][ branch 1 ][ branch 2 ][ suffix, output ... ]
-            tree      tree        tree        the request's own
+            tree      tree        tree        tree, in a namespace of these branches; then the request's own
 
 The tokens of a branch see the prefix and the branch itself. Together these are a path of the radix tree like any
 other. A request that no client knows computes what is not cached of that path, generates nothing and keeps its pages.
 This request is called a branch too.
 
 When all branches are computed, the joined request gets a row in which their pages stand one after another. Then only
-its suffix has to be computed. The suffix sees several paths at once, so it is never put into the tree. A retract gives
-up the branches and the suffix, and all of them are computed again.
+its suffix has to be computed. The suffix sees several paths at once, so in the tree it is a path of its own, in a
+namespace that names prefix, branches and positions (`positions.py`). There the next request with these branches finds
+it. A retract gives up branches and suffix, and what the tree has lost of them until the next admission is computed
+again.
 
 Each branch has a copy of the prefix while it waits or runs. So only some branches are made at first, and another one is
 made whenever one is admitted.
@@ -19,7 +21,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
 from jsg.errors import RequestError
-from jsg.sched.positions import cut, spans
+from jsg.sched.positions import branch_layout, cut, spans
 from jsg.sched.request import FirstAdmission, KeptPrefix, Placement, RequestState, RunningRequest
 from jsg.sched.table import RequestTable
 from jsg.sched.totals import SchedulerTotals
@@ -130,14 +132,22 @@ class Join:
         index = report.first_difference if behind < 0 else start + behind
         self.report = dataclasses.replace(report, first_difference=index)
 
-    def first_admission(self, queue_s: float) -> FirstAdmission:
-        """What the client of the joined request, which is admitted now, is told of its admission."""
-        cached, report = list(self.cached.values()), None
+    def first_admission(self, num_there: int, queue_s: float, report: CacheReport | None) -> FirstAdmission:
+        """What the client of the joined request, which is admitted now, is told of its admission.
+
+        Args:
+            num_there: How many tokens need not be computed any more.
+            queue_s: Seconds from arrival to admission.
+            report: Why the cached part of what is behind the branches ends where it does, if the client asked.
+        """
+        cached, end = list(self.cached.values()), self.whole.request.joined[-1]
         num_cached = min(cached[0], self.num_prefix) + sum(max(num - self.num_prefix, 0) for num in cached)
-        if self.whole.request.return_cache_info:
-            report = self.report or CacheReport(matched_tokens=0, matchable_tokens=0)
-            matchable = self.whole.request.joined[-1]
-            report = dataclasses.replace(report, matched_tokens=num_cached, matchable_tokens=matchable)
+        num_cached += num_there - end
+        if report is not None:
+            if report.first_difference is not None:  # a page that misses may begin with the end of a branch
+                report = dataclasses.replace(report, first_difference=max(report.first_difference, end))
+            matchable = max(report.matchable_tokens, end)
+            report = dataclasses.replace(self.report or report, matched_tokens=num_cached, matchable_tokens=matchable)
         return FirstAdmission(num_cached, queue_s, report)
 
 
@@ -291,7 +301,7 @@ class JoinedRequests:
                 len(tokens),
                 len(tokens),
                 arrived_s=whole.arrived_s,
-                layout=self._table.words.branch_layout(whole.layout, tokens, join.num_prefix, start, end),
+                layout=branch_layout(whole.layout, join.num_prefix, start, end),
                 branch_of=whole,
             )
             self._queue(branch)

@@ -106,7 +106,8 @@ class Lifecycle:
         place = self.table.admit_joined(whole, join.take_pages())
         self._run(whole, place)
         if whole.admission is None:
-            self._note_first(whole, join.first_admission(now_s - whole.arrived_s))
+            report = self.table.explain(whole, place) if whole.request.return_cache_info else None
+            self._note_first(whole, join.first_admission(place.num_dispatched, now_s - whole.arrived_s, report))
         return place
 
     def _run(self, running: RunningRequest, place: Placement) -> None:
@@ -190,9 +191,12 @@ class Lifecycle:
             del self.holds[running.request.rid]
 
     def _give_back(self, running: RunningRequest, *, distrusts: bool = False) -> None:
-        """Takes back the row and pages of a running request, and shares its computed prefix unless it distrusts it."""
+        """Takes back the row and pages of a running request, and shares its computed prefix unless it distrusts it.
+
+        A row to which copies are still to be made has nothing else that it could share.
+        """
         place = placement(running)
-        if not distrusts:
+        if not distrusts and place.row not in self.table.copies:
             self.table.share(running, place, min(place.num_dispatched, running.num_known - 1))
         self.table.release(place, distrusts=distrusts)
 
@@ -228,7 +232,7 @@ class Lifecycle:
         assert all(r.state is RequestState.RUNNING for r in self.running)
         assert all(r.state is RequestState.KEPT for r in held)
         assert self.num_holds == len(held) + sum(r.request.hold for r in self.live.values())
-        num_placed = sum(len(placement(r).branches) for r in self.running)
+        num_placed = sum(len(placement(r).before) for r in self.running)
         assert self.table.num_kept == len(held) + self.joins.num_kept + num_placed
         rows = [placement(r).row for r in self.running]
         assert len(set(rows)) == len(rows), "two requests share a row"

@@ -4,9 +4,13 @@ The index of a token says where it stands in the row, and its position says how 
 behind a position jump and behind branches. A cached key is right for one position only, so the tree finds it by token
 and position together: a token whose position is larger than its index is another word in the tree. The tokens of an
 image are one placeholder whatever the image shows, so the tree has the words of the image in their place.
+
+What is behind the branches of a joined prompt sees several paths of the tree at once. So it is a path of its own, in a
+namespace that names all that comes before it.
 """
 
 import dataclasses
+import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Sequence, Set
@@ -28,14 +32,15 @@ class Layout:
 
     Attributes:
         positions: int32, the position of every token that the request has or will have.
-        key: int32, the words by which the radix tree finds its tokens. For a joined request, only the words of the
-            prefix mean something.
+        key: int32, the words by which the radix tree finds its tokens.
         first_word: Output token t has the word -1 - (`first_word` + t), or the word t if `first_word` is 0.
+        namespace: For a joined request, where the tree has what is behind the branches; else None.
     """
 
     positions: np.ndarray
     key: np.ndarray
     first_word: int = 0
+    namespace: str | None = None
 
     def put(self, index: int, token: int) -> None:
         """Notes an output token."""
@@ -70,9 +75,9 @@ def positions_of(request: Request, size: int) -> np.ndarray | None:
 class PositionWords:
     """The words of tokens whose position is not their index.
 
-    The shift of a token is its position minus its index. Each shift in use has a number s, and token t is then word
-    -1 - (s * vocabulary + t). When numbers run out, everything is evicted that no live request has locked, and the
-    numbers of shifts that no live request has are given to other shifts.
+    The shift of a token is its position minus its index in its path of the tree. Each shift in use has a number s, and
+    token t is then word -1 - (s * vocabulary + t). When numbers run out, everything is evicted that no live request has
+    locked, and the numbers of shifts that no live request has are given to other shifts.
 
     Invariant: every word in the tree is that of a shift in `_numbers`.
     """
@@ -129,24 +134,17 @@ class PositionWords:
         """
         if positions is None:
             return media_layout(tokens, request.media) if request.media else None
-        num_keyed = request.joined[0] if request.joined else len(request.input_ids)
+        shifts, num_prompt = _shifts(request, positions), len(request.input_ids)
         key = tokens.copy()
-        key[:num_keyed] = self._key(tokens[:num_keyed], positions[:num_keyed], 0)
-        number = self._numbers.get(int(positions[-1]) - len(positions) + 1, 0)
-        return Layout(positions.astype(np.int32), key, number * self._vocab_size)
+        key[:num_prompt] = self._words(tokens[:num_prompt], shifts[:num_prompt])
+        first_word = self._numbers.get(int(shifts[-1]), 0) * self._vocab_size
+        namespace = _namespace_behind(request, tokens, positions) if request.joined else None
+        return Layout(positions.astype(np.int32), key, first_word, namespace)
 
-    def branch_layout(self, whole: Layout, tokens: np.ndarray, num_prefix: int, start: int, end: int) -> Layout | None:
-        """Positions and key of the prefix and one branch; None if these are indices and tokens."""
-        positions = cut(whole.positions, num_prefix, start, end)
-        key_behind = self._key(tokens[num_prefix:], positions[num_prefix:], num_prefix)
-        key = np.concatenate([whole.key[:num_prefix], key_behind])
-        return Layout(positions, key) if (key < 0).any() else None
-
-    def _key(self, tokens: np.ndarray, positions: np.ndarray, first_index: int) -> np.ndarray:
-        """int32: the words of tokens from an index on. The word is the token if its position is its index."""
-        indices = np.arange(first_index, first_index + len(tokens))
-        shifts, which = np.unique(positions - indices, return_inverse=True)
-        numbers = np.array([self._numbers[shift] if shift else 0 for shift in shifts.tolist()], np.int64)[which]
+    def _words(self, tokens: np.ndarray, shifts: np.ndarray) -> np.ndarray:
+        """int32: the words of tokens with these shifts. The word is the token if its shift is 0."""
+        values, which = np.unique(shifts, return_inverse=True)
+        numbers = np.array([self._numbers[shift] if shift else 0 for shift in values.tolist()], np.int64)[which]
         return np.where(numbers > 0, ~(tokens + numbers * self._vocab_size), tokens).astype(np.int32)
 
     def readable(self, report: CacheReport) -> CacheReport:
@@ -164,6 +162,12 @@ def media_layout(tokens: np.ndarray, media: Sequence[MediaInput]) -> Layout:
     return Layout(np.arange(len(tokens), dtype=np.int32), key)
 
 
+def branch_layout(whole: Layout, num_prefix: int, start: int, end: int) -> Layout | None:
+    """Positions and key of the prefix and one branch; None if these are indices and tokens."""
+    key = cut(whole.key, num_prefix, start, end)
+    return Layout(cut(whole.positions, num_prefix, start, end), key) if (key < 0).any() else None
+
+
 def spans(request: Request) -> list[tuple[int, int]]:
     """Begin and end of each branch that has tokens, or of one empty branch if none has tokens."""
     pairs = [(start, end) for start, end in itertools.pairwise(request.joined) if start < end]
@@ -176,15 +180,33 @@ def cut(values: np.ndarray, num_prefix: int, start: int, end: int) -> np.ndarray
 
 
 def cached_shifts(request: Request, positions: np.ndarray | None) -> list[int]:
-    """The shifts of a request's tokens that are cached, each once and without 0.
+    """The shifts of a request's tokens, each once and without 0."""
+    return [] if positions is None else [shift for shift in np.unique(_shifts(request, positions)).tolist() if shift]
 
-    The index of a token is that in its path of the tree, and the path of a branch lacks the branches before it.
+
+def _shifts(request: Request, positions: np.ndarray) -> np.ndarray:
+    """int64: by how much the position of each token is larger than its index in its path of the tree.
+
+    The path of a branch lacks the branches before it. What is behind the branches has a path of its own, whose
+    namespace says the first position.
     """
-    if positions is None:
-        return []
-    starts = np.array(request.joined or [len(positions)])
-    num_prefix, end = starts[0], starts[-1]
-    before = np.repeat(starts[:-1] - num_prefix, np.diff(starts))  # tokens before a branch that its path lacks
-    excess = positions[:end] - np.arange(end)
-    excess[num_prefix:] += before
-    return [shift for shift in np.unique(excess).tolist() if shift]
+    shifts = positions - np.arange(len(positions))
+    if request.joined:
+        starts = np.array(request.joined)
+        first, last = starts[0], starts[-1]
+        shifts[first:last] += np.repeat(starts[:-1] - first, np.diff(starts))
+        shifts[last:] -= shifts[last]
+    return shifts
+
+
+def _namespace_behind(request: Request, tokens: np.ndarray, positions: np.ndarray) -> str:
+    """The namespace in which the tree has what is behind the branches of a joined request.
+
+    Keys and values there depend on all tokens before them, on their positions, and on where each branch begins. A
+    digest names all these, and the first position behind the branches.
+    """
+    last = request.joined[-1]
+    digest = hashlib.blake2b(np.array([len(request.joined), *request.joined], np.int64).tobytes(), digest_size=16)
+    digest.update(tokens[:last].tobytes())
+    digest.update(positions[: last + 1].tobytes())
+    return f"{request.namespace}/{digest.hexdigest()}"

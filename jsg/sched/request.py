@@ -67,16 +67,18 @@ class Placement:
 
     Attributes:
         row: Its row in the request table, from 1. Row 0 takes the writes of padding.
-        lock: Protects its cached prefix from eviction.
-        num_tree_pages: How many leading pages the radix tree owns. The others are the row's own ("uncached").
+        lock: Protects its cached prefix from eviction; for a joined request, what is cached from `first_page` on.
+        num_tree_pages: How many leading pages the radix tree or `before` owns. The others are the row's own
+            ("uncached").
         num_dispatched: How many positions have keys and values that are computed, or will be by a step in flight.
         is_prefilling: Whether some tokens that were known at admission are not dispatched yet, or the last token must
             run again since a step did not sample (`put_off`).
         num_in_flight: 1 while a step that samples for the request is not committed yet, else 0. With drafts that step
             may give several tokens, so it is committed before the next step is planned.
         device_has_last: Whether the table on the device has the last token. After a step with drafts it has not.
-        branches: The pages of the branches of a joined request, which never goes into the tree itself.
-        num_prefix_pages: How many leading pages of a joined request are the path from the root of the tree to its lock.
+        before: The pages of a joined request before those of its own path: of the prefix, then of each branch.
+        first_page: The page of the row with which its path in the tree begins. For a joined request it is the first
+            page that is not one of `before`.
     """
 
     row: int
@@ -86,13 +88,18 @@ class Placement:
     is_prefilling: bool = True
     num_in_flight: int = 0
     device_has_last: bool = True
-    branches: tuple[KeptPrefix, ...] = ()
-    num_prefix_pages: int = 0
+    before: tuple[KeptPrefix, ...] = ()
+    first_page: int = 0
 
     @property
-    def num_path_pages(self) -> int:
-        """How many leading pages of the row are the path from the root of the tree to the lock."""
-        return self.num_prefix_pages if self.branches else self.num_tree_pages
+    def leading_lock(self) -> PrefixLock:
+        """The lock at the end of the path of which the leading pages of the row are."""
+        return self.before[0].lock if self.before else self.lock
+
+    @property
+    def num_leading_pages(self) -> int:
+        """How many pages that path has."""
+        return len(self.before[0].pages) if self.before else self.num_tree_pages
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -168,6 +175,12 @@ class RunningRequest:
         """int32: the key by which the radix tree finds `tokens`."""
         return self.tokens if self.layout is None else self.layout.key
 
+    @property
+    def namespace(self) -> str:
+        """The namespace of its path in the tree; for a joined request, of the path behind its branches."""
+        behind = self.layout.namespace if self.layout else None
+        return self.request.namespace if behind is None else behind
+
     def trusted(self, num_tokens: int, page_size: int) -> int:
         """How many of its first `num_tokens`, which the tree has too, it may share with others. They fill whole pages.
 
@@ -182,7 +195,7 @@ class RunningRequest:
 
     @property
     def shifts(self) -> list[int]:
-        """The shifts of its cached tokens (see `PositionWords`). Those of a branch belong to its joined request."""
+        """The shifts of its tokens (see `PositionWords`). Those of a branch belong to its joined request."""
         if self.layout is None or self.branch_of is not None:
             return []
         return cached_shifts(self.request, self.layout.positions)

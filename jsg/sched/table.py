@@ -1,5 +1,6 @@
 """The request table on the host: which pages each running request's positions are in."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,8 +16,8 @@ from jsg.types import CacheReport, Request
 class RequestTable:
     """Rows of pages. No other code moves pages between allocator, rows and radix tree.
 
-    The leading `num_tree_pages` of a row belong to the tree and are locked. The other pages, up to the last dispatched
-    position, are the row's own. The device has a copy of the table.
+    The leading `num_tree_pages` of a row belong to the tree or to branches and are locked. The other pages, up to the
+    last dispatched position, are the row's own. The device has a copy of the table.
 
     Invariant: free + evictable + protected + uncached == total, in pages.
 
@@ -108,6 +109,9 @@ class RequestTable:
     def admit_joined(self, running: RunningRequest, branches: Sequence[KeptPrefix]) -> Placement:
         """Gives a joined request a row with the pages of its branches one after another, and takes over these pages.
 
+        Behind them come the pages that the tree has of its own path, which begins with the first page that is not one
+        of the branches. So pages that are copied from branches are shared too, and only the missing ones are copied.
+
         There must be a free row, and pages for the copies. The first branch must list all its pages, and the others
         list their pages from the end of the prefix on.
         """
@@ -119,24 +123,31 @@ class RequestTable:
         firsts = [num_prefix - kept.first_page * size for kept in branches]
         behind = [branch[first : first + n] for branch, first, n in zip(slots, firsts, lengths, strict=True)]
         source = np.concatenate([slots[0][:num_prefix], *behind])
-        num_copied = self.num_copied_pages(request)
-        num_whole = self.pages_for(num_joined) - num_copied
+        num_whole = self.pages_for(num_joined) - self.num_copied_pages(request)
         self.pages[row, :num_whole] = source[: num_whole * size : size] // size
-        if num_copied:
-            self.pages[row, num_whole : num_whole + num_copied] = self._allocate(num_copied)
-            self.num_uncached_pages += num_copied
-            target = np.arange(num_whole * size, num_joined)
-            target = self.pages[row, target // size] * size + target % size
-            self.copies[row] = source[num_whole * size :].astype(np.int32), target.astype(np.int32)
         self.dirty_rows.add(row)
-        prefix = self._cache.match(running.key[:num_prefix], request.namespace)
-        lock = self._cache.lock(prefix)
-        return Placement(row, lock, num_whole, num_joined, branches=tuple(branches), num_prefix_pages=len(prefix.pages))
+        stem = self._cache.match(running.key[:num_prefix], request.namespace)
+        before = (KeptPrefix(self._cache.lock(stem), stem.pages, np.empty(0, np.int32)), *branches)
+        self.num_kept += 1
+        match = self._cache.match(running.key[num_whole * size : running.match_limit], running.namespace)
+        lock, num_there = self._cache.lock(match), num_whole + len(match.pages)
+        self.pages[row, num_whole:num_there] = match.pages
+        if (num_copied := self.pages_for(num_joined) - num_there) > 0:
+            self.pages[row, num_there : num_there + num_copied] = self._allocate(num_copied)
+            self.num_uncached_pages += num_copied
+            target = np.arange(num_there * size, num_joined)
+            target = self.pages[row, target // size] * size + target % size
+            self.copies[row] = source[num_there * size :].astype(np.int32), target.astype(np.int32)
+        return Placement(row, lock, num_there, max(num_there * size, num_joined), before=before, first_page=num_whole)
 
     def explain(self, running: RunningRequest, place: Placement) -> CacheReport:
-        """Says why the cached prefix of a request that was just admitted ends where it does."""
-        tokens = running.key[: running.match_limit]
-        return self.words.readable(self._cache.explain(place.lock.node, tokens, running.request.namespace))
+        """Says why the cached prefix of a request that was just admitted ends where it does; in tokens of its row."""
+        start = place.first_page * self.page_size
+        tokens = running.key[start : running.match_limit]
+        report = self.words.readable(self._cache.explain(place.lock.node, tokens, running.namespace))
+        behind = None if report.first_difference is None else start + report.first_difference
+        matched, matchable = start + report.matched_tokens, start + report.matchable_tokens
+        return dataclasses.replace(report, matched_tokens=matched, matchable_tokens=matchable, first_difference=behind)
 
     def forget(self, request: Request, shifts: Sequence[int], *, distrusts: bool = False) -> None:
         """Gives back what a request that has ended or could not be added has acquired: its shifts and its images.
@@ -181,11 +192,11 @@ class RequestTable:
         own = self.pages[place.row, place.num_tree_pages : self.pages_for(place.num_dispatched)]
         self._allocator.free(own)
         self.num_uncached_pages -= len(own)
-        for kept in place.branches:
+        for kept in place.before:
             self.drop(kept)
         self._cache.unlock(place.lock)
         if distrusts:
-            for lock in (*(kept.lock for kept in place.branches), place.lock):
+            for lock in (*(kept.lock for kept in place.before), place.lock):
                 self._cache.forget(lock)
         self.vision.unpin(place)
         self._free_rows.append(place.row)
@@ -234,20 +245,22 @@ class RequestTable:
             How many tokens the tree had before. The row must not write them.
         """
         count = self._num_shared(running, num_tokens) // self.page_size
-        if not self._cache.enabled or place.branches or count <= place.num_tree_pages:
+        if not self._cache.enabled or count <= place.num_tree_pages:
             return place.num_tree_pages * self.page_size
-        own = self.pages[place.row, :count].copy()
-        result = self._cache.insert(running.key[: count * self.page_size], own, running.request.namespace)
+        first = place.first_page
+        own = self.pages[place.row, first:count].copy()
+        key = running.key[first * self.page_size : count * self.page_size]
+        result = self._cache.insert(key, own, running.namespace)
         lock = self._cache.lock(result)
         self._cache.unlock(place.lock)
-        duplicates = own[place.num_tree_pages : result.num_existing]
-        if len(duplicates):
+        duplicates = own[place.num_tree_pages - first : result.num_existing]
+        if len(duplicates):  # if copies to them are still to be made, these come before any step that writes them anew
             self._allocator.free(duplicates)
-            self.pages[place.row, :count] = result.pages
+            self.pages[place.row, first:count] = result.pages
             self.dirty_rows.add(place.row)
         self.num_uncached_pages -= count - place.num_tree_pages
         place.lock, place.num_tree_pages = lock, count
-        return result.num_existing * self.page_size
+        return (first + result.num_existing) * self.page_size
 
     def _num_shared(self, running: RunningRequest, num_tokens: int) -> int:
         """How many of the first tokens of a row may go into the tree. All tokens of a text may.

@@ -183,9 +183,21 @@ class TestReuse:
         own = [m["prompt_tokens"] + m["completion_tokens"] - common for m in metas]
         assert meta["prompt_tokens"] == common + sum(own) + len(engine.tokenizer.encode(" So"))
         assert meta["cached_tokens"] == common + sum(own) - len(own), "the last token of each had not been computed"
-        await session.extend(Text(" and"))
-        assert (await gen(session))[0]
         assert text
+        for added in (" and", " but"):
+            before = meta
+            await session.extend(Text(added))
+            _, meta = await gen(session)
+            assert meta["cached_tokens"] == exists_after(before), "what is behind the branches is found too"
+        await session.extend(Text(" now the girl"))
+        forks = await session.fork(3)
+        for index, fork in enumerate(forks):
+            await fork.extend(Text("abc"[index]))
+        metas = [meta for _, meta in await asyncio.gather(*map(gen, forks))]
+        shared = metas[0]["prompt_tokens"] - 1
+        assert sorted(meta["cached_tokens"] for meta in metas) == [exists_after(meta), shared, shared], "computed once"
+        for each in (*branches, *forks):
+            await each.close()
 
 
 class TestSameAnswer:

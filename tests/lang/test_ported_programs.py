@@ -384,4 +384,8 @@ class TestEmbeddedModel:
         after = backend.get_server_info()
         branch_tokens = after["branch_tokens"] - before["branch_tokens"]
         assert cached >= branch_tokens > 0
+        meta = ported.line_retrieval.run(prefix="Lines:", suffix="Line 2 is", **bodies, temperature=0).get_meta_info(
+            "answer"
+        )
+        assert meta["cached_tokens"] == meta["prompt_tokens"] - 1, "all that was computed is found"
         assert after["branch_tokens_computed"] == before["branch_tokens_computed"], "no line is read twice"

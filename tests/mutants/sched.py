@@ -18,10 +18,10 @@ SCHED = (
         "tests/sched/test_scheduler.py tests/sched/test_traffic.py",
     ),
     Mutation(
-        "sched: the suffix of a joined request is put into the tree",
-        "jsg/sched/table.py",
-        "if not self._cache.enabled or place.branches or count",
-        "if not self._cache.enabled or count",
+        "sched: the suffix of a joined request is found behind other branches",
+        "jsg/sched/positions.py",
+        "    digest.update(tokens[:last].tobytes())\n",
+        "",
         "tests/sched/test_joined.py",
     ),
     Mutation(

@@ -563,7 +563,7 @@ class SimulatedEngine:
         """Tokens that may come from the cache: whole pages, never those whose results are wanted."""
         limit = len(request.input_ids) - (request.sampling.max_new_tokens > 0)
         if request.joined:
-            return request.joined[-1] if self.shape.has_cache else 0
+            return limit if self.shape.has_cache else 0
         if request.return_logprob and 0 <= request.logprob_start_len < len(request.input_ids):
             limit = max(request.logprob_start_len - 1, 0)
         return limit // self.shape.page_size * self.shape.page_size if self.shape.has_cache else 0

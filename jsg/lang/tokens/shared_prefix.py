@@ -84,7 +84,7 @@ class SharedPrefix:
     async def _compute(self) -> None:
         whole = await self._whole()
         parts = _cut_off(whole)
-        if not any(isinstance(part, JoinedPart) for part in whole):  # the cache keeps nothing behind branches
+        if not any(isinstance(part, JoinedPart) for part in whole):  # a hold has no branches
             self._hold = await try_hold(self._model, whole)
             if self._hold is not None:
                 parts = commit(whole, self._hold.part_ids)
