@@ -25,6 +25,16 @@ from jsg.lang.state import ProgramState
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.sources import resolve_model
 
+__all__ = [
+    "add_common_sglang_args_and_parse",
+    "download_and_cache_file",
+    "dump_state_text",
+    "get_tokenizer",
+    "global_config",
+    "read_jsonl",
+    "select_sglang_backend",
+]
+
 DOWNLOAD_TIMEOUT_S = 60.0
 """Seconds for which a server may be silent during a download."""
 
