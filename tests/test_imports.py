@@ -23,6 +23,7 @@ HOST_MODULES = (
     "jsg.config",
     "jsg.sources",
     "jsg.cli",
+    "jsg.compat",
     "jsg.testing",
     "jsg.engine.byte_cache",
     "jsg.engine.media_reader",

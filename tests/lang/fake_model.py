@@ -152,14 +152,18 @@ def scored_answer(prompt: Prompt, tokenizer: Tokenizer, next_logprobs: NextLogpr
     ids = request.input_ids
     answer = Answer(request, tokenizer)
     start = request.logprob_start_len
-    scored = (
-        ()
-        if start < 0
-        else tuple(TokenLogprob(ids[i], next_logprobs(ids[:i])[ids[i]] if i else None) for i in range(start, len(ids)))
-    )
+
+    def at(index: int) -> TokenLogprob:
+        if not index:
+            return TokenLogprob(ids[0], None)
+        table = next_logprobs(ids[:index])
+        return TokenLogprob(
+            ids[index], table[ids[index]], chosen=tuple((i, table[i]) for i in request.token_ids_logprob)
+        )
+
     if not request.sampling.max_new_tokens:
-        finish = FinishReason(FinishType.LENGTH)
-        answer.push(RequestOutput(rid="a", finish=finish, prompt_logprobs=scored or None))
+        scored = tuple(map(at, range(start, len(ids)))) if start >= 0 else None
+        answer.push(RequestOutput(rid="a", finish=FinishReason(FinishType.LENGTH), prompt_logprobs=scored))
         return answer
     table = next_logprobs(ids)
     best = max(range(len(table)), key=table.__getitem__)

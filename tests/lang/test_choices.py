@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jsg.errors import RequestError
 from jsg.lang import choices
 from jsg.lang.choices import decide, trie_logprobs
+from jsg.lang.tokens import scoring
 from jsg.lang.tokens.model import ScoredChoice, ScoredChoices
 from jsg.lang.tokens.scoring import ScorePlan
 from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt
@@ -170,9 +171,14 @@ class TestTemperature:
 
 
 class TestPlan:
-    @given(SEQUENCES, st.booleans(), st.booleans())
-    def test_both_ways_read_the_same(self, tokenizer, sequences, is_joined, unconditional):
+    @given(SEQUENCES, st.booleans(), st.booleans(), st.sampled_from([0, 4, scoring.MAX_PATH_SCORES]))
+    def test_all_ways_read_the_same(self, tokenizer, sequences, is_joined, unconditional, most):
         assume(any(sequences))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scoring, "MAX_PATH_SCORES", most)
+            self.check_scores(tokenizer, sequences, is_joined, unconditional)
+
+    def check_scores(self, tokenizer, sequences, is_joined, unconditional):
         before = EncodedPrompt(input_ids=(9, 9, 9, 1), joined=(1, 2, 3) if is_joined else ())
         encoded = EncodedChoices(before=before, common_ids=(2,), choice_ids=tuple(sequences))
         plan = ScorePlan(encoded, rid="a", unconditional=unconditional)
@@ -192,6 +198,14 @@ class TestPlan:
             before=EncodedPrompt(input_ids=(9,)), common_ids=(), choice_ids=tuple((i,) for i in range(300))
         )
         assert [len(p.token_ids_logprob) for p in ScorePlan(many, rid="a").prompts] == [128, 128, 44]
+
+    def test_a_request_scores_what_no_earlier_one_does(self):
+        choices = ((1, 2, 3, 4), (1, 2, 5, 6), (1, 2, 7), (8, 9, 1))
+        plan = ScorePlan(
+            EncodedChoices(before=EncodedPrompt(input_ids=(9,)), common_ids=(), choice_ids=choices), rid="a"
+        )
+        asked = [(p.input_ids[1:], p.logprob_start_len - 1, p.token_ids_logprob) for p in plan.prompts]
+        assert asked == [((1, 2, 3, 4), 0, (8, 5, 7)), ((1, 2, 5), -2, (6,)), ((8, 9, 1), 1, ())]
 
     def test_an_offset_right_before_the_choices(self):
         before = EncodedPrompt(input_ids=(9,), position_jumps=((1, 5),))

@@ -356,8 +356,10 @@ class TestFailures:
 
     def test_the_model_of_a_server_is_named_without_a_loop(self, server):
         server.replies["/get_model_info"] = [Reply({"model_path": "tiny"})] * 2
+        server.replies["/get_server_info"] = [Reply({"tokenizer_path": "tiny"})]
         with RuntimeEndpoint(server.url) as endpoint:
             assert endpoint.get_model_name() == endpoint.model_info["model_path"] == "tiny"
+            assert endpoint.get_server_info() == {"tokenizer_path": "tiny"}
 
     def test_speculation_for_remote_apis_is_a_hint_that_means_nothing(self):
         assert RuntimeEndpoint("http://localhost").open(num_api_spec_tokens=5)

@@ -415,6 +415,23 @@ class TestSelect:
         assert meta["cached_tokens"] >= selection.meta["prompt_tokens"] / 3 - 1
 
     @pytest.mark.parametrize(
+        "stem_of_two", [" and her brother", ""], ids=["choices share two stems", "choices share one stem"]
+    )
+    @asynchronous
+    async def test_a_stem_of_choices_is_computed_once(self, backend: EngineBackend, engine, stem_of_two: str):
+        text, stem = "There was a little", " girl who lived in a house"
+        ends = (" in the woods", " by the sea", stem_of_two + " and a dog", stem_of_two + " and two cats")
+        choices = [stem + end for end in ends]
+        session = await started(backend, text)
+        selection = await session.select(Select("c", tuple(choices), "token_trie"))
+        prompt = engine.tokenizer.encode(text)
+        tokens = [engine.tokenizer.encode(text + choice) for choice in choices]
+        assert all(ids[: len(prompt)] == prompt for ids in tokens)
+        distinct = {tuple(ids[:end]) for ids in tokens for end in range(1, len(ids) + 1)}
+        computed = selection.meta["prompt_tokens"] - selection.meta["cached_tokens"]
+        assert computed == len(distinct)
+
+    @pytest.mark.parametrize(
         "method", ["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
     )
     @asynchronous

@@ -53,6 +53,9 @@ def test_a_gen_streams_and_the_prompt_goes_on_behind_it(wire):
             usage = backend.usage()
             assert (usage.calls, usage.prompt_tokens, usage.completion_tokens) == (2, 17, 5)
             assert usage.cached_tokens == 2
+            assert repr(backend.token_usage) == "TokenUsage(prompt_tokens=17, completion_tokens=5)"
+            backend.token_usage.reset()
+            assert (backend.token_usage.prompt_tokens, backend.usage().prompt_tokens) == (0, 17)
 
     asyncio.run(main())
     assert [request["prompt"] for request in wire.requests] == ["Who? Name:", "Who? Name: Ada Love"]

@@ -124,8 +124,7 @@ class ScriptedClient:
 
     def _logprobs(self, request: Request, step: Sequence[int]) -> tuple[TokenLogprob, ...]:
         """Of tokens that were asked for, as if each came right behind the prompt."""
-        ids = request.input_ids
-        chosen = tuple((token, self.score([*ids, token], len(ids))) for token in request.token_ids_logprob)
+        chosen = self._chosen(request, len(request.input_ids))
         return tuple(TokenLogprob(token, -0.5, chosen=chosen) for token in step)
 
     def _prompt_logprobs(self, request: Request) -> tuple[TokenLogprob, ...] | None:
@@ -133,8 +132,13 @@ class ScriptedClient:
             return None
         ids = request.input_ids
         return tuple(
-            TokenLogprob(ids[i], self.score(ids, i) if i else None) for i in range(request.logprob_start_len, len(ids))
+            TokenLogprob(ids[i], self.score(ids, i) if i else None, chosen=self._chosen(request, i) if i else ())
+            for i in range(request.logprob_start_len, len(ids))
         )
+
+    def _chosen(self, request: Request, index: int) -> tuple[tuple[int, float], ...]:
+        before = request.input_ids[:index]
+        return tuple((token, self.score([*before, token], index)) for token in request.token_ids_logprob)
 
     async def _hold(self, request: Request) -> AsyncGenerator[RequestOutput]:
         self.held.append(request)

@@ -124,6 +124,10 @@ class RuntimeEndpoint:
         """Gives the options of the server, its model and its counters. Raises JsgError."""
         return await self._http.get("/get_server_info")
 
+    def get_server_info(self) -> dict[str, Any]:
+        """Does what `server_info` says. Blocks."""
+        return wait_for(shared_loop().submit(self.server_info()))
+
     @property
     def model_info(self) -> dict[str, Any]:
         """The model of the server: `model_path`, `tokenizer_path` and its sizes. Blocks; raises JsgError."""

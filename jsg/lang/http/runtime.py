@@ -109,7 +109,7 @@ class Runtime:
 
     def get_server_info(self) -> dict[str, Any]:
         """Gives the options of the server, its model and its counters. Raises JsgError."""
-        return wait_for(shared_loop().submit(self.endpoint.server_info()))
+        return self.endpoint.get_server_info()
 
     @property
     def model_info(self) -> dict[str, Any]:

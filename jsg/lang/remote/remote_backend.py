@@ -14,7 +14,7 @@ from jsg.lang.remote.choosing import Chooser, Encoder
 from jsg.lang.remote.continuing import Continuer
 from jsg.lang.remote.retry import Backoff, RetryPolicy
 from jsg.lang.remote.text_session import TextSession
-from jsg.lang.remote.usage import Meter, Usage
+from jsg.lang.remote.usage import Meter, TokenUsage, Usage
 from jsg.lang.remote.wire import Api
 
 
@@ -22,6 +22,9 @@ class RemoteBackend:
     """A `Backend` on one API with one model. It remembers nothing of programs outside of their sessions.
 
     `OpenAI` and `Anthropic` are such backends, which make their API.
+
+    Attributes:
+        token_usage: The tokens of all calls since its last `reset()`.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class RemoteBackend:
         self._chooser = Chooser(self._caller, unsupported, encoder)
         self._is_chat = is_chat
         self._model = model
+        self.token_usage = TokenUsage(self._caller.meter)
 
     def open(self, *, num_api_spec_tokens: int | None = None) -> Session:
         """Does what `Backend.open` says."""

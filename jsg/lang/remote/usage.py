@@ -51,3 +51,29 @@ class Meter:
     def _add(self, **counts: int) -> None:
         now = dataclasses.asdict(self.usage)
         self.usage = Usage(**now | {name: now[name] + count for name, count in counts.items()})
+
+
+@final
+class TokenUsage:
+    """The tokens of a backend's calls since the last `reset`, under SGLang's names. Any thread may use it."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._start = meter.usage
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The tokens of prompts."""
+        return self._meter.usage.prompt_tokens - self._start.prompt_tokens
+
+    @property
+    def completion_tokens(self) -> int:
+        """The tokens of answers."""
+        return self._meter.usage.completion_tokens - self._start.completion_tokens
+
+    def reset(self) -> None:
+        """Counts from 0 again. `usage()` of the backend goes on."""
+        self._start = self._meter.usage
+
+    def __repr__(self) -> str:
+        return f"TokenUsage(prompt_tokens={self.prompt_tokens}, completion_tokens={self.completion_tokens})"

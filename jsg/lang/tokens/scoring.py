@@ -1,13 +1,14 @@
-"""The requests that score choices on an engine: all at once, and as few as possible.
+"""The requests that score choices on an engine: all at once, as few as possible, and each token computed once.
 
-Two ways give the same numbers. The first makes a request for each leaf of the trie, which scores its own prompt. The
-second makes a request for each inner node, which scores the tokens that may follow. If the choices differ in one token,
-the second way needs only one request. It is also the only way behind joined branches.
+The trie of the choices is cut into paths. The request of a path scores its own tokens, and at each of them the tokens
+with which other choices go on. So the request of another choice scores only what is behind its first own token, and
+finds the stem, which is not scored again, in the cache. The tokens of one node only are scored as the tokens that may
+follow it. Behind joined branches this is the only way.
 """
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from jsg.errors import RequestError
@@ -54,6 +55,9 @@ class ScoreLimits:
                 )
 
 
+MAX_PATH_SCORES = 512
+"""How many scores of other choices' tokens one path may report. Beyond it, requests of their own cost less."""
+
 _SCORE_PROMPT = SamplingParams(max_new_tokens=0)
 _SCORE_NEXT = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
 
@@ -93,24 +97,22 @@ class ScorePlan:
         self._rid = rid
         self._fields = fields
         self._numbers = itertools.count()
-        is_cheaper = len(self._trie.inner_nodes) <= len(self._trie.leaves)
-        by_node = is_cheaper or bool(encoded.before.joined)
+        self._depths = self._trie.depths()
         self._alone = list(dict.fromkeys(filter(None, encoded.choice_ids))) if unconditional else []
         self._is_unconditional = unconditional
+        self._asks = self._by_node() if encoded.before.joined else self._by_path()
         if limits is not None:
-            lens = self._prompt_lens(by_node=by_node) + list(map(len, self._alone))
+            lens = [len(encoded.prefix_ids) + self._depths[ask.end] for ask in self._asks]
+            lens += map(len, self._alone)
             limits.check_prompts(len(lens), sum(lens))
-        self._asks = self._by_node() if by_node else self._by_leaf()
-        self.prompts = (*(ask.prompt for ask in self._asks), *map(self._score_alone, self._alone))
+        self.prompts = (*map(self._prompt, self._asks), *map(self._score_alone, self._alone))
 
     def read(self, answers: Sequence[Answer], tokenizer: Tokenizer) -> ScoredChoices:
         """Reads the answers to `prompts`, in their order."""
         asked, alone = answers[: len(self._asks)], answers[len(self._asks) :]
         logprobs: dict[int, float] = {}
         for ask, answer in zip(self._asks, asked, strict=True):
-            # A node on the paths of several requests has one score, or rounding would make equal choices differ.
-            for node, logprob in zip(ask.nodes, ask.scores(answer), strict=True):
-                logprobs.setdefault(node, logprob)
+            logprobs |= ask.scores(answer)
         unconditional = {
             ids: tuple(token.logprob for token in answer.prompt_logprobs)
             for ids, answer in zip(self._alone, alone, strict=True)
@@ -136,45 +138,44 @@ class ScorePlan:
             },
         )
 
-    def _prompt_lens(self, *, by_node: bool) -> list[int]:
-        """Gives the number of tokens of each prompt that `_by_node` or `_by_leaf` makes."""
-        start, depths = len(self._encoded.prefix_ids), self._trie.depths()
-        if not by_node:
-            return [start + depths[leaf] for leaf in self._trie.leaves if leaf]
-        return [
-            start + depths[node]
-            for node in self._trie.inner_nodes
-            for _ in range(-(-len(self._trie.children[node]) // MAX_TOP_LOGPROBS))
-        ]
-
-    def _by_leaf(self) -> "list[_Ask]":
-        start = len(self._encoded.prefix_ids)
-        return [
-            _Ask(self._prompt(nodes, _SCORE_PROMPT, logprob_start_len=start), tuple(nodes))
-            for leaf in self._trie.leaves
-            if (nodes := self._trie.path(leaf))
-        ]
-
-    def _by_node(self) -> "list[_Ask]":
+    def _by_path(self) -> "list[_Ask]":
         asks: list[_Ask] = []
-        for inner in self._trie.inner_nodes:
-            edges = self._trie.children[inner]
-            for some in itertools.batched(edges, MAX_TOP_LOGPROBS):
-                prompt = self._prompt(self._trie.path(inner), _SCORE_NEXT, token_ids_logprob=some)
-                asks.append(_Ask(prompt, tuple(edges[token] for token in some)))
+        for top, *nodes in self._trie.paths:
+            first, tops = self._depths[top] + 1, (top, *nodes[:-1])
+            steps = tuple(self._trie.children[node] for node in tops)
+            others = [dict(itertools.islice(edges.items(), 1, None)) for edges in steps]
+            tokens = tuple(dict.fromkeys(itertools.chain.from_iterable(others)))
+            if len(nodes) == 1:
+                asks += self._of_node(top, steps[0])
+            elif len(tokens) <= min(MAX_TOP_LOGPROBS, MAX_PATH_SCORES // len(nodes)):
+                asks.append(_Ask(nodes[-1], tokens, steps, first))
+            else:
+                own = tuple({self._trie.token(node): node} for node in nodes)
+                asks.append(_Ask(nodes[-1], (), own, first))
+                asks += [ask for node, edges in zip(tops, others, strict=True) for ask in self._of_node(node, edges)]
         return asks
 
-    def _prompt(self, nodes: Sequence[int], sampling: SamplingParams, **reports: Any) -> Prompt:
+    def _by_node(self) -> "list[_Ask]":
+        return [ask for node in self._trie.inner_nodes for ask in self._of_node(node, self._trie.children[node])]
+
+    def _of_node(self, node: int, edges: Mapping[int, int]) -> "list[_Ask]":
+        return [
+            _Ask(node, tuple(token for token, _ in some), (dict(some),))
+            for some in itertools.batched(edges.items(), MAX_TOP_LOGPROBS)
+        ]
+
+    def _prompt(self, ask: "_Ask") -> Prompt:
         before = self._encoded.before
         return Prompt(
             rid=f"{self._rid}-{next(self._numbers)}",
-            input_ids=self._encoded.prefix_ids + tuple(map(self._trie.token, nodes)),
+            input_ids=self._encoded.prefix_ids + tuple(map(self._trie.token, self._trie.path(ask.end))),
             position_jumps=before.position_jumps,
             joined=before.joined,
             media=before.media,
-            sampling=sampling,
+            sampling=_SCORE_PROMPT if ask.first else _SCORE_NEXT,
             return_logprob=True,
-            **reports,
+            logprob_start_len=len(self._encoded.prefix_ids) + ask.first - 1 if ask.first else -1,
+            token_ids_logprob=ask.tokens,
             **self._fields,
         )
 
@@ -191,16 +192,29 @@ class ScorePlan:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Ask:
-    """A request, and the nodes of the trie that it scores."""
+    """A request for scores, whose prompt leads to one node of the trie.
 
-    prompt: Prompt
-    nodes: tuple[int, ...]
+    Attributes:
+        end: The node.
+        tokens: The tokens that are scored beside those of the prompt.
+        edges: For each place that is scored, the nodes that it scores, by token id.
+        first: The depth of the first node whose token is scored as one of the prompt; 0 where the tokens behind the
+            prompt are scored.
+    """
 
-    def scores(self, answer: Answer) -> list[float]:
-        scored = (
-            [logprob for _, logprob in answer.logprobs[0].chosen]
-            if self.prompt.token_ids_logprob
-            else [token.logprob for token in answer.prompt_logprobs]
-        )
-        assert None not in scored, "a token stands before every choice"
-        return [logprob for logprob in scored if logprob is not None]
+    end: int
+    tokens: tuple[int, ...]
+    edges: tuple[Mapping[int, int], ...]
+    first: int = 0
+
+    def scores(self, answer: Answer) -> dict[int, float]:
+        """Gives the scores of the nodes that this request scores."""
+        scores: dict[int, float] = {}
+        places = answer.prompt_logprobs if self.first else answer.logprobs
+        for place, edges in zip(places, self.edges, strict=True):
+            scored = {place.token_id: place.logprob} | dict(place.chosen)
+            for token, node in edges.items():
+                logprob = scored[token]
+                assert logprob is not None, "a token stands before every choice"
+                scores[node] = logprob
+        return scores

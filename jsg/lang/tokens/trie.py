@@ -24,9 +24,13 @@ class TokenTrie:
         return [node for node, edges in enumerate(self.children) if edges]
 
     @property
-    def leaves(self) -> list[int]:
-        """The nodes without edges."""
-        return [node for node, edges in enumerate(self.children) if not edges]
+    def paths(self) -> list[list[int]]:
+        """The trie cut into paths: each begins at an inner node, which no other path goes on from, and ends at a leaf.
+
+        A path comes after the one on which its first node's parent lies.
+        """
+        tops = [0] + [node for edges in self.children for node in list(edges.values())[1:]]
+        return [self._down(top) for top in sorted(tops) if self.children[top]]
 
     def depths(self) -> list[int]:
         """Gives for each node the number of tokens that lead to it."""
@@ -46,6 +50,13 @@ class TokenTrie:
     def token(self, node: int) -> int:
         """Gives the token of the edge to a node."""
         return self._parents[node][1]
+
+    def _down(self, node: int) -> list[int]:
+        """Gives the nodes from this one to a leaf, along the first edge of each."""
+        nodes = [node]
+        while edges := self.children[nodes[-1]]:
+            nodes.append(next(iter(edges.values())))
+        return nodes
 
     def _insert(self, sequence: Sequence[int]) -> int:
         node = 0
