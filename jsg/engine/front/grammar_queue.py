@@ -15,6 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import final
 
+from jsg.constrained.text_patterns import PatternSet
 from jsg.errors import JsgError, QueueFullError
 from jsg.types import GrammarSpec
 
@@ -30,17 +31,17 @@ MAX_WAITING = 1000
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Job[Result]:
-    """One grammar, and the callers that wait for it.
+    """One grammar or set of patterns, and the callers that wait for it.
 
     Attributes:
-        spec: The grammar.
+        spec: The grammar or the patterns.
         owners: The owners in whose lines it stands.
         num_asking: Callers that wait for it.
         begun: Set when it has a process, or never will have one.
         task: Its compilation, once it has begun.
     """
 
-    spec: GrammarSpec
+    spec: GrammarSpec | PatternSet
     owners: set[str] = dataclasses.field(default_factory=set)
     num_asking: int = 0
     begun: Event = dataclasses.field(default_factory=Event)
@@ -57,7 +58,7 @@ class GrammarQueue[Worker, Result]:
     def __init__(
         self,
         take: Callable[[], Awaitable[Worker]],
-        compile: Callable[[Worker, GrammarSpec], Awaitable[Result]],
+        compile: Callable[[Worker, GrammarSpec | PatternSet], Awaitable[Result]],
         *,
         wait_s: float = WAIT_S,
         quick_s: float = QUICK_S,
@@ -81,7 +82,7 @@ class GrammarQueue[Worker, Result]:
         self._has_worker = False
         self._is_closed = False
 
-    async def run(self, spec: GrammarSpec, owner: str) -> Result:
+    async def run(self, spec: GrammarSpec | PatternSet, owner: str) -> Result:
         """Compiles a grammar. A compilation that has begun goes on even if nobody waits for it any more.
 
         Raises:
