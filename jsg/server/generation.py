@@ -235,6 +235,7 @@ class Generator:
                 with its new tokens.
             GrammarError: A grammar names a special token that the model does not have, or a stop pattern is refused.
             QueueFullError: Stop patterns could not be compiled in time.
+            ShuttingDownError, RateLimitError: There are stop patterns, and the request is not let in.
         """
         for prompt in prompts:
             check_length(len(prompt.input_ids), prompt.sampling.max_new_tokens, self.info.max_request_tokens)
@@ -260,7 +261,7 @@ class Generator:
                 "alternatives or new tokens, or send several requests",
                 param="return_logprob",
             )
-        makers = await self._finders([prompt.sampling for prompt in prompts], call.caller.tenant)
+        makers = await self._finders(call, [prompt.sampling for prompt in prompts], num_answers)
         answers = [
             Answer(
                 request,
@@ -276,13 +277,19 @@ class Generator:
         observers = self._observers if call.observer is None else (*self._observers, call.observer)
         return Generation(call, prompts, answers, self._client, self.admission, observers)
 
-    async def _finders(self, samplings: Sequence[SamplingParams], owner: str) -> list[MakeFinder | None]:
-        """For each, what makes the finders of its stop patterns, which a grammar process compiles; None without any."""
-        wanted = [pattern_set(sampling) for sampling in samplings]
+    async def _finders(
+        self, call: ApiCall, samplings: Sequence[SamplingParams], num_answers: int
+    ) -> list[MakeFinder | None]:
+        """For each, what makes the finders of its stop patterns, which a grammar process compiles; None without any.
+
+        Nothing is compiled for a request that is not going to be let in.
+        """
+        tenant, wanted = call.caller.tenant, [pattern_set(sampling) for sampling in samplings]
         makers: dict[PatternSet | None, MakeFinder | None] = {None: None}
         for patterns in wanted:
             if patterns is not None and patterns not in makers:
-                makers[patterns] = finders(await self._client.grammars.patterns(patterns, owner))
+                self.admission.check(tenant, num_answers, is_let_in=call.is_let_in)
+                makers[patterns] = finders(await self._client.grammars.patterns(patterns, tenant))
         return [makers[patterns] for patterns in wanted]
 
 

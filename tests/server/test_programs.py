@@ -392,15 +392,24 @@ class TestPatterns:
 
 
 class TestLimits:
-    def test_programs_wait_for_room_of_their_key(self, make_server: ServerMaker):
-        """Two of six branches each where three answers may be under way."""
+    @pytest.mark.parametrize("stop_regex", [None, "x+"])
+    def test_programs_wait_for_room_of_their_key(
+        self, make_server: ServerMaker, monkeypatch: pytest.MonkeyPatch, stop_regex: str | None
+    ):
+        """Two of six branches each where three answers may be under way. Room may be lost while a pattern compiles."""
+
+        async def slow(compiler: GrammarCompiler, patterns: PatternSet, owner: str) -> PatternTables:
+            await asyncio.sleep(0.005)
+            return pattern_tables(patterns)
+
+        monkeypatch.setattr(GrammarCompiler, "patterns", slow)
 
         @sgl.function
         def wide(s):
             s += "abc"
             branches = s.fork(6)
             for branch in branches:
-                branch += sgl.gen("x", max_tokens=5)
+                branch += sgl.gen("x", max_tokens=5, stop_regex=stop_regex)
             branches.join()
 
         with make_server(server={"max_requests_per_key": 3}) as server:
