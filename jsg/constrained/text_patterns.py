@@ -190,7 +190,8 @@ class PatternAutomaton:
     """Reads texts with patterns. It makes states when a text first needs them, and keeps them up to a bound.
 
     Attributes:
-        num_steps: Work done so far, in steps of less than a tenth of a microsecond. What is remembered costs one step a character.
+        num_steps: Work done so far, in steps of less than a tenth of a microsecond. What is remembered costs one step a
+            character.
     """
 
     def __init__(self, tables: PatternTables, begin: int | None = None):

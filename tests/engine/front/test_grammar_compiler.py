@@ -127,7 +127,7 @@ def test_patterns_that_take_too_much_time_are_refused_together(run):
         await until(lambda: not idle_pids(compiler.workers))
         os.kill(pid, signal.SIGPROF)  # as its timer does
         os.kill(pid, signal.SIGCONT)
-        with pytest.raises(GrammarError, match="matches: .* within 5 s of CPU time") as refused:
+        with pytest.raises(GrammarError, match=r"matches: .* within 5 s of CPU time") as refused:
             await asked
         assert refused_pattern(refused.value) is None
 
