@@ -1,9 +1,9 @@
 """The grammar process: `python -m jsg.engine.child.grammar_process PID`. Only `grammar_workers.py` starts it.
 
 It reads grammars, and sets of patterns, from standard input, and writes the tables of each, or the reason why there are
-none, to standard output. Each message is a frame: a length, then msgpack. An empty frame comes first and says that the process is ready.
-It is a process because compiling is Python and may take seconds: in a thread of the front or of the engine it would
-stop every stream. It knows no vocabulary and keeps nothing between grammars.
+none, to standard output. Each message is a frame: a length, then msgpack. An empty frame comes first and says that the
+process is ready. It is a process because compiling is Python and may take seconds: in a thread of the front or of the
+engine it would stop every stream. It knows no vocabulary and keeps nothing between grammars.
 """
 
 import gc
