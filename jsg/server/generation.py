@@ -10,18 +10,20 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import final
 
 from jsg.constrained.special_tokens import check_names
-from jsg.constrained.stop_patterns import stop_patterns
+from jsg.constrained.stop_patterns import finders, pattern_set
+from jsg.constrained.text_patterns import PatternSet
 from jsg.engine.child.protocol import ModelInfo
 from jsg.engine.front.served import ServedEngine
 from jsg.errors import RequestError, check_length
 from jsg.processing.answer import Answer, AnswerDelta, Prompt
+from jsg.processing.stop_strings import MakeFinder
 from jsg.processing.tokenizer import Tokenizer
 from jsg.processing.tool_calls import nameable_tokens
 from jsg.server.caller import ApiCall
 from jsg.server.limits import Admission, Limits
 from jsg.server.observer import Begun, Observer
 from jsg.server.text_threads import TextThreads
-from jsg.types import FinishReason, FinishType, GrammarSpec, RequestOutput
+from jsg.types import FinishReason, FinishType, GrammarSpec, RequestOutput, SamplingParams
 
 HELD = FinishReason(FinishType.STOP)
 MAX_ANSWERS = 1024  # of one HTTP request: prompts times n
@@ -223,7 +225,7 @@ class Generator:
         """The result of work on texts of so many characters. Long work is done beside the event loop."""
         return work() if num_chars <= MAX_INLINE_CHARS else await self._threads.run(work, num_chars)
 
-    def begin(self, call: ApiCall, prompts: Sequence[Prompt]) -> Generation:
+    async def begin(self, call: ApiCall, prompts: Sequence[Prompt]) -> Generation:
         """The generation of `n` answers to each prompt. Nothing runs before `run` or `hold` is called.
 
         Everything that `n` multiplies is checked before it is multiplied.
@@ -231,7 +233,9 @@ class Generator:
         Raises:
             RequestError: More than `MAX_ANSWERS`, `MAX_PROMPT_TOKENS` or `MAX_SCORES`, or a prompt that is too long
                 with its new tokens.
-            GrammarError: A grammar names a special token that the model does not have.
+            GrammarError: A grammar names a special token that the model does not have, or a stop pattern is refused.
+            QueueFullError: Stop patterns could not be compiled in time.
+            ShuttingDownError, RateLimitError: There are stop patterns, and the request is not let in.
         """
         for prompt in prompts:
             check_length(len(prompt.input_ids), prompt.sampling.max_new_tokens, self.info.max_request_tokens)
@@ -257,6 +261,7 @@ class Generator:
                 "alternatives or new tokens, or send several requests",
                 param="return_logprob",
             )
+        makers = await self._finders(call, [prompt.sampling for prompt in prompts], num_answers)
         answers = [
             Answer(
                 request,
@@ -266,11 +271,26 @@ class Generator:
                 only_scores_next=prompt.only_scores_next,
                 patterns=patterns,
             )
-            for prompt, patterns in zip(prompts, [stop_patterns(prompt.sampling) for prompt in prompts], strict=True)
+            for prompt, patterns in zip(prompts, makers, strict=True)
             for request in prompt.requests(self._seeds.getrandbits(63), self.info.vocab_size)
         ]
         observers = self._observers if call.observer is None else (*self._observers, call.observer)
         return Generation(call, prompts, answers, self._client, self.admission, observers)
+
+    async def _finders(
+        self, call: ApiCall, samplings: Sequence[SamplingParams], num_answers: int
+    ) -> list[MakeFinder | None]:
+        """For each, what makes the finders of its stop patterns, which a grammar process compiles; None without any.
+
+        Nothing is compiled for a request that is not going to be let in.
+        """
+        tenant, wanted = call.caller.tenant, [pattern_set(sampling) for sampling in samplings]
+        makers: dict[PatternSet | None, MakeFinder | None] = {None: None}
+        for patterns in wanted:
+            if patterns is not None and patterns not in makers:
+                self.admission.check(tenant, num_answers, is_let_in=call.is_let_in)
+                makers[patterns] = finders(await self._client.grammars.patterns(patterns, tenant))
+        return [makers[patterns] for patterns in wanted]
 
 
 def new_rid() -> str:

@@ -188,7 +188,7 @@ class Admission:
             RequestError: The request has more answers than a key may ever have.
             RateLimitError: The key has too many under way.
         """
-        self._check(tenant, num_answers, is_let_in=is_let_in)
+        self.check(tenant, num_answers, is_let_in=is_let_in)
         num_inside = num_answers
 
         def leave() -> None:
@@ -211,6 +211,27 @@ class Admission:
         finally:
             while num_inside:
                 leave()
+
+    def check(self, tenant: str, num_answers: int, *, is_let_in: bool) -> None:
+        """Raises as `enter` where it would let nothing in."""
+        if self._is_over or (self.is_closed and not is_let_in):
+            raise self.shutting_down()
+        most = self.limits.max_per_key
+        if most is None:
+            return
+        if num_answers > most:
+            raise RequestError(
+                f"prompts times n must be at most {most} answers (--max-requests-per-key), but got {num_answers}; "
+                "send several requests, one after the other"
+            )
+        excess = self._under_way[tenant] + num_answers - most
+        if excess > 0:
+            error = RateLimitError(
+                f"a key may have {most} answers under way (--max-requests-per-key), but it has "
+                f"{self._under_way[tenant]} and this request asks for {num_answers}; wait for some to end"
+            )
+            error.retry_after_s = self._drain_rates[tenant].seconds_until(excess)
+            raise error
 
     def shutting_down(self) -> ShuttingDownError:
         """The error for requests that come, or are still under way, when the server ends."""
@@ -245,23 +266,3 @@ class Admission:
         for left in self._waiting.pop(tenant, ()):
             if not left.done():
                 left.set_result(None)
-
-    def _check(self, tenant: str, num_answers: int, *, is_let_in: bool) -> None:
-        if self._is_over or (self.is_closed and not is_let_in):
-            raise self.shutting_down()
-        most = self.limits.max_per_key
-        if most is None:
-            return
-        if num_answers > most:
-            raise RequestError(
-                f"prompts times n must be at most {most} answers (--max-requests-per-key), but got {num_answers}; "
-                "send several requests, one after the other"
-            )
-        excess = self._under_way[tenant] + num_answers - most
-        if excess > 0:
-            error = RateLimitError(
-                f"a key may have {most} answers under way (--max-requests-per-key), but it has "
-                f"{self._under_way[tenant]} and this request asks for {num_answers}; wait for some to end"
-            )
-            error.retry_after_s = self._drain_rates[tenant].seconds_until(excess)
-            raise error

@@ -27,7 +27,6 @@ from typing import final
 import uvicorn
 
 from jsg.config import EngineConfig, ServerConfig
-from jsg.constrained.stop_patterns import warm_patterns
 from jsg.engine.front.children import EngineChild
 from jsg.engine.front.fleet import open_engines
 from jsg.engine.front.served import ServedEngine
@@ -213,7 +212,6 @@ async def _warm(client: ServedEngine) -> None:
     """Prepares what the first requests with a grammar or a pattern would wait for, after the very first request."""
     await asyncio.sleep(FIRST_REQUEST_S)
     await client.grammars.warm()
-    await asyncio.to_thread(warm_patterns)
 
 
 @final

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jsg.constrained import stop_patterns as module
-from jsg.constrained.stop_patterns import MAX_POSITIONS, stop_patterns
+from jsg.constrained import text_patterns
+from jsg.constrained.stop_patterns import stop_patterns
+from jsg.constrained.text_patterns import MAX_POSITIONS, PatternAutomaton
 from jsg.errors import RequestError
 from jsg.parameters import MAX_STOP_PATTERN_CHARS, MAX_STOP_PATTERNS
 from jsg.types import SamplingParams
@@ -92,7 +94,7 @@ def test_finders_of_the_same_patterns_do_not_meet() -> None:
         (r"\bend", "word boundaries"),
         ("(?=a)b", "not supported"),
         (r"[^\s\S]", "no text at all"),
-        ("a{600}", f"at most {MAX_POSITIONS}"),
+        ("a{600}", f"at most {MAX_POSITIONS['stop_regex']}"),
         ("(?:a?b?c?d?){60}e", "at most"),
         ("x" * 200 + "[ab]{400}", "at most"),
     ],
@@ -122,25 +124,27 @@ def test_what_is_kept_is_bounded_and_forgetting_changes_nothing(monkeypatch: pyt
     patterns = ("a[ab]{12}y", "xaay")  # the first has a state for each of 2^12 ends of a text
     text = "".join(chr(0x4E00 + i % 300) + "".join(rng.choices("ab", k=40)) for i in range(100)) + "abbbbbbbbbbbby"
 
+    def automaton() -> PatternAutomaton:
+        return finder_of(*patterns)._automaton
+
     def lengths() -> list[int]:
-        module._compile.cache_clear()
+        module._automaton.cache_clear()
         finder = finder_of(*patterns)
         return [finder.advance(char) for char in text]
 
     free = lengths()
-    assert (free[-1], len(module._compile(patterns)._states) > 200) == (14, True)
-    monkeypatch.setattr(module, "MAX_BYTES", 20_000)
+    assert (free[-1], len(automaton()._states) > 200) == (14, True)
+    monkeypatch.setattr(text_patterns, "MAX_BYTES", 20_000)
     assert lengths() == free
-    automaton = module._compile(patterns)
-    assert len(automaton._states) <= 50
-    assert len(automaton._class_of) <= 66
+    assert len(automaton()._states) <= 50
+    assert len(automaton()._class_of) <= 66
 
 
 def test_s4_what_all_answers_keep_is_bounded_in_bytes() -> None:
     """Many positions at once make moves of many kilobytes."""
     rng = random.Random(0)
     letters = "abcdefgh"
-    module._compile.cache_clear()
+    module._automaton.cache_clear()
     finders = [finder_of("(?:a|bb|ccc|dddd)[a-h]{480}x") for _ in range(4)]
     gc.collect()
     tracemalloc.start()
@@ -149,7 +153,7 @@ def test_s4_what_all_answers_keep_is_bounded_in_bytes() -> None:
             for finder in finders:
                 finder.advance(rng.choice(letters))
         # What other threads allocate meanwhile is none of this.
-        ours = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, module.__file__)])
+        ours = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, text_patterns.__file__)])
         kept = sum(part.size for part in ours.statistics("filename"))
     finally:
         tracemalloc.stop()
@@ -159,7 +163,7 @@ def test_s4_what_all_answers_keep_is_bounded_in_bytes() -> None:
 def test_s4_few_automata_are_kept() -> None:
     for number in range(100):
         finder_of(f"a{number}")
-    assert module._compile.cache_info().currsize == module.MAX_AUTOMATA <= 32
+    assert module._automaton.cache_info().currsize == module.MAX_AUTOMATA <= 32
 
 
 def test_time_is_linear_where_backtracking_never_ends() -> None:

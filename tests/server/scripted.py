@@ -11,6 +11,7 @@ import openai
 from starlette.testclient import TestClient
 
 from jsg.config import EngineConfig, ServerConfig
+from jsg.constrained.text_patterns import PatternSet, PatternTables, pattern_tables
 from jsg.engine.child.protocol import ModelInfo
 from jsg.engine.media_reader import ModelMediaReader
 from jsg.errors import JsgError
@@ -47,6 +48,21 @@ INFO = ModelInfo(
 )
 
 
+class InPlaceCompiler:
+    """In place of a `GrammarCompiler`, without its processes.
+
+    Attributes:
+        given: What was compiled, and for whom.
+    """
+
+    def __init__(self) -> None:
+        self.given: list[tuple[PatternSet, str]] = []
+
+    async def patterns(self, patterns: PatternSet, owner: str = "") -> PatternTables:
+        self.given.append((patterns, owner))
+        return pattern_tables(patterns)
+
+
 class ScriptedClient:
     """In place of an `EngineClient`. The log-probability of every token is -0.5.
 
@@ -80,6 +96,7 @@ class ScriptedClient:
         self.streamed: list[bool] = []  # of each of them, whether its outputs are wanted as they come
         self.held: list[Request] = []
         self.break_holds = asyncio.Event()
+        self.grammars = InPlaceCompiler()
         self._tokenizer = tokenizer
 
     async def generate(

@@ -33,7 +33,7 @@ class TestTimers:
         client = server.engine
         generator = Generator(client, server.tokenizer, random_seed=0, limits=Limits(hold_s=0.01))  # pyright: ignore[reportArgumentType]
         held = Prompt(rid="r", input_ids=(1, 2), sampling=SamplingParams(max_new_tokens=0), hold=True)
-        deltas = generator.begin(CALL, [held]).hold()
+        deltas = (await generator.begin(CALL, [held])).hold()
         await anext(deltas)
         while client.held:
             await asyncio.sleep(0.005)

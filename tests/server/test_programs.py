@@ -4,14 +4,19 @@ import asyncio
 import contextlib
 import copy
 import json
+import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 import jsg as sgl
-from jsg.errors import ContextLengthError, RequestError
+from jsg.constrained.text_patterns import PatternSet, PatternTables, pattern_tables
+from jsg.engine.front.grammar_compiler import GrammarCompiler
+from jsg.errors import ContextLengthError, GrammarError, QueueFullError, RequestError
+from jsg.lang.executor.limits import ProgramLimits
 from jsg.processing.parts import TextPart
 from jsg.server.caller import ApiCall, Caller
 from jsg.server.http.event_stream import COMMENT
@@ -294,16 +299,117 @@ class TestRefused:
         assert "cannot see" in answer["errors"][0]["message"]
 
 
+def judged(*conditions: dict[str, Any]) -> dict[str, Any]:
+    """A program that appends "then" or "otherwise" for each of these conditions."""
+    graph = copy.deepcopy(PROGRAM)
+    graph["nodes"] = graph["nodes"][:1]
+    for number, condition in enumerate(conditions):
+        place = {"stream": 0, "line": f"ask:{2 + number}"}
+        then, otherwise = (
+            {"nodes": [{"kind": "append", "id": 3 * number + i, **place, "pieces": [text]}], "outputs": {}}
+            for i, text in ((2, "then "), (3, "otherwise "))
+        )
+        graph["nodes"].append(
+            {"kind": "cond", "id": 3 * number + 1, **place, "condition": condition, "then": then}
+            | {"otherwise": otherwise}
+        )
+    return graph | {"outputs": {}, "returns": {"constant": None}}
+
+
+def matching(*patterns: str) -> dict[str, Any]:
+    return {"any": [{"matches": [[{"argument": "q"}], pattern]} for pattern in patterns]}
+
+
+class TestPatterns:
+    """The front compiles none of them: a grammar process does, for all patterns of a post together."""
+
+    def test_all_patterns_of_a_post_are_compiled_together_and_for_its_key(self, server: ScriptedServer):
+        answer = run(server, judged(matching("a+", "h."), matching("x"), matching("a+")), arguments={"q": "hi"})
+        assert (answer["text"], answer["errors"]) == ("then otherwise otherwise ", [])
+        assert server.engine.grammars.given == [(PatternSet("matches", ("a+", "h.", "x")), Caller().tenant)]
+        run(server, gen_program())
+        assert len(server.engine.grammars.given) == 1, "a post without patterns has nothing compiled"
+
+    @pytest.mark.parametrize("is_stream", [False, True])
+    def test_a_pattern_that_is_refused_is_named_with_its_node_before_anything_runs(
+        self, server: ScriptedServer, is_stream: bool
+    ):
+        graph = judged(matching("fine"), matching("fine", "(a"))
+        body = {"graph": graph, "arguments": {"q": "hi"}, "stream": is_stream}
+        response = server.http.post("/v1/programs", json=body)
+        error = response.json()["error"]
+        assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", "graph")
+        assert error["message"].startswith("node 4 (cond, ask:3): the pattern '(a' of matches() is refused: ")
+        assert not server.engine.requests
+
+    @pytest.mark.parametrize(
+        ("error", "status"),
+        [
+            (GrammarError("matches: patterns must compile within 5 s", param="matches"), 400),
+            (QueueFullError("others still come before it; try again later"), 503),
+        ],
+    )
+    def test_patterns_that_take_too_long(self, server: ScriptedServer, monkeypatch, error, status):
+        async def fail(patterns: PatternSet, owner: str) -> NoReturn:
+            raise error
+
+        monkeypatch.setattr(server.engine.grammars, "patterns", fail)
+        body = {"graph": judged(matching("a")), "arguments": {"q": "hi"}}
+        response = server.http.post("/v1/programs", json=body)
+        assert response.status_code == status and str(error) in response.json()["error"]["message"]
+
+    def test_a_program_whose_patterns_compile_takes_the_place_of_its_key_until_it_leaves(
+        self, make_server: ServerMaker, monkeypatch: pytest.MonkeyPatch
+    ):
+        begun, ended = threading.Event(), threading.Event()
+
+        async def wait(compiler: GrammarCompiler, patterns: PatternSet, owner: str) -> PatternTables:
+            if begun.is_set():
+                return pattern_tables(patterns)
+            begun.set()
+            try:
+                return await asyncio.get_running_loop().create_future()
+            finally:
+                ended.set()
+
+        monkeypatch.setattr(GrammarCompiler, "patterns", wait)
+        body = {"graph": judged(matching("a")), "arguments": {"q": "ab"}}
+        with make_server(server={"max_requests_per_key": 1}) as server:
+            connection = server.send("/v1/programs", body)
+            assert begun.wait(60)
+            assert server.http.post("/v1/programs", json=body).status_code == 429
+            connection.close()
+            assert ended.wait(60)
+            assert server.http.post("/v1/programs", json=body).json()["text"] == "otherwise "
+
+    def test_matching_is_charged_for_its_work(self, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch):
+        """Each character of the text can have come to thousands of places."""
+        pattern = "(" + "|".join(f".{{0,{20 + n}}}{char}" for n, char in enumerate("abcdefghijklmnopqrst")) + ")*"
+        monkeypatch.setattr(programs, "LIMITS", ProgramLimits(text_chars=200_000))
+        text = "".join(random.Random(0).choices("abcdefghijklmnopqrst", k=2_000))
+        answer = run(server, judged(matching(pattern)), arguments={"q": text})
+        assert any("more text" in error["message"] for error in answer["errors"])
+
+
 class TestLimits:
-    def test_programs_wait_for_room_of_their_key(self, make_server: ServerMaker):
-        """Two of six branches each where three answers may be under way."""
+    @pytest.mark.parametrize("stop_regex", [None, "x+"])
+    def test_programs_wait_for_room_of_their_key(
+        self, make_server: ServerMaker, monkeypatch: pytest.MonkeyPatch, stop_regex: str | None
+    ):
+        """Two of six branches each where three answers may be under way. Room may be lost while a pattern compiles."""
+
+        async def slow(compiler: GrammarCompiler, patterns: PatternSet, owner: str) -> PatternTables:
+            await asyncio.sleep(0.005)
+            return pattern_tables(patterns)
+
+        monkeypatch.setattr(GrammarCompiler, "patterns", slow)
 
         @sgl.function
         def wide(s):
             s += "abc"
             branches = s.fork(6)
             for branch in branches:
-                branch += sgl.gen("x", max_tokens=5)
+                branch += sgl.gen("x", max_tokens=5, stop_regex=stop_regex)
             branches.join()
 
         with make_server(server={"max_requests_per_key": 3}) as server:

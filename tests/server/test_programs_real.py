@@ -5,14 +5,20 @@ One file, so that one worker of the fast tests starts the real engine.
 
 import json
 import math
+import random
+import string
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 import jsg as sgl
-from tests.server.running import RunningServer
+from tests.server.battery import rss_bytes
+from tests.server.running import RunningServer, ServerProcess
 
 PROMPT = "In the beginning there was a prompt of some length, and it said: "
 
@@ -170,3 +176,48 @@ def test_cache_has_a_server_compute_what_a_program_begins_with(
     assert state.error() is None, "so that nothing of it runs when the endpoint is closed"
     meta = state.get_meta_info("essay")
     assert meta["cached_tokens"] == meta["prompt_tokens"] - len("why?"), "the tokens of this model are bytes"
+
+
+def costly(rng: random.Random) -> str:
+    """A pattern of half a kilobyte that may be read in very many ways."""
+    words = ("".join(rng.choices(string.ascii_lowercase, k=3)) for _ in range(35))
+    return ('(".{0,180}|' + "|".join(f".{{0,{rng.randrange(20, 60)}}}{word}" for word in words)) + ")*"
+
+
+def with_patterns(rng: random.Random) -> dict[str, Any]:
+    @sgl.function
+    def program(s, q):
+        for pattern in [costly(rng) for _ in range(3)]:
+            sgl.cond(s, sgl.matches(q, pattern), lambda s: s.extend("yes "), lambda s: s.extend("no "))
+
+    text = '"' + "".join(rng.choices(string.ascii_lowercase, k=20_000))
+    return {"graph": json.loads(program.compile().to_json()), "arguments": {"q": text}}
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+@pytest.mark.slow
+def test_s7_the_costliest_patterns_leave_the_front_to_others(real_server: ServerProcess):
+    """Each post took the front seconds and tens of megabytes while it compiled patterns itself, and numba with it."""
+    http, pid = real_server.http, real_server.process.pid
+    posts = [with_patterns(random.Random(number)) for number in range(24)]
+    chat = {"prompt": PROMPT, "max_tokens": 4}
+    http.post("/v1/completions", json=chat).raise_for_status()
+    cpu_before, rss_before = cpu_s(pid), rss_bytes(pid)
+    num_chats = 0
+    with ThreadPoolExecutor(6) as threads:
+        sent = [threads.submit(http.post, "/v1/programs", json=post, timeout=600) for post in posts]
+        while not all(future.done() for future in sent):
+            http.post("/v1/completions", json=chat, timeout=600).raise_for_status()
+            num_chats += 1
+            time.sleep(0.05)
+    # Whether a post has its turn within ten seconds depends on the machine, what the front does for it does not.
+    answers = [future.result() for future in sent]
+    assert {answer.status_code for answer in answers} <= {200, 503}
+    assert all("more text" in answer.text for answer in answers if answer.status_code == 200)
+    assert cpu_s(pid) - cpu_before < 1.0 * len(posts) + 0.2 * num_chats
+    assert rss_bytes(pid) - rss_before < 40 * 2**20
+    assert "llvmlite" not in Path(f"/proc/{pid}/maps").read_text()

@@ -63,7 +63,7 @@ async def turns(count: int) -> None:
 
 def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenizer):
     async def main() -> list[tuple[int, AnswerDelta]]:
-        generation = make_generator(tokenizer).begin(CALL, [prompt(n=3)])
+        generation = await make_generator(tokenizer).begin(CALL, [prompt(n=3)])
         read = []
         async for index, delta in generation.run():
             read.append((index, delta))
@@ -83,16 +83,16 @@ def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenizer):
 
 def test_a_quick_reader_gets_every_token_by_itself(tokenizer):
     async def main() -> list[str]:
-        generator = make_generator(tokenizer)
-        return [delta.text async for _, delta in generator.begin(CALL, [prompt()]).run()]
+        generation = await make_generator(tokenizer).begin(CALL, [prompt()])
+        return [delta.text async for _, delta in generation.run()]
 
     assert asyncio.run(main()) == list(TEXT)
 
 
 def test_a_failure_reaches_a_slow_reader(tokenizer):
     async def main() -> None:
-        generator = make_generator(tokenizer)
-        async for _ in generator.begin(CALL, [prompt(), prompt(1)]).run():
+        generation = await make_generator(tokenizer).begin(CALL, [prompt(), prompt(1)])
+        async for _ in generation.run():
             await turns(5 * NUM_TOKENS)
 
     with pytest.raises(JsgError, match="the last token failed"):
@@ -101,17 +101,18 @@ def test_a_failure_reaches_a_slow_reader(tokenizer):
 
 def test_a_prompt_that_is_too_long_is_refused_before_it_is_multiplied(tokenizer):
     generator = make_generator(tokenizer)
-    assert len(generator.begin(CALL, [prompt(num_tokens=50, n=128)]).answers) == 128
+    assert len(asyncio.run(generator.begin(CALL, [prompt(num_tokens=50, n=128)])).answers) == 128
     with pytest.raises(ContextLengthError, match=r"at most 100, but got 51 \+ 50"):
-        generator.begin(CALL, [prompt(num_tokens=51, n=128)])
+        asyncio.run(generator.begin(CALL, [prompt(num_tokens=51, n=128)]))
 
 
 def test_tokens_are_counted_before_they_are_multiplied(tokenizer, monkeypatch):
     monkeypatch.setattr("jsg.server.generation.MAX_PROMPT_TOKENS", 1000)
     generator = make_generator(tokenizer)
-    assert len(generator.begin(CALL, [prompt(num_tokens=50, n=10), prompt(num_tokens=50, n=10)]).answers) == 20
+    generation = asyncio.run(generator.begin(CALL, [prompt(num_tokens=50, n=10), prompt(num_tokens=50, n=10)]))
+    assert len(generation.answers) == 20
     with pytest.raises(RequestError, match="prompts times n must be at most 1000 prompt tokens, but got 1050"):
-        generator.begin(CALL, [prompt(num_tokens=50, n=10), prompt(num_tokens=50, n=11)])
+        asyncio.run(generator.begin(CALL, [prompt(num_tokens=50, n=10), prompt(num_tokens=50, n=11)]))
 
 
 def test_a_client_that_leaves_is_noticed_between_events_that_wait_for_nothing():

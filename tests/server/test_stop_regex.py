@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from jsg.constrained.text_patterns import PatternSet
+from jsg.server.caller import Caller
+from jsg.server.limits import Limits
 from tests.server.scripted import ScriptedServer
 
 TEXT = "one 22 three"
@@ -34,6 +37,17 @@ def test_a_stream_holds_back_what_may_begin_a_match(server):
     texts = [event["text"] for event in events(server.http.post("/generate", json=body))]
     assert texts[-1] == "on"
     assert all("on".startswith(text) for text in texts)
+
+
+def test_patterns_are_compiled_by_the_grammar_processes_once_for_a_request_that_is_let_in(server, monkeypatch):
+    admission = server.http.app.state.door.front.generator.admission
+    monkeypatch.setattr(admission, "limits", Limits(max_per_key=3))
+    body = {"prompt": ["a", "b"], "max_tokens": 20, "stop_regex": r"\d+"}
+    assert server.http.post("/v1/completions", json=body).status_code == 200
+    assert server.engine.grammars.given == [(PatternSet("stop_regex", (r"\d+",)), Caller().tenant)]
+    body = {"text": "a", "sampling_params": {"stop_regex": r"\w+", "n": 4}}
+    assert server.http.post("/generate", json=body).status_code == 400
+    assert len(server.engine.grammars.given) == 1
 
 
 def test_completions_and_chat_take_it_as_an_extension(server):

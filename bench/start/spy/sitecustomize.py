@@ -29,7 +29,6 @@ STAGES = {
     "jsg.server.app": {"create_app": "routes"},
     "jsg.server.run": {"_greeting": "ready"},
     "jsg.processing.tokenizer": {"load_tokenizer": "tokenizer"},
-    "jsg.constrained.stop_patterns": {"warm_patterns": "stop patterns"},
     "jsg.constrained.compiler": {"warm": "first grammars"},
     "jsg.constrained.run.kernel_cache": {"fill": "compile kernels"},
     "jsg.engine.grammars.lexicon": {"_load_kernels": "load kernels"},

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence, Set
 
 from jsg.constrained.chars import charset
-from jsg.constrained.ir import EMPTY, NEVER, Alt, Automaton, CharRanges, Chars, Expr, Literal, Repeat, Seq, Words
+from jsg.constrained.ir import EMPTY, Alt, Automaton, CharRanges, Chars, Expr, Literal, Repeat, Seq, Words
 from jsg.constrained.limits import Limits, check
 from jsg.errors import GrammarError
 
@@ -22,44 +22,51 @@ class Nfa:
         sets: The different sets of characters.
         label: For each position the index of its set.
         follow: For each position the positions that may come after it.
-        start: The positions of the first character.
+        starts: For each expression the positions of the first character.
         end: The position of the end. Nothing follows it, and its label is an empty set.
-        also_start: The positions of the first character of the second expression.
     """
 
     sets: tuple[CharRanges, ...]
     label: tuple[int, ...]
     follow: tuple[frozenset[int], ...]
-    start: frozenset[int]
+    starts: tuple[frozenset[int], ...]
     end: int
-    also_start: frozenset[int]
 
 
-def char_nfa(expr: Expr, limits: Limits, also: Expr = NEVER) -> Nfa:
-    """The position automaton of an expression over characters, and of a second expression `also`.
+def char_nfa(expr: Expr, limits: Limits) -> Nfa:
+    """The position automaton of an expression over characters; raises as `NfaBuilder.add`."""
+    builder = NfaBuilder(limits)
+    builder.add(expr)
+    return builder.nfa()
 
-    Literals and words are UTF-8 text.
 
-    Raises:
-        GrammarError: The automaton has more than `limits.char_states` positions, or an expression has calls or bags,
-            for which there is no such automaton.
+class NfaBuilder:
+    """Builds one position automaton of several expressions, which share nothing but the limits and the end.
+
+    It builds from the end of the text to its start, so that what may come after a part is known.
     """
-    return _Construction(limits).run(expr, also)
-
-
-class _Construction:
-    """Builds the automaton from the end of the text to its start, so that what may come after a part is known."""
 
     def __init__(self, limits: Limits):
+        """`limits` are those of all expressions together."""
         self._limits = limits
+        self._starts: list[frozenset[int]] = []
         self._sets: dict[CharRanges, int] = {charset.NONE: 0}
         self._label = [0]
         self._follow: list[set[int]] = [set()]
         self._work = 0
 
-    def run(self, expr: Expr, also: Expr) -> Nfa:
-        start, also_start = (self._before(each, frozenset((0,))) for each in (expr, also))
-        return Nfa(tuple(self._sets), tuple(self._label), tuple(map(frozenset, self._follow)), start, 0, also_start)
+    def add(self, expr: Expr) -> None:
+        """Adds an expression over characters, where literals and words are UTF-8 text.
+
+        Raises:
+            GrammarError: The automaton has more than `limits.char_states` positions, or the expression has calls or
+                bags, for which there is no such automaton.
+        """
+        self._starts.append(self._before(expr, frozenset((0,))))
+
+    def nfa(self) -> Nfa:
+        """The automaton of all expressions so far."""
+        return Nfa(tuple(self._sets), tuple(self._label), tuple(map(frozenset, self._follow)), tuple(self._starts), 0)
 
     def _position(self, ranges: CharRanges, after: Iterable[int]) -> int:
         self._label.append(self._sets.setdefault(ranges, len(self._sets)))

@@ -324,7 +324,7 @@ def _determinise(nfa: Nfa, limits: Limits) -> CharDfa:
         sorted({i for low, high in ranges for _, i in lows[bisect_right(points, low - 1) : bisect_right(points, high)]})
         for ranges in nfa.sets
     ]
-    start = nfa.start
+    (start,) = nfa.starts
     numbers = {start: 0}
     order = [start]
     rows: list[tuple[int, ...]] = []

@@ -1,9 +1,9 @@
 """The grammar process: `python -m jsg.engine.child.grammar_process PID`. Only `grammar_workers.py` starts it.
 
-It reads grammars from standard input, and writes the tables of each, or the reason why there are none, to standard
-output. Each message is a frame: a length, then msgpack. An empty frame comes first and says that the process is ready.
-It is a process because compiling is Python and may take seconds: in a thread of the front or of the engine it would
-stop every stream. It knows no vocabulary and keeps nothing between grammars.
+It reads grammars, and sets of patterns, from standard input, and writes the tables of each, or the reason why there are
+none, to standard output. Each message is a frame: a length, then msgpack. An empty frame comes first and says that the
+process is ready. It is a process because compiling is Python and may take seconds: in a thread of the front or of the
+engine it would stop every stream. It knows no vocabulary and keeps nothing between grammars.
 """
 
 import gc
@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from jsg.constrained.text_patterns import PatternSet, pattern_tables
 from jsg.engine.child.parent import die_with_parent
 from jsg.engine.child.protocol import Failure
 from jsg.errors import GrammarError
@@ -48,11 +49,13 @@ def read_frame(source: BinaryIO) -> bytes | None:
     return source.read(size)
 
 
-def answer(spec: GrammarSpec) -> bytes | Failure:
-    """The tables of a grammar. Whatever goes wrong becomes a failure of that grammar."""
+def answer(spec: GrammarSpec | PatternSet) -> bytes | Failure:
+    """The tables of a grammar or of patterns. Whatever goes wrong becomes a failure of that grammar."""
     from jsg.constrained.compiler import compile_tables
 
     try:
+        if isinstance(spec, PatternSet):
+            return msgspec.msgpack.encode(pattern_tables(spec))
         return compile_tables(spec).to_bytes()
     except GrammarError as error:
         return Failure.of(error)
@@ -91,7 +94,7 @@ def main(parent_pid: int) -> None:
         sink.write(frame(b""))
         sink.flush()
         while (payload := read_frame(source)) is not None:
-            spec, cpu_s = msgspec.msgpack.decode(payload, type=tuple[GrammarSpec, float])
+            spec, cpu_s = msgspec.msgpack.decode(payload, type=tuple[GrammarSpec | PatternSet, float])
             signal.setitimer(signal.ITIMER_PROF, cpu_s)  # CPU time: a busy machine refuses no grammar
             compiled = answer(spec)
             signal.setitimer(signal.ITIMER_PROF, 0)

@@ -6,6 +6,9 @@ import time
 from asyncio.subprocess import Process
 from typing import final
 
+import msgspec
+
+from jsg.constrained.text_patterns import PatternSet, PatternTables
 from jsg.engine.byte_cache import ByteCache
 from jsg.engine.child.protocol import Failure
 from jsg.engine.front.grammar_queue import WAIT_S, GrammarQueue
@@ -63,11 +66,15 @@ class GrammarCompiler:
         self._cache = ByteCache[str, _Known](cache_bytes, lambda known: known.num_bytes)
         self._is_closed = False
 
-    async def tables(self, spec: GrammarSpec, owner: str = "") -> bytes:
-        """The tables of a grammar, as `jsg.constrained.tables` reads them.
+    async def patterns(self, patterns: PatternSet, owner: str = "") -> PatternTables:
+        """The tables of a set of patterns, which take the time and the place of one grammar. Raises as `tables`."""
+        return msgspec.msgpack.decode(await self.tables(patterns, owner), type=PatternTables)
+
+    async def tables(self, spec: GrammarSpec | PatternSet, owner: str = "") -> bytes:
+        """The tables of a grammar, as `jsg.constrained.tables` reads them, or of patterns, in msgpack.
 
         Args:
-            spec: The grammar.
+            spec: The grammar, or the patterns.
             owner: The owner whose turn it takes; owners take turns.
 
         Raises:
@@ -102,7 +109,7 @@ class GrammarCompiler:
         self._queue.close()
         await self.workers.close()
 
-    async def _compile(self, process: Process, spec: GrammarSpec) -> _Known:
+    async def _compile(self, process: Process, spec: GrammarSpec | PatternSet) -> _Known:
         until = None
         try:
             result = await self.workers.compile(process, spec)

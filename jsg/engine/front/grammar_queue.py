@@ -4,7 +4,8 @@
     owner b ──▶ ▢       ├─ one of each in turn ──▶ AT_ONCE processes, and one more for each that is slow:
     owner c ──▶ ▢▢     ─┘                          MOST_AT_ONCE in all, one of which an owner leaves to others
 
-A grammar that nobody waits for any more leaves its line. A grammar that has waited too long is refused.
+A grammar that nobody waits for any more leaves its line, and if it is slow, its process too. A grammar that has waited
+too long is refused.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import final
 
+from jsg.constrained.text_patterns import PatternSet
 from jsg.errors import JsgError, QueueFullError
 from jsg.types import GrammarSpec
 
@@ -30,21 +32,23 @@ MAX_WAITING = 1000
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Job[Result]:
-    """One grammar, and the callers that wait for it.
+    """One grammar or set of patterns, and the callers that wait for it.
 
     Attributes:
-        spec: The grammar.
+        spec: The grammar or the patterns.
         owners: The owners in whose lines it stands.
         num_asking: Callers that wait for it.
         begun: Set when it has a process, or never will have one.
         task: Its compilation, once it has begun.
+        is_slow: It has had its process for longer than a quick one needs.
     """
 
-    spec: GrammarSpec
+    spec: GrammarSpec | PatternSet
     owners: set[str] = dataclasses.field(default_factory=set)
     num_asking: int = 0
     begun: Event = dataclasses.field(default_factory=Event)
     task: Task[Result] | None = None
+    is_slow: bool = False
 
 
 @final
@@ -57,7 +61,7 @@ class GrammarQueue[Worker, Result]:
     def __init__(
         self,
         take: Callable[[], Awaitable[Worker]],
-        compile: Callable[[Worker, GrammarSpec], Awaitable[Result]],
+        compile: Callable[[Worker, GrammarSpec | PatternSet], Awaitable[Result]],
         *,
         wait_s: float = WAIT_S,
         quick_s: float = QUICK_S,
@@ -81,8 +85,8 @@ class GrammarQueue[Worker, Result]:
         self._has_worker = False
         self._is_closed = False
 
-    async def run(self, spec: GrammarSpec, owner: str) -> Result:
-        """Compiles a grammar. A compilation that has begun goes on even if nobody waits for it any more.
+    async def run(self, spec: GrammarSpec | PatternSet, owner: str) -> Result:
+        """Compiles a grammar. If nobody waits for it any more, a compilation that is slow ends; a quick one goes on.
 
         Raises:
             QueueFullError: Too many grammars of this owner wait, or this one has waited too long.
@@ -100,8 +104,7 @@ class GrammarQueue[Worker, Result]:
             raise copy.copy(error) from error  # each caller has its own, because raising an error writes to it
         finally:
             job.num_asking -= 1
-            if not job.num_asking and job.task is None:
-                self._drop(job)
+            self._end_unwanted(job)
 
     def close(self) -> None:
         """Lets no grammar begin any more; those that wait fail."""
@@ -157,12 +160,10 @@ class GrammarQueue[Worker, Result]:
         return next((owner for owner in self._lines if self._begun[owner] < MOST_AT_ONCE - 1), None)
 
     async def _do(self, job: _Job[Result], owner: str) -> Result:
-        is_slow = False
-
         def slow() -> None:
-            nonlocal is_slow
-            is_slow = True
+            job.is_slow = True
             self._num_slow += 1
+            self._end_unwanted(job)
             self._begin_some()
 
         timer: asyncio.TimerHandle | None = None
@@ -174,17 +175,25 @@ class GrammarQueue[Worker, Result]:
         finally:
             if timer is not None:
                 timer.cancel()
-            self._num_slow -= is_slow
+            self._num_slow -= job.is_slow
             self._begun[owner] -= 1
             if not self._begun[owner]:
                 del self._begun[owner]
-            del self._jobs[job.spec.key]
+            self._forget(job)
             self._begin_some()
 
-    def _drop(self, job: _Job[Result]) -> None:
-        """Drops a job that has not begun and that nobody waits for."""
+    def _end_unwanted(self, job: _Job[Result]) -> None:
+        """Ends a job that nobody waits for, unless it is about to end by itself and others may want its result."""
+        if job.num_asking or (job.task is not None and not job.is_slow):
+            return
         self._leave_lines(job)
-        self._jobs.pop(job.spec.key, None)
+        self._forget(job)  # whoever asks from now on gets a new one
+        if job.task is not None:
+            job.task.cancel()
+
+    def _forget(self, job: _Job[Result]) -> None:
+        if self._jobs.get(job.spec.key) is job:
+            del self._jobs[job.spec.key]
 
     def _leave_lines(self, job: _Job[Result]) -> None:
         for owner in job.owners:

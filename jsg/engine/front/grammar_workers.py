@@ -10,6 +10,7 @@ from typing import final
 
 import msgspec
 
+from jsg.constrained.text_patterns import PatternSet
 from jsg.engine.child.grammar_process import HEADER, OUT_OF_TIME, frame
 from jsg.engine.child.protocol import Failure
 from jsg.errors import GrammarError, JsgError, QueueFullError
@@ -56,7 +57,7 @@ class GrammarWorkers:
         if not self._idle and not self._taken:
             self._idle.append(await self._start())
 
-    async def compile(self, process: Process, spec: GrammarSpec) -> bytes | Failure:
+    async def compile(self, process: Process, spec: GrammarSpec | PatternSet) -> bytes | Failure:
         """The tables that a taken process makes of a grammar, or why there are none. The process is idle afterwards.
 
         Raises:
@@ -92,7 +93,7 @@ class GrammarWorkers:
             await self._end(process)
         self._idle.clear()
 
-    def _blamed(self, spec: GrammarSpec, status: int) -> JsgError:
+    def _blamed(self, spec: GrammarSpec | PatternSet, status: int) -> JsgError:
         """The error for a process that ended while it compiled a grammar."""
         if self._is_closed:
             return JsgError("the server is ending")
@@ -139,7 +140,7 @@ class GrammarWorkers:
         return await process.wait()
 
 
-async def _converse(process: Process, spec: GrammarSpec, cpu_s: float) -> bytes | Failure:
+async def _converse(process: Process, spec: GrammarSpec | PatternSet, cpu_s: float) -> bytes | Failure:
     assert process.stdin is not None, "it is a pipe"
     process.stdin.write(frame(msgspec.msgpack.encode((spec, cpu_s))))
     await process.stdin.drain()

@@ -4,22 +4,25 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import assert_never
 
-from jsg.errors import GrammarError, RequestError
+from jsg.constrained.text_patterns import PatternSet, TextPatterns, TextReader, pattern_tables
+from jsg.errors import RequestError
 from jsg.lang.graphs.nodes import AllOf, AnyOf, Condition, Contains, Equals, Matches, Not, TextValue, parts
-from jsg.types import GrammarSpec
 
 MAX_MATCHED_BYTES = 100_000
 
 
-def holds(condition: Condition, text_of: Callable[[TextValue], str]) -> bool:
+def holds(
+    condition: Condition, text_of: Callable[[TextValue], str], matches: Callable[[str, str], bool] | None = None
+) -> bool:
     """Says whether a condition holds.
 
     Args:
         condition: The condition.
         text_of: Gives the text of a value that the condition reads.
+        matches: Says whether all of a text, the first argument, matches a pattern. None compiles the pattern here.
 
     Raises:
-        RequestError: A pattern is refused, or its match exceeds a limit.
+        RequestError: A pattern is refused, or a text is too long for it.
     """
     match condition:
         case Equals(value, text):
@@ -27,13 +30,13 @@ def holds(condition: Condition, text_of: Callable[[TextValue], str]) -> bool:
         case Contains(value, text):
             return text_of(text) in text_of(value)
         case Matches(value, pattern):
-            return _matches(text_of(value), pattern)
+            return (matches or _matches)(text_of(value), pattern)
         case Not(inner):
-            return not holds(inner, text_of)
+            return not holds(inner, text_of, matches)
         case AllOf(conditions):
-            return all(holds(inner, text_of) for inner in conditions)
+            return all(holds(inner, text_of, matches) for inner in conditions)
         case AnyOf(conditions):
-            return any(holds(inner, text_of) for inner in conditions)
+            return any(holds(inner, text_of, matches) for inner in conditions)
         case _:
             assert_never(condition)
 
@@ -43,37 +46,29 @@ def texts_of(condition: Condition) -> Iterator[TextValue]:
     return (part for part in parts(condition) if isinstance(part, TextValue))
 
 
-def patterns_of(condition: Condition | None) -> Iterator[str]:
-    """Gives all patterns in a condition."""
-    return (part.pattern for part in parts(condition) if isinstance(part, Matches))
+def matches_of(condition: Condition | None) -> Iterator[Matches]:
+    """Gives all conditions in a condition that have a pattern."""
+    return (part for part in parts(condition) if isinstance(part, Matches))
 
 
-def check_pattern(pattern: str) -> None:
-    """Compiles a pattern. Raises RequestError where it is refused."""
-    _tables(pattern)
+def reader_of(text: str, pattern: str, patterns: TextPatterns | None = None) -> TextReader:
+    """Gives a reader of a text with a pattern, which is one of `patterns`. None compiles it here, which may take long.
+
+    Raises:
+        RequestError: The pattern is refused, or the text is too long.
+    """
+    num_bytes = len(text.encode())
+    if num_bytes > MAX_MATCHED_BYTES:
+        raise RequestError(
+            f"matches() reads {MAX_MATCHED_BYTES} bytes at most, but the text has {num_bytes}; use contains()"
+        )
+    return (patterns or _compiled(pattern)).reader(pattern, text)
 
 
 def _matches(text: str, pattern: str) -> bool:
-    # The automata of constrained decoding take time linear in the text, and read the dialect of gen(regex=...).
-    from jsg.constrained.report import check_text
-    from jsg.constrained.run.machine import Machine
-
-    data = text.encode()
-    if len(data) > MAX_MATCHED_BYTES:
-        raise RequestError(
-            f"matches() reads {MAX_MATCHED_BYTES} bytes at most, but the text has {len(data)}; use contains()"
-        )
-    report = check_text(Machine(_tables(pattern)), data)
-    if report.num_readings_dropped and not report.is_match:
-        raise RequestError(f"the pattern {pattern!r} is too ambiguous to be matched; simplify it")
-    return report.is_match
+    return reader_of(text, pattern).read() is True
 
 
-@functools.lru_cache(maxsize=64)
-def _tables(pattern: str):  # noqa: ANN202 - its type is imported below only
-    from jsg.constrained.compiler import compile_tables
-
-    try:
-        return compile_tables(GrammarSpec("regex", pattern))
-    except GrammarError as error:
-        raise RequestError(f"the pattern {pattern[:100]!r} of matches() is refused: {error}") from None
+@functools.lru_cache(maxsize=32)
+def _compiled(pattern: str) -> TextPatterns:
+    return TextPatterns((pattern,), pattern_tables(PatternSet("matches", (pattern,))))

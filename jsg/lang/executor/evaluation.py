@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any, assert_never
 
+from jsg.constrained.text_patterns import TextPatterns
 from jsg.errors import RequestError
 from jsg.lang.executor import conditions
 from jsg.lang.executor.arguments import ArgumentValue
@@ -27,13 +28,22 @@ from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable, joined_report
 
 MATCH_COST = 64  # matching one character by a pattern takes as long as joining this many characters
+_STEPS = 2000  # of matching, before other tasks run: a tenth of a millisecond
 
 
 class Evaluator:
     """Makes values, within a budget of text."""
 
-    def __init__(self, arguments: Mapping[str, ArgumentValue], tasks: asyncio.TaskGroup, max_text: int | None) -> None:
+    def __init__(
+        self,
+        arguments: Mapping[str, ArgumentValue],
+        tasks: asyncio.TaskGroup,
+        max_text: int | None,
+        patterns: TextPatterns | None = None,
+    ) -> None:
+        """`patterns` are those of all conditions; with None they are compiled when they are needed."""
         self._arguments = arguments
+        self._patterns = patterns
         self._tasks = tasks
         self._text_left = max_text
         self._promised: set[Variable] = set()  # the variables that are not done
@@ -135,10 +145,23 @@ class Evaluator:
     async def holds(self, condition: Condition, frame: Frame) -> bool:
         """Says whether a condition holds, once all that it reads is known. Raises the same as `text`."""
         texts = {value: await self.text(value.pieces, frame) for value in conditions.texts_of(condition)}
-        if num_patterns := sum(1 for _ in conditions.patterns_of(condition)):
-            self.charge(MATCH_COST * num_patterns * sum(map(len, texts.values())))
-            return await asyncio.to_thread(conditions.holds, condition, texts.__getitem__)
-        return conditions.holds(condition, texts.__getitem__)
+        tests = [(texts[part.value], part.pattern) for part in conditions.matches_of(condition)]
+        found = {test: await self._matches(*test) for test in tests}
+        return conditions.holds(condition, texts.__getitem__, lambda text, pattern: found[text, pattern])
+
+    async def _matches(self, text: str, pattern: str) -> bool:
+        """Says whether a pattern matches a text. Other tasks run meanwhile. Raises RequestError."""
+        self.charge(MATCH_COST * len(text))
+        if self._patterns is None:
+            reader = await asyncio.to_thread(conditions.reader_of, text, pattern)
+        else:
+            reader = conditions.reader_of(text, pattern, self._patterns)
+        num_charged = 0
+        while (found := reader.read(_STEPS)) is None:
+            self.charge(reader.num_steps - num_charged)
+            num_charged = reader.num_steps
+            await asyncio.sleep(0)
+        return found
 
 
 async def _report(value: Value, frame: Frame) -> dict[str, Any] | None:

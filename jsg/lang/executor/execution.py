@@ -5,6 +5,7 @@ import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 
+from jsg.constrained.text_patterns import TextPatterns
 from jsg.errors import AbortedError, UnknownVariableError
 from jsg.lang.backend import Backend
 from jsg.lang.executor.arguments import ArgumentValue
@@ -40,6 +41,7 @@ class Execution:
         loop: Loop,
         defaults: SamplingArgs,
         max_text: int | None = None,
+        patterns: TextPatterns | None = None,
         history: History | None = None,
     ) -> None:
         """Prepares the run, which `start` starts.
@@ -51,6 +53,7 @@ class Execution:
             loop: The event loop of the backend.
             defaults: The defaults of the program's own gens.
             max_text: The number of characters that all texts made from values may have.
+            patterns: The patterns of all conditions; None compiles each when it is needed.
             history: Notes what happens.
         """
         history = history or History(is_watched=False)
@@ -70,7 +73,7 @@ class Execution:
         self._graph = graph
         self._loop = loop
         self._tasks = asyncio.TaskGroup()
-        self._evaluator = Evaluator(arguments, self._tasks, max_text)
+        self._evaluator = Evaluator(arguments, self._tasks, max_text, patterns)
         self._driver = Driver(
             self.stream,
             self.submitted,

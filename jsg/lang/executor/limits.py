@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jsg.errors import GraphError, RequestError
+from jsg.errors import GraphError
 from jsg.lang.executor.arguments import ArgumentValue, known_media, known_text
-from jsg.lang.executor.conditions import check_pattern, patterns_of
+from jsg.lang.executor.conditions import matches_of
 from jsg.lang.executor.execution import defaults_of
 from jsg.lang.graphs.graph import Graph
 from jsg.lang.graphs.nodes import (
@@ -72,20 +72,20 @@ def check_limits(
     arguments: Mapping[str, ArgumentValue],
     limits: ProgramLimits,
     defaults: SamplingArgs = SamplingArgs(),  # noqa: B008 - frozen
-) -> None:
+) -> dict[str, AnyNode]:
     """Checks that a graph stays within the limits.
 
+    Returns:
+        Each pattern of its conditions, with the first node that has it. They are not compiled here, because that may
+        take seconds, and belongs where it can be ended.
+
     Raises:
-        GraphError: The graph exceeds a limit, or a pattern of a condition is refused. The message names the node.
+        GraphError: The graph exceeds a limit. The message names the node.
     """
     count = _Count(limits, arguments, defaults)
     count.add_block(graph.block, 1)
     count.add("steps", size_of(graph.returns), graph.block.nodes[-1])
-    for node, pattern in count.patterns:
-        try:
-            check_pattern(pattern)
-        except RequestError as error:
-            raise GraphError(f"{describe(node)}: {error}", param="graph") from None
+    return count.patterns
 
 
 def size_of(part: Any) -> int:
@@ -98,11 +98,11 @@ class _Count:
     """Counts what the nodes so far ask for.
 
     Attributes:
-        patterns: The patterns to be compiled, with their nodes.
+        patterns: The patterns to be compiled, each with its first node.
     """
 
     def __init__(self, limits: ProgramLimits, arguments: Mapping[str, ArgumentValue], defaults: SamplingArgs) -> None:
-        self.patterns: list[tuple[AnyNode, str]] = []
+        self.patterns: dict[str, AnyNode] = {}
         self._limits = limits
         self._arguments = arguments
         self._given = defaults
@@ -168,10 +168,10 @@ class _Count:
 
     def _add_condition(self, condition: Condition | None, rounds: int, node: Cond | Loop) -> None:
         self.add("steps", rounds * size_of(condition), node)
-        for pattern in patterns_of(condition):
-            self._check("pattern_chars", len(pattern), node)
+        for part in matches_of(condition):
+            self._check("pattern_chars", len(part.pattern), node)
             self.add("patterns", 1, node)
-            self.patterns.append((node, pattern))
+            self.patterns.setdefault(part.pattern, node)
 
     def _length(self, pieces: Iterable[Piece]) -> int:
         return len(known_text([piece for piece in pieces if not isinstance(piece, ValueRef)], self._arguments))

@@ -1,8 +1,11 @@
 """Runs graphs that came as data, such as those that clients send to a server, and gives the results as JSON.
 
     arguments = arguments_from_json(graph, body["arguments"])
-    check_limits(graph, arguments, limits, defaults)
-    async with execute(graph, backend, arguments, defaults=defaults) as run:
+    patterns = check_limits(graph, arguments, limits, defaults)
+    tables = ...  # of `PatternSet("matches", tuple(patterns))`, made where it may take long
+    async with execute(
+        graph, backend, arguments, defaults=defaults, limits=limits, patterns=TextPatterns(tuple(patterns), tables)
+    ) as run:
         async for event in run.events():    # optional: the program's variables as they grow
             ...
         answer = await run.result()
@@ -17,6 +20,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from jsg.constrained.text_patterns import TextPatterns
 from jsg.errors import JsgError, RequestError
 from jsg.lang.backend import Backend
 from jsg.lang.executor.arguments import ArgumentValue
@@ -140,6 +144,7 @@ async def execute(
     *,
     defaults: SamplingArgs | None = None,
     limits: ProgramLimits | None = None,
+    patterns: TextPatterns | None = None,
 ) -> AsyncIterator[ProgramRun]:
     """Runs a graph on the running loop. Cancels what is under way at the end of the block.
 
@@ -150,6 +155,7 @@ async def execute(
         defaults: The defaults of its gens.
         limits: Their `text_chars` also limit the texts that are made from values during the run, and their
             `answer_chars` the result.
+        patterns: The patterns of its conditions; None compiles each when it is needed.
     """
     execution = Execution(
         reorder(graph),
@@ -158,6 +164,7 @@ async def execute(
         loop=running_loop(),
         defaults=defaults or SamplingArgs(),
         max_text=None if limits is None else limits.text_chars,
+        patterns=patterns,
     )
     execution.start()
     try:

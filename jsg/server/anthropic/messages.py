@@ -48,7 +48,7 @@ async def create_message(
                 namespace=namespace,
                 priority=body.priority or 0,
             )
-            generation = front.generator.begin(call, [prompt])
+            generation = await front.generator.begin(call, [prompt])
             reader = AnswerReader(generation.answers[0], tools)
             if body.stream:
                 return await respond_with_events(request, _events(generation, reader, front.model_name), named=True)

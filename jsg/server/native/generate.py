@@ -173,7 +173,7 @@ async def generate(
     prompts, is_list, encoded = await _prompts(body, call, front)
     given = "input_ids" if body.input_ids is not None else "prompt" if encoded is not None else "text"
     with client_names({"input_ids": given}):
-        generation = generator.begin(call, prompts)
+        generation = await generator.begin(call, prompts)
     is_list = is_list or len(generation.answers) > 1
     texts = generator.tokenizer if body.return_text_in_logprobs else None
 

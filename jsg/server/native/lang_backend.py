@@ -155,7 +155,7 @@ class FrontModel(LocalModel):
             JsgError: The prompt is wrong, or the budget is spent.
         """
         encoded = await self._encode(prompt)
-        hold = FrontHold(encoded.part_ids, self._begin([self._prompt(encoded, HELD, hold=True)]))
+        hold = FrontHold(encoded.part_ids, await self._begin([self._prompt(encoded, HELD, hold=True)]))
         self._holds.append(hold)
         return hold
 
@@ -177,21 +177,26 @@ class FrontModel(LocalModel):
         self._num_calls += 1
         return {"rid": f"{self._rid}-{self._num_calls}", "namespace": self._namespace, "priority": self._priority}
 
-    def _begin(self, prompts: Sequence[Prompt]) -> Generation:
+    async def _begin(self, prompts: Sequence[Prompt]) -> Generation:
         if self._budget is not None:
             self._budget.check(prompts)  # before the call is prepared, which takes time on the event loop
-        generation = self._front.generator.begin(self._call, prompts)
+        generation = await self._front.generator.begin(self._call, prompts)
         if self._budget is not None:
             self._budget.spend(prompts)  # after it, because a call that `begin` refuses costs nothing
         return generation
+
+    async def _room(self, num_answers: int) -> None:
+        """Waits until the caller's key has room for so many answers, if this model's calls may wait."""
+        if self._waits:
+            await self._front.generator.admission.room(self._call.caller.tenant, num_answers)
 
     async def _run(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[Sequence[Answer], int, str]]:
         """Waits until the caller's key has room. Raises AbortedError unless every answer comes to its end."""
         num_answers = sum(prompt.sampling.n for prompt in prompts)
         async with self._places:
-            if self._waits:
-                await self._front.generator.admission.room(self._call.caller.tenant, num_answers)
-            generation = self._begin(prompts)
+            await self._room(num_answers)
+            generation = await self._begin(prompts)
+            await self._room(num_answers)  # others may have taken it while stop patterns were compiled
             async with contextlib.aclosing(generation.run(is_read=self._is_read)) as deltas:
                 async for index, delta in deltas:
                     yield generation.answers, index, delta.text

@@ -11,7 +11,8 @@ from pydantic import Field
 from starlette.responses import Response
 
 from jsg import types
-from jsg.errors import GraphError, JsgError, RequestError, TimeLimitError
+from jsg.constrained.text_patterns import PatternSet, TextPatterns, refused_pattern
+from jsg.errors import GrammarError, GraphError, JsgError, RequestError, TimeLimitError
 from jsg.lang.choices import check_draw, method_named
 from jsg.lang.executor.arguments import arguments_from_json
 from jsg.lang.executor.limits import ProgramLimits, check_limits
@@ -86,8 +87,26 @@ class _Program:
         self.graph = graph_from_json(body.graph)
         self.arguments = arguments_from_json(self.graph, body.arguments or {})
         self.defaults = sampling_from_dict(body.sampling_params or {})
-        check_limits(self.graph, self.arguments, LIMITS, self.defaults)
+        self._pattern_nodes = check_limits(self.graph, self.arguments, LIMITS, self.defaults)
         _check_calls(self.graph, self.defaults)
+
+    async def patterns(self, front: Front, owner: str) -> TextPatterns | None:
+        """The patterns of its conditions, which a grammar process compiles together; None where it has none.
+
+        Raises:
+            GraphError: A pattern is refused. The message names its node.
+            JsgError: As `GrammarCompiler.tables`.
+        """
+        patterns = tuple(self._pattern_nodes)
+        if not patterns:
+            return None
+        try:
+            tables = await front.client.grammars.patterns(PatternSet("matches", patterns), owner)
+        except GrammarError as error:
+            index = refused_pattern(error)
+            place = "" if index is None else f"{describe(self._pattern_nodes[patterns[index]])}: "
+            raise GraphError(f"{place}{error}", param="graph") from None
+        return TextPatterns(patterns, tables)
 
 
 def _check_calls(graph: Graph, defaults: SamplingArgs) -> None:
@@ -125,7 +144,7 @@ def _check_gen(args: SamplingArgs) -> None:
 async def _running(
     program: _Program, front: Front, call: ApiCall, namespace: str, *, is_read: bool
 ) -> AsyncIterator[ProgramRun]:
-    """Lets a program in and runs it; its time limit covers the block. Raises JsgError."""
+    """Lets a program in, compiles its patterns and runs it; its time limit covers all of this. Raises JsgError."""
     admission = front.generator.admission
     limit_s = admission.limits.program_s
     model = FrontModel(front, call, namespace=namespace, budget=Budget(), waits=True, is_read=is_read)
@@ -134,7 +153,12 @@ async def _running(
             async with (
                 asyncio.timeout(limit_s),
                 execute(
-                    program.graph, FrontBackend(model), program.arguments, defaults=program.defaults, limits=LIMITS
+                    program.graph,
+                    FrontBackend(model),
+                    program.arguments,
+                    defaults=program.defaults,
+                    limits=LIMITS,
+                    patterns=await program.patterns(front, call.caller.tenant),
                 ) as run,
             ):
                 yield run

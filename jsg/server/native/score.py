@@ -48,7 +48,7 @@ class ScoreBody(Body):
 async def score(body: ScoreBody, request: Request, call: CurrentCall, front: ReadyFront) -> Response:
     """Gives, for each item, the probability of each label to be the next token after query and item."""
     front.check_model(body.model)
-    generation = front.generator.begin(call, await _prompts(body, call, front))
+    generation = await front.generator.begin(call, await _prompts(body, call, front))
     await until_disconnect(request, generation.complete())
     answers = generation.answers
     prompt_tokens = sum(len(answer.request.input_ids) for answer in answers)

@@ -290,7 +290,7 @@ async def chat_completions(
         with naming(tools):
             kwargs = body.template_kwargs(front.chat.template, rules)
             prompt = await _prompt(body, num_bytes, kwargs, call, front, tools)
-            generation = front.generator.begin(call, [prompt])
+            generation = await front.generator.begin(call, [prompt])
             names = TokenNames(front.generator.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
             return await respond(
                 request,

@@ -163,7 +163,7 @@ async def completions(body: CompletionBody, request: Request, call: CurrentCall,
     call = dataclasses.replace(call, user=body.user)
     rid = body.response_id("cmpl")
     with body.own_names():
-        generation = front.generator.begin(call, await _prompts(body, call, front, rid))
+        generation = await front.generator.begin(call, await _prompts(body, call, front, rid))
         tokenizer = front.generator.tokenizer
         names = TokenNames(tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         return await respond(

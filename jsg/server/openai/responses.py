@@ -57,7 +57,7 @@ async def create_response(
         tools = body.tool_use(front.speech)
         with naming(tools):
             prompt = await _prompt(body, turns, rid, call.caller, front, tools)
-            generation = front.generator.begin(call, [prompt])
+            generation = await front.generator.begin(call, [prompt])
             [answer] = generation.answers
             names = TokenNames(front.generator.tokenizer, as_ids=False)
             reply = Reply(rid, _asked(body, prompt, front), answer, tools, names, int(time.time()))

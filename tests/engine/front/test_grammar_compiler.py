@@ -15,6 +15,7 @@ import pytest
 from jsg.constrained.compiler import compile_tables
 from jsg.constrained.run.machine import Machine
 from jsg.constrained.tables import StaticTables
+from jsg.constrained.text_patterns import PatternSet, pattern_tables, refused_pattern
 from jsg.engine.front import grammar_workers
 from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.engine.front.grammar_queue import MOST_AT_ONCE
@@ -99,6 +100,38 @@ def test_a_refusal_is_remembered_and_the_process_goes_on(run):
 
     tables, compiled, is_same = run(use, blame_s=0.0)
     assert matches(tables, "b") and compiled == ["(?=a)b", "b"] and is_same
+
+
+def test_a_set_of_patterns_is_one_grammar_and_names_the_pattern_that_is_refused(run):
+    good, bad = PatternSet("matches", ("a+", "b")), PatternSet("matches", ("a+", "(b"))
+
+    async def use(compiler):
+        begun = []
+        compile = compiler.workers.compile
+        compiler.workers.compile = lambda process, spec: begun.append(spec) or compile(process, spec)
+        tables = [await compiler.patterns(good) for _ in range(2)]
+        for _ in range(2):
+            with pytest.raises(GrammarError, match=r"the pattern '\(b' of matches\(\) is refused") as refused:
+                await compiler.patterns(bad)
+            assert refused_pattern(refused.value) == 1
+        return tables, begun
+
+    (tables, again), begun = run(use)
+    assert tables == again == pattern_tables(good) and begun == [good, bad]
+
+
+def test_patterns_that_take_too_much_time_are_refused_together(run):
+    async def use(compiler):
+        pid = await stopped_process(compiler)
+        asked = asyncio.ensure_future(compiler.patterns(PatternSet("matches", ("a",))))
+        await until(lambda: not idle_pids(compiler.workers))
+        os.kill(pid, signal.SIGPROF)  # as its timer does
+        os.kill(pid, signal.SIGCONT)
+        with pytest.raises(GrammarError, match=r"matches: .* within 5 s of CPU time") as refused:
+            await asked
+        assert refused_pattern(refused.value) is None
+
+    run(use)
 
 
 def test_a_process_that_dies_fails_its_grammar_only_and_for_a_while(run):

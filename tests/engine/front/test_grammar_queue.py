@@ -139,6 +139,23 @@ def test_what_has_begun_goes_on_when_nobody_waits_and_is_there_for_who_comes():
     run(use)
 
 
+def test_what_is_slow_ends_when_nobody_waits_and_begins_anew_for_who_comes():
+    async def use(workers: Workers, queue: GrammarQueue) -> None:
+        left_before, left_after = ask(queue, "x"), ask(queue, "y", "b")
+        await turns()
+        left_before.cancel()
+        await skip(1)
+        assert "x" not in [job.spec.text for job in queue._jobs.values()] and workers.begun == ["x", "y"]
+        left_after.cancel()
+        late = ask(queue, "y", "b")
+        await turns()
+        assert workers.begun == ["x", "y", "y"] and queue._num_slow == 0 and queue._begun == {"b": 1}
+        workers.let_go("y")
+        assert await late == "Y" and not queue._jobs
+
+    run(use, quick_s=1)
+
+
 def test_who_waits_too_long_is_told_to_come_later():
     async def use(workers: Workers, queue: GrammarQueue) -> None:
         slow = [ask(queue, "x"), ask(queue, "y")]

@@ -1,0 +1,328 @@
+"""Regular expressions that read text in plain Python: those of `stop_regex`, and those of the conditions of programs.
+
+    PatternSet ──pattern_tables──▶ PatternTables ──PatternAutomaton──▶ states, made when a text first needs them
+                 costs much: a process that can be killed     costs little: the front and users' processes
+
+Only the tables depend on how large the patterns are once their repeats are written out, so limits bound them, for all
+patterns of a set together. No numba is needed, which would cost the front hundreds of megabytes.
+"""
+
+import hashlib
+import json
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple, final
+
+from jsg.constrained.chars.char_nfa import Nfa, NfaBuilder
+from jsg.constrained.ir import NEVER, Expr
+from jsg.constrained.limits import Limits, check
+from jsg.errors import GrammarError
+
+PatternUse = Literal["stop_regex", "matches"]
+
+MAX_POSITIONS: dict[PatternUse, int] = {"stop_regex": 512, "matches": 8192}
+"""Positions of all patterns of a set together."""
+MAX_TRANSITIONS: dict[PatternUse, int] = {"stop_regex": 4096, "matches": 65_536}
+"""Pairs of positions that may follow each other. They bound what a character of the text costs."""
+MAX_RANGES = 16_384
+"""Ranges of characters in the different sets of a set of patterns; a class such as \\w has less than a thousand."""
+MAX_BYTES = 2**20
+"""About how much an automaton remembers of its work; beyond it, it forgets everything."""
+_STATE_BYTES = 400  # an empty one, its places in two dicts included
+_MOVE_BYTES = 300
+_INDEX_BYTES = 40  # a place in a tuple, and an integer that is none of the small ones
+_CHARACTER_BYTES = 300
+
+
+class PatternSet(NamedTuple):
+    """Patterns that are compiled together.
+
+    Attributes:
+        kind: What they are for.
+        patterns: The patterns, in Python's dialect.
+    """
+
+    kind: PatternUse
+    patterns: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """A digest. Equal sets have equal keys; no grammar has the key of a set."""
+        return hashlib.sha256(json.dumps(self).encode()).hexdigest()
+
+
+class PatternTables(NamedTuple):
+    """The position automaton of a set of patterns, as arrays of 32-bit integers in the order of bytes of the machine.
+
+    Attributes:
+        bounds: The sets of characters, one behind the other: where each range begins, and the character behind it.
+        bounds_start: Where each set begins in `bounds`, and the end of the last.
+        label: For each position its set. Position 0 is the end of a match.
+        follow: The positions that may come next, of one position behind those of the other.
+        follow_start: Where those of each position begin in `follow`, and the end of the last.
+        starts: For "stop_regex" the positions that a match may begin with anywhere, and those that it may only begin
+            with where the text begins. For "matches" those of each pattern.
+    """
+
+    bounds: bytes
+    bounds_start: bytes
+    label: bytes
+    follow: bytes
+    follow_start: bytes
+    starts: tuple[bytes, ...]
+
+    @staticmethod
+    def of(nfa: Nfa, starts: Sequence[Iterable[int]]) -> "PatternTables":
+        """The tables of an automaton; `starts` are the fields of that name."""
+        bounds = [[bound for low, high in ranges for bound in (low, high + 1)] for ranges in nfa.sets]
+        follow = [sorted(following) for following in nfa.follow]
+        return PatternTables(
+            *_joined(bounds), _bytes(nfa.label), *_joined(follow), tuple(_bytes(sorted(start)) for start in starts)
+        )
+
+
+def _joined(lists: Sequence[Sequence[int]]) -> tuple[bytes, bytes]:
+    ends = [0]
+    for items in lists:
+        ends.append(ends[-1] + len(items))
+    return _bytes([item for items in lists for item in items]), _bytes(ends)
+
+
+def _bytes(numbers: Iterable[int]) -> bytes:
+    return array("I", numbers).tobytes()
+
+
+def _numbers(data: bytes) -> "memoryview[int]":
+    return memoryview(data).cast("I")
+
+
+# Compiling
+
+
+def pattern_tables(given: PatternSet) -> PatternTables:
+    """Compiles patterns.
+
+    Raises:
+        GrammarError: A pattern is wrong, not supported, or too large with those before it. The message quotes it, and
+            `param` is "matches[i]" for pattern i of that kind.
+    """
+    limits = Limits(char_states=MAX_POSITIONS[given.kind])
+    builder = NfaBuilder(limits)
+    roles: list[int] = []  # the index in `starts` of each expression
+    for index, pattern in enumerate(given.patterns):
+        try:
+            for role, expr in _parts(given.kind, index, pattern):
+                builder.add(expr)
+                roles.append(role)
+            _check_size(builder.nfa(), MAX_TRANSITIONS[given.kind])
+        except GrammarError as error:
+            raise _refused(given.kind, index, pattern, str(error)) from None
+        except RecursionError:
+            raise _refused(given.kind, index, pattern, "it is nested too deeply to be read; nest less") from None
+    nfa = builder.nfa()
+    starts: list[set[int]] = [set() for _ in range(2 if given.kind == "stop_regex" else len(given.patterns))]
+    for role, start in zip(roles, nfa.starts, strict=True):
+        starts[role] |= start
+    return PatternTables.of(nfa, starts)
+
+
+def _parts(kind: PatternUse, index: int, pattern: str) -> list[tuple[int, Expr]]:
+    """The expressions of a pattern, and the index of the field `starts` that each belongs to."""
+    from jsg.constrained.regex.parse import parse_piece, parse_regex
+
+    if kind == "matches":
+        expr = parse_regex(pattern, search=False)
+        if expr == NEVER:
+            raise GrammarError("it matches no text at all; correct it")
+        return [(index, expr)]
+    plain, starts, ends, spans = parse_piece(pattern).parts
+    if ends is not None or spans is not None:
+        raise GrammarError("the end of an answer ($) is not known while it grows; leave it out")
+    given = [(role, part) for role, part in enumerate((plain, starts)) if part is not None]
+    if not given:
+        raise GrammarError("it matches no text at all; correct it")
+    if any(part.is_nullable for _, part in given):
+        raise GrammarError("it matches the empty text, so it would end every answer at once; correct it")
+    return [(role, part.expr) for role, part in given]
+
+
+def _check_size(nfa: Nfa, max_transitions: int) -> None:
+    num_transitions = sum(map(len, nfa.follow))
+    check(num_transitions, max_transitions, "pairs of characters that may follow each other, repeats written out")
+    check(sum(map(len, nfa.sets)), MAX_RANGES, "ranges of characters")
+
+
+def _refused(kind: PatternUse, index: int, pattern: str, why: str) -> GrammarError:
+    if kind == "stop_regex":
+        return GrammarError(f"the stop pattern {pattern[:100]!r} is refused: {why}", param=kind)
+    return GrammarError(f"the pattern {pattern[:100]!r} of matches() is refused: {why}", param=f"{kind}[{index}]")
+
+
+def refused_pattern(error: GrammarError) -> int | None:
+    """The index of the pattern of "matches" that `pattern_tables` refused; None where all of them are to blame."""
+    kind, _, rest = (error.param or "").partition("[")
+    return int(rest.removesuffix("]")) if kind == "matches" and rest else None
+
+
+# Reading
+
+
+class State:
+    """Positions at which the next character may stand. Those of matches that began earlier come first.
+
+    Attributes:
+        moves: For each class of characters three things: the next state; for each position of it, the index of the
+            position that it is reached from, -1 where a match begins; and the index of the position from which the
+            longest match ends, None where no match ends. A class is a bit for each set that has the character.
+    """
+
+    __slots__ = ("moves", "positions")
+
+    def __init__(self, positions: tuple[int, ...]):
+        self.positions = positions
+        self.moves: dict[int, tuple[State, tuple[int, ...], int | None]] = {}
+
+
+@final
+class PatternAutomaton:
+    """Reads texts with patterns. It makes states when a text first needs them, and keeps them up to a bound.
+
+    Attributes:
+        num_steps: Work done so far, in steps of less than a tenth of a microsecond. What is remembered costs one step a
+            character.
+    """
+
+    def __init__(self, tables: PatternTables, begin: int | None = None):
+        """Takes almost no time.
+
+        Args:
+            tables: The tables of `pattern_tables`.
+            begin: The index in `tables.starts` of the positions that a match may begin with anywhere.
+        """
+        self.num_steps = 0
+        self._bounds, self._bounds_start = _numbers(tables.bounds), _numbers(tables.bounds_start)
+        self._label = _numbers(tables.label)
+        self._follow, self._follow_start = _numbers(tables.follow), _numbers(tables.follow_start)
+        self._starts = tables.starts
+        self._begin = () if begin is None else tuple(_numbers(tables.starts[begin]))
+        self._states: dict[tuple[int, ...], State] = {}
+        self._with_moves: list[State] = []  # also states that were forgotten while readers are in them
+        self._class_of: dict[str, int] = {}
+        self._num_bytes = 0
+
+    def start(self, index: int) -> State:
+        """The state before a text, with the positions of one of `tables.starts`, behind those of `begin`."""
+        return self._state((*self._begin, *_numbers(self._starts[index])))
+
+    def move(self, state: State, char: str) -> tuple[State, tuple[int, ...], int | None]:
+        """The move that a character makes; see `State.moves`."""
+        self.num_steps += 1
+        char_class = self._class_of.get(char)
+        if char_class is None:
+            char_class = self._classify(char)
+        move = state.moves.get(char_class)
+        if move is None:
+            move = self._make_move(state, char_class)
+        return move
+
+    def _classify(self, char: str) -> int:
+        starts, bounds, code = self._bounds_start, self._bounds, ord(char)
+        num_sets = len(starts) - 1
+        self.num_steps += 8 * num_sets
+        self._make_room(_CHARACTER_BYTES + num_sets // 8)
+        # A character is in a set if an odd number of its bounds are not above it.
+        of_sets = (
+            1 << index
+            for index in range(num_sets)
+            if (bisect_right(bounds, code, starts[index], starts[index + 1]) - starts[index]) & 1
+        )
+        char_class = self._class_of[char] = sum(of_sets)
+        return char_class
+
+    def _make_move(self, state: State, char_class: int) -> tuple[State, tuple[int, ...], int | None]:
+        follow, follow_start = self._follow, self._follow_start
+        reached: dict[int, int] = {}
+        ending: int | None = None
+        for index, position in enumerate(state.positions):
+            if not char_class >> self._label[position] & 1:
+                continue
+            following = follow[follow_start[position] : follow_start[position + 1]]
+            self.num_steps += len(following)
+            for target in following:
+                if target:
+                    reached.setdefault(target, index)
+                elif ending is None:
+                    ending = index
+        for position in self._begin:
+            reached.setdefault(position, -1)
+        self.num_steps += 2 * len(state.positions) + 4 * len(reached)
+        self._make_room(_MOVE_BYTES + _INDEX_BYTES * len(reached))
+        if not state.moves:
+            self._with_moves.append(state)
+        move = state.moves[char_class] = self._state(tuple(reached)), tuple(reached.values()), ending
+        return move
+
+    def _state(self, positions: tuple[int, ...]) -> State:
+        state = self._states.get(positions)
+        if state is None:
+            self._num_bytes += _STATE_BYTES + _INDEX_BYTES * len(positions)
+            state = self._states[positions] = State(positions)
+        return state
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Counts memory that is going to be kept, and forgets everything else where that would be too much."""
+        if self._num_bytes + num_bytes > MAX_BYTES:
+            self._states.clear()  # readers keep the states they are in
+            for state in self._with_moves:
+                state.moves.clear()
+            self._with_moves.clear()
+            self._class_of.clear()
+            self._num_bytes = 0
+        self._num_bytes += num_bytes
+
+
+@final
+class TextPatterns:
+    """The patterns of the conditions of a program, compiled. They share one automaton."""
+
+    def __init__(self, patterns: Sequence[str], tables: PatternTables):
+        """`tables` are those of `pattern_tables` for a set of kind "matches" with these patterns."""
+        self._index_of = {pattern: index for index, pattern in enumerate(patterns)}
+        self._automaton = PatternAutomaton(tables)
+
+    def reader(self, pattern: str, text: str) -> "TextReader":
+        """A reader of a text with one of the patterns."""
+        return TextReader(self._automaton, self._index_of[pattern], text)
+
+
+@final
+class TextReader:
+    """Finds out whether all of a text matches a pattern, in time linear in the text.
+
+    Attributes:
+        num_steps: Work that this reader has done, as `PatternAutomaton` counts it.
+    """
+
+    def __init__(self, automaton: PatternAutomaton, index: int, text: str):
+        """`index` is that of the pattern."""
+        self.num_steps = 0
+        self._automaton = automaton
+        self._state = automaton.start(index)
+        self._may_end = 0 in self._state.positions
+        self._text = text
+        self._num_read = 0
+
+    def read(self, max_steps: float = math.inf) -> bool | None:
+        """Reads on. Says whether all of the text matches; None if that takes more than about `max_steps` steps."""
+        automaton, text = self._automaton, self._text
+        before = automaton.num_steps
+        while self._num_read < len(text) and self._state.positions and automaton.num_steps - before < max_steps:
+            self._state, _, ending = automaton.move(self._state, text[self._num_read])
+            self._may_end = ending is not None
+            self._num_read += 1
+        self.num_steps += automaton.num_steps - before
+        if self._num_read == len(text):
+            return self._may_end
+        return None if self._state.positions else False
