@@ -1,0 +1,82 @@
+"""Clients of the field with their real packages, each in an environment of its own, against real servers.
+
+An inner run per environment makes a report, and each case of it is a test here. See `environments.toml`.
+"""
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clients.environment import PIN, UnreachableError, environments
+from tests.server.byte_tokenizer import write_byte_tokenizer
+from tests.server.running import running
+from tests.server.scripted import TOOL_TEMPLATE
+
+ENVIRONMENTS = environments()
+CASES = [(name, case) for name, environment in ENVIRONMENTS.items() for case in environment.cases()]
+
+
+@pytest.fixture(scope="module")
+def addresses(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> Iterator[dict[str, str]]:
+    """`EMBEDDED` serves the embedded model with the real engine, and `SCRIPTED` the model of `scripted_core.py`."""
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_byte_tokenizer(directory, TOOL_TEMPLATE)
+    knobs = {
+        "core": "tests.clients.scripted_core:ScriptedCore",
+        "engine": {"model_path": "scripted", "tokenizer_path": str(directory)},
+        "server": {"port": 0, "shutdown_timeout": 0.5},
+        "tokenizer_dir": str(directory),
+    }
+    commands = {
+        "EMBEDDED": ["-m", "jsg.cli", "serve", "--port", "0", "--compilation-cache-dir", compile_cache_dir],
+        "SCRIPTED": ["-m", "tests.server.fake_server", json.dumps(knobs)],
+    }
+    with contextlib.ExitStack() as stack:
+        servers = {name: stack.enter_context(running(command)) for name, command in commands.items()}
+        yield {name: str(server.http.base_url).rstrip("/") for name, server in servers.items()}
+
+
+@pytest.fixture(scope="module")
+def outcomes(addresses: dict[str, str]) -> Callable[[str], dict[str, str]]:
+    """What became of the cases of an environment, which runs once."""
+
+    @functools.cache
+    def run(name: str) -> dict[str, str]:
+        try:
+            ENVIRONMENTS[name].make()
+        except UnreachableError as error:
+            pytest.skip(str(error))
+        return ENVIRONMENTS[name].run(addresses)
+
+    return run
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_case(outcomes, name, case):
+    failure = outcomes(name)[case]
+    if failure:
+        pytest.fail(failure, pytrace=False)
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_every_package_has_an_exact_version(name):
+    pins = ENVIRONMENTS[name].pins
+    assert pins
+    assert all(PIN.fullmatch(pin) for pin in pins)
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_every_environment_has_cases_and_no_two_have_one_name(name):
+    cases = ENVIRONMENTS[name].cases()
+    assert cases
+    assert len(set(cases)) == len(cases)
+
+
+def test_every_suite_has_an_environment():
+    suites = {path.name for path in Path(__file__).parent.glob("with_*")}
+    assert suites == {environment.suite.name for environment in ENVIRONMENTS.values()}
