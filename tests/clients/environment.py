@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import os
 import re
 import shutil
 import subprocess
@@ -108,7 +109,7 @@ class Environment:
         done = subprocess.run(
             command,
             cwd=self.directory,
-            env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self.directory), **addresses},
+            env={"PATH": os.environ["PATH"], "HOME": str(self.directory), **addresses},
             capture_output=True,
             text=True,
             timeout=SUITE_S,

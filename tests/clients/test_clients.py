@@ -6,17 +6,20 @@ An inner run per environment makes a report, and each case of it is a test here.
 import contextlib
 import functools
 import json
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.clients.environment import PIN, UnreachableError, environments
+from tests.clients.environment import MADE, PIN, UnreachableError, environments
 from tests.server.byte_tokenizer import write_byte_tokenizer
-from tests.server.running import running
+from tests.server.running import ROOT, running
 from tests.server.scripted import TOOL_TEMPLATE
 
 ENVIRONMENTS = environments()
+RESULTS = MADE / "results.json"
+COMMAND = "make test-long PYTEST_ARGS=tests/clients"
 CASES = [(name, case) for name, environment in ENVIRONMENTS.items() for case in environment.cases()]
 
 
@@ -41,8 +44,9 @@ def addresses(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) 
 
 
 @pytest.fixture(scope="module")
-def outcomes(addresses: dict[str, str]) -> Callable[[str], dict[str, str]]:
-    """What became of the cases of an environment, which runs once."""
+def outcomes(addresses: dict[str, str]) -> Iterator[Callable[[str], dict[str, str]]]:
+    """What became of the cases of an environment, which runs once. `RESULTS` has all of it at the end."""
+    results = {}
 
     @functools.cache
     def run(name: str) -> dict[str, str]:
@@ -50,9 +54,15 @@ def outcomes(addresses: dict[str, str]) -> Callable[[str], dict[str, str]]:
             ENVIRONMENTS[name].make()
         except UnreachableError as error:
             pytest.skip(str(error))
-        return ENVIRONMENTS[name].run(addresses)
+        found = ENVIRONMENTS[name].run(addresses)
+        failed = {case: why for case, why in found.items() if why}
+        passed = len(found) - len(failed)
+        results[name] = {"packages": ENVIRONMENTS[name].pins, "cases": len(found), "passed": passed, "failed": failed}
+        return found
 
-    return run
+    yield run
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    RESULTS.write_text(json.dumps({"commit": commit, "command": COMMAND, "clients": results}, indent=2) + "\n")
 
 
 @pytest.mark.long
