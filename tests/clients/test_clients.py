@@ -19,7 +19,7 @@ from tests.server.scripted import TOOL_TEMPLATE
 
 ENVIRONMENTS = environments()
 RESULTS = MADE / "results.json"
-COMMAND = "make test-long PYTEST_ARGS=tests/clients"
+COMMAND = "python -m pytest -m long tests/clients"
 CASES = [(name, case) for name, environment in ENVIRONMENTS.items() for case in environment.cases()]
 
 
@@ -90,3 +90,11 @@ def test_every_environment_has_cases_and_no_two_have_one_name(name):
 def test_every_suite_has_an_environment():
     suites = {path.name for path in Path(__file__).parent.glob("with_*")}
     assert suites == {environment.suite.name for environment in ENVIRONMENTS.values()}
+
+
+def test_the_page_shows_the_newest_results():
+    newest = json.loads(max((ROOT / "bench" / "results").glob("clients-*.json")).read_text())
+    page = (ROOT / "docs" / "clients.md").read_text()
+    for client in newest["clients"].values():
+        packages = ", ".join(pin.replace("==", " ") for pin in client["packages"])
+        assert f"| {packages} | {client['cases']} | {client['passed']} |" in page
