@@ -32,7 +32,7 @@ def test_readme_lists_every_helper_and_every_shared_fixture():
     helpers = {
         (folder_of(path), path.relative_to(TESTS / folder_of(path)).as_posix())
         for path in files
-        if not path.name.startswith("test_")
+        if not path.name.startswith(("test_", "with_"))  # tests, and suites of clients
     }
     shared = {(folder_of(path), name) for path in files if path.name == "conftest.py" for name in fixtures_of(path)}
     assert listed == helpers | shared

@@ -303,10 +303,9 @@ class FakeCore:
         if prompt[0] == FAILING_TOKEN:
             finish = FinishReason(FinishType.ERROR, message="this row failed")
             return RequestOutput(rid=request.rid, finish=finish, prompt_tokens=len(prompt))
-        token_ids = (prompt[index % len(prompt)],) if limit else ()
+        token_ids = (self.token(request, index),) if limit else ()
         live.num_output += len(token_ids)
-        is_over = live.num_output >= limit and prompt[0] != ENDLESS_TOKEN
-        finish = FinishReason(FinishType.LENGTH) if is_over else None
+        finish = self.finish(request, live.num_output)
         if finish is not None:
             self._cache.insert(request)
         if request.hold:
@@ -323,6 +322,15 @@ class FakeCore:
             cache_report=live.cache_report if index == 0 else None,
             constraint=_constraint(request, token_ids),
         )
+
+    def token(self, request: Request, index: int) -> int:
+        """The output token with this index."""
+        return request.input_ids[index % len(request.input_ids)]
+
+    def finish(self, request: Request, num_output: int) -> FinishReason | None:
+        """Why the answer ends after so many tokens; None where it goes on."""
+        is_over = num_output >= request.sampling.max_new_tokens and request.input_ids[0] != ENDLESS_TOKEN
+        return FinishReason(FinishType.LENGTH) if is_over else None
 
     def _score(self, request: Request, token: int, *, is_first: bool = False) -> TokenLogprob:
         top = tuple((other, -float(rank)) for rank, other in enumerate(range(token, token + request.top_logprobs_num)))

@@ -15,7 +15,8 @@ from jsg.errors import JsgError
 def main(argument: str) -> int:
     knobs = json.loads(argument)
     engine, server = EngineConfig(**knobs["engine"]), ServerConfig(**knobs["server"])
-    children = [EngineChild.spawn(engine, core="tests.engine.fake_core:FakeCore") for _ in range(server.dp_size)]
+    core = knobs.get("core", "tests.engine.fake_core:FakeCore")
+    children = [EngineChild.spawn(engine, core=core) for _ in range(server.dp_size)]
     logging.basicConfig(level=logging.WARNING)
     from jsg.server.run import serve
 

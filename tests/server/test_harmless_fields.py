@@ -44,12 +44,16 @@ CASES = [
     (CHAT, "thinking", THINKING),
     (RESPONSES, "reasoning", {"effort": "low", "summary": "auto"}),
     (RESPONSES, "service_tier", "priority"),
+    (RESPONSES, "truncation", "auto"),
     (RESPONSES, "prompt_cache_options", {"ttl": "1h"}),
     (RESPONSES, "verbosity", {"text": {"verbosity": "low"}}),
     (RESPONSES, "phase", {"input": [HI[0] | {"phase": "commentary"}]}),
     (RESPONSES, "an empty item of type reasoning", {"input": [{"type": "reasoning", "id": "rs", "summary": []}, *HI]}),
     (MESSAGES, "effort", {"output_config": {"effort": "low"}}),
     (MESSAGES, "speed", "fast"),
+    (MESSAGES, "context_management", {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
+    (MESSAGES, "thinking", {"type": "enabled", "budget_tokens": 1024}),
+    (MESSAGES, "thinking", {"type": "adaptive"}),
     (MESSAGES, "an empty block of type thinking", {"messages": [
         *HI, {"role": "assistant", "content": [{"type": "thinking", "thinking": "", "signature": "x"}]},
         {"role": "user", "content": "so?"},
@@ -192,8 +196,9 @@ def test_thoughts_that_say_something_are_refused(http):
 
 
 def test_what_would_change_the_answer_is_refused(http):
-    for path, body in ((CHAT, {"thinking": {"type": "enabled"}}), (MESSAGES, {"thinking": {"type": "enabled"}})):
-        assert "thinking" in http.post(path, json=BODIES[path] | body).json()["error"]["message"]
+    clearing = {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}
+    for path, body in ((CHAT, {"thinking": {"type": "enabled"}}), (MESSAGES, clearing)):
+        assert next(iter(body)) in http.post(path, json=BODIES[path] | body).json()["error"]["message"]
     kwargs = {"chat_template_kwargs": {"style": "slow"}}
     assert "read 'style'" in http.post(CHAT, json=BODIES[CHAT] | kwargs).json()["error"]["message"]
 

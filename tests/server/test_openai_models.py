@@ -1,5 +1,7 @@
 """`/v1/models`, and what needs another kind of model."""
 
+import datetime
+
 import pytest
 
 from jsg.server.openai.refused import NEEDED
@@ -15,6 +17,13 @@ class TestModels:
         assert card == http.get("/v1/models/fake").json()
         assert (card["id"], card["root"], card["object"], card["owned_by"]) == ("fake", "fake", "model", "jsg")
         assert card["max_model_len"] == 1024
+
+    def test_anthropics_clients_read_it_too(self, http):
+        body = http.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
+        assert (body["has_more"], body["first_id"], body["last_id"]) == (False, "fake", "fake")
+        card = body["data"][0]
+        assert (card["type"], card["display_name"]) == ("model", "fake")
+        assert datetime.datetime.fromisoformat(card["created_at"]).timestamp() == card["created"]
 
     def test_when_it_was_made_does_not_change(self, http):
         created = http.get("/v1/models/fake").json()["created"]

@@ -262,7 +262,8 @@ class TestModels:
     def test_list_and_retrieve(self, client):
         (listed,) = client.models.list().data
         assert client.models.retrieve("fake") == listed
-        assert extras(listed) == {"root", "parent", "max_model_len", "modalities"}
+        of_anthropic = {"type", "created_at", "display_name"}
+        assert extras(listed) == {"root", "parent", "max_model_len", "modalities", *of_anthropic}
 
     def test_a_name_with_a_slash(self, make_server):
         with make_server(server={"served_model_name": "organisation/model"}) as server, client_of(server) as client:

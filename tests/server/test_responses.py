@@ -462,7 +462,7 @@ class TestRefusals:
             ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
             ({"text": {"format": {"type": "xml"}}}, "text", "json_object"),
             ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format", "name and schema"),
-            ({"truncation": "auto"}, "truncation", "never shortens"),
+            ({"truncation": "middle"}, "truncation", "never shortens"),
             ({"prompt": {"id": "pmpt_1"}}, "prompt", "stores no prompts"),
             ({"service_tier": "best"}, "service_tier", "one tier"),
             ({"prompt_cache_retention": "1y"}, "prompt_cache_retention", "room"),

@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator, 
 from jsg.errors import RequestError
 from jsg.parameters import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from jsg.server.http.body import GRAMMAR, Body, Checked
+from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSource, joined_content
 from jsg.server.shared.constraint import (
     AdditionalPropertiesOption,
@@ -35,6 +36,7 @@ _NO_FILES = "models read text and pictures only; send the content as text"
 _CACHED_ANYWAY = "every prefix is cached up to its last token while there is room"
 _NO_CALLERS = "because only the model calls tools"
 _NO_THREADS = "the server keeps no threads; send the whole conversation without it"
+_NOT_SHORTENED = "the server never shortens a conversation; shorten it before you send it"
 _JOINED = "A text, or a list of blocks, whose texts are joined without anything between them."
 
 type StopSequence = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -267,18 +269,33 @@ class AnthropicMetadata(Body):
     user_id: str | None = Field(None, max_length=MAX_NAME_CHARS, description=END_USER)
 
 
+class Thinking(Body):
+    """The wish for thoughts, which has no effect."""
+
+    type: Literal["disabled", "enabled", "adaptive"] = Field(
+        description='Other values than "disabled" bring a warning, because this version does not separate thoughts.'
+    )
+    budget_tokens: int | None = Field(None, ge=1, lt=2**31, description="It has no effect.")
+    display: Literal["summarized", "omitted"] | None = Field(None, description="It has no effect.")
+
+    @model_validator(mode="after")
+    def _pass_over(self, info: ValidationInfo) -> Self:
+        if self.type != "disabled":
+            FieldRules.of(info.context).pass_over("thinking", NO_THOUGHTS)
+        return self
+
+
 class CountTokensBody(Body):
     """The fields that make up a prompt."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         "mcp_servers": _NO_SERVER_TOOLS,
-        "context_management": "the server never shortens a conversation; shorten it before you send it",
         **dict.fromkeys(("user_profile_id", "workspace_id"), "it belongs to another service; leave it out"),
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "cache_control": _CACHED_ANYWAY,
         "speed": 'there is one speed; "fast" brings a warning',
-        "thinking": 'only `{"type": "disabled"}` is taken, because this version does not separate thoughts',
+        "context_management": "only the clearing of thoughts is taken, with a warning, because messages have none",
     }
 
     model: str | None = Field(None, description=MODEL)
@@ -289,7 +306,8 @@ class CountTokensBody(Body):
 
     cache_control: CacheControl | None = None
     speed: Annotated[Any, Only(("standard",), "there is one speed; leave it out", VALUES["speed"])] = None
-    thinking: Annotated[Any, Only(({"type": "disabled"},), NO_THOUGHTS)] = None
+    thinking: Thinking | None = None
+    context_management: Annotated[Any, Only((), _NOT_SHORTENED, VALUES["context_management"])] = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = Field(None, description="The older name of `output_config.format`.")
     tool_choice: AnthropicToolChoice | None = Field(

@@ -1,5 +1,6 @@
 """`/v1/models`: the one model that is served."""
 
+import datetime
 from typing import Any
 
 from starlette.responses import Response
@@ -14,7 +15,10 @@ router = new_router()
 @router.get("/v1/models")
 async def models(front: ReadyFront) -> Response:
     """Lists the served model, which is the only one."""
-    return json_response({"object": "list", "data": [_card(front)]})
+    name = front.model_name
+    return json_response(
+        {"object": "list", "data": [_card(front)], "has_more": False, "first_id": name, "last_id": name}
+    )
 
 
 @router.get("/v1/models/{model:path}")
@@ -25,10 +29,14 @@ async def model(model: str, front: ReadyFront) -> Response:
 
 
 def _card(front: Front) -> dict[str, Any]:
+    """The model as OpenAI's and Anthropic's clients read it."""
     return {
         "id": front.model_name,
         "object": "model",
         "created": front.created,
+        "type": "model",
+        "created_at": f"{datetime.datetime.fromtimestamp(front.created, datetime.UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "display_name": front.model_name,
         "owned_by": "jsg",
         "root": front.model_name,
         "parent": None,

@@ -324,7 +324,7 @@ class InputTokensBody(Body):
     }
     HARMLESS: ClassVar[Mapping[str, str]] = harmless("reasoning")
     ACCEPTED: ClassVar[Mapping[str, str]] = {
-        "truncation": 'only "disabled" is taken, because the server refuses an input that is too long',
+        "truncation": 'the server refuses an input that is too long; "auto" brings a warning',
     }
 
     model: str | None = Field(None, description=MODEL)
@@ -343,7 +343,9 @@ class InputTokensBody(Body):
     tools: Annotated[Checked[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = Field(None, description=TOOLS)
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = Field(None, description=TOOL_CHOICE)
     parallel_tool_calls: bool | None = Field(None, description=ONE_CALL)
-    truncation: Annotated[Any, Only(("disabled",), "the server never shortens an input; shorten it yourself")] = None
+    truncation: Annotated[
+        Any, Only(("disabled",), "the server never shortens an input; shorten it yourself", VALUES["truncation"])
+    ] = None
 
     @field_validator("input", mode="before")
     @classmethod

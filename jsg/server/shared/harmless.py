@@ -36,13 +36,17 @@ _FIELDS: Mapping[str, str] = {
 }
 """Field that has no effect, whatever its value is → the reason, or what to do instead."""
 
+_CLEARING = {"type": "clear_thinking_20251015"}
+
 VALUES: Mapping[str, tuple[Any, ...]] = {
+    "context_management": ({"edits": [_CLEARING]}, {"edits": [{**_CLEARING, "keep": "all"}]}),
     "prompt_cache_retention": ("24h", "in-memory"),
     "service_tier": ("flex", "priority", "scale", "standard", "standard_only"),
     "speed": ("fast",),
     "store": (True,),
     "thinking": ({"type": "disabled"},),
     "thread": ({"type": "create"},),
+    "truncation": ("auto",),
 }
 """Field of which only these values have no effect, and others are supported or refused → the values."""
 

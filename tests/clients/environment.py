@@ -1,0 +1,131 @@
+"""Environments of clients: their packages, made once under `.cache/clients`, and the cases that run in them."""
+
+import ast
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+MADE = HERE.parents[1] / ".cache" / "clients"
+PYTEST = "pytest==9.2.0"
+PIN = re.compile(r"[@\w./-]+(\[[\w,]+\])?==\d[\w.]*")
+SUITE_S = 900
+"""The longest that a suite may take."""
+
+
+class UnreachableError(Exception):
+    """The registry of the packages cannot be reached."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """The packages of a client, and the suite that runs with them.
+
+    Attributes:
+        name: Its name in `environments.toml`.
+        pins: `NAME==VERSION` of each package that its users install.
+    """
+
+    name: str
+    pins: tuple[str, ...]
+
+    @property
+    def directory(self) -> Path:
+        return MADE / self.name
+
+    @property
+    def suite(self) -> Path:
+        """The file of its cases."""
+        return next(HERE.glob(f"with_{re.sub(r'-\d+$', '', self.name).replace('-', '_')}.*"))
+
+    @property
+    def is_node(self) -> bool:
+        return self.suite.suffix == ".mjs"
+
+    def cases(self) -> list[str]:
+        """The names of the cases of its suite, which are read without running it."""
+        text = self.suite.read_text()
+        if self.is_node:
+            return re.findall(r'^test\("([^"]+)"', text, re.MULTILINE)
+        return [node.name for node in ast.parse(text).body if getattr(node, "name", "").startswith("test_")]
+
+    def make(self) -> None:
+        """Installs the packages, unless these very ones are installed.
+
+        Raises:
+            UnreachableError: There is no network, or the tool that installs them is missing.
+        """
+        stamp = self.directory / ".made"
+        pins = self.pins if self.is_node else (*self.pins, PYTEST)
+        if stamp.exists() and stamp.read_text() == "\n".join(pins):
+            return
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self.directory.mkdir(parents=True)
+        if self.is_node:
+            if shutil.which("npm") is None:
+                raise UnreachableError("npm is not installed")
+            packages = [pin.replace("==", "@") for pin in pins]
+            self._install(["npm", "install", "--silent", "--no-fund", "--no-audit", *packages], ["npm", "ping"])
+        else:
+            subprocess.run([sys.executable, "-m", "venv", self.directory], check=True)
+            pip = [str(self._python), "-m", "pip", "--disable-pip-version-check"]
+            self._install([*pip, "install", "--quiet", *pins], [*pip, "index", "versions", "pip"])
+        stamp.write_text("\n".join(pins))
+
+    @property
+    def _python(self) -> Path:
+        return self.directory / "bin" / "python"
+
+    def _install(self, command: list[str], probe: list[str]) -> None:
+        run: dict[str, Any] = {"cwd": self.directory, "capture_output": True, "text": True}
+        done = subprocess.run(command, **run)
+        if done.returncode and subprocess.run(probe, **run).returncode:
+            raise UnreachableError(f"the registry cannot be reached: {' '.join(probe[-3:])} fails")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def run(self, addresses: Mapping[str, str]) -> dict[str, str]:
+        """Runs the suite. `addresses` are variables of its process.
+
+        Returns:
+            Each case that ran → empty if it passed, otherwise what went wrong, or why it was skipped.
+        """
+        report = self.directory / "report.xml"
+        report.unlink(missing_ok=True)
+        suite = shutil.copy(self.suite, self.directory)  # Node looks for packages beside the file
+        if self.is_node:
+            command = ["node", "--test", "--test-reporter", "junit", "--test-reporter-destination", report, suite]
+        else:
+            options = ["-q", "-p", "no:cacheprovider", "--import-mode", "importlib", "-c", "/dev/null"]
+            command = [self._python, "-I", "-m", "pytest", *options, "--rootdir", self.directory, suite]
+            command += ["--junit-xml", report]
+        done = subprocess.run(
+            command,
+            cwd=self.directory,
+            env={"PATH": os.environ["PATH"], "HOME": str(self.directory), **addresses},
+            capture_output=True,
+            text=True,
+            timeout=SUITE_S,
+        )
+        assert report.exists(), done.stdout + done.stderr
+        return {case.get("name", ""): _outcome(case) for case in ET.parse(report).iter("testcase")}
+
+
+def _outcome(case: ET.Element) -> str:
+    return "\n".join(f"{part.tag}: {part.get('message')}\n{part.text or ''}" for part in case if part.tag in FAILED)
+
+
+FAILED = ("failure", "error", "skipped")
+
+
+def environments() -> dict[str, Environment]:
+    """All environments, by name."""
+    pins = tomllib.loads((HERE / "environments.toml").read_text())
+    return {name: Environment(name, tuple(packages)) for name, packages in pins.items()}
