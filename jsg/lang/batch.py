@@ -210,17 +210,19 @@ class _Batch[State]:
 
         context = contextvars.copy_context()
         thread = threading.Thread(target=lambda: context.run(serve), name="jsg-batch", daemon=True)
-        thread.start()
-        handle = driver.result()
         try:
+            thread.start()
+            handle = driver.result()
             while (state := arrived.get()) is not None:
                 if isinstance(state, BaseException):
                     raise state
                 yield state
                 handle.post(handle.room.release)
         finally:
-            handle.post(handle.task.cancel)
-            thread.join()
+            if thread.is_alive():  # an interrupt may come before it is known what to cancel
+                handle = driver.result()
+                handle.post(handle.task.cancel)
+                thread.join()
 
     async def _states(self, room: asyncio.Semaphore) -> AsyncGenerator[State]:
         loop = asyncio.get_running_loop()

@@ -259,7 +259,7 @@ class TestEnds:
             ({"temperature": 1000.0}, RequestError, "temperature must be"),
             ({"max_tokens": 5000}, ContextLengthError, "at most"),
             ({"regex": "(a"}, GrammarError, "not closed"),
-            ({"stop_regex": ["a*"]}, RequestError, "the stop pattern 'a\\*' is refused"),
+            ({"stop_regex": ["a*"]}, GrammarError, "the stop pattern 'a\\*' is refused"),
         ],
     )
     def test_a_refusal_is_raised_at_the_read_with_the_line(self, backend, arguments, kind, why):

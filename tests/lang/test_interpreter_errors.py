@@ -340,6 +340,27 @@ def test_an_interrupt_of_a_batch_cancels_all_of_it():
     assert len(started) == len(backend.aborted) == 3
 
 
+def test_an_interrupt_while_a_batch_starts_cancels_all_of_it(monkeypatch: pytest.MonkeyPatch):
+    backend, gate = waiting_backend()
+
+    @sgl.function
+    def program(s, i):
+        s += sgl.gen("x")
+
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            super().start()
+            if self.name == "jsg-batch":
+                gate.wait_reached(3)
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading, "Thread", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        program.run_batch([(i,) for i in range(10)], num_threads=3, backend=backend)
+    backend.wait_closed()
+    assert len(backend.aborted) == 3
+
+
 def test_reading_on_the_loop_itself_is_refused_instead_of_hanging():
     backend, gate = waiting_backend()
 

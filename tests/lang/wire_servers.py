@@ -388,7 +388,7 @@ class WireServer:
 @contextlib.contextmanager
 def serving(app: Any, closing: asyncio.Event | None = None) -> Iterator[str]:
     """The address of an application that runs on a free port, in a thread; `closing` is set before it ends."""
-    config = uvicorn.Config(app, port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     ready = threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []

@@ -23,6 +23,7 @@ from tests.server.battery import (
 )
 
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+THINKING = {"thinking": {"type": "enabled"}}
 SHOWING = {"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "data:,"}}]}]}
 CALLING = {"messages": [{"role": "assistant", "content": "x", "tool_calls": [CALL]}]}
 
@@ -67,7 +68,15 @@ class TestNumbers:
         name = ".".join(part for part in place if isinstance(part, str))
         leaf = str(next(part for part in reversed(place) if isinstance(part, str) and part != "5"))
         for bad, raw in BAD_NUMBERS.items():
-            base = CALLING if "tool_calls" in place else SHOWING if "video_url" in place else {}
+            base = (
+                CALLING
+                if "tool_calls" in place
+                else SHOWING
+                if "video_url" in place
+                else THINKING
+                if "thinking" in place
+                else {}
+            )
             body = encode(with_value(VALID[path] | base, place, RAW), raw)
             if is_legal(bad, name, leaf, kind, place):
                 continue
