@@ -38,6 +38,7 @@ from jsg.kernels_pallas import ops
 from jsg.models.config import ModelConfig
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolve_kv_dtype
+from jsg.models.panels import lay_out
 from jsg.models.tensor_parallel import bytes_on_one_device, make_mesh, sharding_of
 from jsg.sched.buckets import Buckets, make_buckets, make_deterministic_buckets
 from jsg.sched.config import SchedulerConfig
@@ -233,11 +234,18 @@ def _make_runner(settings: _Settings, report: Report) -> tuple[ModelRunner, Memo
         mesh=settings.mesh,
         progress=_load_progress(report),
     )
+    _lay_out(model, settings)
     state = _with_newline(settings.make_state(settings.num_pages(plan.pool_tokens)), model)
     programs = Programs(model, settings.runner_config(), state, settings.buckets, executables)
     runner = ModelRunner(programs, state)
     _warm_up(runner, executables, settings, report)
     return runner, plan
+
+
+def _lay_out(model: nnx.Module, settings: _Settings) -> None:
+    """Lays kernels out as the products of this device read them."""
+    if settings.platform == "cpu" and settings.mesh is None:
+        lay_out(model)
 
 
 def _load_progress(report: Report) -> Callable[[int, int, int], None]:
@@ -333,6 +341,7 @@ def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
     without temporary arrays is refused before anything is compiled.
     """
     model = abstract_model(settings.model, settings.dtype, settings.config.quantization, settings.mesh)
+    _lay_out(model, settings)
     limit_bytes = usable_bytes(settings.config.mem_fraction_static, settings.device)
     if settings.party is not None:
         limit_bytes = settings.party.agree("devices", settings.device.name, limit_bytes)

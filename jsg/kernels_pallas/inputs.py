@@ -2,11 +2,27 @@
 
 from typing import NamedTuple
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 LayerCache = tuple[Float[Array, "P page_size heads H"], ...]
 """One layer of the KV pool: keys and values, `[P, page_size, K, H]` each. On a TPU it is one array
 `[P, page_size, 2·K, H]`, in which the key and the value of each head stand side by side. Only the ops look inside."""
+
+
+PANEL_WIDTH = 16
+"""Columns of a panel: the float32 of one AVX-512 register, of two of AVX2, of four of NEON."""
+
+
+class Panels(NamedTuple):
+    """A kernel [D, F] as a CPU reads it: `PANEL_WIDTH` columns side by side, from the first input to the last.
+
+    Attributes:
+        values: [F / PANEL_WIDTH, D, PANEL_WIDTH], float32, bfloat16 or int8.
+        scale: For int8 the factor of each column's sum; else None.
+    """
+
+    values: Num[Array, "panels D width"]
+    scale: Float[Array, " F"] | None = None
 
 
 class PrefixGroups(NamedTuple):

@@ -1,7 +1,8 @@
 """The operations that have kernels. Each function chooses an implementation. Letters: `jsg/models/inputs.py`.
 
-"triton" is Pallas with the Triton lowering, for NVIDIA; "tpu" is JAX's own kernel; "reference" is plain `jnp` and
-always works. If a kernel cannot do a case, it raises `NotImplementedError`, and the reference is used instead.
+"triton" is Pallas with the Triton lowering, for NVIDIA; "tpu" is JAX's own kernel; "native" is machine code for a
+CPU; "reference" is plain `jnp` and always works. If a kernel cannot do a case, it raises `NotImplementedError`, and
+the reference is used instead.
 """
 
 import contextlib
@@ -12,10 +13,10 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Num, UInt
 
 from jsg.kernels_pallas import reference, reference_routes, reference_threshold, reference_write
-from jsg.kernels_pallas.inputs import AttentionInputs, HeadNorms, LayerCache
+from jsg.kernels_pallas.inputs import AttentionInputs, HeadNorms, LayerCache, Panels, Scoring
 from jsg.kernels_pallas.reference_routes import Routes
 
-BEST = {"gpu": "triton", "cuda": "triton", "tpu": "tpu"}
+BEST = {"gpu": "triton", "cuda": "triton", "tpu": "tpu", "cpu": "native"}
 
 
 def target_platform() -> str:
@@ -101,7 +102,7 @@ def paged_attention(
         scale: Multiplies queries · keys.
         window: A token sees the last `window` positions, its own included; None for all.
         softcap: Scores become softcap * tanh(score / softcap); None for none.
-        implementation: "triton", "tpu", "reference", or None for the best that works here.
+        implementation: "triton", "tpu", "native", "reference", or None for the best that works here.
 
     Returns:
         Attention of each packed token in the queries' dtype; zero for padding tokens.
@@ -118,15 +119,33 @@ def paged_attention(
 
             with _falling_back(implementation):
                 return tpu.paged_attention(queries, cache, inputs, scale=scale, window=window, softcap=softcap)
+        case "native":
+            from jsg.kernels_pallas.native import attention
+
+            with _falling_back(implementation):
+                scoring = Scoring(scale, window, softcap)
+                out = attention.paged_attention(queries, *reference_write.keys_and_values(cache), inputs, scoring)
+                return out.astype(queries.dtype)
         case "reference":
             pass
         case unknown:
             raise NotImplementedError(
-                f"paged_attention has no implementation {unknown!r}; there are 'triton', 'tpu' and 'reference'"
+                f"paged_attention has no implementation {unknown!r}; "
+                "there are 'triton', 'tpu', 'native' and 'reference'"
             )
     keys, values = reference_write.keys_and_values(cache)
     out = reference.paged_attention(queries, keys, values, inputs, scale=scale, window=window, softcap=softcap)
     return jnp.asarray(out, queries.dtype)
+
+
+def matmul(x: Float[Array, "T D"], kernel: Panels) -> Float[Array, "T F"]:
+    """x · kernel in float32, on a CPU.
+
+    Each result is summed over D in order, so it does not depend on the other rows.
+    """
+    from jsg.kernels_pallas.native import matmul as native
+
+    return native.matmul(x, kernel)
 
 
 def expert_routes(

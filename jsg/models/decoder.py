@@ -168,7 +168,8 @@ class Decoder(nnx.Module):
             qk_norm: Every head's query and key are normed before they are rotated.
         """
         self.config = config
-        self.embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size, dtype)
+        is_tied = config.tie_word_embeddings
+        self.embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size, dtype, is_head=is_tied)
         self.layers = nnx.List([])
         for layer in range(config.num_layers):
             attention = Attention(config, layer, dtype, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm=qk_norm)
@@ -182,7 +183,7 @@ class Decoder(nnx.Module):
         lm_head = Source("lm_head.weight", (config.vocab_size, config.hidden_size))
         head = Origin((lm_head,), transposed=True, split_axis=1)
         head_shape = (config.hidden_size, config.vocab_size)
-        self.head = None if config.tie_word_embeddings else parameter(head_shape, dtype, head)
+        self.head = None if is_tied else parameter(head_shape, dtype, head, is_kernel=True)
 
     def __call__(self, inputs: ForwardInputs, pool: KVPool) -> tuple[Float[Array, "T D"], KVPool]:
         """See `Model`."""
@@ -209,4 +210,4 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """See `Model`."""
-        return self.embedding.logits(hidden) if self.head is None else project(hidden, self.head[...])
+        return self.embedding.logits(hidden) if self.head is None else project(hidden, self.head.get_value())

@@ -77,10 +77,16 @@ def _empty(leaf: jax.ShapeDtypeStruct, axis: int | None, span: Span | None) -> n
     shape = list(leaf.shape)
     if span is not None and axis is not None and shape[axis] > 1:
         shape[axis] = span[1] - span[0]
-    num_bytes = math.prod(shape) * leaf.dtype.itemsize
+    return empty(tuple(shape), leaf.dtype)
+
+
+def empty(shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> np.ndarray:
+    """Memory for an array that JAX takes over without a copy."""
+    kind = jnp.dtype(dtype)
+    num_bytes = math.prod(shape) * kind.itemsize
     memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % ALIGNMENT
-    return memory[first : first + num_bytes].view(leaf.dtype).reshape(shape)
+    return memory[first : first + num_bytes].view(kind).reshape(shape)
 
 
 def _offsets(origin: Origin, shape: tuple[int, ...]) -> Iterator[tuple[Source, int]]:

@@ -15,6 +15,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.inputs import PANEL_WIDTH, Panels
 from jsg.kernels_pallas.reference_norm import rms_norm
 from jsg.models.quantise import Quantised
 from jsg.models.tensor_parallel import add_up, first_index, num_parts
@@ -58,7 +59,12 @@ class Origin(NamedTuple):
 
 
 def parameter(
-    shape: tuple[int, ...], dtype: jax.typing.DTypeLike, origin: Origin, *, summed_axis: int | None = None
+    shape: tuple[int, ...],
+    dtype: jax.typing.DTypeLike,
+    origin: Origin,
+    *,
+    summed_axis: int | None = None,
+    is_kernel: bool = False,
 ) -> nnx.Param:
     """A parameter of zeros with its origin.
 
@@ -68,17 +74,22 @@ def parameter(
         origin: The tensors that they come from.
         summed_axis: For a kernel that may be kept in 8 bits, the axis that products sum over. With `--quantization` its
             value is a `Quantised` instead of an array.
+        is_kernel: Whether it is read by `project` or `Embedding` only, so that it may lie in panels: see `panels.py`.
     """
-    return nnx.Param(jnp.zeros(shape, dtype), origin=origin, summed_axis=summed_axis)
+    return nnx.Param(jnp.zeros(shape, dtype), origin=origin, summed_axis=summed_axis, is_kernel=is_kernel)
 
 
 def project(
-    x: Float[Array, "T D"], kernel: Float[Array, "D *out"] | Quantised, result: jax.typing.DTypeLike = jnp.float32
+    x: Float[Array, "T D"],
+    kernel: Float[Array, "D *out"] | Quantised | Panels,
+    result: jax.typing.DTypeLike = jnp.float32,
 ) -> Float[Array, "T *out"]:
-    """x · kernel, summed in float32 whatever the type of the result.
+    """x · kernel, summed in float32 whatever the type of the result. With panels it has one axis of outputs.
 
     The type of `x` holds the numbers of a kernel in 8 bits exactly. Its scales, one for each column, multiply the sums.
     """
+    if isinstance(kernel, Panels):
+        return ops.matmul(x, kernel).astype(result)
     if isinstance(kernel, Quantised):
         return (project(x, kernel.values.astype(x.dtype)) * kernel.scale).astype(result)
     dimensions, precision = (((1,), (0,)), ((), ())), exact_precision(x.dtype)
@@ -137,14 +148,18 @@ class Linear(nnx.Module):
         weights = tuple(Source(f"{name}.weight", (width, in_dim), repeats) for name, width, repeats in parts)
         origin = Origin(weights, join_axis + 1, transposed=True, split_axis=split_axis)
         self.is_split_input = split_axis == 0
-        self.kernel = parameter((in_dim, *out_shape), dtype, origin, summed_axis=0)
+        self.out_shape = out_shape
+        self.kernel = parameter((in_dim, *out_shape), dtype, origin, summed_axis=0, is_kernel=True)
         biases = tuple(Source(f"{name}.bias", (width,), repeats) for name, width, repeats in parts)
         bias_split = split_axis - 1 if split_axis else None  # with a split input each device would add it
         self.bias = parameter(out_shape, dtype, Origin(biases, join_axis, split_axis=bias_split)) if bias else None
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T *out"]:
         """The projections of every token, in the dtype of `x`."""
-        out = project(x, self.kernel.get_value(), activation_result(x.dtype))
+        kernel = self.kernel.get_value()
+        out = project(x, kernel, activation_result(x.dtype))
+        if isinstance(kernel, Panels):
+            out = out.reshape(len(x), *self.out_shape)
         out = add_up(out) if self.is_split_input else out
         if self.bias is not None:
             # On a GPU XLA adds a vector inside the matmul, but would write out a bias of several axes for every token.
@@ -156,14 +171,17 @@ class Linear(nnx.Module):
 class Embedding(nnx.Module):
     """A row of numbers for each token id. It is also the head of a model that ties both."""
 
-    def __init__(self, name: str, vocab_size: int, width: int, dtype: jax.typing.DTypeLike):
+    def __init__(self, name: str, vocab_size: int, width: int, dtype: jax.typing.DTypeLike, *, is_head: bool):
         self.vocab_size = vocab_size
         origin = Origin((Source(f"{name}.weight", (vocab_size, width)),), split_axis=0)
-        self.table = parameter((vocab_size, width), dtype, origin)
+        self.table = parameter((vocab_size, width), dtype, origin, is_kernel=is_head)
 
     def __call__(self, token_ids: Int[Array, " T"]) -> Float[Array, "T D"]:
         """The row of each token."""
-        table = self.table[...]
+        table = self.table.get_value()
+        if isinstance(table, Panels):
+            ids = jnp.clip(token_ids, 0, self.vocab_size - 1)
+            return table.values[ids // PANEL_WIDTH, :, ids % PANEL_WIDTH]
         if num_parts() == 1:
             return table.at[token_ids].get(mode="clip")
         row = jnp.clip(token_ids, 0, self.vocab_size - 1) - first_index(len(table))
@@ -172,10 +190,11 @@ class Embedding(nnx.Module):
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """The logits of each row of the table, in float32. On several devices, of each row of this device's slice."""
+        table = self.table.get_value()
+        if isinstance(table, Panels):
+            return project(hidden, table)
         dimensions, precision = (((1,), (1,)), ((), ())), exact_precision(hidden.dtype)
-        return lax.dot_general(
-            hidden, self.table[...], dimensions, precision=precision, preferred_element_type=jnp.float32
-        )
+        return lax.dot_general(hidden, table, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
 
 class RMSNorm(nnx.Module):

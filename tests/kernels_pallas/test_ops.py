@@ -10,6 +10,8 @@ import pytest
 from bench import attention_cases as cases
 from jsg.kernels_pallas import cascade, ops, paged_decode, ragged_paged_attention, reference
 from jsg.kernels_pallas.attention_block import Attended
+from jsg.kernels_pallas.inputs import Scoring
+from jsg.kernels_pallas.native import attention
 from tests.kernels_pallas.definition import named
 
 KERNELS = {"paged_decode": paged_decode, "cascade": cascade, "ragged_paged_attention": ragged_paged_attention}
@@ -41,9 +43,13 @@ def has_run(case: cases.Case, monkeypatch: pytest.MonkeyPatch, implementation: s
 
         return run
 
+    def native(queries: jax.Array, keys: jax.Array, values: jax.Array, inputs: Any, scoring: Scoring) -> jax.Array:
+        return spy("native")(queries, **scoring._asdict()).out
+
     for name, module in KERNELS.items():
         monkeypatch.setattr(module, name, spy(name))
     monkeypatch.setattr(reference, "paged_attention", spy("reference"))
+    monkeypatch.setattr(attention, "paged_attention", native)
     cache = jnp.asarray(arrays.keys), jnp.asarray(arrays.values)
     out = jax.eval_shape(
         lambda queries, cache, inputs: ops.paged_attention(
@@ -66,7 +72,12 @@ def test_a_step_has_the_kernel_that_it_needs(name: str, kernel: str, monkeypatch
     assert has_run(named(name), monkeypatch, None) == [kernel]
 
 
+def test_a_cpu_runs_machine_code(monkeypatch: pytest.MonkeyPatch):
+    assert has_run(named("mixed"), monkeypatch, None) == ["native"]
+
+
 def test_without_a_kernel_for_the_device_the_reference_runs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(ops.BEST, "cpu")
     assert has_run(named("mixed"), monkeypatch, None) == ["reference"]
 
 
@@ -79,5 +90,5 @@ def test_what_a_kernel_refuses_goes_to_the_reference_unless_the_kernel_was_asked
 
 
 def test_an_implementation_that_there_is_not_is_named(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(NotImplementedError, match=r"no implementation 'cuda'; there are 'triton', 'tpu' and"):
+    with pytest.raises(NotImplementedError, match=r"no implementation 'cuda'; there are 'triton', 'tpu', 'native' and"):
         has_run(named("mixed"), monkeypatch, "cuda")

@@ -1,4 +1,4 @@
-"""The jnp attention against the naive one, and the shapes-do-not-matter property of its tile loop."""
+"""The two attentions of a CPU, in `jnp` and in machine code, against the naive one. Neither depends on shapes."""
 
 import dataclasses
 import functools
@@ -21,19 +21,22 @@ WINDOW = ("decode-window", "window")
 CAPPED = dataclasses.replace(named("pages-of-16"), name="softcap-8-kv-heads", softcap=5.0, heads=16, kv_heads=8)
 FAST = (*map(named, PLAIN + WINDOW), CAPPED)
 """Three programs: without anything special, with a window, and with pages, clusters of heads and a softcap."""
+BOTH = pytest.mark.parametrize("implementation", ["reference", "native"])
 
 
 @functools.cache
-def compiled(as_served: bool, **static: float | None) -> Callable[..., jax.Array]:
+def compiled(as_served: bool, implementation: str, **static: float | None) -> Callable[..., jax.Array]:
     def run(queries: jax.Array, keys: jax.Array, values: jax.Array, inputs: AttentionInputs) -> jax.Array:
-        return ops.paged_attention(queries, (keys, values), inputs, **static, implementation="reference")
+        return ops.paged_attention(queries, (keys, values), inputs, **static, implementation=implementation)
 
     return jax.jit(run, compiler_options=None if as_served else QUICKLY)
 
 
-def attend(case: cases.Case, arrays: cases.Arrays, *, as_served: bool = False) -> np.ndarray:
-    """The definition, as an engine compiles it or quickly; the last bits may differ."""
-    run = compiled(as_served, scale=case.head_dim**-0.5, window=case.window, softcap=case.softcap)
+def attend(
+    case: cases.Case, arrays: cases.Arrays, implementation: str = "reference", *, as_served: bool = False
+) -> np.ndarray:
+    """The attention, as an engine compiles it or quickly; the last bits of the reference may differ."""
+    run = compiled(as_served, implementation, scale=case.head_dim**-0.5, window=case.window, softcap=case.softcap)
     return np.asarray(run(arrays.queries, arrays.keys, arrays.values, arrays.inputs))
 
 
@@ -71,31 +74,84 @@ def test_some_cases_have_short_tiles_before_others():
     assert any(each[0] <= SHORT_TILE < each.max() for each in lens)
 
 
-def test_garbage_in_unused_pages_is_never_read_into_a_result():
+@pytest.mark.parametrize("singles", [True, False])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(case for case in cases.CASES if case.softcap is None),
+        *(cases.for_model(named("mixed"), model) for model in ("phi-2", "gemma-2b")),
+    ],
+    ids=lambda case: case.name,
+)
+def test_machine_code_equals_naive_attention(case: cases.Case, singles: bool):
+    arrays = with_room(cases.make(case, singles=singles))
+    out, num_real = attend(case, arrays, "native"), len(arrays.expected)
+    np.testing.assert_allclose(out[:num_real], arrays.expected, atol=4e-6)
+    assert not out[num_real:].any(), "padding tokens give zero"
+
+
+@pytest.mark.parametrize("pool_dtype", ["bfloat16", "float32"])
+def test_machine_code_reads_pools_of_both_types(pool_dtype: str):
+    case = named("pages-of-16")
+    arrays = with_room(cases.make(case, dtype="bfloat16", pool_dtype=pool_dtype))
+    out = attend(case, arrays, "native").astype(np.float32)
+    np.testing.assert_allclose(out[: len(arrays.expected)], arrays.expected, atol=2e-2)
+
+
+def test_machine_code_names_what_it_cannot_do():
+    capped = dataclasses.replace(named("decode"), softcap=2.0)
+    odd = dataclasses.replace(named("decode"), head_dim=24)
+    wide = dataclasses.replace(named("decode"), head_dim=272)
+    for case in (capped, odd, wide):
+        with pytest.raises(NotImplementedError, match="multiple of 16 up to 256 numbers, and no softcap"):
+            attend(case, cases.make(case), "native")
+    eight_bits = cases.make(named("decode"), pool_dtype="float8_e4m3fn")
+    with pytest.raises(NotImplementedError, match="reads float32 and bfloat16"):
+        attend(named("decode"), eight_bits, "native")
+
+
+def test_machine_code_gives_a_token_the_same_bits_alone_and_in_a_tile():
+    """So what is decoded equals what is computed again as a prompt."""
+    case = cases.Case("tail", ((120, 30),), padding=0)
+    tile = attend(case, cases.make(case), "native")
+    for index in (0, 17, 29):
+        alone = cases.Case("alone", ((120 + index, 1),), padding=0)
+        arrays = cases.make(case)
+        inputs = cases.make(alone).inputs._replace(page_table=arrays.inputs.page_table)
+        single = dataclasses.replace(arrays, queries=arrays.queries[index : index + 1], inputs=inputs)
+        np.testing.assert_array_equal(attend(alone, single, "native")[0], tile[index])
+
+
+@BOTH
+def test_garbage_in_unused_pages_is_never_read_into_a_result(implementation: str):
     case = named("mixed")
     arrays = with_room(cases.make(case))
-    clean = attend(case, arrays)
+    clean = attend(case, arrays, implementation)
     arrays = with_garbage(arrays, key=np.nan, value=1e30)  # values are always finite: see `ops.rotate_and_write`
-    np.testing.assert_array_equal(attend(case, arrays)[: len(arrays.expected)], clean[: len(arrays.expected)])
+    np.testing.assert_array_equal(
+        attend(case, arrays, implementation)[: len(arrays.expected)], clean[: len(arrays.expected)]
+    )
 
 
-def test_what_is_not_finite_reaches_later_tokens_only():
+@BOTH
+def test_what_is_not_finite_reaches_later_tokens_only(implementation: str):
     case = cases.Case("whole", ((0, 90),), padding=0)
     arrays = with_room(cases.make(case))
-    clean = attend(case, arrays)
+    clean = attend(case, arrays, implementation)
     page = np.asarray(arrays.inputs.page_table)[1, 70]
     value = arrays.values[page].copy()
     value[0, 0, 3] = np.nan
     cache = jnp.asarray(arrays.keys), jnp.asarray(arrays.values)
     pools = write_kv(cache, jnp.array([page]), jnp.asarray(arrays.keys[page]), jnp.asarray(value))
     arrays = dataclasses.replace(arrays, keys=np.asarray(pools[0]), values=np.asarray(pools[1]))
-    out = attend(case, arrays)
+    out = attend(case, arrays, implementation)
     np.testing.assert_array_equal(out[:70], clean[:70])
     first_head_group = case.heads // case.kv_heads
     assert np.isnan(out[70:90, :first_head_group]).all()
     np.testing.assert_array_equal(out[70:90, first_head_group:], clean[70:90, first_head_group:])
 
 
+@BOTH
 @pytest.mark.parametrize(
     ("chunks", "has_room"),
     [
@@ -103,19 +159,22 @@ def test_what_is_not_finite_reaches_later_tokens_only():
         pytest.param((7, 64, 129), False, marks=pytest.mark.slow),
     ],
 )
-def test_a_tile_result_is_bitwise_the_same_however_the_prompt_is_cut(chunks: tuple[int, ...], has_room: bool):
+def test_a_tile_result_is_bitwise_the_same_however_the_prompt_is_cut(
+    chunks: tuple[int, ...], has_room: bool, implementation: str
+):
     """Without room each chunk runs in a program of its own."""
     fit = with_room if has_room else lambda arrays: arrays
     whole = cases.Case("whole", ((0, 200),), padding=0)
     arrays = cases.make(whole)
-    expected = attend(whole, fit(arrays), as_served=True)
+    expected = attend(whole, fit(arrays), implementation, as_served=True)
     done = 0
     for chunk in chunks:
         part = cases.Case("part", ((done, chunk),), padding=5)
         inputs = cases.make(part, singles=False).inputs._replace(page_table=arrays.inputs.page_table)
         queries = np.zeros((chunk + 5, *arrays.queries.shape[1:]), np.float32)
         queries[:chunk] = arrays.queries[done : done + chunk]
-        out = attend(part, fit(dataclasses.replace(arrays, queries=queries, inputs=inputs)), as_served=True)
+        some = fit(dataclasses.replace(arrays, queries=queries, inputs=inputs))
+        out = attend(part, some, implementation, as_served=True)
         np.testing.assert_array_equal(out[:chunk], expected[done : done + chunk])
         done += chunk
 

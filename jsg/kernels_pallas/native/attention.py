@@ -1,0 +1,361 @@
+"""Paged attention on a CPU: an online softmax over blocks of `KEY_BLOCK` keys, read from their pages where they lie.
+
+An item is a key-value head of a single or of a query tile. Its rows are the query heads of its tokens, at most `ROWS`
+at a time. For each block of keys:
+
+    keys    are turned into panels, 16 keys side by side       [KEY_BLOCK / LANES, H, LANES]
+    scores  = queries · keys, masked, and their exponentials    [rows, KEY_BLOCK]
+    output  = output · shrink + exponentials · values           [rows, H]
+
+The sums of a query run over the keys in ascending order, in blocks that begin at position 0. So its result does not
+depend on the batch, nor on how its prompt is cut. Masked values are multiplied by zero; see `ops.rotate_and_write`.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from llvmlite import ir
+
+from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
+from jsg.kernels_pallas.native.calls import Buffer, Kernel, buffers_of, emit_handler
+from jsg.kernels_pallas.native.emit import INT, INT32, LANES, POINTER, Function, Value, Variable
+from jsg.kernels_pallas.native.library import has_long_registers, registered
+from jsg.kernels_pallas.native.tiles import PANEL_BYTES, emit_product, emit_sums, load_number, load_panel
+
+KEY_BLOCK = 64
+ROWS = 48
+"""Rows that pass over the keys together: enough that turning the keys costs little, few enough for the first cache."""
+MAX_HEAD_DIM = 256
+MASKED = -1e30
+NO_WINDOW = 2**30
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+class _Call(NamedTuple):
+    """The buffers of a call, in order."""
+
+    queries: Buffer
+    keys: Buffer
+    values: Buffer
+    page_table: Buffer
+    single_rows: Buffer
+    single_kv_lens: Buffer
+    tile_rows: Buffer
+    tile_starts: Buffer
+    tile_lens: Buffer
+    tile_positions: Buffer
+    num_tiles: Buffer
+    window: Buffer
+    out: Buffer
+
+
+RANKS = (3, 4, 4, 2, 1, 1, 1, 1, 1, 1, 0, 0, 3)
+"""The number of axes of each buffer of a `_Call`."""
+SHORT_TILES, LONG_TILES = ((6, 1), (2, 2), (1, 4)), ((6, 4), (2, 4), (1, 4))
+"""(rows, panels) of register tiles: a head has few panels, so these are narrower than `tiles.tile_shapes`."""
+
+
+class _Rows(NamedTuple):
+    """The rows that pass over the keys together. Row r is query head r % group of token r // group.
+
+    Attributes:
+        table: The address of the request's page numbers.
+        head: The key-value head.
+        group: Query heads of a key-value head.
+        token: The packed token of row 0.
+        position: The position of that token in its request.
+        first: The first of these rows.
+        num_rows: How many there are.
+    """
+
+    table: Value
+    head: Value
+    group: Value
+    token: Value
+    position: Value
+    first: Value
+    num_rows: Value
+
+
+class _State(NamedTuple):
+    """The addresses of what rows keep while they pass over the keys, and of the block of keys that they read.
+
+    Attributes:
+        queries: [ROWS, H].
+        panels: The keys of the block: [KEY_BLOCK / LANES, H, LANES].
+        offsets: Where each key and value of the block lies in its pool, in bytes: [KEY_BLOCK] of int64.
+        weights: Scores, and then their exponentials: [ROWS, KEY_BLOCK].
+        largest: The largest score of each row so far: [ROWS, LANES], the same in all lanes.
+        shrink: What the block's largest score does to the sums so far: [ROWS, LANES], likewise.
+        totals: Sums of exponentials, one in each lane: [ROWS, LANES].
+        output: Sums of weighted values: [ROWS, H].
+    """
+
+    queries: Value
+    panels: Value
+    offsets: Value
+    weights: Value
+    largest: Value
+    shrink: Value
+    totals: Value
+    output: Value
+
+
+def paged_attention(
+    queries: Float[Array, "T N H"],
+    keys: Float[Array, "P page_size K H"],
+    values: Float[Array, "P page_size K H"],
+    inputs: AttentionInputs,
+    scoring: Scoring,
+) -> Float[Array, "T N H"]:
+    """See `ops.paged_attention`. Computes in float32 and returns float32.
+
+    Raises:
+        NotImplementedError: The pool has 8 bits, heads are wide or no multiple of `LANES`, or scores are capped.
+    """
+    head_dim, kind = queries.shape[-1], str(keys.dtype)
+    if kind not in ITEM_BYTES or head_dim % LANES or head_dim > MAX_HEAD_DIM or scoring.softcap is not None:
+        raise NotImplementedError(
+            f"the CPU's kernel reads float32 and bfloat16, heads of a multiple of {LANES} up to {MAX_HEAD_DIM} "
+            "numbers, and no softcap"
+        )
+    name = registered(f"jsg_attention_{kind}", functools.partial(_emit, kind))
+    # Scaling the queries is less work than scaling the scores.
+    scaled = queries.astype(jnp.float32) * np.float32(scoring.scale)
+    return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(queries.shape, jnp.float32))(
+        scaled,
+        keys,
+        values,
+        inputs.page_table,
+        inputs.single_rows,
+        inputs.single_kv_lens,
+        inputs.tile_rows,
+        inputs.tile_starts,
+        inputs.tile_lens,
+        inputs.tile_positions,
+        jnp.asarray(inputs.num_tiles, jnp.int32),
+        jnp.int32(NO_WINDOW if scoring.window is None else scoring.window),
+    )
+
+
+def _emit(kind: str, module: ir.Module, name: str) -> None:
+    rows = _emit_pass(kind, module)
+    item = functools.partial(_emit_item, rows)
+    emit_handler(module, Kernel(name, RANKS, 1, _num_items, item, _clear))
+
+
+def _num_items(function: Function, buffers: list[Buffer]) -> Value:
+    call = _Call(*buffers)
+    return (call.single_rows.sizes[0] + call.tile_rows.sizes[0]) * call.keys.sizes[2]
+
+
+def _clear(function: Function, buffers: list[Buffer]) -> None:
+    """Padding tokens, which no item computes, have zeros."""
+    out = _Call(*buffers).out
+    with function.loop(out.sizes[0] * out.sizes[1] * out.sizes[2], step=LANES) as first:
+        function.store(function.zeros(), out.data, first * 4)
+
+
+def _emit_item(rows: Function, function: Function, buffers: list[Buffer], index: Value) -> None:
+    """One key-value head of a single or of a query tile, `ROWS` rows at a time."""
+    call = _Call(*buffers)
+    kv_heads, singles = call.keys.sizes[2], call.single_rows.sizes[0]
+    group = call.queries.sizes[1] // kv_heads
+    unit = index // kv_heads
+    head = index - unit * kv_heads
+
+    def number(buffer: Buffer, at: Value) -> Value:
+        return function.widened(function.load(INT32, buffer.data, at * 4))
+
+    def emit_rows(row: Value, token: Value, position: Value, length: Value) -> None:
+        table = function.address(call.page_table.data, row * call.page_table.sizes[1] * 4)
+        count = length * group
+        with function.loop(count, step=ROWS) as first:
+            some = function.smaller(count - first, function.constant(ROWS))
+            function.call(rows, function.arguments[0], table, head, group, token, position, first, some)
+
+    with function.when(unit < singles):
+        kv_len = number(call.single_kv_lens, unit)
+        with function.when(function.constant(0) < kv_len):
+            emit_rows(number(call.single_rows, unit), unit, kv_len - 1, function.constant(1))
+    with function.when(singles <= unit):
+        tile = unit - singles
+        with function.when(tile < number(call.num_tiles, function.constant(0))):
+            tiles = (call.tile_rows, call.tile_starts, call.tile_positions, call.tile_lens)
+            emit_rows(*(number(buffer, tile) for buffer in tiles))
+
+
+def _emit_pass(kind: str, module: ir.Module) -> Function:
+    """The function that computes some rows: it passes over the blocks of keys that any of them sees."""
+    function = Function(module, f"attention_rows_{kind}", [POINTER, POINTER, *[INT] * 6])
+    job, *arguments = function.arguments
+    call, rows = _Call(*buffers_of(function, RANKS, job)), _Rows(*arguments)
+    state = _State(
+        queries=function.buffer(ROWS * MAX_HEAD_DIM * 4),
+        panels=function.buffer(KEY_BLOCK * MAX_HEAD_DIM * 4),
+        offsets=function.buffer(KEY_BLOCK * 8),
+        weights=function.buffer(ROWS * KEY_BLOCK * 4),
+        largest=function.buffer(ROWS * PANEL_BYTES),
+        shrink=function.buffer(ROWS * PANEL_BYTES),
+        totals=function.buffer(ROWS * PANEL_BYTES),
+        output=function.buffer(ROWS * MAX_HEAD_DIM * 4),
+    )
+    _emit_start(function, call, rows, state)
+    window = function.widened(function.load(INT32, call.window.data))
+    position = rows.position + rows.first // rows.group
+    end = rows.position + (rows.first + rows.num_rows - 1) // rows.group + 1
+    begin = function.larger_int(position + 1 - window, function.constant(0)) // KEY_BLOCK * KEY_BLOCK
+    with function.loop(end, start=begin, step=KEY_BLOCK) as key:
+        num_keys = function.smaller(end - key, function.constant(KEY_BLOCK))
+        _emit_block(kind, function, call, rows, state, key, num_keys)
+        _emit_scores(function, call, rows, state, num_keys)
+        _emit_weights(function, rows, state, key, window)
+        _emit_output(kind, function, call, rows, state, num_keys)
+    _emit_end(function, call, rows, state)
+    function.builder.ret_void()
+    return function
+
+
+def _row_offset(rows: _Rows, call: _Call, row: Value) -> Value:
+    """Where a row lies in the queries and in the result, in bytes."""
+    index = rows.first + row
+    token = index // rows.group
+    heads, head_dim = call.queries.sizes[1:]
+    head = rows.head * rows.group + index - token * rows.group
+    return ((rows.token + token) * heads + head) * head_dim * 4
+
+
+def _emit_start(function: Function, call: _Call, rows: _Rows, state: _State) -> None:
+    """Copies the rows' queries side by side, and empties the sums."""
+    row_bytes = call.queries.sizes[2] * 4
+    with function.loop(rows.num_rows) as row:
+        source = _row_offset(rows, call, row)
+        with function.loop(row_bytes, step=PANEL_BYTES) as at:
+            function.store(load_panel(function, call.queries.data, source + at), state.queries, row * row_bytes + at)
+            function.store(function.zeros(), state.output, row * row_bytes + at)
+        function.store(function.like(function.zeros(), MASKED), state.largest, row * PANEL_BYTES)
+        function.store(function.zeros(), state.totals, row * PANEL_BYTES)
+
+
+def _emit_block(
+    kind: str, function: Function, call: _Call, rows: _Rows, state: _State, key: Value, num_keys: Value
+) -> None:
+    """Finds the keys of a block and turns them into panels. Places past its end read slot 0, which has zeros."""
+    page_size, kv_heads, head_dim = call.keys.sizes[1:]
+    item_bytes = ITEM_BYTES[kind]
+    head_bytes = head_dim * item_bytes
+    page = Variable(function, key // page_size)
+    within = Variable(function, key - page.get() * page_size)
+    with function.loop(num_keys) as index:
+        number = function.widened(function.load(INT32, rows.table, page.get() * 4))
+        offset = ((number * page_size + within.get()) * kv_heads + rows.head) * head_bytes
+        function.store(offset, state.offsets, index * 8)
+        with function.loop(head_bytes, step=64) as line:
+            function.prefetch(call.keys.data, offset + line)
+            function.prefetch(call.values.data, offset + line)
+        is_last = (within.get() + 1).equals(page_size)
+        page.set(function.chosen(is_last, page.get() + 1, page.get()))
+        within.set(function.chosen(is_last, function.constant(0), within.get() + 1))
+    with function.loop(function.constant(KEY_BLOCK), start=num_keys) as index:
+        function.store(rows.head * head_bytes, state.offsets, index * 8)
+    panel_bytes = head_dim * PANEL_BYTES
+    with function.loop(num_keys, step=LANES) as first:
+        target = function.address(state.panels, first // LANES * panel_bytes)
+        starts = [function.load(INT, state.offsets, (first + lane) * 8) for lane in range(LANES)]
+        with function.loop(head_dim, step=LANES) as dim:
+            vectors = [function.floats(kind, call.keys.data, start + dim * item_bytes) for start in starts]
+            for i, turned in enumerate(function.transposed(vectors)):
+                function.store(turned, target, (dim + i) * PANEL_BYTES)
+
+
+def _emit_scores(function: Function, call: _Call, rows: _Rows, state: _State, num_keys: Value) -> None:
+    head_dim = call.queries.sizes[2]
+    row_bytes, panel_bytes = head_dim * 4, head_dim * PANEL_BYTES
+
+    def tile(row: Value, count: int, panel: Value, panels: int) -> None:
+        queries = [function.address(state.queries, (row + r) * row_bytes) for r in range(count)]
+        keys = [function.address(state.panels, (panel + p) * panel_bytes) for p in range(panels)]
+        scores = emit_sums(
+            function,
+            head_dim,
+            [[function.zeros()] * panels] * count,
+            lambda dim, r: load_number(function, queries[r], dim * 4),
+            lambda dim, p: load_panel(function, keys[p], dim * PANEL_BYTES),
+        )
+        for r in range(count):
+            for p in range(panels):
+                function.store(scores[r][p], state.weights, (row + r) * (KEY_BLOCK * 4) + (panel + p) * PANEL_BYTES)
+
+    emit_product(function, rows.num_rows, (num_keys + (LANES - 1)) // LANES, tile, _shapes())
+
+
+def _emit_weights(function: Function, rows: _Rows, state: _State, key: Value, window: Value) -> None:
+    """Masks the scores of each row and takes their exponentials. Panels that were not computed are masked too."""
+    panels = range(KEY_BLOCK // LANES)
+    with function.loop(rows.num_rows) as row:
+        last = rows.position + (rows.first + row) // rows.group - key  # of the block's keys, the last one seen
+        least = function.larger_int(last - window, function.constant(-1))
+        weights = function.address(state.weights, row * (KEY_BLOCK * 4))
+        at = row * PANEL_BYTES
+        before = load_panel(function, state.largest, at)
+        seen, scores, largest = [], [], before
+        for panel in panels:
+            lane = function.lanes() + function.narrowed(function.constant(panel * LANES))
+            is_new = function.spread(function.narrowed(least)) < lane
+            seen.append(function.both(lane <= function.narrowed(last), is_new))
+            score = load_panel(function, weights, panel * PANEL_BYTES)
+            scores.append(function.chosen(seen[-1], score, function.like(score, MASKED)))
+            largest = function.larger(scores[-1], largest)
+        largest = function.spread(function.largest(largest))
+        shrink = function.exp(before - largest)
+        total = load_panel(function, state.totals, at) * shrink
+        for panel in panels:
+            weight = function.chosen(seen[panel], function.exp(scores[panel] - largest), function.zeros())
+            function.store(weight, weights, panel * PANEL_BYTES)
+            total = total + weight
+        for value, kept in ((largest, state.largest), (shrink, state.shrink), (total, state.totals)):
+            function.store(value, kept, at)
+
+
+def _emit_output(kind: str, function: Function, call: _Call, rows: _Rows, state: _State, num_keys: Value) -> None:
+    head_dim = call.queries.sizes[2]
+    row_bytes = head_dim * 4
+
+    def tile(row: Value, count: int, panel: Value, panels: int) -> None:
+        outputs = [function.address(state.output, (row + r) * row_bytes + panel * PANEL_BYTES) for r in range(count)]
+        weights = [function.address(state.weights, (row + r) * (KEY_BLOCK * 4)) for r in range(count)]
+        values = function.address(call.values.data, panel * (LANES * ITEM_BYTES[kind]))
+        shrinks = [load_panel(function, state.shrink, (row + r) * PANEL_BYTES) for r in range(count)]
+        before = [
+            [load_panel(function, outputs[r], p * PANEL_BYTES) * shrinks[r] for p in range(panels)]
+            for r in range(count)
+        ]
+
+        def value(key: Value, p: int) -> Value:
+            start = function.load(INT, state.offsets, key * 8)
+            return function.floats(kind, values, start + p * (LANES * ITEM_BYTES[kind]))
+
+        sums = emit_sums(function, num_keys, before, lambda key, r: load_number(function, weights[r], key * 4), value)
+        for r in range(count):
+            for p in range(panels):
+                function.store(sums[r][p], outputs[r], p * PANEL_BYTES)
+
+    emit_product(function, rows.num_rows, head_dim // LANES, tile, _shapes())
+
+
+def _emit_end(function: Function, call: _Call, rows: _Rows, state: _State) -> None:
+    """Divides each row by its sum of exponentials, and writes it to the result."""
+    row_bytes = call.queries.sizes[2] * 4
+    with function.loop(rows.num_rows) as row:
+        target = _row_offset(rows, call, row)
+        total = function.spread(function.total(load_panel(function, state.totals, row * PANEL_BYTES)))
+        with function.loop(row_bytes, step=PANEL_BYTES) as at:
+            function.store(load_panel(function, state.output, row * row_bytes + at) / total, call.out.data, target + at)
+
+
+def _shapes() -> tuple[tuple[int, int], ...]:
+    return LONG_TILES if has_long_registers() else SHORT_TILES

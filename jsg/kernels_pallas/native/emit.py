@@ -1,0 +1,328 @@
+"""A thin layer over LLVM's intermediate code, in which the kernels for CPUs are written.
+
+A kernel is a Python function that emits code: Python's own loops and calls run while it is emitted and are unrolled,
+`Function.loop` and `Function.when` become loops and branches of the machine. Numbers are `Value`s with Python's
+operators. A vector has `LANES` float32 or int32; LLVM cuts it into the registers that the processor has.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, cast
+
+from llvmlite import ir
+
+from jsg.kernels_pallas.inputs import PANEL_WIDTH
+
+LANES = PANEL_WIDTH
+"""Numbers in a vector."""
+INT, INT32, INT16, BYTE, BIT = (ir.IntType(bits) for bits in (64, 32, 16, 8, 1))
+FLOAT = ir.FloatType()
+POINTER = BYTE.as_pointer()
+LOG2_E = 1.4426950408889634
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
+EXP_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+"""(exp(r) - 1 - r) / r² for |r| <= ln(2) / 2, highest power first: Cephes' `expf`."""
+LEAST_EXPONENT = -87.0
+"""Below it exp is smaller than the least normal float32, and is 0 here."""
+
+
+def vector(element: ir.Type) -> ir.VectorType:
+    """The type of `LANES` numbers."""
+    return ir.VectorType(element, LANES)
+
+
+class Value:
+    """A number or a vector of a function that is being emitted."""
+
+    def __init__(self, function: "Function", value: Any):
+        self._function = function
+        self.ir: Any = value  # llvmlite has no types
+
+    @property
+    def type(self) -> ir.Type:
+        """Its LLVM type."""
+        return self.ir.type
+
+    def __add__(self, other: "Value | int | float") -> "Value":
+        return self._with(other, "fadd", "add")
+
+    def __sub__(self, other: "Value | int | float") -> "Value":
+        return self._with(other, "fsub", "sub")
+
+    def __mul__(self, other: "Value | int | float") -> "Value":
+        return self._with(other, "fmul", "mul")
+
+    def __truediv__(self, other: "Value | int | float") -> "Value":
+        return self._with(other, "fdiv", "fdiv")
+
+    def __floordiv__(self, other: "Value | int | float") -> "Value":
+        """The quotient of numbers that are not negative."""
+        return self._with(other, "fdiv", "udiv")
+
+    def __lt__(self, other: "Value | int | float") -> "Value":
+        return self._compared("<", other)
+
+    def __le__(self, other: "Value | int | float") -> "Value":
+        return self._compared("<=", other)
+
+    def equals(self, other: "Value | int | float") -> "Value":
+        """Whether both are equal, as a bit."""
+        return self._compared("==", other)
+
+    def _compared(self, sign: str, other: "Value | int | float") -> "Value":
+        builder, right = self._function.builder, self._function.like(self, other).ir
+        compare = builder.fcmp_ordered if _is_float(self.type) else builder.icmp_signed
+        return Value(self._function, compare(sign, self.ir, right))
+
+    def _with(self, other: "Value | int | float", float_operation: str, int_operation: str) -> "Value":
+        operation = float_operation if _is_float(self.type) else int_operation
+        right = self._function.like(self, other).ir
+        return Value(self._function, getattr(self._function.builder, operation)(self.ir, right))
+
+
+def _is_float(kind: ir.Type) -> bool:
+    return (kind.element if isinstance(kind, ir.VectorType) else kind) == FLOAT
+
+
+class Variable:
+    """A number or a vector that changes. LLVM keeps it in a register."""
+
+    def __init__(self, function: "Function", initial: Value):
+        self._function, self._slot = function, function.stack(initial.type)
+        self.set(initial)
+
+    def get(self) -> Value:
+        """Its value now."""
+        return Value(self._function, self._function.builder.load(self._slot))
+
+    def set(self, value: Value) -> None:
+        """Changes it."""
+        self._function.builder.store(value.ir, self._slot)
+
+
+class Function:
+    """A function that is being emitted.
+
+    Attributes:
+        module: The module that it belongs to.
+        builder: llvmlite's builder, at the end of what was emitted.
+        ir: The function itself, for calls and for its address.
+        arguments: Its arguments.
+    """
+
+    def __init__(self, module: ir.Module, name: str, arguments: list[ir.Type], result: ir.Type | None = None):
+        self.module = module
+        self.ir = ir.Function(module, ir.FunctionType(result or ir.VoidType(), arguments), name)
+        # The variables stand in a block of their own, because LLVM moves only those of the first block to registers.
+        self._variables: Any = ir.IRBuilder(self.ir.append_basic_block("variables"))
+        body = self.ir.append_basic_block("body")
+        self._variables.branch(body)
+        self._variables.position_before(self._variables.block.terminator)
+        self.builder: Any = ir.IRBuilder(body)
+        self.arguments = [Value(self, argument) for argument in self.ir.args]
+
+    def stack(self, kind: ir.Type, count: int = 1) -> Any:
+        """Memory for `count` values, until the function returns."""
+        slot = self._variables.alloca(kind, count)
+        slot.align = 64
+        return slot
+
+    def buffer(self, num_bytes: int) -> Value:
+        """The address of memory until the function returns."""
+        return Value(self, self.builder.bitcast(self.stack(BYTE, num_bytes), POINTER))
+
+    def constant(self, number: int) -> Value:
+        """An int64 that does not change."""
+        return Value(self, ir.Constant(INT, number))
+
+    def like(self, value: Value, other: Value | int | float) -> Value:
+        """A constant of the type of `value`, or `other` itself, spread over all lanes if it must be."""
+        if isinstance(other, Value):
+            is_spread = isinstance(value.type, ir.VectorType) and not isinstance(other.type, ir.VectorType)
+            return self.spread(other) if is_spread else other
+        if isinstance(value.type, ir.VectorType):
+            return Value(self, ir.Constant(value.type, [other] * LANES))
+        return Value(self, ir.Constant(value.type, other))
+
+    def zeros(self) -> Value:
+        """A vector of float32 zeros."""
+        return Value(self, ir.Constant(vector(FLOAT), [0.0] * LANES))
+
+    def lanes(self) -> Value:
+        """The vector 0, 1, 2, ... of int32."""
+        return Value(self, ir.Constant(vector(INT32), list(range(LANES))))
+
+    def spread(self, number: Value) -> Value:
+        """A vector that has the number in all lanes."""
+        kind = ir.VectorType(number.type, LANES)
+        nothing = ir.Constant(kind, ir.Undefined)
+        first = self.builder.insert_element(nothing, number.ir, ir.Constant(INT32, 0))
+        return self.shuffled(Value(self, first), Value(self, nothing), [0] * LANES)
+
+    def shuffled(self, first: Value, second: Value, order: list[int]) -> Value:
+        """The lanes of two vectors, which are numbered one after the other, in this order."""
+        numbers = ir.Constant(ir.VectorType(INT32, len(order)), order)
+        return Value(self, self.builder.shuffle_vector(first.ir, second.ir, numbers))
+
+    def load(self, kind: ir.Type, address: Value, offset: Value | int = 0) -> Value:
+        """What lies `offset` bytes behind an address, which need not be aligned."""
+        loaded = self.builder.load(self._at(kind, address, offset))
+        loaded.align = _item_bytes(kind)
+        return Value(self, loaded)
+
+    def store(self, value: Value, address: Value, offset: Value | int = 0) -> None:
+        """Writes `offset` bytes behind an address."""
+        stored = self.builder.store(value.ir, self._at(value.type, address, offset))
+        stored.align = _item_bytes(value.type)
+
+    def address(self, address: Value, offset: Value | int) -> Value:
+        """The address `offset` bytes behind another."""
+        return Value(self, self.builder.gep(address.ir, [self._offset(offset)]))
+
+    def _at(self, kind: ir.Type, address: Value, offset: Value | int) -> ir.Value:
+        return self.builder.bitcast(self.address(address, offset).ir, kind.as_pointer())
+
+    def _offset(self, offset: Value | int) -> ir.Value:
+        return offset.ir if isinstance(offset, Value) else ir.Constant(INT, offset)
+
+    def fused(self, a: Value, b: Value, c: Value) -> Value:
+        """The sum of a · b and c, rounded once."""
+        return self.intrinsic(f"llvm.fma.v{LANES}f32", a, b, c)
+
+    def larger(self, a: Value, b: Value) -> Value:
+        """The larger number of each lane. Of NaN and a number it is the number."""
+        return self.intrinsic(f"llvm.maxnum.v{LANES}f32", a, b)
+
+    def largest(self, a: Value) -> Value:
+        """The largest lane. NaN does not count."""
+        return self.intrinsic(f"llvm.vector.reduce.fmax.v{LANES}f32", a, result=FLOAT)
+
+    def total(self, a: Value) -> Value:
+        """The sum of all lanes: of halves, of their halves, and so on."""
+        width = LANES
+        while width > 1:
+            width //= 2
+            halves = [self.shuffled(a, a, [*range(first, first + width)]) for first in (0, width)]
+            a = halves[0] + halves[1]
+        return Value(self, self.builder.extract_element(a.ir, ir.Constant(INT32, 0)))
+
+    def chosen(self, condition: Value, a: Value, b: Value) -> Value:
+        """`a` where the condition holds, else `b`."""
+        return Value(self, self.builder.select(condition.ir, a.ir, b.ir))
+
+    def smaller(self, a: Value, b: Value) -> Value:
+        """The smaller of two integers."""
+        return self.chosen(a < b, a, b)
+
+    def larger_int(self, a: Value, b: Value) -> Value:
+        """The larger of two integers."""
+        return self.chosen(a < b, b, a)
+
+    def both(self, a: Value, b: Value) -> Value:
+        """Whether two conditions hold."""
+        return Value(self, self.builder.and_(a.ir, b.ir))
+
+    def transposed(self, rows: list[Value]) -> list[Value]:
+        """The columns of `LANES` vectors: halves change places, then quarters, and so on."""
+        distance = LANES // 2
+        while distance:
+            turned = [*rows]
+            for i in range(LANES):
+                if i & distance:
+                    continue
+                first, second = rows[i], rows[i + distance]
+                low = [lane if not lane & distance else LANES + lane - distance for lane in range(LANES)]
+                high = [lane + distance if not lane & distance else LANES + lane for lane in range(LANES)]
+                turned[i] = self.shuffled(first, second, low)
+                turned[i + distance] = self.shuffled(first, second, high)
+            rows, distance = turned, distance // 2
+        return rows
+
+    def exp(self, x: Value) -> Value:
+        """The exponential of a vector of numbers up to 0, to about one unit in the last place. NaN stays NaN."""
+        power = self.intrinsic(f"llvm.rint.v{LANES}f32", x * LOG2_E)
+        rest = self.fused(power, self.like(x, -LN2_HIGH), x)
+        rest = self.fused(power, self.like(x, -LN2_LOW), rest)
+        curve = self.like(x, EXP_POLYNOMIAL[0])
+        for factor in EXP_POLYNOMIAL[1:]:
+            curve = self.fused(curve, rest, self.like(x, factor))
+        curve = self.fused(curve * rest, rest, rest) + 1.0
+        # The integer added to the exponent's bits multiplies by that power of two.
+        bits = Value(self, self.builder.bitcast(curve.ir, vector(INT32)))
+        integer = Value(self, self.builder.fptosi(power.ir, vector(INT32)))
+        shifted = bits + integer * (1 << 23)
+        raised = Value(self, self.builder.bitcast(shifted.ir, vector(FLOAT)))
+        is_tiny = Value(self, self.builder.fcmp_ordered("<", x.ir, self.like(x, LEAST_EXPONENT).ir))
+        is_nan = Value(self, self.builder.fcmp_unordered("uno", x.ir, x.ir))
+        return self.chosen(is_nan, x, self.chosen(is_tiny, self.zeros(), raised))
+
+    def floats(self, kind: str, address: Value, offset: Value | int = 0) -> Value:
+        """`LANES` numbers of a kind in memory, "float32", "bfloat16" or "int8", as float32, all without rounding."""
+        if kind == "float32":
+            return self.load(vector(FLOAT), address, offset)
+        if kind == "bfloat16":  # the upper half of a float32
+            bits = self.builder.zext(self.load(vector(INT16), address, offset).ir, vector(INT32))
+            upper = self.builder.shl(bits, ir.Constant(vector(INT32), [16] * LANES))
+            return Value(self, self.builder.bitcast(upper, vector(FLOAT)))
+        wide = self.builder.sext(self.load(vector(BYTE), address, offset).ir, vector(INT32))
+        return Value(self, self.builder.sitofp(wide, vector(FLOAT)))
+
+    def widened(self, number: Value) -> Value:
+        """An int32 as int64."""
+        return Value(self, self.builder.sext(number.ir, INT))
+
+    def narrowed(self, number: Value) -> Value:
+        """An int64 as int32."""
+        return Value(self, self.builder.trunc(number.ir, INT32))
+
+    def prefetch(self, address: Value, offset: Value | int = 0) -> None:
+        """Asks for a cache line before it is needed."""
+        kind = ir.FunctionType(ir.VoidType(), [POINTER, INT32, INT32, INT32])
+        read, near, data = (ir.Constant(INT32, number) for number in (0, 3, 1))
+        function = self.external("llvm.prefetch.p0", kind)
+        self.builder.call(function, [self.address(address, offset).ir, read, near, data])
+
+    def intrinsic(self, name: str, *arguments: Value, result: ir.Type | None = None) -> Value:
+        """One of LLVM's own functions. The result has the type of the first argument if none is given."""
+        kinds = [argument.type for argument in arguments]
+        function = self.external(name, ir.FunctionType(result or kinds[0], kinds))
+        return Value(self, self.builder.call(function, [argument.ir for argument in arguments]))
+
+    def external(self, name: str, kind: ir.FunctionType) -> ir.Function:
+        """A function that is defined elsewhere: by LLVM or in the C library."""
+        return cast(ir.Function, self.module.globals.get(name)) or ir.Function(self.module, kind, name)
+
+    def call(self, function: "Function", *arguments: Value | int) -> Value:
+        """Calls a function of the same module."""
+        values = [argument if isinstance(argument, Value) else self.constant(argument) for argument in arguments]
+        return Value(self, self.builder.call(function.ir, [value.ir for value in values]))
+
+    @contextlib.contextmanager
+    def loop(self, stop: Value | int, *, start: Value | int = 0, step: int = 1) -> Iterator[Value]:
+        """A loop over start, start + step, ... below stop."""
+        first, last = (x if isinstance(x, Value) else self.constant(x) for x in (start, stop))
+        test, body, done = (self.builder.append_basic_block(name) for name in ("test", "body", "done"))
+        before = self.builder.block
+        self.builder.branch(test)
+        self.builder.position_at_end(test)
+        index = self.builder.phi(INT)
+        index.add_incoming(first.ir, before)
+        self.builder.cbranch(self.builder.icmp_signed("<", index, last.ir), body, done)
+        self.builder.position_at_end(body)
+        yield Value(self, index)
+        index.add_incoming(self.builder.add(index, ir.Constant(INT, step)), self.builder.block)
+        self.builder.branch(test)
+        self.builder.position_at_end(done)
+
+    @contextlib.contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        """What is emitted inside runs only if the condition holds."""
+        with self.builder.if_then(condition.ir):
+            yield
+
+
+def _item_bytes(kind: ir.Type) -> int:
+    item = kind.element if isinstance(kind, ir.VectorType) else kind
+    if isinstance(item, ir.IntType):
+        return item.width // 8
+    return 4 if item == FLOAT else 8

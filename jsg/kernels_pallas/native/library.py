@@ -1,0 +1,60 @@
+"""Compiles the kernels for the processor that runs them, and makes them known to XLA, once in a process."""
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable
+
+import jax
+from llvmlite import binding, ir
+
+_compiled: dict[str, binding.ExecutionEngine] = {}
+"""What was compiled, by name. XLA calls it as long as the process lives, and takes a name only once."""
+_lock = threading.Lock()
+
+
+def registered(name: str, emit: Callable[[ir.Module, str], None]) -> str:
+    """The name under which XLA calls a kernel, which is compiled when it is first asked for.
+
+    Args:
+        name: The kernel's name.
+        emit: Emits it into a module, as a function of this name.
+    """
+    with _lock:
+        if name not in _compiled:
+            module = ir.Module(name)
+            emit(module, name)
+            engine = _engine(module)
+            capsule = jax.ffi.pycapsule(ctypes.CFUNCTYPE(ctypes.c_void_p)(engine.get_function_address(name)))
+            jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+            _compiled[name] = engine
+    return name
+
+
+def _machine() -> binding.TargetMachine:
+    """This processor, with registers as long as it has: LLVM by itself prefers half of them on some."""
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    features = f"{binding.get_host_cpu_features().flatten()},-prefer-256-bit"
+    target = binding.Target.from_default_triple()
+    return target.create_target_machine(cpu=binding.get_host_cpu_name(), features=features, opt=3)
+
+
+@functools.cache
+def has_long_registers() -> bool:
+    """Whether the processor has 32 registers of 16 float32 each (AVX-512)."""
+    return bool(binding.get_host_cpu_features().get("avx512f"))
+
+
+def _engine(module: ir.Module) -> binding.ExecutionEngine:
+    module.triple = binding.get_default_triple()
+    parsed = binding.parse_assembly(str(module))
+    parsed.verify()
+    # Loops are unrolled and vectors chosen by the kernels themselves. LLVM's own choices would spill registers.
+    options = binding.create_pipeline_tuning_options(speed_level=2)
+    options.loop_unrolling = options.slp_vectorization = options.loop_vectorization = False
+    passes = binding.create_pass_builder(_machine(), options)
+    passes.getModulePassManager().run(parsed, passes)
+    engine = binding.create_mcjit_compiler(parsed, _machine())
+    engine.finalize_object()
+    return engine

@@ -1,0 +1,95 @@
+"""The register tile that all products are made of: some rows of numbers times some panels of `LANES` columns.
+
+Each result is summed over k in ascending order, with one fused multiplication and addition for each k. So a result does
+not depend on the tile that computes it: not on the number of rows, nor on the row's place among them.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+
+from jsg.kernels_pallas.native.emit import FLOAT, LANES, Function, Value, Variable, vector
+from jsg.kernels_pallas.native.library import has_long_registers
+
+PANEL_BYTES = 4 * LANES
+
+
+def tile_shapes() -> Sequence[tuple[int, int]]:
+    """(rows, panels) of the tiles whose sums fit the registers, most rows first. The last one has one row."""
+    return ((8, 3), (4, 6), (2, 6), (1, 6)) if has_long_registers() else ((6, 1), (4, 1), (2, 3), (1, 6))
+
+
+def emit_product(
+    function: Function,
+    num_rows: Value | int,
+    num_panels: Value | int,
+    tile: Callable[[Value, int, Value, int], None],
+    shapes: Sequence[tuple[int, int]] | None = None,
+) -> None:
+    """Emits a loop over panels and inside it one over rows, so that a tile's panels stay in the cache.
+
+    Args:
+        function: Where to emit.
+        num_rows: Rows of the product.
+        num_panels: Panels of the product.
+        tile: Emits the tile of some rows from a first row on, and some panels from a first panel on.
+        shapes: (rows, panels) of tiles, most rows first, one row last; None for `tile_shapes`.
+    """
+    shapes = shapes or tile_shapes()
+    rows_in_all = num_rows if isinstance(num_rows, Value) else function.constant(num_rows)
+    panels_in_all = num_panels if isinstance(num_panels, Value) else function.constant(num_panels)
+    # All rows pass over a group of panels before the next group: as many as the widest tile of the fewest rows takes.
+    width = max(panels for _, panels in shapes)
+    with function.loop(panels_in_all, step=width) as group:
+        end = function.smaller(panels_in_all, group + width)
+        first = Variable(function, function.constant(0))
+        for rows, panels in shapes:
+            last = first.get() + (rows_in_all - first.get()) // rows * rows
+            with function.loop(last, start=first.get(), step=rows) as row:
+                _emit_panels(function, group, end, panels, functools.partial(tile, row, rows))
+            first.set(last)
+
+
+def _emit_panels(function: Function, start: Value, end: Value, panels: int, tile: Callable[[Value, int], None]) -> None:
+    """Covers panels start..end with tiles of `panels`, and what is left with tiles of one."""
+    whole = start + (end - start) // panels * panels
+    with function.loop(whole, start=start, step=panels) as panel:
+        tile(panel, panels)
+    if panels > 1:
+        with function.loop(end, start=whole) as panel:
+            tile(panel, 1)
+
+
+def emit_sums(
+    function: Function,
+    length: Value | int,
+    sums: list[list[Value]],
+    number: Callable[[Value, int], Value],
+    panel: Callable[[Value, int], Value],
+) -> list[list[Value]]:
+    """sums[r][p] + Σ number(k, r) · panel(k, p) over k below `length`.
+
+    Args:
+        function: Where to emit.
+        length: How many products each sum has.
+        sums: What is added to, for each row and panel.
+        number: Emits the number of a row at k.
+        panel: Emits the vector of a panel at k.
+    """
+    running = [[Variable(function, start) for start in row] for row in sums]
+    with function.loop(length) as k:
+        vectors = [panel(k, p) for p in range(len(sums[0]))]
+        for r, row in enumerate(running):
+            factor = function.spread(number(k, r))
+            for variable, numbers in zip(row, vectors, strict=True):
+                variable.set(function.fused(factor, numbers, variable.get()))
+    return [[variable.get() for variable in row] for row in running]
+
+
+def load_number(function: Function, base: Value, offset: Value | int) -> Value:
+    """A float32."""
+    return function.load(FLOAT, base, offset)
+
+
+def load_panel(function: Function, base: Value, offset: Value | int) -> Value:
+    """`LANES` float32."""
+    return function.load(vector(FLOAT), base, offset)

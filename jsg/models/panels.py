@@ -1,0 +1,53 @@
+"""Lays the kernels of a model out in panels, as the products of a CPU read them. See `Panels`.
+
+A checkpoint has a projection as [out, in] and XLA reads it as [in, out]. Neither is fast for a few rows: in the first
+the columns that are summed together lie far apart, in the second a row of the result jumps through all of memory.
+"""
+
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jsg.kernels_pallas.inputs import PANEL_WIDTH, Panels
+from jsg.models.in_place import empty
+from jsg.models.layers import Embedding
+from jsg.models.quantise import Quantised
+
+STORED = (jnp.float32, jnp.bfloat16, jnp.int8)
+"""The types of numbers that the products of a CPU read."""
+
+
+def lay_out(model: nnx.Module) -> None:
+    """Changes the kernels of a model that one CPU computes, or of an abstract model, one after another.
+
+    Kernels whose outputs do not fill panels, or whose type the products cannot read, stay as they are.
+    """
+    tables = {id(module.table) for _, module in nnx.iter_graph(model) if isinstance(module, Embedding)}
+    for _, param in nnx.iter_graph(model):
+        if isinstance(param, nnx.Param) and param.get_metadata("is_kernel"):
+            param.set_value(_laid_out(param.get_value(), is_table=id(param) in tables))
+
+
+_Kernel = jax.Array | jax.ShapeDtypeStruct | Quantised
+
+
+def _laid_out(value: _Kernel, *, is_table: bool) -> _Kernel | Panels:
+    """A kernel [D, *out], or a table [out, D], in panels."""
+    numbers, scale = value if isinstance(value, Quantised) else (value, None)
+    depth = numbers.shape[-1] if is_table else numbers.shape[0]
+    count = numbers.size // depth
+    if count % PANEL_WIDTH or numbers.dtype not in STORED:
+        return value
+    shape = (count // PANEL_WIDTH, depth, PANEL_WIDTH)
+    if isinstance(numbers, jax.ShapeDtypeStruct):
+        factors: Any = None if scale is None else jax.ShapeDtypeStruct((count,), scale.dtype)
+        return Panels(cast(Any, jax.ShapeDtypeStruct(shape, numbers.dtype)), factors)
+    laid_out, stored = empty(shape, numbers.dtype), np.asarray(numbers)
+    if is_table:
+        laid_out[...] = stored.reshape(-1, PANEL_WIDTH, depth).transpose(0, 2, 1)
+    else:
+        laid_out[...] = stored.reshape(depth, -1, PANEL_WIDTH).transpose(1, 0, 2)
+    return Panels(jax.device_put(laid_out), None if scale is None else scale.reshape(count))

@@ -1,0 +1,85 @@
+"""Products with kernels in panels against numpy in float64. A result depends on nothing but its row and its column."""
+
+import concurrent.futures
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.inputs import PANEL_WIDTH, Panels
+
+SHAPES = ((1, 1, 1), (3, 5, 2), (4, 48, 7), (8, 33, 13), (17, 64, 25), (50, 20, 3), (64, 100, 12))
+"""(rows, depth, panels): every register tile, whole and in part; items that are whole and in part."""
+multiply = jax.jit(ops.matmul)
+
+
+def kernel(kind: str, depth: int, panels: int) -> tuple[Panels, np.ndarray]:
+    """A kernel in panels, and what it means in float64."""
+    rng = np.random.default_rng(depth)
+    numbers = rng.standard_normal((depth, panels * PANEL_WIDTH))
+    scale = None
+    if kind == "int8":
+        numbers, scale = np.round(numbers * 40).clip(-127, 127), rng.random(panels * PANEL_WIDTH).astype(np.float32)
+    stored = jnp.asarray(numbers, kind)
+    meant = np.asarray(stored, np.float64) * (1 if scale is None else scale)
+    values = stored.reshape(depth, panels, PANEL_WIDTH).transpose(1, 0, 2)
+    return Panels(values, None if scale is None else jnp.asarray(scale)), meant
+
+
+def rows(count: int, depth: int) -> np.ndarray:
+    return np.random.default_rng(count).standard_normal((count, depth)).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_it_is_what_numpy_says(kind: str, shape: tuple[int, int, int]):
+    count, depth, panels = shape
+    stored, meant = kernel(kind, depth, panels)
+    x = rows(count, depth)
+    found = np.asarray(multiply(x, stored))
+    # Every product is rounded once, so an error is at most that of as many roundings of the largest partial sum.
+    bound = 1e-7 * depth * (np.abs(x).astype(np.float64) @ np.abs(meant)) + 1e-30
+    assert found.dtype == np.float32
+    assert (np.abs(found - x.astype(np.float64) @ meant) <= bound).all()
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_a_row_has_the_same_bits_in_every_batch(kind: str):
+    stored, _ = kernel(kind, 70, 13)
+    x = rows(40, 70)
+    whole = np.asarray(multiply(x, stored))
+    for count in (1, 2, 3, 5, 7, 8, 11, 16, 33):
+        np.testing.assert_array_equal(np.asarray(multiply(x[:count], stored)), whole[:count])
+        np.testing.assert_array_equal(np.asarray(multiply(x[-count:], stored)), whole[-count:])
+
+
+def test_what_is_not_finite_stays_in_its_row_and_in_its_column():
+    stored, _ = kernel("float32", 30, 4)
+    x = rows(9, 30)
+    clean = np.asarray(multiply(x, stored))
+    x[4, 7] = np.nan
+    x[6, 2] = np.inf
+    spoilt = np.asarray(multiply(x, stored))
+    others = [0, 1, 2, 3, 5, 7, 8]
+    np.testing.assert_array_equal(spoilt[others], clean[others])
+    assert np.isnan(spoilt[4]).all() and not np.isfinite(spoilt[6]).any()
+    values = np.asarray(stored.values).copy()
+    values[2, 9, 5] = np.nan
+    column = np.asarray(multiply(rows(9, 30), Panels(jnp.asarray(values))))
+    assert np.isnan(column[:, 2 * PANEL_WIDTH + 5]).all()
+    assert np.isfinite(np.delete(column, 2 * PANEL_WIDTH + 5, axis=1)).all()
+
+
+def test_threads_that_call_it_together_do_not_disturb_each_other():
+    stored, _ = kernel("float32", 64, 25)
+    inputs = [rows(count, 64) for count in range(1, 17)]
+    expected = [np.asarray(multiply(x, stored)) for x in inputs]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for _ in range(20):
+            for found, right in zip(
+                pool.map(functools.partial(multiply, kernel=stored), inputs), expected, strict=True
+            ):
+                np.testing.assert_array_equal(np.asarray(found), right)

@@ -1,0 +1,65 @@
+"""A model whose kernels lie in panels computes what it computes without, and its abstract model says its shapes."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jsg.kernels_pallas.inputs import Panels
+from jsg.models.config import ModelConfig
+from jsg.models.loading import abstract_model, load_model
+from jsg.models.panels import lay_out
+from tests.golden.variants import random_tensors, write_checkpoint
+from tests.models.paged import PagedModel
+
+TOKENS = list(range(20, 60))
+
+
+def config_of(variant: str, directory: Path) -> ModelConfig:
+    write_checkpoint(directory, variant, random_tensors(variant, 1))
+    return ModelConfig.from_directory(directory)
+
+
+def logits(config: ModelConfig, model: nnx.Module) -> np.ndarray:
+    """Of a prompt in tiles and of two tokens after it."""
+    paged = PagedModel(config, model)
+    prompt = paged.extend({1: TOKENS})[1]
+    return np.concatenate([prompt, *(paged.decode({1: token})[1][None] for token in (7, 8))])
+
+
+@pytest.mark.parametrize("variant", ["llama_tied", "llama_biases"])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_logits_are_those_of_the_plain_model(tmp_path: Path, variant: str, quantization: str):
+    config = config_of(variant, tmp_path)
+    plain, laid_out = (load_model(tmp_path, config, quantization=quantization) for _ in range(2))
+    lay_out(laid_out)
+    np.testing.assert_allclose(logits(config, laid_out), logits(config, plain), atol=2e-5)
+
+
+def test_an_abstract_model_is_laid_out_as_a_loaded_one(tmp_path: Path):
+    config = config_of("llama_tied", tmp_path)
+    loaded = load_model(tmp_path, config, quantization="int8", dtype=jnp.bfloat16)
+    abstract = abstract_model(config, jnp.bfloat16, "int8")
+    for model in (loaded, abstract):
+        lay_out(model)
+    shapes = [jax.tree.map(lambda x: (x.shape, x.dtype), nnx.state(model)) for model in (loaded, abstract)]
+    assert shapes[0] == shapes[1]
+
+
+def test_what_does_not_fill_panels_stays_as_it_is(tmp_path: Path):
+    model = abstract_model(config_of("llama_tied", tmp_path), jnp.float16)
+    before = jax.tree.structure(nnx.state(model))
+    lay_out(model)
+    assert jax.tree.structure(nnx.state(model)) == before, "products do not read float16"
+    odd = abstract_model(dataclasses.replace(ModelConfig.from_directory(tmp_path), vocab_size=333), jnp.float32)
+    lay_out(odd)
+    kinds = {
+        type(param.get_value())
+        for _, param in nnx.iter_graph(odd)
+        if isinstance(param, nnx.Param) and param.get_metadata("is_kernel")
+    }
+    assert kinds == {Panels, jax.ShapeDtypeStruct}, "the table of 333 tokens, which is the head too, stays"
