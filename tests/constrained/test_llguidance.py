@@ -58,7 +58,7 @@ def _llguidance() -> engines.LlGuidance:
 
 def _ours(case: Case) -> GrammarMasker:
     kind, text = ("json_schema", "true") if case.kind == "json" else (case.kind, case.text)
-    return compile_grammar(GrammarSpec(kind, text), tekken()).new_masker()  # pyright: ignore[reportArgumentType]
+    return compile_grammar(GrammarSpec(kind, text, additional_properties="open"), tekken()).new_masker()  # pyright: ignore[reportArgumentType]
 
 
 class Comparison:
