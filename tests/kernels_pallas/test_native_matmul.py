@@ -10,6 +10,7 @@ import pytest
 
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import PANEL_WIDTH, Panels
+from jsg.kernels_pallas.native import library
 
 SHAPES = ((1, 1, 1), (3, 5, 2), (4, 48, 7), (8, 33, 13), (17, 64, 25), (50, 20, 3), (64, 100, 12))
 """(rows, depth, panels): every register tile, whole and in part; items that are whole and in part."""
@@ -35,11 +36,14 @@ def rows(count: int, depth: int) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_it_is_what_numpy_says(kind: str, shape: tuple[int, int, int]):
+@pytest.mark.parametrize("is_long", [True, False])
+def test_it_is_what_numpy_says(kind: str, shape: tuple[int, int, int], is_long: bool, monkeypatch: pytest.MonkeyPatch):
+    """With the register tiles of both kinds of processors; a processor computes what it has no registers for slowly."""
+    monkeypatch.setattr(library, "has_long_registers", lambda: is_long)
     count, depth, panels = shape
     stored, meant = kernel(kind, depth, panels)
     x = rows(count, depth)
-    found = np.asarray(multiply(x, stored))
+    found = np.asarray(jax.jit(lambda x, kernel: ops.matmul(x, kernel))(x, stored))
     # Every product is rounded once, so an error is at most that of as many roundings of the largest partial sum.
     bound = 1e-7 * depth * (np.abs(x).astype(np.float64) @ np.abs(meant)) + 1e-30
     assert found.dtype == np.float32

@@ -12,6 +12,7 @@ import pytest
 from bench import attention_cases as cases
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.kernels_pallas.native import library
 from jsg.kernels_pallas.reference_write import write_kv
 from jsg.kernels_pallas.tile import QUERY_TILE, SHORT_TILE
 from tests.kernels_pallas.definition import QUICKLY, named, with_garbage, with_room
@@ -88,6 +89,16 @@ def test_machine_code_equals_naive_attention(case: cases.Case, singles: bool):
     out, num_real = attend(case, arrays, "native"), len(arrays.expected)
     np.testing.assert_allclose(out[:num_real], arrays.expected, atol=4e-6)
     assert not out[num_real:].any(), "padding tokens give zero"
+
+
+def test_machine_code_for_short_registers_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch):
+    case = named("mixed")
+    arrays = cases.make(case)
+    long = attend(case, arrays, "native")
+    monkeypatch.setattr(library, "has_long_registers", lambda: False)
+    compiled.cache_clear()
+    np.testing.assert_array_equal(attend(case, arrays, "native"), long)
+    compiled.cache_clear()
 
 
 @pytest.mark.parametrize("pool_dtype", ["bfloat16", "float32"])

@@ -94,4 +94,32 @@ KERNELS = (
         "attend = without_tiles",
         "tests/kernels_pallas/test_ops.py",
     ),
+    Mutation(
+        "kernels: on a CPU a query sees the token after it",
+        "jsg/kernels_pallas/native/attention.py",
+        "function.both(lane <= function.narrowed(last), is_new)",
+        "function.both(lane <= function.narrowed(last + 1), is_new)",
+        "tests/kernels_pallas/test_reference.py",
+    ),
+    Mutation(
+        "kernels: on a CPU what was summed is not shrunk by a larger score",
+        "jsg/kernels_pallas/native/attention.py",
+        "p * PANEL_BYTES) * shrinks[r] for p",
+        "p * PANEL_BYTES) for p",
+        "tests/kernels_pallas/test_reference.py",
+    ),
+    Mutation(
+        "kernels: on a CPU the last panels of a product are not computed",
+        "jsg/kernels_pallas/native/matmul.py",
+        "buffers[1].sizes[0] + (ITEM_PANELS - 1)) // ITEM_PANELS",
+        "buffers[1].sizes[0]) // ITEM_PANELS",
+        "tests/kernels_pallas/test_native_matmul.py",
+    ),
+    Mutation(
+        "kernels: on a CPU a call returns before its helpers are done",
+        "jsg/kernels_pallas/native/calls.py",
+        "    _wait(handler, job, num_items)\n",
+        "",
+        "tests/kernels_pallas/test_native_matmul.py",
+    ),
 )

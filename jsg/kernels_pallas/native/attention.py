@@ -21,9 +21,9 @@ from jaxtyping import Array, Float
 from llvmlite import ir
 
 from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
+from jsg.kernels_pallas.native import library
 from jsg.kernels_pallas.native.calls import Buffer, Kernel, buffers_of, emit_handler
 from jsg.kernels_pallas.native.emit import INT, INT32, LANES, POINTER, Function, Value, Variable
-from jsg.kernels_pallas.native.library import has_long_registers, registered
 from jsg.kernels_pallas.native.tiles import PANEL_BYTES, emit_product, emit_sums, load_number, load_panel
 
 KEY_BLOCK = 64
@@ -123,7 +123,7 @@ def paged_attention(
             f"the CPU's kernel reads float32 and bfloat16, heads of a multiple of {LANES} up to {MAX_HEAD_DIM} "
             "numbers, and no softcap"
         )
-    name = registered(f"jsg_attention_{kind}", functools.partial(_emit, kind))
+    name = library.registered(f"jsg_attention_{kind}", functools.partial(_emit, kind))
     # Scaling the queries is less work than scaling the scores.
     scaled = queries.astype(jnp.float32) * np.float32(scoring.scale)
     return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(queries.shape, jnp.float32))(
@@ -358,4 +358,4 @@ def _emit_end(function: Function, call: _Call, rows: _Rows, state: _State) -> No
 
 
 def _shapes() -> tuple[tuple[int, int], ...]:
-    return LONG_TILES if has_long_registers() else SHORT_TILES
+    return LONG_TILES if library.has_long_registers() else SHORT_TILES

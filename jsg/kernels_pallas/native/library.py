@@ -17,9 +17,10 @@ def registered(name: str, emit: Callable[[ir.Module, str], None]) -> str:
     """The name under which XLA calls a kernel, which is compiled when it is first asked for.
 
     Args:
-        name: The kernel's name.
-        emit: Emits it into a module, as a function of this name.
+        name: The kernel's name, to which the kind of the processor's registers is added.
+        emit: Emits it into a module, as a function of the name that it is given.
     """
+    name = f"{name}_{'long' if has_long_registers() else 'short'}"
     with _lock:
         if name not in _compiled:
             module = ir.Module(name)
@@ -32,10 +33,12 @@ def registered(name: str, emit: Callable[[ir.Module, str], None]) -> str:
 
 
 def _machine() -> binding.TargetMachine:
-    """This processor, with registers as long as it has: LLVM by itself prefers half of them on some."""
+    """This processor. On some that have long registers LLVM by itself would use half of each."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    features = f"{binding.get_host_cpu_features().flatten()},-prefer-256-bit"
+    features = binding.get_host_cpu_features().flatten()
+    if has_long_registers():
+        features += ",-prefer-256-bit"
     target = binding.Target.from_default_triple()
     return target.create_target_machine(cpu=binding.get_host_cpu_name(), features=features, opt=3)
 

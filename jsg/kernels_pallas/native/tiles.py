@@ -7,15 +7,15 @@ not depend on the tile that computes it: not on the number of rows, nor on the r
 import functools
 from collections.abc import Callable, Sequence
 
+from jsg.kernels_pallas.native import library
 from jsg.kernels_pallas.native.emit import FLOAT, LANES, Function, Value, Variable, vector
-from jsg.kernels_pallas.native.library import has_long_registers
 
 PANEL_BYTES = 4 * LANES
 
 
 def tile_shapes() -> Sequence[tuple[int, int]]:
     """(rows, panels) of the tiles whose sums fit the registers, most rows first. The last one has one row."""
-    return ((8, 3), (4, 6), (2, 6), (1, 6)) if has_long_registers() else ((6, 1), (4, 1), (2, 3), (1, 6))
+    return ((8, 3), (4, 6), (2, 6), (1, 6)) if library.has_long_registers() else ((6, 1), (4, 1), (2, 3), (1, 6))
 
 
 def emit_product(
