@@ -6,6 +6,9 @@ EXTRAS := bench,dev,docs,otel,test
 #   huggingface_hub  dspy 3.4.1, which an example uses, does not work with 2.x yet
 HELD := jax==0.11.2 jaxlib==0.11.2 huggingface_hub==1.33.0
 
+# Tests start hundreds of processes. Where byte code must not be written, each of them compiles all of jsg anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 # Two workers leave a core idle for a fifth of the time, because the fast tests wait for servers and processes. The slow

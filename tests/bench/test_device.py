@@ -20,7 +20,8 @@ from bench.device.plan import ACCELERATOR, PLANS, TRIAL, Plan
 from jsg.engine.device.programs import VARIANTS
 
 ROOT = pathlib.Path(__file__).parents[2]
-ALLOWED = ("jax", "jaxlib", "flax", "numpy", "jaxtyping", "ml_dtypes")
+ALLOWED = ("jax", "jaxlib", "flax", "numpy", "jaxtyping", "ml_dtypes", "llvmlite")
+"""What a device machine has; it needs llvmlite only where a CPU is the device, as in these tests."""
 BLOCK = "import sys; sys.modules.update(dict.fromkeys({names!r}))"
 """As `sitecustomize.py` on the path: these imports fail, in child processes too."""
 
