@@ -24,7 +24,7 @@ def make_checkpoint(directory: Path, name: str) -> Path:
     path = directory / name
     if not (path / DONE).exists():
         ids = {f"{token}_id": number for number, token in enumerate(SPECIAL)}
-        shape = SHAPES[name] | ids | {"dtype": "float32"}
+        shape: dict[str, Any] = SHAPES[name] | ids | {"dtype": "float32"}
         write_model(path, shape)
         lengths = _write_tokenizer(path, shape["vocab_size"])
         (path / "generation_config.json").write_text(json.dumps(ids), encoding="utf-8")

@@ -67,8 +67,7 @@ Scorer = Callable[[aiohttp.ClientSession, str, Request], Any]
 async def select(session: aiohttp.ClientSession, url: str, request: Request) -> int:
     """Scores the choices with jsg's `/select`, and gives the number of the likeliest."""
     answer = await _post(session, url + "/select", {"prompt": request.prompt, "choices": request.choices})
-    scores = [scored["logprob"] for scored in answer["choices"]]
-    return scores.index(max(scores))
+    return answer["probabilities"].index(max(answer["probabilities"]))
 
 
 def by_prompt_logprobs(model: str) -> Scorer:

@@ -40,14 +40,8 @@ def bound_s(config: ModelConfig, engine: Engine, rates: Rates, rows: int, prompt
     """
 
     def floor_s(cached: int, new: int) -> float:
-        cost = step_cost(
-            config,
-            4,
-            rows=rows,
-            cached=cached,
-            new=new,
-            kv_bytes_per_token=config.kv_bytes_per_token(engine.kv_itemsize),
-        )
+        kv_bytes = config.kv_bytes_per_token(engine.kv_itemsize)
+        cost = step_cost(config, 4, rows=rows, cached=cached, new=new, kv_bytes_per_token=kv_bytes)
         head = config.hidden_size * config.vocab_size
         layers = cost.weight_bytes // 4 - head
         weight_bytes = round(layers * engine.weight_itemsize + head * engine.head_itemsize)

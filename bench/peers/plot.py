@@ -13,22 +13,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from bench.peers.workloads import TITLES
 from bench.plots import save
-
-TITLES = {
-    "a": "one stream",
-    "b2": "2 at once",
-    "b8": "8 at once",
-    "b32": "32 at once",
-    "c1": "a prompt of 1024",
-    "c8": "8 prompts of 1024",
-    "d": "shared prefix",
-    "e": "5 groups",
-    "m": "chats",
-    "f": "JSON",
-    "choices": "choices",
-    "forks": "forks",
-}
 
 
 def draw(run: dict[str, Any]) -> Figure:

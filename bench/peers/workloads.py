@@ -142,9 +142,7 @@ def choices(draw: Draw) -> Load:
 
 def forks(draw: Draw) -> Load:
     """4 prompts of 512 tokens at once, each with 8 sampled answers of 64 tokens."""
-    return [
-        [Request(prompt=draw.ids(512), max_tokens=draw.size(64), num_answers=8)] for _ in range(max(1, draw.size(4)))
-    ]
+    return [[Request(prompt=draw.ids(512), max_tokens=draw.size(64), num_answers=8)] for _ in range(draw.size(4))]
 
 
 WORKLOADS: dict[str, Callable[[Draw], Load]] = {
@@ -161,6 +159,21 @@ WORKLOADS: dict[str, Callable[[Draw], Load]] = {
     "choices": choices,
     "forks": forks,
 }
+TITLES = {
+    "a": "one stream",
+    "b2": "2 at once",
+    "b8": "8 at once",
+    "b32": "32 at once",
+    "c1": "a prompt of 1024",
+    "c8": "8 prompts of 1024",
+    "d": "shared prefix",
+    "e": "5 groups",
+    "m": "chats",
+    "f": "JSON",
+    "choices": "choices",
+    "forks": "forks",
+}
+"""What a plot calls them."""
 DEFAULT = tuple(name for name in WORKLOADS if name != "b2")
 DECODES = ("a", "b2", "b8", "b32")
 """The workloads whose time has a bound that follows from the machine."""
