@@ -76,6 +76,10 @@ def measure(
                 report.header.setdefault("failures", {})[f"{name}: {engine.name}"] = str(error)
                 print(f"{name}: {engine.name} failed: {error}", flush=True)
                 continue
+            print(
+                f"{name}, {f'round {number}' if number else 'warm-up'}: {engine.name} {turn.ran.wall_s:.2f} s",
+                flush=True,
+            )
             engine.settle()
             if number:  # the first turn warms up
                 turns[engine.name].append(turn)
@@ -133,6 +137,8 @@ def main(arguments: Sequence[str]) -> int:
     names = options.only.split(",") if options.only else list(DEFAULT)
     if unknown := sorted(set(names) - WORKLOADS.keys()):
         raise SystemExit(f"--only takes {', '.join(WORKLOADS)}, but got {', '.join(unknown)}")
+    if options.rounds < 1 or options.divisor < 1:
+        raise SystemExit("--rounds and --divisor must be at least 1")
     report = Report("bench.peers", arguments, options.output, shape=options.shape, dtype=options.dtype)
     model = make_checkpoint(options.directory, options.shape)
     config = ModelConfig.from_directory(model)

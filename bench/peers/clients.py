@@ -132,7 +132,10 @@ class HttpClient:
 
     async def _choose(self, session: aiohttp.ClientSession, request: Request) -> Answer:
         assert self._scorer is not None
-        chosen = await self._scorer(session, self._url, request)
+        try:
+            chosen = await self._scorer(session, self._url, request)
+        except (aiohttp.ClientError, TimeoutError, KeyError) as error:
+            raise WrongAnswerError(f"the choices were not scored: {type(error).__name__} {error}") from error
         return Answer(0, 0, text=request.choices[chosen])
 
     async def _ask(self, session: aiohttp.ClientSession, request: Request) -> Answer:
