@@ -66,8 +66,8 @@ Scorer = Callable[[aiohttp.ClientSession, str, Request], Any]
 
 async def select(session: aiohttp.ClientSession, url: str, request: Request) -> int:
     """Scores the choices with jsg's `/select`, and gives the number of the likeliest."""
-    answer = await _post(session, url + "/select", {"prompt": request.prompt, "choices": request.choices})
-    return answer["probabilities"].index(max(answer["probabilities"]))
+    body = {"prompt": request.prompt, "choices": request.choices, "method": "token_trie"}
+    return (await _post(session, url + "/select", body))["choice"]
 
 
 def by_prompt_logprobs(model: str) -> Scorer:

@@ -103,13 +103,13 @@ def test_a_choice_is_the_likeliest(monkeypatch):
 
     async def post(_session, url: str, body: dict) -> dict:
         sent.append((url, body))
-        return {"probabilities": [0.1, 0.6, 0.3]}
+        return {"choice": 1}
 
     monkeypatch.setattr("bench.peers.clients._post", post)
     client = HttpClient("http://x", "m", CAN_FORM, select, clock=itertools.count(0, 2).__next__)
     ran = client.run([[Request(prompt="Who", choices=("a", "b", "c"))]])
     assert ran == Ran(2, [Answer(0, 0, text="b")])
-    assert sent == [("http://x/select", {"prompt": "Who", "choices": ("a", "b", "c")})]
+    assert sent == [("http://x/select", {"prompt": "Who", "choices": ("a", "b", "c"), "method": "token_trie"})]
     assert HttpClient("http://x", "m", CAN_FORM).cannot([[Request(prompt="Who", choices=("a",))]])
 
 
