@@ -95,6 +95,7 @@ class HttpClient:
         model: Its name of the model.
         schema_fields: The fields that ask it for JSON by a schema.
         scorer: Scores choices; None if it cannot.
+        usage_is_of_one: Whether its usage counts the tokens of only one of several answers to a prompt, as llama.cpp's.
         clock: Seconds.
     """
 
@@ -105,12 +106,15 @@ class HttpClient:
         schema_fields: Callable[[Mapping[str, Any]], dict[str, Any]],
         scorer: Scorer | None = None,
         clock: Clock = time.perf_counter,
+        *,
+        usage_is_of_one: bool = False,
     ):
         self._url = url
         self._model = model
         self._schema_fields = schema_fields
         self._scorer = scorer
         self._clock = clock
+        self._usage_is_of_one = usage_is_of_one
 
     def cannot(self, load: Load) -> str | None:
         if self._scorer is None and any(request.choices for request in requests_of(load)):
@@ -153,7 +157,10 @@ class HttpClient:
         await send(session, target, (request.prompt,), request.max_tokens, outcome, self._clock)
         if outcome.error is not None:
             raise WrongAnswerError(f"{outcome.error}: {outcome.message}")
-        return checked(request, answer_of(outcome))
+        answer = answer_of(outcome)
+        if self._usage_is_of_one:
+            answer = dataclasses.replace(answer, output_tokens=answer.output_tokens * request.num_answers)
+        return checked(request, answer)
 
 
 def answer_of(outcome: Outcome) -> Answer:

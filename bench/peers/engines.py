@@ -167,7 +167,7 @@ def llama_cpp(python: str, kind: str | None) -> Start:
             yield Engine(
                 name=f"llama.cpp {weights}",
                 pid=process.pid,
-                client=HttpClient(url, model_at(url), lambda schema: {"json_schema": schema}),
+                client=HttpClient(url, model_at(url), lambda schema: {"json_schema": schema}, usage_is_of_one=True),
                 weight_itemsize=BYTES_OF_GGUF[weights],
                 head_itemsize=BYTES_OF_GGUF[weights],
                 kv_itemsize=2,

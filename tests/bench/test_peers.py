@@ -94,6 +94,9 @@ def test_a_server_answers_what_is_asked(make_server: ServerMaker):
             assert [answer.prompt_tokens for answer in ran.answers] == [len(request.prompt) for request in asked]
             assert [answer.output_tokens for answer in ran.answers] == [request.output_tokens for request in asked]
             assert ran.wall_s > 0 and (name != "a" or ran.answers[0].last_s is not None)
+        of_one = HttpClient(str(server.http.base_url), "fake", CAN_FORM, usage_is_of_one=True)
+        with pytest.raises(WrongAnswerError, match="256 tokens came, but 32 were asked for"):
+            of_one.run(WORKLOADS["forks"](Draw("1", 100, 16)))
         with pytest.raises(WrongAnswerError, match="http_400"):
             client.run([[Request(prompt=(1,) * 9000, max_tokens=1)]])
 
