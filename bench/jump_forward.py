@@ -64,11 +64,11 @@ def make_100m(directory: Path) -> Path:
     write_model(directory, shape)
     shutil.copy(next(data.glob("*.model.v3")), directory / "tokenizer.model")
     lengths = np.array([len(token) for token in vocabulary_bytes(load_tokenizer(directory))], np.float32)
-    save_file(_weights(shape, lengths), directory / "model.safetensors")
+    save_file(random_weights(shape, lengths), directory / "model.safetensors")
     return directory
 
 
-def _weights(shape: dict[str, Any], lengths: np.ndarray) -> dict[str, np.ndarray]:
+def random_weights(shape: dict[str, Any], lengths: np.ndarray) -> dict[str, np.ndarray]:
     """Random weights. Component 0 of the residual stream is constant, and only the head reads it."""
     random = np.random.default_rng(0)
     width, inner, vocab = shape["hidden_size"], shape["intermediate_size"], shape["vocab_size"]

@@ -96,6 +96,19 @@ def usage_of(pid: int) -> Usage:
     )
 
 
+def tree_of(pid: int) -> list[int]:
+    """A process and all its descendants that run now."""
+    children: dict[int, list[int]] = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            parent = int(_read(int(entry), "stat").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found
+
+
 def _address(process: subprocess.Popen[str]) -> str:
     """The server's address from its greeting, which is read to its end."""
     assert process.stdout is not None

@@ -1,0 +1,332 @@
+"""How each engine is started and stopped. All of them stay up for the whole run, and take turns."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.peers import clients
+from bench.peers.clients import Client, HttpClient, WorkerClient
+from bench.served import served
+from bench.settled import wait_until_compiled
+from jsg.models.config import ModelConfig
+
+HERE = Path(__file__).parent
+MAX_ROWS = 32
+CONTEXT_LENGTH = 2048
+POOL_TOKENS = 43_008
+START_LIMIT_S = 600
+END_LIMIT_S = 30
+ITEMSIZES = {"float32": 4, "bfloat16": 2}
+GGUF_KINDS = {"float32": "f32", "bfloat16": "bf16"}
+BYTES_OF_GGUF = {"f32": 4.0, "bf16": 2.0, "f16": 2.0, "q8_0": 34 / 32}  # q8_0: 32 numbers of 8 bits and a scale
+
+
+class CannotStartError(Exception):
+    """An engine did not start. The others go on without it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """An engine that runs.
+
+    Attributes:
+        name: Its name in the report.
+        pid: The process whose tree it is.
+        client: Runs loads on it.
+        weight_itemsize: Bytes of one weight of the layers.
+        head_itemsize: Bytes of one weight of the head.
+        kv_itemsize: Bytes of one number in its keys and values.
+        facts: Its versions.
+        settle: Waits until nothing is left to compile.
+    """
+
+    name: str
+    pid: int
+    client: Client
+    weight_itemsize: float
+    head_itemsize: float
+    kv_itemsize: int
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    settle: Callable[[], None] = lambda: None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all engines have in common.
+
+    Attributes:
+        model: The directory of the checkpoint.
+        dtype: `float32` or `bfloat16`.
+        quantization: `none` or `int8`, of jsg only.
+        logs: A folder for what the engines write.
+        num_threads: The cores for this process, which all engines use.
+    """
+
+    model: Path
+    dtype: str
+    quantization: str
+    logs: Path
+    num_threads: int
+
+    def pool_gib(self, itemsize: int) -> int:
+        """Whole GiB that hold the keys and values of `POOL_TOKENS`."""
+        per_token = ModelConfig.from_directory(self.model).kv_bytes_per_token(itemsize)
+        return math.ceil(POOL_TOKENS * per_token / 2**30)
+
+
+Start = Callable[[Setting], contextlib.AbstractContextManager[Engine]]
+
+
+@contextlib.contextmanager
+def jsg(setting: Setting) -> Iterator[Engine]:
+    """This jsg, with the interpreter that runs the bench."""
+    itemsize = ITEMSIZES[setting.dtype]
+    options = ["--dtype", setting.dtype, "--quantization", setting.quantization, "--port", "0"]
+    options += ["--max-running-requests", str(MAX_ROWS), "--max-total-tokens", str(POOL_TOKENS)]
+    log = setting.logs / "jsg.log"
+    with contextlib.ExitStack() as stack:
+        try:
+            server = stack.enter_context(served(["serve", str(setting.model), *options], log=log))
+        except RuntimeError as error:
+            raise CannotStartError(str(error)) from error
+
+        def settle() -> None:
+            with httpx.Client(base_url=server.url, timeout=START_LIMIT_S) as http:
+                wait_until_compiled(lambda: http.get("/get_server_info").json()["internal_states"][0])
+
+        settle()
+        yield Engine(
+            name="jsg" if setting.quantization == "none" else f"jsg {setting.quantization}",
+            pid=server.pids["front"],
+            client=HttpClient(server.url, model_at(server.url), _response_format, clients.select),
+            weight_itemsize=1 if setting.quantization == "int8" else itemsize,
+            head_itemsize=itemsize,
+            kv_itemsize=itemsize,
+            settle=settle,
+        )
+
+
+def vllm(python: str) -> Start:
+    """vLLM, as `docs/benchmarking.md` says how to install it for a CPU."""
+
+    @contextlib.contextmanager
+    def start(setting: Setting) -> Iterator[Engine]:
+        itemsize, port = ITEMSIZES[setting.dtype], free_port()
+        options = ["--dtype", setting.dtype, "--max-model-len", str(CONTEXT_LENGTH), "--max-num-seqs", str(MAX_ROWS)]
+        options += ["--host", "127.0.0.1", "--port", str(port)]
+        options += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
+        command = [python, "-m", "vllm.entrypoints.cli.main", "serve", str(setting.model), *options]
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        env = {
+            "VLLM_CPU_KVCACHE_SPACE": str(setting.pool_gib(itemsize)),
+            "VLLM_CPU_OMP_THREADS_BIND": cores,
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        with _process("vllm", command, setting, env) as process:
+            url = f"http://127.0.0.1:{port}"
+            wait_until_healthy(process, url)
+            model = model_at(url)
+            yield Engine(
+                name="vllm",
+                pid=process.pid,
+                client=HttpClient(url, model, _structured_outputs, clients.by_prompt_logprobs(model)),
+                weight_itemsize=itemsize,
+                head_itemsize=itemsize,
+                kv_itemsize=itemsize,
+                facts={"vllm": httpx.get(f"{url}/version").json()["version"]},
+            )
+
+    return start
+
+
+def llama_cpp(python: str, kind: str | None) -> Start:
+    """llama.cpp. `kind` is that of its weights, such as `q8_0`; None for that of the dtype."""
+
+    @contextlib.contextmanager
+    def start(setting: Setting) -> Iterator[Engine]:
+        weights = kind or GGUF_KINDS[setting.dtype]
+        port = free_port()
+        shape = [str(setting.num_threads), str(POOL_TOKENS), str(MAX_ROWS)]
+        file = gguf_file(python, setting.model, weights)
+        command = [python, str(HERE / "llama_server.py"), str(file), str(port), *shape]
+        with _process("llama.cpp", command, setting) as process:
+            url = f"http://127.0.0.1:{port}"
+            wait_until_healthy(process, url)
+            yield Engine(
+                name=f"llama.cpp {weights}",
+                pid=process.pid,
+                client=HttpClient(url, model_at(url), lambda schema: {"json_schema": schema}, usage_is_of_one=True),
+                weight_itemsize=BYTES_OF_GGUF[weights],
+                head_itemsize=BYTES_OF_GGUF[weights],
+                kv_itemsize=2,
+                facts=versions(python, "xllamacpp"),
+            )
+
+    return start
+
+
+def openvino(python: str, kind: str | None) -> Start:
+    """OpenVINO GenAI, in a worker process. It reads GGUF, of kind f16 unless another one is named."""
+
+    @contextlib.contextmanager
+    def start(setting: Setting) -> Iterator[Engine]:
+        weights = kind or "f16"
+        file = gguf_file(python, setting.model, weights)
+        shape = [str(setting.num_threads), str(setting.pool_gib(2)), str(MAX_ROWS)]
+        command = [python, str(HERE / "openvino_worker.py"), str(file), *shape]
+        with _worker("openvino", command, setting) as (process, facts):
+            yield Engine(
+                name=f"openvino {weights}",
+                pid=process.pid,
+                client=WorkerClient(process, POOL_TOKENS),
+                weight_itemsize=BYTES_OF_GGUF[weights],
+                head_itemsize=BYTES_OF_GGUF[weights],
+                kv_itemsize=1,  # its cache has 8 bits on CPUs unless told otherwise
+                facts=facts,
+            )
+
+    return start
+
+
+def hugging_face(python: str) -> Start:
+    """`generate` of Hugging Face transformers with static batches, in a worker process."""
+
+    @contextlib.contextmanager
+    def start(setting: Setting) -> Iterator[Engine]:
+        itemsize = ITEMSIZES[setting.dtype]
+        script = HERE.parent / "pytorch" / "generate_worker.py"
+        command = [python, str(script), str(setting.model), setting.dtype, str(setting.num_threads)]
+        with _worker("hugging-face", command, setting) as (process, facts):
+            yield Engine(
+                name="hugging face",
+                pid=process.pid,
+                client=WorkerClient(process, MAX_ROWS),
+                weight_itemsize=itemsize,
+                head_itemsize=itemsize,
+                kv_itemsize=itemsize,
+                facts=facts,
+            )
+
+    return start
+
+
+def gguf_file(python: str, model: Path, kind: str) -> Path:
+    """The checkpoint as GGUF of this kind, which is made once. The interpreter needs `gguf` and `safetensors`."""
+    if kind not in BYTES_OF_GGUF:
+        raise CannotStartError(f"the kind of GGUF must be one of {', '.join(BYTES_OF_GGUF)}, but is {kind}")
+    file = model / f"{kind}.gguf"
+    if not file.exists():
+        try:
+            subprocess.run([python, str(HERE / "gguf_writer.py"), str(model), kind], check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise CannotStartError(f"no GGUF file could be made: {error}") from error
+    return file
+
+
+def versions(python: str, package: str) -> dict[str, str]:
+    """The version of a package in another environment."""
+    code = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    return {package: done.stdout.strip()}
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def model_at(url: str) -> str:
+    """The name of the first model of a server."""
+    return httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+
+
+def wait_until_healthy(process: subprocess.Popen[str], url: str) -> None:
+    """Returns when `/health` answers 200. Raises CannotStartError if the process ends or the time is over."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise CannotStartError(f"it ended with status {process.returncode}; its log says why")
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health").status_code == httpx.codes.OK:
+                return
+        time.sleep(0.2)
+    raise CannotStartError(f"it was not ready after {START_LIMIT_S} s")
+
+
+def _response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
+    named = {"name": "it", "schema": schema, "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
+
+
+def _structured_outputs(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"structured_outputs": {"json": schema, "disable_any_whitespace": True}}
+
+
+@contextlib.contextmanager
+def _worker(
+    name: str, command: Sequence[str], setting: Setting
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A worker that has said its versions, which is when its model is loaded."""
+    with _process(name, command, setting, pipes=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise CannotStartError(f"it ended with status {process.wait(END_LIMIT_S)}; its log says why")
+        yield process, json.loads(line)
+
+
+@contextlib.contextmanager
+def _process(
+    name: str,
+    command: Sequence[str],
+    setting: Setting,
+    env: Mapping[str, str] | None = None,
+    *,
+    pipes: bool = False,
+) -> Iterator[subprocess.Popen[str]]:
+    """A process in a group of its own, which ends with the block. Without pipes its output goes to its log too."""
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    with (setting.logs / f"{name}.log").open("w") as log:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipes else log,
+                stderr=log,
+                text=True,
+                env=clean | dict(env or {}),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise CannotStartError(f"its interpreter does not run: {error.strerror}") from error
+        try:
+            yield process
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends the group: with SIGTERM, and with SIGKILL what is left."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_LIMIT_S)
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()

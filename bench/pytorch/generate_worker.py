@@ -1,0 +1,49 @@
+"""Generates static batches with Hugging Face transformers: `PYTHON generate_worker.py DIRECTORY DTYPE THREADS`.
+
+The interpreter of `--torch-python` runs this file, which imports nothing of jsg. It says its versions, then reads one
+JSON object per line, {"prompts": lists of ids of one length, "max_tokens": tokens}, and answers each with one: the
+tokens that each row has got, and the seconds until the first and the last of them.
+"""
+
+import json
+import sys
+import time
+
+import torch  # pyright: ignore[reportMissingImports]
+from transformers import AutoModelForCausalLM, StoppingCriteria
+from transformers import __version__ as transformers_version
+
+
+class Watch(StoppingCriteria):
+    """Stops nothing, and notes when tokens came."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
+        self.times.append(time.perf_counter())
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+@torch.inference_mode()
+def generate(model: torch.nn.Module, prompts: list[list[int]], max_tokens: int) -> dict[str, object]:
+    ids, watch, started = torch.tensor(prompts), Watch(), time.perf_counter()
+    lengths = {"max_new_tokens": max_tokens, "min_new_tokens": max_tokens, "do_sample": False}
+    ends = {"eos_token_id": None, "pad_token_id": 0, "stopping_criteria": [watch]}
+    found = model.generate(ids, attention_mask=torch.ones_like(ids), **lengths, **ends)
+    made = found.shape[1] - ids.shape[1]
+    seen = {"first_s": watch.times[0] - started, "last_s": watch.times[-1] - started}
+    return {"output_tokens": [made] * len(prompts), **seen}
+
+
+def main(directory: str, dtype: str, num_threads: str) -> None:
+    torch.set_num_threads(int(num_threads))
+    kind = getattr(torch, dtype)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=kind, attn_implementation="sdpa").eval()
+    print(json.dumps({"torch": torch.__version__, "transformers": transformers_version}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(generate(model, **json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
