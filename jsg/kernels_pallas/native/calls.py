@@ -23,8 +23,8 @@ FRAME_API, FRAME_CONTEXT, FRAME_STAGE, FRAME_ARGUMENTS, FRAME_RESULTS = 16, 24, 
 EXTENSION_TYPE, EXTENSION_METADATA = 8, 24
 METADATA_MAJOR, METADATA_MINOR, METADATA_TRAITS = 24, 28, 32
 BUFFER_DATA, BUFFER_SIZES = 24, 40
-API_SCHEDULE, API_NUM_THREADS = 136, 144
-SCHEDULE_BYTES, NUM_THREADS_BYTES = 40, 32
+API_DESTROY_ERROR, API_SCHEDULE, API_NUM_THREADS = 64, 136, 144
+DESTROY_ERROR_BYTES, SCHEDULE_BYTES, NUM_THREADS_BYTES = 24, 40, 32
 
 # A job is what the threads of one call share: counters in cache lines of their own, then an address for each buffer and
 # a number for each of its axes.
@@ -75,7 +75,7 @@ def emit_handler(module: ir.Module, kernel: Kernel) -> None:
     (frame,) = handler.arguments
     nothing = ir.Constant(POINTER, None)
     extension = handler.load(POINTER, frame, EXTENSIONS)
-    with handler.when(Value(handler, handler.builder.icmp_unsigned("!=", extension.ir, nothing))):
+    with handler.when(_is_address(handler, extension)):
         _answer_metadata(handler, extension)
         handler.builder.ret(nothing)
         _unreachable(handler)
@@ -98,10 +98,11 @@ def _unreachable(function: Function) -> None:
 
 
 def _answer_metadata(handler: Function, extension: Value) -> None:
-    """XLA asks each handler once which version of the interface it speaks."""
-    metadata = handler.load(POINTER, extension, EXTENSION_METADATA)
-    for offset, number in ((METADATA_MAJOR, VERSION[0]), (METADATA_MINOR, VERSION[1]), (METADATA_TRAITS, 0)):
-        handler.store(Value(handler, ir.Constant(INT32, number)), metadata, offset)
+    """XLA asks each handler once which version of the interface it speaks. Other questions get no answer."""
+    with handler.when(handler.load(INT32, extension, EXTENSION_TYPE).equals(METADATA_EXTENSION)):
+        metadata = handler.load(POINTER, extension, EXTENSION_METADATA)
+        for offset, number in ((METADATA_MAJOR, VERSION[0]), (METADATA_MINOR, VERSION[1]), (METADATA_TRAITS, 0)):
+            handler.store(Value(handler, ir.Constant(INT32, number)), metadata, offset)
 
 
 def _emit_job(handler: Function, ranks: Sequence[int], frame: Value, num_arguments: int) -> Value:
@@ -176,36 +177,44 @@ def _share(handler: Function, frame: Value, job: Value, num_items: Value, work: 
 
 def _num_threads(handler: Function, frame: Value) -> Value:
     """How many threads XLA's pool has; 1 if it has none."""
-    request, answer = handler.buffer(NUM_THREADS_BYTES), handler.buffer(8)
+    answer = handler.buffer(8)
     handler.store(handler.constant(1), answer)
-    handler.store(handler.constant(NUM_THREADS_BYTES), request)
-    handler.store(Value(handler, ir.Constant(POINTER, None)), request, 8)
-    handler.store(handler.load(POINTER, frame, FRAME_CONTEXT), request, 16)
-    handler.store(answer, request, 24)
-    _call_api(handler, frame, API_NUM_THREADS, request)
+    context = handler.load(POINTER, frame, FRAME_CONTEXT)
+    _ask(handler, frame, API_NUM_THREADS, NUM_THREADS_BYTES, context, answer)
     return handler.load(INT, answer)
 
 
 def _schedule(handler: Function, frame: Value, helper: ir.Function, job: Value) -> None:
     """Asks the pool to run a helper. If it cannot, the helper's part is given up at once."""
-    request = handler.buffer(SCHEDULE_BYTES)
-    handler.store(handler.constant(SCHEDULE_BYTES), request)
-    handler.store(Value(handler, ir.Constant(POINTER, None)), request, 8)
-    handler.store(handler.load(POINTER, frame, FRAME_CONTEXT), request, 16)
-    handler.store(Value(handler, handler.builder.bitcast(helper, POINTER)), request, 24)
-    handler.store(job, request, 32)
-    is_refused = _call_api(handler, frame, API_SCHEDULE, request)
-    with handler.when(is_refused):
+    context = handler.load(POINTER, frame, FRAME_CONTEXT)
+    task = Value(handler, handler.builder.bitcast(helper, POINTER))
+    with handler.when(_ask(handler, frame, API_SCHEDULE, SCHEDULE_BYTES, context, task, job)):
         _add(handler, job, JOB_USERS, -1)
 
 
-def _call_api(handler: Function, frame: Value, offset: int, request: Value) -> Value:
-    """Calls one of XLA's functions, and says whether it returned an error."""
-    api = handler.load(POINTER, frame, FRAME_API)
-    kind = ir.FunctionType(POINTER, [POINTER])
-    function = handler.builder.bitcast(handler.load(POINTER, api, offset).ir, kind.as_pointer())
-    error = handler.builder.call(function, [request.ir])
-    return Value(handler, handler.builder.icmp_unsigned("!=", error, ir.Constant(POINTER, None)))
+def _ask(handler: Function, frame: Value, offset: int, num_bytes: int, *fields: Value) -> Value:
+    """Calls one of XLA's functions with a structure of these fields. Says whether it failed; the error is destroyed."""
+    error = _called(handler, frame, offset, POINTER, num_bytes, *fields)
+    failed = _is_address(handler, error)
+    with handler.when(failed):
+        _called(handler, frame, API_DESTROY_ERROR, ir.VoidType(), DESTROY_ERROR_BYTES, error)
+    return failed
+
+
+def _called(handler: Function, frame: Value, offset: int, result: ir.Type, num_bytes: int, *fields: Value) -> Value:
+    request = handler.buffer(num_bytes)
+    handler.store(handler.constant(num_bytes), request)
+    handler.store(Value(handler, ir.Constant(POINTER, None)), request, EXTENSIONS)
+    for number, field in enumerate(fields, start=2):
+        handler.store(field, request, 8 * number)
+    kind = ir.FunctionType(result, [POINTER])
+    function = handler.load(POINTER, handler.load(POINTER, frame, FRAME_API), offset)
+    pointer = handler.builder.bitcast(function.ir, kind.as_pointer())
+    return Value(handler, handler.builder.call(pointer, [request.ir]))
+
+
+def _is_address(handler: Function, address: Value) -> Value:
+    return Value(handler, handler.builder.icmp_unsigned("!=", address.ir, ir.Constant(POINTER, None)))
 
 
 def _wait(handler: Function, job: Value, num_items: Value) -> None:

@@ -15,7 +15,7 @@ from jsg.kernels_pallas.inputs import PANEL_WIDTH
 
 LANES = PANEL_WIDTH
 """Numbers in a vector."""
-INT, INT32, INT16, BYTE, BIT = (ir.IntType(bits) for bits in (64, 32, 16, 8, 1))
+INT, INT32, INT16, BYTE = (ir.IntType(bits) for bits in (64, 32, 16, 8))
 FLOAT = ir.FloatType()
 POINTER = BYTE.as_pointer()
 LOG2_E = 1.4426950408889634
