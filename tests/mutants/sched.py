@@ -22,7 +22,7 @@ SCHED = (
         "jsg/sched/positions.py",
         "    digest.update(tokens[:last].tobytes())\n",
         "",
-        "tests/sched/test_joined.py",
+        "tests/sched/test_behind_joins.py",
     ),
     Mutation(
         "sched: the shortest cached prefix goes first",
