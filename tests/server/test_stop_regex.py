@@ -1,13 +1,17 @@
 """Stop patterns in every API that takes them."""
 
+import asyncio
 import json
+import threading
 
 import pytest
 
-from jsg.constrained.text_patterns import PatternSet
+from jsg.constrained.text_patterns import PatternSet, PatternTables
+from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.server.caller import Caller
 from jsg.server.limits import Limits
 from tests.server.scripted import ScriptedServer
+from tests.server.threads import ServerMaker
 
 TEXT = "one 22 three"
 
@@ -48,6 +52,32 @@ def test_patterns_are_compiled_by_the_grammar_processes_once_for_a_request_that_
     body = {"text": "a", "sampling_params": {"stop_regex": r"\w+", "n": 4}}
     assert server.http.post("/generate", json=body).status_code == 400
     assert len(server.engine.grammars.given) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"text": "a", "sampling_params": {"stop_regex": "x+"}}),
+        ("/v1/completions", {"prompt": "a", "stop_regex": "x+", "stream": True}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "stop_regex": "x+"}),
+    ],
+)
+def test_compiling_ends_when_the_client_leaves(make_server: ServerMaker, monkeypatch, path: str, body: dict):
+    begun, ended = threading.Event(), threading.Event()
+
+    async def wait(compiler: GrammarCompiler, patterns: PatternSet, owner: str) -> PatternTables:
+        begun.set()
+        try:
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(GrammarCompiler, "patterns", wait)
+    with make_server() as server:
+        connection = server.send(path, body)
+        assert begun.wait(60)
+        connection.close()
+        assert ended.wait(10)
 
 
 def test_completions_and_chat_take_it_as_an_extension(server):

@@ -21,6 +21,7 @@ from jsg.server.http.event_stream import Event, respond_with_events, until_disco
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import BodyBytes, new_router
 from jsg.server.shared.answers import constraint_of, finish_of
+from jsg.server.shared.beginning import begin
 from jsg.server.shared.messages import check_fits
 from jsg.server.tool_use import AnswerReader, ToolUse, naming
 from jsg.types import FinishType
@@ -48,7 +49,7 @@ async def create_message(
                 namespace=namespace,
                 priority=body.priority or 0,
             )
-            generation = await front.generator.begin(call, [prompt])
+            generation = await begin(request, front, call, [prompt])
             reader = AnswerReader(generation.answers[0], tools)
             if body.stream:
                 return await respond_with_events(request, _events(generation, reader, front.model_name), named=True)

@@ -24,6 +24,7 @@ from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import CurrentRules, new_router
 from jsg.server.native.parts import PromptParts, read_parts
 from jsg.server.native.sampling import Object, one_each, to_samplings
+from jsg.server.shared.beginning import begin
 from jsg.server.shared.fields import CACHE_SALT, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
 from jsg.server.shared.harmless import harmless
 from jsg.server.shared.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, MediaData, NumFrames, encode_with_media
@@ -173,7 +174,7 @@ async def generate(
     prompts, is_list, encoded = await _prompts(body, call, front)
     given = "input_ids" if body.input_ids is not None else "prompt" if encoded is not None else "text"
     with client_names({"input_ids": given}):
-        generation = await generator.begin(call, prompts)
+        generation = await begin(request, front, call, prompts)
     is_list = is_list or len(generation.answers) > 1
     texts = generator.tokenizer if body.return_text_in_logprobs else None
 

@@ -22,6 +22,7 @@ from jsg.server.openai.body import OpenAIBody
 from jsg.server.openai.common import TokenNames, head_of, respond
 from jsg.server.openai.tools import NamedFunction, ToolChoice, shown_call, shown_change
 from jsg.server.shared.answers import constraint_of, finish_of
+from jsg.server.shared.beginning import begin
 from jsg.server.shared.constraint import text_form
 from jsg.server.shared.fields import ALL_THE_ROOM, MAX_NAME_CHARS, TOP_LOGPROBS, Only
 from jsg.server.shared.harmless import NOT_READ, VALUES, harmless, template_variables
@@ -290,7 +291,7 @@ async def chat_completions(
         with naming(tools):
             kwargs = body.template_kwargs(front.chat.template, rules)
             prompt = await _prompt(body, num_bytes, kwargs, call, front, tools)
-            generation = await front.generator.begin(call, [prompt])
+            generation = await begin(request, front, call, [prompt])
             names = TokenNames(front.generator.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
             return await respond(
                 request,

@@ -20,6 +20,7 @@ from jsg.server.http.json_body import new_router
 from jsg.server.openai.body import OpenAIBody
 from jsg.server.openai.common import TokenNames, head_of, respond, shown_logprob
 from jsg.server.shared.answers import constraint_of, finish_of
+from jsg.server.shared.beginning import begin
 from jsg.server.shared.fields import Only
 from jsg.server.shared.harmless import harmless
 from jsg.server.shared.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, MediaData, NumFrames, encode_with_media
@@ -163,7 +164,7 @@ async def completions(body: CompletionBody, request: Request, call: CurrentCall,
     call = dataclasses.replace(call, user=body.user)
     rid = body.response_id("cmpl")
     with body.own_names():
-        generation = await front.generator.begin(call, await _prompts(body, call, front, rid))
+        generation = await begin(request, front, call, await _prompts(body, call, front, rid))
         tokenizer = front.generator.tokenizer
         names = TokenNames(tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         return await respond(

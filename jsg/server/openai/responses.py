@@ -26,6 +26,7 @@ from jsg.server.openai.response_store import Picture, ResponseStore, StoredRespo
 from jsg.server.openai.responses_body import InputItem, InputTokensBody, ResponsesBody, ResponsesToolChoice
 from jsg.server.openai.responses_events import events_of
 from jsg.server.openai.responses_reply import Reply
+from jsg.server.shared.beginning import begin
 from jsg.server.shared.messages import FunctionCall, check_fits
 from jsg.server.tool_use import ToolUse, naming
 from jsg.types import FinishType
@@ -57,7 +58,7 @@ async def create_response(
         tools = body.tool_use(front.speech)
         with naming(tools):
             prompt = await _prompt(body, turns, rid, call.caller, front, tools)
-            generation = await front.generator.begin(call, [prompt])
+            generation = await begin(request, front, call, [prompt])
             [answer] = generation.answers
             names = TokenNames(front.generator.tokenizer, as_ids=False)
             reply = Reply(rid, _asked(body, prompt, front), answer, tools, names, int(time.time()))
