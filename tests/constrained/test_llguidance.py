@@ -57,8 +57,12 @@ def _llguidance() -> engines.LlGuidance:
 
 
 def _ours(case: Case) -> GrammarMasker:
-    kind, text = ("json_schema", "true") if case.kind == "json" else (case.kind, case.text)
-    return compile_grammar(GrammarSpec(kind, text, additional_properties="open"), tekken()).new_masker()  # pyright: ignore[reportArgumentType]
+    if case.kind in ("json", "json_schema"):  # llguidance leaves objects open
+        text = "true" if case.kind == "json" else case.text
+        spec = GrammarSpec("json_schema", text, additional_properties="open")
+    else:
+        spec = GrammarSpec(case.kind, case.text)  # pyright: ignore[reportArgumentType]
+    return compile_grammar(spec, tekken()).new_masker()
 
 
 class Comparison:
