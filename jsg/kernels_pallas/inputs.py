@@ -11,17 +11,20 @@ LayerCache = tuple[Float[Array, "P page_size heads H"], ...]
 
 PANEL_WIDTH = 16
 """Columns of a panel: the float32 of one AVX-512 register, of two of AVX2, of four of NEON."""
+INPUTS_TOGETHER = {"float32": 1, "bfloat16": 2, "int8": 1}
+"""How many inputs of each column lie side by side, by the type of a kernel's numbers. The matrix unit of a CPU (AMX)
+multiplies pairs of bfloat16."""
 
 
 class Panels(NamedTuple):
     """A kernel [D, F] as a CPU reads it: `PANEL_WIDTH` columns side by side, from the first input to the last.
 
     Attributes:
-        values: [F / PANEL_WIDTH, D, PANEL_WIDTH], float32, bfloat16 or int8.
+        values: [F / PANEL_WIDTH, D / together, PANEL_WIDTH, together], where `INPUTS_TOGETHER` has the last one.
         scale: For int8 the factor of each column's sum; else None.
     """
 
-    values: Num[Array, "panels D width"]
+    values: Num[Array, "panels D_part width together"]
     scale: Float[Array, " F"] | None = None
 
 

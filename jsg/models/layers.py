@@ -181,7 +181,7 @@ class Embedding(nnx.Module):
         table = self.table.get_value()
         if isinstance(table, Panels):
             ids = jnp.clip(token_ids, 0, self.vocab_size - 1)
-            return table.values[ids // PANEL_WIDTH, :, ids % PANEL_WIDTH]
+            return table.values[ids // PANEL_WIDTH, :, ids % PANEL_WIDTH].reshape(len(ids), -1)
         if num_parts() == 1:
             return table.at[token_ids].get(mode="clip")
         row = jnp.clip(token_ids, 0, self.vocab_size - 1) - first_index(len(table))

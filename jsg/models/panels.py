@@ -7,23 +7,19 @@ the columns that are summed together lie far apart, in the second a row of the r
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jsg.kernels_pallas.inputs import PANEL_WIDTH, Panels
+from jsg.kernels_pallas.inputs import INPUTS_TOGETHER, PANEL_WIDTH, Panels
 from jsg.models.in_place import empty
 from jsg.models.layers import Embedding
 from jsg.models.quantise import Quantised
-
-STORED = (jnp.float32, jnp.bfloat16, jnp.int8)
-"""The types of numbers that the products of a CPU read."""
 
 
 def lay_out(model: nnx.Module) -> None:
     """Changes the kernels of a model that one CPU computes, or of an abstract model, one after another.
 
-    Kernels whose outputs do not fill panels, or whose type the products cannot read, stay as they are.
+    Kernels that do not fill panels, or whose type the products cannot read, stay as they are.
     """
     tables = {id(module.table) for _, module in nnx.iter_graph(model) if isinstance(module, Embedding)}
     for _, param in nnx.iter_graph(model):
@@ -39,15 +35,16 @@ def _laid_out(value: _Kernel, *, is_table: bool) -> _Kernel | Panels:
     numbers, scale = value if isinstance(value, Quantised) else (value, None)
     depth = numbers.shape[-1] if is_table else numbers.shape[0]
     count = numbers.size // depth
-    if count % PANEL_WIDTH or numbers.dtype not in STORED:
+    together = INPUTS_TOGETHER.get(str(numbers.dtype))
+    if together is None or count % PANEL_WIDTH or depth % together:
         return value
-    shape = (count // PANEL_WIDTH, depth, PANEL_WIDTH)
+    shape = (count // PANEL_WIDTH, depth // together, PANEL_WIDTH, together)
     if isinstance(numbers, jax.ShapeDtypeStruct):
         factors: Any = None if scale is None else jax.ShapeDtypeStruct((count,), scale.dtype)
         return Panels(cast(Any, jax.ShapeDtypeStruct(shape, numbers.dtype)), factors)
     laid_out, stored = empty(shape, numbers.dtype), np.asarray(numbers)
     if is_table:
-        laid_out[...] = stored.reshape(-1, PANEL_WIDTH, depth).transpose(0, 2, 1)
+        laid_out[...] = stored.reshape(-1, PANEL_WIDTH, depth // together, together).transpose(0, 2, 1, 3)
     else:
-        laid_out[...] = stored.reshape(depth, -1, PANEL_WIDTH).transpose(1, 0, 2)
+        laid_out[...] = stored.reshape(depth // together, together, -1, PANEL_WIDTH).transpose(2, 0, 3, 1)
     return Panels(jax.device_put(laid_out), None if scale is None else scale.reshape(count))

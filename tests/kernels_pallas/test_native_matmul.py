@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from jsg.kernels_pallas import ops
-from jsg.kernels_pallas.inputs import PANEL_WIDTH, Panels
+from jsg.kernels_pallas.inputs import INPUTS_TOGETHER, PANEL_WIDTH, Panels
 from jsg.kernels_pallas.native import library
 
-SHAPES = ((1, 1, 1), (3, 5, 2), (4, 48, 7), (8, 33, 13), (17, 64, 25), (50, 20, 3), (64, 100, 12))
+SHAPES = ((1, 2, 1), (3, 6, 2), (4, 48, 7), (8, 34, 13), (17, 64, 25), (50, 20, 3), (64, 100, 12))
 """(rows, depth, panels): every register tile, whole and in part; items that are whole and in part."""
 multiply = jax.jit(ops.matmul)
 
@@ -26,7 +26,8 @@ def kernel(kind: str, depth: int, panels: int) -> tuple[Panels, np.ndarray]:
         numbers, scale = np.round(numbers * 40).clip(-127, 127), rng.random(panels * PANEL_WIDTH).astype(np.float32)
     stored = jnp.asarray(numbers, kind)
     meant = np.asarray(stored, np.float64) * (1 if scale is None else scale)
-    values = stored.reshape(depth, panels, PANEL_WIDTH).transpose(1, 0, 2)
+    together = INPUTS_TOGETHER[kind]
+    values = stored.reshape(depth // together, together, panels, PANEL_WIDTH).transpose(2, 0, 3, 1)
     return Panels(values, None if scale is None else jnp.asarray(scale)), meant
 
 

@@ -24,7 +24,7 @@ from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
 from jsg.kernels_pallas.native import library
 from jsg.kernels_pallas.native.calls import Buffer, Kernel, buffers_of, emit_handler
 from jsg.kernels_pallas.native.emit import INT, INT32, LANES, POINTER, Function, Value, Variable
-from jsg.kernels_pallas.native.tiles import PANEL_BYTES, emit_product, emit_sums, load_number, load_panel
+from jsg.kernels_pallas.native.tiles import ITEM_BYTES, PANEL_BYTES, emit_product, emit_sums, load_number, load_panel
 
 KEY_BLOCK = 64
 ROWS = 48
@@ -32,7 +32,7 @@ ROWS = 48
 MAX_HEAD_DIM = 256
 MASKED = -1e30
 NO_WINDOW = 2**30
-ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+KINDS = ("float32", "bfloat16")
 
 
 class _Call(NamedTuple):
@@ -118,7 +118,7 @@ def paged_attention(
         NotImplementedError: The pool has 8 bits, heads are wide or no multiple of `LANES`, or scores are capped.
     """
     head_dim, kind = queries.shape[-1], str(keys.dtype)
-    if kind not in ITEM_BYTES or head_dim % LANES or head_dim > MAX_HEAD_DIM or scoring.softcap is not None:
+    if kind not in KINDS or head_dim % LANES or head_dim > MAX_HEAD_DIM or scoring.softcap is not None:
         raise NotImplementedError(
             f"the CPU's kernel reads float32 and bfloat16, heads of a multiple of {LANES} up to {MAX_HEAD_DIM} "
             "numbers, and no softcap"
@@ -284,7 +284,7 @@ def _emit_scores(function: Function, call: _Call, rows: _Rows, state: _State, nu
             head_dim,
             [[function.zeros()] * panels] * count,
             lambda dim, r: load_number(function, queries[r], dim * 4),
-            lambda dim, p: load_panel(function, keys[p], dim * PANEL_BYTES),
+            lambda dim, p: [load_panel(function, keys[p], dim * PANEL_BYTES)],
         )
         for r in range(count):
             for p in range(panels):
@@ -335,9 +335,9 @@ def _emit_output(kind: str, function: Function, call: _Call, rows: _Rows, state:
             for r in range(count)
         ]
 
-        def value(key: Value, p: int) -> Value:
+        def value(key: Value, p: int) -> list[Value]:
             start = function.load(INT, state.offsets, key * 8)
-            return function.floats(kind, values, start + p * (LANES * ITEM_BYTES[kind]))
+            return [function.floats(kind, values, start + p * (LANES * ITEM_BYTES[kind]))]
 
         sums = emit_sums(function, num_keys, before, lambda key, r: load_number(function, weights[r], key * 4), value)
         for r in range(count):

@@ -260,12 +260,29 @@ class Function:
         """`LANES` numbers of a kind in memory, "float32", "bfloat16" or "int8", as float32, all without rounding."""
         if kind == "float32":
             return self.load(vector(FLOAT), address, offset)
-        if kind == "bfloat16":  # the upper half of a float32
+        if kind == "bfloat16":
             bits = self.builder.zext(self.load(vector(INT16), address, offset).ir, vector(INT32))
-            upper = self.builder.shl(bits, ir.Constant(vector(INT32), [16] * LANES))
-            return Value(self, self.builder.bitcast(upper, vector(FLOAT)))
+            return self._upper_half(self.builder.shl(bits, self._bits(16)))
         wide = self.builder.sext(self.load(vector(BYTE), address, offset).ir, vector(INT32))
         return Value(self, self.builder.sitofp(wide, vector(FLOAT)))
+
+    def float_pairs(self, address: Value, offset: Value | int = 0) -> tuple[Value, Value]:
+        """The first and the second numbers of `LANES` pairs of bfloat16, as float32."""
+        pairs = self.load(vector(INT32), address, offset).ir
+        first, second = self.builder.shl(pairs, self._bits(16)), self.builder.and_(pairs, self._bits(-(1 << 16)))
+        return self._upper_half(first), self._upper_half(second)
+
+    def bfloat16_pairs(self, first: Value, second: Value) -> Value:
+        """Two vectors of float32 that bfloat16 holds without rounding, as pairs of bfloat16."""
+        low, high = (self.builder.bitcast(x.ir, vector(INT32)) for x in (first, second))
+        return Value(self, self.builder.or_(self.builder.lshr(low, self._bits(16)), high))
+
+    def _upper_half(self, bits: ir.Value) -> Value:
+        """The float32 with these bits: bfloat16 in their upper halves, and zeros."""
+        return Value(self, self.builder.bitcast(bits, vector(FLOAT)))
+
+    def _bits(self, number: int) -> ir.Constant:
+        return ir.Constant(vector(INT32), [number] * LANES)
 
     def widened(self, number: Value) -> Value:
         """An int32 as int64."""
@@ -274,6 +291,10 @@ class Function:
     def narrowed(self, number: Value) -> Value:
         """An int64 as int32."""
         return Value(self, self.builder.trunc(number.ir, INT32))
+
+    def byte(self, number: Value) -> Value:
+        """The lowest byte of an int64."""
+        return Value(self, self.builder.trunc(number.ir, BYTE))
 
     def prefetch(self, address: Value, offset: Value | int = 0) -> None:
         """Asks for a cache line before it is needed."""

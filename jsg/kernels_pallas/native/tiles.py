@@ -11,6 +11,7 @@ from jsg.kernels_pallas.native import library
 from jsg.kernels_pallas.native.emit import FLOAT, LANES, Function, Value, Variable, vector
 
 PANEL_BYTES = 4 * LANES
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 def tile_shapes() -> Sequence[tuple[int, int]]:
@@ -45,11 +46,11 @@ def emit_product(
         for rows, panels in shapes:
             last = first.get() + (rows_in_all - first.get()) // rows * rows
             with function.loop(last, start=first.get(), step=rows) as row:
-                _emit_panels(function, group, end, panels, functools.partial(tile, row, rows))
+                emit_panels(function, group, end, panels, functools.partial(tile, row, rows))
             first.set(last)
 
 
-def _emit_panels(function: Function, start: Value, end: Value, panels: int, tile: Callable[[Value, int], None]) -> None:
+def emit_panels(function: Function, start: Value, end: Value, panels: int, tile: Callable[[Value, int], None]) -> None:
     """Covers panels start..end with tiles of `panels`, and what is left with tiles of one."""
     whole = start + (end - start) // panels * panels
     with function.loop(whole, start=start, step=panels) as panel:
@@ -64,24 +65,27 @@ def emit_sums(
     length: Value | int,
     sums: list[list[Value]],
     number: Callable[[Value, int], Value],
-    panel: Callable[[Value, int], Value],
+    panel: Callable[[Value, int], Sequence[Value]],
+    step: int = 1,
 ) -> list[list[Value]]:
     """sums[r][p] + Σ number(k, r) · panel(k, p) over k below `length`.
 
     Args:
         function: Where to emit.
-        length: How many products each sum has.
+        length: How many products each sum has, a multiple of `step`.
         sums: What is added to, for each row and panel.
         number: Emits the number of a row at k.
-        panel: Emits the vector of a panel at k.
+        panel: Emits the vectors of a panel from k on, as many as `step`.
+        step: How many vectors of a panel are read together.
     """
     running = [[Variable(function, start) for start in row] for row in sums]
-    with function.loop(length) as k:
-        vectors = [panel(k, p) for p in range(len(sums[0]))]
-        for r, row in enumerate(running):
-            factor = function.spread(number(k, r))
-            for variable, numbers in zip(row, vectors, strict=True):
-                variable.set(function.fused(factor, numbers, variable.get()))
+    with function.loop(length, step=step) as first:
+        vectors = [panel(first, p) for p in range(len(sums[0]))]
+        for i in range(step):
+            for r, row in enumerate(running):
+                factor = function.spread(number(first + i, r))
+                for variable, numbers in zip(row, vectors, strict=True):
+                    variable.set(function.fused(factor, numbers[i], variable.get()))
     return [[variable.get() for variable in row] for row in running]
 
 
