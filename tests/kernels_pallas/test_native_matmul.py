@@ -10,10 +10,12 @@ import pytest
 
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import INPUTS_TOGETHER, PANEL_WIDTH, Panels
-from jsg.kernels_pallas.native import library
+from jsg.kernels_pallas.native import amx, library
 
 SHAPES = ((1, 2, 1), (3, 6, 2), (4, 48, 7), (8, 34, 13), (17, 64, 25), (50, 20, 3), (64, 100, 12))
 """(rows, depth, panels): every register tile, whole and in part; items that are whole and in part."""
+BFLOAT16_SHAPES = ((1, 32, 1), (2, 64, 7), (3, 32, 13), (16, 96, 5), (17, 64, 25), (31, 32, 2), (40, 128, 6))
+"""Likewise for rows in bfloat16: row tiles of 16 that are whole, in part, and alone or in pairs."""
 multiply = jax.jit(ops.matmul)
 
 
@@ -51,19 +53,41 @@ def test_it_is_what_numpy_says(kind: str, shape: tuple[int, int, int], is_long: 
     assert (np.abs(found - x.astype(np.float64) @ meant) <= bound).all()
 
 
-@pytest.mark.parametrize("kind", ["float32", "int8"])
-def test_a_row_has_the_same_bits_in_every_batch(kind: str):
-    stored, _ = kernel(kind, 70, 13)
-    x = rows(40, 70)
+@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+@pytest.mark.parametrize("shape", BFLOAT16_SHAPES, ids=str)
+@pytest.mark.parametrize("unit", ["matrix unit", "other registers"])
+def test_rows_in_bfloat16_are_multiplied_as_numpy_says(
+    kind: str, shape: tuple[int, int, int], unit: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Every processor can compute what the matrix unit computes, and does it for few rows."""
+    if unit == "matrix unit" and not amx.is_available():
+        pytest.skip("this processor has no matrix unit, or the system does not let us use it")
+    monkeypatch.setattr(amx, "is_available", lambda: True)
+    monkeypatch.setattr(amx, "MAX_FEW", 0 if unit == "matrix unit" else 1000)
+    count, depth, panels = shape
+    stored, meant = kernel(kind, depth, panels)
+    x = jnp.asarray(rows(count, depth), jnp.bfloat16)
+    found = np.asarray(jax.jit(lambda x, kernel: ops.matmul(x, kernel))(x, stored))
+    exact = np.asarray(x, np.float64)
+    bound = 1e-7 * depth * (np.abs(exact) @ np.abs(meant)) + 1e-30
+    assert found.dtype == np.float32
+    assert (np.abs(found - exact @ meant) <= bound).all()
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("float32", "float32"), ("int8", "float32"), ("int8", "bfloat16")])
+def test_a_row_has_the_same_bits_in_every_batch(kind: str, dtype: str):
+    stored, _ = kernel(kind, 96, 13)
+    x = jnp.asarray(rows(40, 96), dtype)
     whole = np.asarray(multiply(x, stored))
-    for count in (1, 2, 3, 5, 7, 8, 11, 16, 33):
+    for count in (1, 2, 3, 5, 8, 11, 16, 33):
         np.testing.assert_array_equal(np.asarray(multiply(x[:count], stored)), whole[:count])
         np.testing.assert_array_equal(np.asarray(multiply(x[-count:], stored)), whole[-count:])
 
 
-def test_what_is_not_finite_stays_in_its_row_and_in_its_column():
-    stored, _ = kernel("float32", 30, 4)
-    x = rows(9, 30)
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_what_is_not_finite_stays_in_its_row_and_in_its_column(kind: str):
+    stored, _ = kernel(kind, 32, 4)
+    x = np.array(jnp.asarray(rows(9, 32), kind))
     clean = np.asarray(multiply(x, stored))
     x[4, 7] = np.nan
     x[6, 2] = np.inf
@@ -73,7 +97,7 @@ def test_what_is_not_finite_stays_in_its_row_and_in_its_column():
     assert np.isnan(spoilt[4]).all() and not np.isfinite(spoilt[6]).any()
     values = np.asarray(stored.values).copy()
     values[2, 9, 5] = np.nan
-    column = np.asarray(multiply(rows(9, 30), Panels(jnp.asarray(values))))
+    column = np.asarray(multiply(jnp.asarray(rows(9, 32), kind), Panels(jnp.asarray(values))))
     assert np.isnan(column[:, 2 * PANEL_WIDTH + 5]).all()
     assert np.isfinite(np.delete(column, 2 * PANEL_WIDTH + 5, axis=1)).all()
 

@@ -8,8 +8,8 @@ for a normal float32 count as zero. See Intel's Software Developer's Manual, vol
 import ctypes
 import functools
 import sys
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from llvmlite import binding, ir
 
@@ -29,6 +29,8 @@ AHEAD_BYTES = 4096
 NUM_TILES = 8
 MAX_FEW = 2
 """Rows for which reading the kernel takes so long that the matrix unit has nothing to gain."""
+FEW_TILES = ((4, 2), (2, 4), (1, 6))
+"""(rows, panels) of the register tiles without the matrix unit, each with three sums in a register of its own."""
 PALETTE, CONFIG_COLUMNS, CONFIG_ROWS = 1, 16, 48
 """The first byte of a configuration, and where it has the bytes of a line and the lines of each tile."""
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
@@ -108,32 +110,33 @@ def emit_item_of_few(kind: str, function: Function, buffers: list[Buffer], first
         return function.floats(kind, weights, k * line), function.floats(kind, weights, k * line + line)
 
     def tile(row: Value, rows: int, panel: Value, panels: int) -> None:
-        at = [function.address(x.data, (row + r) * depth * PANEL_BYTES // LANES) for r in range(rows)]
+        at = [function.address(x.data, (row + r) * depth * 4) for r in range(rows)]
         weights = [function.address(kernel.data, (first + panel + p) * depth * line) for p in range(panels)]
-        sums = [[Variable(function, function.zeros()) for _ in range(panels)] for _ in range(rows)]
+        sums = _zeros(function, rows, panels)
         with function.loop(depth, step=DEPTH) as block:
-            halves = [[[Variable(function, function.zeros()) for _ in range(panels)] for _ in range(rows)] for _ in "eo"]
+            even, odd = _zeros(function, rows, panels), _zeros(function, rows, panels)
             with function.loop(block + DEPTH, start=block, step=2) as k:
                 pairs = [pair(weights[p], k) for p in range(panels)]
-                for r in range(rows):
-                    for half in (0, 1):
+                for half, partial in enumerate((even, odd)):
+                    for r in range(rows):
                         factor = function.spread(load_number(function, at[r], (k + half) * 4))
-                        for p in range(panels):
-                            variable = halves[half][r][p]
-                            variable.set(function.fused(factor, pairs[p][half], variable.get()))
+                        for p, partial_sum in enumerate(partial[r]):
+                            partial_sum.set(function.fused(factor, pairs[p][half], partial_sum.get()))
             for r in range(rows):
-                for p in range(panels):
-                    even, odd = (half[r][p].get() for half in halves)
-                    sums[r][p].set(sums[r][p].get() + (even + odd))
+                for p, total in enumerate(sums[r]):
+                    total.set(total.get() + (even[r][p].get() + odd[r][p].get()))
         for p in range(panels):
             offset = (first + panel + p) * PANEL_BYTES
             for r in range(rows):
                 total = sums[r][p].get()
-                if kind == "int8":
-                    total = total * load_panel(function, buffers[2].data, offset)
+                total = total * load_panel(function, buffers[2].data, offset) if kind == "int8" else total
                 function.store(total, result.data, (row + r) * kernel.sizes[0] * PANEL_BYTES + offset)
 
-    emit_product(function, x.sizes[0], width, tile, ((4, 2), (2, 4), (1, 6)))
+    emit_product(function, x.sizes[0], width, tile, FEW_TILES)
+
+
+def _zeros(function: Function, rows: int, panels: int) -> list[list[Variable]]:
+    return [[Variable(function, function.zeros()) for _ in range(panels)] for _ in range(rows)]
 
 
 class _Reading(NamedTuple):
@@ -183,7 +186,7 @@ def _emit_block(
     panels: int,
     read: Callable[[int, Value, int], None],
 ) -> None:
-    """One or two row tiles from a row on, times some panels. The last row tiles reach back, over rows computed before."""
+    """One or two row tiles from a row on, times some panels. The last ones reach back over rows computed before."""
     x, result = buffers[0], buffers[-1]
     num_rows, depth = x.sizes
     row_bytes, result_bytes = depth * 2, buffers[1].sizes[0] * PANEL_BYTES
@@ -244,6 +247,6 @@ def _instruct(function: Function, name: str, *tiles: int) -> None:
     _emit(function, name, *(ir.Constant(BYTE, tile) for tile in tiles))
 
 
-def _emit(function: Function, name: str, *arguments: ir.Value) -> None:
+def _emit(function: Function, name: str, *arguments: Any) -> None:
     kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
     function.builder.call(function.external(f"llvm.x86.{name}", kind), arguments)

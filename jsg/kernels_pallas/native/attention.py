@@ -55,7 +55,7 @@ class _Call(NamedTuple):
 
 RANKS = (3, 4, 4, 2, 1, 1, 1, 1, 1, 1, 0, 0, 3)
 """The number of axes of each buffer of a `_Call`."""
-SHORT_TILES, LONG_TILES = ((6, 1), (2, 2), (1, 4)), ((6, 4), (2, 4), (1, 4))
+SHORT_TILES, LONG_TILES = ((6, 1), (2, 2), (1, 4)), ((6, 4), (3, 4), (2, 4), (1, 4))
 """(rows, panels) of register tiles: a head has few panels, so these are narrower than `tiles.tile_shapes`."""
 
 

@@ -36,7 +36,7 @@ def matmul(x: Float[Array, "T D"], kernel: Panels) -> Float[Array, "T F"]:
     return jax.ffi.ffi_call(name, result)(x if variant == "amx_" else x.astype(jnp.float32), values, *factors)
 
 
-def _emit(kind: str, emit_item: "amx.EmitItem", module: ir.Module, name: str) -> None:
+def _emit(kind: str, emit_item: amx.EmitItem, module: ir.Module, name: str) -> None:
     ranks = (2, 4, 1, 2) if kind == "int8" else (2, 4, 2)
     emit_handler(module, Kernel(name, ranks, 1, _num_items, functools.partial(_emit_part, kind, emit_item)))
 
@@ -45,7 +45,7 @@ def _num_items(function: Function, buffers: list[Buffer]) -> Value:
     return (buffers[1].sizes[0] + (ITEM_PANELS - 1)) // ITEM_PANELS
 
 
-def _emit_part(kind: str, emit_item: "amx.EmitItem", function: Function, buffers: list[Buffer], index: Value) -> None:
+def _emit_part(kind: str, emit_item: amx.EmitItem, function: Function, buffers: list[Buffer], index: Value) -> None:
     """All rows times `ITEM_PANELS` panels."""
     first = index * ITEM_PANELS
     width = function.smaller(buffers[1].sizes[0] - first, function.constant(ITEM_PANELS))
