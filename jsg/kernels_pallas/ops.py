@@ -138,14 +138,14 @@ def paged_attention(
     return jnp.asarray(out, queries.dtype)
 
 
-def matmul(x: Float[Array, "T D"], kernel: Panels) -> Float[Array, "T F"]:
-    """x · kernel in float32, on a CPU.
+def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike = jnp.float32) -> Float[Array, "T F"]:
+    """x · kernel on a CPU, summed in float32 and rounded to `result`, float32 or bfloat16.
 
-    Each result is summed over D in order, so it does not depend on the other rows.
+    Each result is summed over D in an order that does not depend on the other rows.
     """
     from jsg.kernels_pallas.native import matmul as native
 
-    return native.matmul(x, kernel)
+    return native.matmul(x, kernel, result)
 
 
 def expert_routes(

@@ -89,7 +89,7 @@ def project(
     The type of `x` holds the numbers of a kernel in 8 bits exactly. Its scales, one for each column, multiply the sums.
     """
     if isinstance(kernel, Panels):
-        return ops.matmul(x, kernel).astype(result)
+        return ops.matmul(x, kernel, result)
     if isinstance(kernel, Quantised):
         return (project(x, kernel.values.astype(x.dtype)) * kernel.scale).astype(result)
     dimensions, precision = (((1,), (0,)), ((), ())), exact_precision(x.dtype)
@@ -157,7 +157,9 @@ class Linear(nnx.Module):
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T *out"]:
         """The projections of every token, in the dtype of `x`."""
         kernel = self.kernel.get_value()
-        out = project(x, kernel, activation_result(x.dtype))
+        # Panels have results of any type at the same speed. A bias is added before the sum is rounded.
+        is_rounded = isinstance(kernel, Panels) and self.bias is None
+        out = project(x, kernel, x.dtype if is_rounded else activation_result(x.dtype))
         if isinstance(kernel, Panels):
             out = out.reshape(len(x), *self.out_shape)
         out = add_up(out) if self.is_split_input else out

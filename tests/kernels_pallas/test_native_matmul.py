@@ -72,6 +72,8 @@ def test_rows_in_bfloat16_are_multiplied_as_numpy_says(
     bound = 1e-7 * depth * (np.abs(exact) @ np.abs(meant)) + 1e-30
     assert found.dtype == np.float32
     assert (np.abs(found - exact @ meant) <= bound).all()
+    short = jax.jit(lambda x, kernel: ops.matmul(x, kernel, jnp.bfloat16))(x, stored)
+    np.testing.assert_array_equal(np.asarray(short), np.asarray(jnp.asarray(found, jnp.bfloat16)))
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("float32", "float32"), ("int8", "float32"), ("int8", "bfloat16")])

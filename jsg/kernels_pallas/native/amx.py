@@ -15,10 +15,15 @@ from llvmlite import binding, ir
 
 from jsg.kernels_pallas.native.calls import Buffer
 from jsg.kernels_pallas.native.emit import BYTE, INT, LANES, POINTER, Function, Value, Variable
-from jsg.kernels_pallas.native.tiles import ITEM_BYTES, PANEL_BYTES, emit_panels, emit_product, load_number, load_panel
-
-EmitItem = Callable[[str, Function, list[Buffer], Value, Value], None]
-"""Emits all rows times some panels, given the kernel's type, the buffers, the first panel and the number of panels."""
+from jsg.kernels_pallas.native.tiles import (
+    ITEM_BYTES,
+    PANEL_BYTES,
+    Types,
+    emit_panels,
+    emit_product,
+    load_number,
+    load_panel,
+)
 
 DEPTH = 32
 """Inputs of an instruction."""
@@ -69,22 +74,20 @@ def can_multiply(depth: int, kind: str) -> bool:
     return kind in ("bfloat16", "int8") and depth % DEPTH == 0 and is_available()
 
 
-def emit_item(kind: str, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
+def emit_item(types: Types, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
     """All rows times `width` panels from the first one on."""
     num_rows, depth = buffers[0].sizes
-    scratch = _allocate(function, depth * (2 * LANES * FEW_ROWS.panels)) if kind == "int8" else None
+    scratch = _allocate(function, depth * (2 * LANES * FEW_ROWS.panels)) if types.has_scale else None
     _configure(function, function.smaller(num_rows, function.constant(ROWS)))
 
     def emit_group(block: _Block, panel: Value, panels: int) -> None:
-        kernel = function.address(buffers[1].data, panel * (depth * LANES * ITEM_BYTES[kind]))
-        read = _Reading(kind, kernel, depth, scratch)
+        kernel = function.address(buffers[1].data, panel * (depth * LANES * ITEM_BYTES[types.kernel]))
+        read = _Reading(types.kernel, kernel, depth, scratch)
         step = ROWS * len(block.rows)
-        emit_block = functools.partial(_emit_block, function, buffers, block)
+        emit_block = functools.partial(_emit_block, types, function, buffers, block)
         emit_block(function.constant(0), panel, panels, functools.partial(_read_first, function, read))
         with function.loop(num_rows, start=step, step=step) as row:
             emit_block(row, panel, panels, functools.partial(_read_again, function, read))
-        if scratch is not None:
-            _scale(function, buffers, panel, panels)
 
     for block, is_taken in ((FEW_ROWS, num_rows <= ROWS), (MANY_ROWS, function.constant(ROWS) < num_rows)):
         with function.when(is_taken):
@@ -94,7 +97,7 @@ def emit_item(kind: str, function: Function, buffers: list[Buffer], first: Value
         function.builder.call(function.external("free", ir.FunctionType(ir.VoidType(), [POINTER])), [scratch.ir])
 
 
-def emit_item_of_few(kind: str, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
+def emit_item_of_few(types: Types, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
     """What `emit_item` computes, to the bit, without the matrix unit. It is faster for `MAX_FEW` rows or fewer.
 
     The matrix unit multiplies and adds in this order: for each `DEPTH` inputs it sums the even and the odd ones by
@@ -102,12 +105,12 @@ def emit_item_of_few(kind: str, function: Function, buffers: list[Buffer], first
     """
     x, kernel, result = buffers[0], buffers[1], buffers[-1]
     depth = x.sizes[1]
-    line = LANES * ITEM_BYTES[kind]
+    line = LANES * ITEM_BYTES[types.kernel]
 
-    def pair(weights: Value, k: Value) -> tuple[Value, Value]:
-        if kind == "bfloat16":
+    def pair(weights: Value, k: Value) -> tuple[Value, ...]:
+        if types.kernel == "bfloat16":
             return function.float_pairs(weights, k * line)
-        return function.floats(kind, weights, k * line), function.floats(kind, weights, k * line + line)
+        return tuple(function.floats(types.kernel, weights, (k + i) * line) for i in (0, 1))
 
     def tile(row: Value, rows: int, panel: Value, panels: int) -> None:
         at = [function.address(x.data, (row + r) * depth * 4) for r in range(rows)]
@@ -127,10 +130,11 @@ def emit_item_of_few(kind: str, function: Function, buffers: list[Buffer], first
                     total.set(total.get() + (even[r][p].get() + odd[r][p].get()))
         for p in range(panels):
             offset = (first + panel + p) * PANEL_BYTES
+            factor = load_panel(function, buffers[2].data, offset) if types.has_scale else None
             for r in range(rows):
-                total = sums[r][p].get()
-                total = total * load_panel(function, buffers[2].data, offset) if kind == "int8" else total
-                function.store(total, result.data, (row + r) * kernel.sizes[0] * PANEL_BYTES + offset)
+                total = sums[r][p].get() if factor is None else sums[r][p].get() * factor
+                target = (row + r) * kernel.sizes[0] * types.result_bytes + (first + panel + p) * types.result_bytes
+                function.store_as(types.result, total, result.data, target)
 
     emit_product(function, x.sizes[0], width, tile, FEW_TILES)
 
@@ -178,6 +182,7 @@ def _read_again(function: Function, read: _Reading, tile: int, k: Value, p: int)
 
 
 def _emit_block(
+    types: Types,
     function: Function,
     buffers: list[Buffer],
     block: _Block,
@@ -187,9 +192,9 @@ def _emit_block(
     read: Callable[[int, Value, int], None],
 ) -> None:
     """One or two row tiles from a row on, times some panels. The last ones reach back over rows computed before."""
-    x, result = buffers[0], buffers[-1]
+    x = buffers[0]
     num_rows, depth = x.sizes
-    row_bytes, result_bytes = depth * 2, buffers[1].sizes[0] * PANEL_BYTES
+    row_bytes = depth * 2
     last = function.larger_int(num_rows - ROWS, function.constant(0))
     starts = [function.smaller(row + ROWS * i, last) for i in range(len(block.rows))]
     sums = [[i * block.panels + p for p in range(panels)] for i in range(len(starts))]
@@ -205,19 +210,19 @@ def _emit_block(
                 _instruct(function, "tdpbf16ps", tiles[p], rows, tile)
     for start, tiles in zip(starts, sums, strict=True):
         for p, tile in enumerate(tiles):
-            target = function.address(result.data, start * result_bytes + (panel + p) * PANEL_BYTES)
-            _move(function, "tilestored64", tile, target, result_bytes)
+            _finish(types, function, buffers, tile, start, panel + p)
 
 
-def _scale(function: Function, buffers: list[Buffer], panel: Value, panels: int) -> None:
-    """Multiplies the sums of some panels with the factors of their columns."""
-    result_bytes = buffers[1].sizes[0] * PANEL_BYTES
-    offsets = [(panel + p) * PANEL_BYTES for p in range(panels)]
-    factors = [load_panel(function, buffers[2].data, offset) for offset in offsets]
-    with function.loop(buffers[0].sizes[0]) as row:
-        for offset, factor in zip(offsets, factors, strict=True):
-            at = row * result_bytes + offset
-            function.store(load_panel(function, buffers[-1].data, at) * factor, buffers[-1].data, at)
+def _finish(types: Types, function: Function, buffers: list[Buffer], tile: int, row: Value, panel: Value) -> None:
+    """Writes the sums of a matrix tile to the result, multiplied with the factors of their columns, if any."""
+    sums = function.buffer(ROWS * PANEL_BYTES)
+    _move(function, "tilestored64", tile, sums, function.constant(PANEL_BYTES))
+    result_bytes = buffers[1].sizes[0] * types.result_bytes
+    target = function.address(buffers[-1].data, row * result_bytes + panel * types.result_bytes)
+    factor = load_panel(function, buffers[2].data, panel * PANEL_BYTES) if types.has_scale else None
+    with function.loop(function.smaller(buffers[0].sizes[0], function.constant(ROWS))) as line:
+        total = load_panel(function, sums, line * PANEL_BYTES)
+        function.store_as(types.result, total if factor is None else total * factor, target, line * result_bytes)
 
 
 def _configure(function: Function, num_rows: Value) -> None:

@@ -272,6 +272,19 @@ class Function:
         first, second = self.builder.shl(pairs, self._bits(16)), self.builder.and_(pairs, self._bits(-(1 << 16)))
         return self._upper_half(first), self._upper_half(second)
 
+    def store_as(self, kind: str, numbers: Value, address: Value, offset: Value | int = 0) -> None:
+        """Writes float32 as "float32" or "bfloat16", rounded to the nearest, and to even where two are as near."""
+        if kind == "float32":
+            return self.store(numbers, address, offset)
+        bits = self.builder.bitcast(numbers.ir, vector(INT32))
+        upper = self.builder.lshr(bits, self._bits(16))
+        is_odd = self.builder.and_(upper, self._bits(1))
+        rounded = self.builder.add(self.builder.add(bits, self._bits(0x7FFF)), is_odd)
+        is_nan = self.builder.fcmp_unordered("uno", numbers.ir, numbers.ir)
+        quiet = self.builder.or_(upper, self._bits(0x40))
+        chosen = self.builder.select(is_nan, quiet, self.builder.lshr(rounded, self._bits(16)))
+        return self.store(Value(self, self.builder.trunc(chosen, vector(INT16))), address, offset)
+
     def bfloat16_pairs(self, first: Value, second: Value) -> Value:
         """Two vectors of float32 that bfloat16 holds without rounding, as pairs of bfloat16."""
         low, high = (self.builder.bitcast(x.ir, vector(INT32)) for x in (first, second))

@@ -6,6 +6,7 @@ one: see `amx.py`.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -17,49 +18,62 @@ from jsg.kernels_pallas.native import amx
 from jsg.kernels_pallas.native.calls import Buffer, Kernel, emit_handler
 from jsg.kernels_pallas.native.emit import LANES, Function, Value
 from jsg.kernels_pallas.native.library import registered
-from jsg.kernels_pallas.native.tiles import ITEM_BYTES, PANEL_BYTES, emit_product, emit_sums, load_number
+from jsg.kernels_pallas.native.tiles import (
+    ITEM_BYTES,
+    PANEL_BYTES,
+    Types,
+    emit_product,
+    emit_sums,
+    load_number,
+    load_panel,
+)
 
 ITEM_PANELS = 12
 """Panels of an item: enough that a thread seldom asks for work, few enough that threads end together."""
 
 
-def matmul(x: Float[Array, "T D"], kernel: Panels) -> Float[Array, "T F"]:
+EmitItem = Callable[[Types, Function, list[Buffer], Value, Value], None]
+"""Emits all rows times some panels, given the buffers, the first panel and the number of panels."""
+
+
+def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike = jnp.float32) -> Float[Array, "T F"]:
     """See `ops.matmul`."""
     values, scale = kernel
-    kind = str(values.dtype)
-    variant, emit_item = "", _emit_item
+    kind, variant, emit_item = str(values.dtype), "plain", _emit_item
     if x.dtype == jnp.bfloat16 and amx.can_multiply(x.shape[1], kind):
-        variant, emit_item = ("few_", amx.emit_item_of_few) if len(x) <= amx.MAX_FEW else ("amx_", amx.emit_item)
-    name = registered(f"jsg_matmul_{variant}{kind}", functools.partial(_emit, kind, emit_item))
-    result = jax.ShapeDtypeStruct((len(x), values.shape[0] * LANES), jnp.float32)
+        variant, emit_item = ("few", amx.emit_item_of_few) if len(x) <= amx.MAX_FEW else ("amx", amx.emit_item)
+    types = Types(kind, "bfloat16" if result == jnp.bfloat16 else "float32")
+    name = registered(f"jsg_matmul_{variant}_{kind}_{types.result}", functools.partial(_emit, types, emit_item))
+    shape = jax.ShapeDtypeStruct((len(x), values.shape[0] * LANES), types.result)
     factors = () if scale is None else (scale,)
-    return jax.ffi.ffi_call(name, result)(x if variant == "amx_" else x.astype(jnp.float32), values, *factors)
+    rows = x if variant == "amx" else x.astype(jnp.float32)
+    return jax.ffi.ffi_call(name, shape)(rows, values, *factors).astype(result)
 
 
-def _emit(kind: str, emit_item: amx.EmitItem, module: ir.Module, name: str) -> None:
-    ranks = (2, 4, 1, 2) if kind == "int8" else (2, 4, 2)
-    emit_handler(module, Kernel(name, ranks, 1, _num_items, functools.partial(_emit_part, kind, emit_item)))
+def _emit(types: Types, emit_item: EmitItem, module: ir.Module, name: str) -> None:
+    ranks = (2, 4, 1, 2) if types.has_scale else (2, 4, 2)
+    emit_handler(module, Kernel(name, ranks, 1, _num_items, functools.partial(_emit_part, types, emit_item)))
 
 
 def _num_items(function: Function, buffers: list[Buffer]) -> Value:
     return (buffers[1].sizes[0] + (ITEM_PANELS - 1)) // ITEM_PANELS
 
 
-def _emit_part(kind: str, emit_item: amx.EmitItem, function: Function, buffers: list[Buffer], index: Value) -> None:
+def _emit_part(types: Types, emit_item: EmitItem, function: Function, buffers: list[Buffer], index: Value) -> None:
     """All rows times `ITEM_PANELS` panels."""
     first = index * ITEM_PANELS
     width = function.smaller(buffers[1].sizes[0] - first, function.constant(ITEM_PANELS))
-    emit_item(kind, function, buffers, first, width)
+    emit_item(types, function, buffers, first, width)
 
 
-def _emit_item(kind: str, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
+def _emit_item(types: Types, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
     """All rows times `width` panels from the first one on, by fused multiplications and additions."""
     x, kernel, result = buffers[0], buffers[1], buffers[-1]
-    scale = buffers[2] if kind == "int8" else None
-    together = INPUTS_TOGETHER[kind]
-    lane_bytes = ITEM_BYTES[kind] * LANES
+    scale = buffers[2] if types.has_scale else None
+    together = INPUTS_TOGETHER[types.kernel]
+    lane_bytes = ITEM_BYTES[types.kernel] * LANES
     depth = kernel.sizes[1] * together
-    row_bytes, result_bytes = depth * 4, kernel.sizes[0] * PANEL_BYTES
+    row_bytes, result_bytes = depth * 4, kernel.sizes[0] * types.result_bytes
     panel_bytes = depth * lane_bytes
 
     def tile(row: Value, rows: int, panel: Value, panels: int) -> None:
@@ -69,15 +83,19 @@ def _emit_item(kind: str, function: Function, buffers: list[Buffer], first: Valu
 
         def vectors(k: Value, p: int) -> tuple[Value, ...]:
             at = k * lane_bytes
-            return function.float_pairs(weights[p], at) if together == 2 else (function.floats(kind, weights[p], at),)
+            return (
+                function.float_pairs(weights[p], at)
+                if together == 2
+                else (function.floats(types.kernel, weights[p], at),)
+            )
 
         zeros = [[function.zeros()] * panels] * rows
         sums = emit_sums(function, depth, zeros, lambda k, r: load_number(function, at[r], k * 4), vectors, together)
         for p in range(panels):
-            offset = (column + p) * PANEL_BYTES
-            factor = None if scale is None else function.floats("float32", scale.data, offset)
+            factor = None if scale is None else load_panel(function, scale.data, (column + p) * PANEL_BYTES)
             for r in range(rows):
                 total = sums[r][p] if factor is None else sums[r][p] * factor
-                function.store(total, result.data, (row + r) * result_bytes + offset)
+                target = (row + r) * result_bytes + (column + p) * types.result_bytes
+                function.store_as(types.result, total, result.data, target)
 
     emit_product(function, x.sizes[0], width, tile)

@@ -6,12 +6,35 @@ not depend on the tile that computes it: not on the number of rows, nor on the r
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from jsg.kernels_pallas.native import library
 from jsg.kernels_pallas.native.emit import FLOAT, LANES, Function, Value, Variable, vector
 
 PANEL_BYTES = 4 * LANES
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+
+
+class Types(NamedTuple):
+    """The types of a product's numbers.
+
+    Attributes:
+        kernel: Of the kernel: "float32", "bfloat16" or "int8".
+        result: Of the result: "float32" or "bfloat16".
+    """
+
+    kernel: str
+    result: str
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether each column's sum is multiplied with a factor."""
+        return self.kernel == "int8"
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of a panel's width in a row of the result."""
+        return LANES * ITEM_BYTES[self.result]
 
 
 def tile_shapes() -> Sequence[tuple[int, int]]:
