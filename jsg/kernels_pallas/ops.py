@@ -148,6 +148,15 @@ def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike 
     return native.matmul(x, kernel, result)
 
 
+def has_matrix_unit() -> bool:
+    """Whether the default device is a CPU that multiplies bfloat16 several times as fast as float32."""
+    if target_platform() != "cpu":
+        return False
+    from jsg.kernels_pallas.native import amx
+
+    return amx.is_available()
+
+
 def expert_routes(
     logits: Float[Array, "T E"],
     experts_per_token: int,
