@@ -101,7 +101,7 @@ class FrontModel(LocalModel):
         self._budget = budget
         self._num_calls = 0
         self._holds: list[Hold] = []
-        most = front.generator.admission.limits.max_per_key or MAX_AT_ONCE
+        most = front.generator.admission.config.max_requests_per_key or MAX_AT_ONCE
         self._places = asyncio.Semaphore(min(most, MAX_AT_ONCE))
 
     def info(self) -> dict[str, Any]:
