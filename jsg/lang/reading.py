@@ -175,7 +175,7 @@ class RunState(Readable):
             kind=type(self).__name__,
             status="failed" if failure is not None else "done" if log.is_done else "running",
             failure=failure,
-            text="".join(log.pieces_between(0)),
+            text="".join(log.pieces()),
             variables=dict(self._variables()),
             usage=self._usage(),
         )
