@@ -42,7 +42,6 @@ def measure(part: Part) -> None:
     part.attempt("engine, shared load", functools.partial(_shared, part, core))
     part.attempt("engine, concurrent load", functools.partial(_concurrent, part, core))
     part.attempt("engine, agreement", functools.partial(_agreement, part, core))
-    core.check_integrity()
 
 
 def measure_start(part: Part) -> None:

@@ -63,11 +63,3 @@ class PageAllocator:
     def is_free(self, pages: np.ndarray) -> np.ndarray:
         """Whether each of int32 [n] pages is free: bool [n]."""
         return self._index[pages] != _USED
-
-    def check_integrity(self) -> None:
-        """Asserts the invariants; walks the whole pool."""
-        free = self._stack[: self.num_free]
-        assert 0 <= self.num_free <= self.num_total, f"{self.num_free} of {self.num_total} pages are free"
-        assert (self._index[free] == np.arange(self.num_free)).all(), "a free page is not where its index says"
-        assert (self._index != _USED).sum() == self.num_free, "a page in use has an index among the free ones"
-        assert self._index[0] == _USED, "page 0 is free"

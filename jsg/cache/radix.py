@@ -324,48 +324,6 @@ class RadixCache:
             evicted_tokens=self._evicted_pages * self.page_size,
         )
 
-    def check_integrity(self) -> None:
-        """Asserts the invariants. Walks the whole tree."""
-        nodes = list(self._nodes())
-        for node in nodes:
-            self._check_node(node)
-        assert self.num_nodes == len(nodes), f"{self.num_nodes} nodes are counted, but {len(nodes)} are there"
-        protected = sum(node.num_pages for node in nodes if node.num_locks)
-        evictable = sum(node.num_pages for node in nodes if not node.num_locks)
-        assert (self.num_protected, self.num_evictable) == (protected, evictable), "pages are counted wrongly"
-        pages = _join_pages(nodes)
-        assert len(np.unique(pages)) == len(pages), "two nodes own one page"
-        assert not self._allocator.is_free(pages).any(), "a cached page is free"
-        assert not (pages == 0).any(), "page 0 is cached"
-        assert self._inserted_pages - self._evicted_pages == len(pages), "a page came or went without being counted"
-        self._check_queue(nodes)
-        self._check_watches(nodes)
-
-    def _check_node(self, node: Node) -> None:
-        parent = node.parent
-        assert parent is not None and parent.children.get(node.tokens[: self._page_bytes]) is node, "a node is misfiled"
-        assert len(node.tokens) == node.num_pages * self._page_bytes > 0, "an edge must have whole pages, at least one"
-        assert sum(child.num_locks for child in node.children.values()) <= node.num_locks, "a lock skips a node"
-        assert node.last_used <= parent.last_used, "a child is younger than its parent"
-
-    def _check_queue(self, nodes: Sequence[Node]) -> None:
-        entries = [(queued_at, node) for queued_at, node in self._leaves if node.parent is not None]  # not forgotten
-        queued = {node: queued_at for queued_at, node in entries}
-        assert len(queued) == len(entries), "a leaf is queued twice"
-        assert set(queued) == {node for node in nodes if node.is_queued}, "the queue and the tree differ"
-        assert all(queued_at <= node.last_used for node, queued_at in queued.items()), "an entry is too young"
-        assert all(node.is_queued for node in nodes if node.is_evictable_leaf), "an evictable leaf is not queued"
-
-    def _check_watches(self, nodes: Sequence[Node]) -> None:
-        self._watches.check_integrity()
-        live = {*nodes, *self._roots.values()}
-        for watch in self._watches:
-            assert watch.node in live, "a watch ends at an evicted node"
-            expected = self.matched_len(watch.tokens, watch.namespace)
-            assert watch.matched == expected, f"a watch says {watch.matched} tokens match, but {expected} do"
-        for namespace, root in self._roots.items():
-            assert root.namespace == namespace and (root.children or root in self._watches), "an idle root is kept"
-
     # Finding the way.
 
     def _key(self, tokens: np.ndarray) -> bytes:

@@ -87,18 +87,6 @@ class WatchIndex:
     def __iter__(self) -> Iterator[Watch]:
         return (watch for groups in self._by_node.values() for group in groups.values() for watch in group)
 
-    def check_integrity(self) -> None:
-        """Asserts that every watch is where it says, under the page it needs next, and that no group is empty."""
-        for node, groups in self._by_node.items():
-            assert groups, "a node without watches is kept"
-            for next_page, group in groups.items():
-                assert group, "an empty group of watches is kept"
-                for watch in group:
-                    assert watch.node is node and self._next_page(watch) == next_page, (
-                        "a watch is at a wrong node or page"
-                    )
-        assert set(self._changed) <= set(self), "a watch that has ended is still to be reported"
-
     def _next_page(self, watch: Watch) -> bytes:
         """The page of tokens that would lengthen the match; empty where the whole prompt matches."""
         return watch.tokens[watch.matched : watch.matched + self._page_size].tobytes()

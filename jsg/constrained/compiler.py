@@ -40,13 +40,13 @@ def compile_tables(spec: GrammarSpec, limits: Limits = LIMITS) -> StaticTables:
         ) from None
 
 
-def annotations(spec: GrammarSpec, limits: Limits = LIMITS) -> tuple[str, ...]:
+def annotations(spec: GrammarSpec) -> tuple[str, ...]:
     """What the schemas of a grammar have in them that is not enforced, with its place; see `schema_grammar`.
 
     Raises:
         GrammarError: The grammar is refused before anything is built; see `compile_tables`.
     """
-    return _read(spec, limits.metered()).annotations
+    return _read(spec, LIMITS.metered()).annotations
 
 
 def warm() -> None:

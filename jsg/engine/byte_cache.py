@@ -40,10 +40,5 @@ class ByteCache[Key: Hashable, Value]:
             self._drop(dropped[-1])
         return dropped
 
-    def check_integrity(self) -> None:
-        """Asserts the invariant; for tests."""
-        assert self.num_bytes == sum(map(self._size_of, self._values.values()))
-        assert self.num_bytes <= self._max_bytes or len(self._values) == 1
-
     def _drop(self, key: Key) -> None:
         self.num_bytes -= self._size_of(self._values.pop(key))

@@ -248,12 +248,6 @@ class EngineCore:
             "vision_bytes": vision.num_used_rows * self._runner.vision_row_bytes,
         }
 
-    def check_integrity(self) -> None:
-        """Asserts the invariants of scheduler, cache and allocator; for tests."""
-        self.scheduler.check_integrity()
-        self._cache.check_integrity()
-        self._runner.masks.check_integrity()
-
     def close(self) -> None:
         """Ends background work and frees the device. Forgets requests that still run."""
         self._in_flight = None

@@ -1,21 +1,67 @@
-"""Spans and branches, which states of interpreted and of traced programs share."""
+"""What a program appends to its state, in the same way whether it is interpreted or traced: turns, scopes, branches."""
 
+import abc
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Protocol, Self, final
+from typing import Any, Self, final
 
 from jsg.errors import ProgramError
-from jsg.lang.ir import Expr
+from jsg.lang.ir import Expr, Role, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
 from jsg.lang.nesting import JoinMode
 
 
-class Extendable(Protocol):
-    """A state that a program can extend."""
+class Extendable(abc.ABC):
+    """A state that a program extends."""
 
-    def extend(self, value: Any) -> Any:
-        """Appends text or an expression."""
-        ...
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def extend(self, value: "Expr | str") -> Self:
+        """Appends text or an expression; does the same as `+=`."""
+
+    @abc.abstractmethod
+    def set_var(self, name: str, value: Any) -> None:
+        """Sets a variable to a value; the prompt does not change."""
+
+    @abc.abstractmethod
+    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> "ProgramStateGroup[Any]":
+        """Makes states that begin as this one is now and run side by side. Waits for nothing.
+
+        Args:
+            size: The number of states.
+            position_ids_offset: For each state a number by which the positions of its own text are shifted.
+        """
+
+    def system(self, value: "Expr | str | None" = None) -> "Span | None":
+        """Appends a turn of the system; without a value, `with s.system():` opens one."""
+        return self._turn("system", value)
+
+    def user(self, value: "Expr | str | None" = None) -> "Span | None":
+        """Appends a turn of the user; without a value, `with s.user():` opens one."""
+        return self._turn("user", value)
+
+    def assistant(self, value: "Expr | str | None" = None) -> "Span | None":
+        """Appends a turn of the assistant; without a value, `with s.assistant():` opens one."""
+        return self._turn("assistant", value)
+
+    def _turn(self, role: Role, value: "Expr | str | None") -> "Span | None":
+        if value is None:
+            return Span(self, RoleBegin(role), RoleEnd(role))
+        self.extend(RoleBegin(role) + value + RoleEnd(role))
+        return None
+
+    def var_scope(self, name: str) -> "Span":
+        """Makes the text that is appended inside a `with` block the variable `name`."""
+        return Span(self, VarScopeBegin(name), VarScopeEnd(name))
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.set_var(name, value)
+
+    def copy(self, position_ids_offset: Sequence[int] | None = None) -> AbstractContextManager[Self]:
+        """Makes one fork, which is joined at the end of the `with` block."""
+        return joined_at_end(self.fork(1, position_ids_offset))
 
 
 @final

@@ -175,7 +175,7 @@ class RunState(Readable):
             kind=type(self).__name__,
             status="failed" if failure is not None else "done" if log.is_done else "running",
             failure=failure,
-            text="".join(log.pieces_between(0)),
+            text="".join(log.pieces()),
             variables=dict(self._variables()),
             usage=self._usage(),
         )
@@ -303,9 +303,15 @@ class RunState(Readable):
     def _failure(self) -> BaseException | None:
         """Gives the error that has ended the state early, or None."""
 
-    @abc.abstractmethod
     def _reported(self, variable: Variable) -> Variable:
         """Gives a variable that is done when the report about a done variable is complete."""
+        return variable
+
+    def _known(self, name: str) -> Variable | None:
+        return self._variables().get(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._variables()
 
 
 def check_may_block(programs: asyncio.AbstractEventLoop, *, is_async_body: bool = False) -> None:

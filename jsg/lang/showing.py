@@ -71,7 +71,7 @@ def _status(shown: Shown, most: int) -> str:
 def _value(variable: Variable, most: int) -> str:
     """Gives a value, the text of it that has come, or the name of the error."""
     if not variable.is_done:
-        return f"{_cut(repr(''.join(variable.pieces_between(0))), most)}…"
+        return f"{_cut(repr(''.join(variable.pieces())), most)}…"
     if variable.error is not None:
         return f"<{type(variable.error).__name__}>"
     value = variable.now()

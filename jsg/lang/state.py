@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Self, final
 
-from jsg.lang.branches import ProgramStateGroup, Span, joined_at_end
-from jsg.lang.ir import Expr, Role, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
+from jsg.lang.branches import Extendable, ProgramStateGroup
+from jsg.lang.ir import Expr
 from jsg.lang.places import program_place
 from jsg.lang.reading import RunState, What
 from jsg.lang.run import Run
@@ -18,7 +17,7 @@ from jsg.lang.streams.variables import Variable, known
 
 
 @final
-class ProgramState(RunState):
+class ProgramState(RunState, Extendable):
     """A prompt and its variables.
 
     Appending returns at once. Reading waits for the value, and raises the error that kept it from being known. `[...]`,
@@ -35,62 +34,24 @@ class ProgramState(RunState):
 
     # Appending.
 
-    def __iadd__(self, value: "Expr | str") -> Self:
-        self._stream.append(value, program_place())
-        return self
-
     def extend(self, value: "Expr | str") -> Self:
         """Appends text or an expression; does the same as `+=`."""
         self._stream.append(value, program_place())
         return self
 
-    def system(self, value: "Expr | str | None" = None) -> Span | None:
-        """Appends a turn of the system; without a value, `with s.system():` opens one."""
-        return self._turn("system", value)
-
-    def user(self, value: "Expr | str | None" = None) -> Span | None:
-        """Appends a turn of the user; without a value, `with s.user():` opens one."""
-        return self._turn("user", value)
-
-    def assistant(self, value: "Expr | str | None" = None) -> Span | None:
-        """Appends a turn of the assistant; without a value, `with s.assistant():` opens one."""
-        return self._turn("assistant", value)
-
-    def _turn(self, role: Role, value: "Expr | str | None") -> Span | None:
-        if value is None:
-            return Span(self, RoleBegin(role), RoleEnd(role))
-        self.extend(RoleBegin(role) + value + RoleEnd(role))
-        return None
-
-    def var_scope(self, name: str) -> Span:
-        """Makes the text that is appended inside a `with` block the variable `name`."""
-        return Span(self, VarScopeBegin(name), VarScopeEnd(name))
+    __iadd__ = extend
 
     def set_var(self, name: str, value: Any) -> None:
         """Sets a variable to a value; the prompt does not change."""
         self._stream.set(name, value)
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._stream.set(name, value)
-
-    # Forks.
-
     def fork(
         self, size: int = 1, position_ids_offset: Sequence[int] | None = None
     ) -> "ProgramStateGroup[ProgramState]":
-        """Makes states that begin as this one is now and run side by side. Waits for nothing.
-
-        Args:
-            size: The number of states.
-            position_ids_offset: For each state a number by which the positions of its own text are shifted.
-        """
+        """Makes states that begin as this one is now and run side by side. Waits for nothing."""
         children = self._stream.fork(size, position_ids_offset, program_place())
         states = [ProgramState(child, self._run) for child in children]
         return ProgramStateGroup(states, lambda mode: self._stream.join(children, mode, program_place()))
-
-    def copy(self, position_ids_offset: Sequence[int] | None = None) -> "AbstractContextManager[ProgramState]":
-        """Makes one fork, which is joined at the end of the `with` block."""
-        return joined_at_end(self.fork(1, position_ids_offset))
 
     # Reading.
 
@@ -122,18 +83,12 @@ class ProgramState(RunState):
             raise self._run.body_error
         return self
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._stream.variables
-
     def cancel(self) -> None:
         """Aborts what this state and its forks have under way; of the program's own state, the whole program."""
         if self._stream is self._run.stream:
             self._run.cancel()
         else:
             self._stream.cancel()
-
-    def _known(self, name: str) -> Variable | None:
-        return self._stream.variables.get(name)
 
     @contextlib.contextmanager
     def _expected(self, name: str) -> Iterator[Variable]:
@@ -151,9 +106,6 @@ class ProgramState(RunState):
 
     def _log(self) -> tuple[Variable, Variable | None]:
         return self._stream.log, self._stream.read("size") if self._run.is_in_body() else None
-
-    def _reported(self, variable: Variable) -> Variable:
-        return variable
 
     def _failure(self) -> BaseException | None:
         return self._stream.runner.failure or self._run.body_error

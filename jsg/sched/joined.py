@@ -307,20 +307,6 @@ class JoinedRequests:
             self._queue(branch)
             join.pending[number] = branch
 
-    def check_integrity(self) -> None:
-        """Asserts the invariants; for tests."""
-        computed = {join.whole for join in self if len(join.computed) == len(join.spans)}
-        assert self.ready | self.fresh == computed and not self.ready & self.fresh
-        for join in self:
-            assert join.whole.state is RequestState.JOINING
-            assert {*join.pending, *join.computed} == set(range(join.num_made)), "a branch is lost"
-            assert all(b.state in (RequestState.WAITING, RequestState.RUNNING) for b in join.pending.values())
-            assert all(b.state is RequestState.KEPT and b.kept is not None for b in join.computed.values())
-            is_parked = join.whole in self._parked
-            assert bool(join.num_made) != is_parked
-            has_all = join.num_made == len(join.spans)
-            assert is_parked or has_all or any(b.state is RequestState.WAITING for b in join.pending.values())
-
 
 def _earliest(requests: Iterable[RunningRequest]) -> RunningRequest | None:
     return min(requests, key=lambda running: running.arrival, default=None)

@@ -206,37 +206,6 @@ class Lifecycle:
         self.running.remove(running)
         self.admitted = [other for other in self.admitted if other is not running]
 
-    def check_integrity(self) -> None:
-        """Asserts the invariants; for tests."""
-        self.table.check_integrity()
-        self.waiting.check_integrity()
-        self.joins.check_integrity()
-        self.table.vision.check_integrity(placement(running) for running in self.running)
-        branches = [branch for join in self.joins for branch in join.branches]
-        held = [*self.holds.values()]
-        requests = [*self.live.values(), *branches, *held]
-        for state, num_there in (
-            (RequestState.WAITING, len(self.waiting)),
-            (RequestState.JOINING, len(self.joins)),
-            (RequestState.RUNNING, len(self.running)),
-            (RequestState.KEPT, len(self.holds) + self.joins.num_kept),
-        ):
-            assert sum(r.state is state for r in requests) == num_there, f"a request that is {state.value} is lost"
-        begun = {join.whole for join in self.joins if join.cached}
-        never = [r for r in self.live.values() if r.admission is None and r not in begun]
-        assert list(self.unadmitted) == never, "a request that was never admitted is lost"
-        for running in requests:
-            assert (running.watch is not None) == (running.state is RequestState.WAITING)
-            assert (running.place is not None) == (running.state is RequestState.RUNNING)
-            assert (running.kept is not None) == (running.state is RequestState.KEPT)
-        assert all(r.state is RequestState.RUNNING for r in self.running)
-        assert all(r.state is RequestState.KEPT for r in held)
-        assert self.num_holds == len(held) + sum(r.request.hold for r in self.live.values())
-        num_placed = sum(len(placement(r).before) for r in self.running)
-        assert self.table.num_kept == len(held) + self.joins.num_kept + num_placed
-        rows = [placement(r).row for r in self.running]
-        assert len(set(rows)) == len(rows), "two requests share a row"
-
 
 def placement(running: RunningRequest) -> Placement:
     """Where a running request lives."""

@@ -82,10 +82,10 @@ class PositionWords:
     Invariant: every word in the tree is that of a shift in `_numbers`.
     """
 
-    def __init__(self, vocab_size: int, cache: RadixCache, num_words: int = WORDS):
+    def __init__(self, vocab_size: int, cache: RadixCache):
         self._vocab_size = vocab_size
         self._cache = cache
-        self._limit = num_words // vocab_size
+        self._limit = WORDS // vocab_size
         self._numbers: dict[int, int] = {}
         self._next = 1
         self._free: list[int] = []

@@ -413,10 +413,6 @@ class Scheduler:
             reason = FinishReason(FinishType.ERROR, message=message, blames_grammar=blames_grammar)
             self._requests.end(whole, reason, distrusts=distrusts)
 
-    def check_integrity(self) -> None:
-        """Asserts the invariants; for tests."""
-        self._requests.check_integrity()
-
 
 def _decodes(running: RunningRequest) -> bool:
     return not placement(running).is_prefilling and running.num_to_come > 0

@@ -23,7 +23,6 @@ another.
 
 import dataclasses
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -308,16 +307,3 @@ class VisionStore:
         for item in running.request.media:
             if item.start < end < item.end:
                 self._pins[place] = _key(running.request, item)
-
-    def check_integrity(self, places: Iterable[Placement]) -> None:
-        """Asserts the invariants between steps, for requests with these placements; for tests."""
-        assert self._pins.keys() <= set(places), "a request that does not run has a pin"
-        self._rows.check_integrity()
-        used = [row for stored in self._stored.values() for row in stored.rows.reshape(-1).tolist()]
-        assert len(used) == len(set(used)) == self.num_used_rows, "a row has two owners, or none"
-        assert not self._rows.is_free(np.array(used, np.int32) - (NUM_FIXED_ROWS - 1)).any(), "a row in use is free"
-        assert self._stored.keys() >= {*self._pins.values(), *self._planned}, "a pinned or planned item has no rows"
-        assert not self._encodings and not self._planned, "what a step needs encoded was not taken"
-        users = Counter(key for keys in self._items.values() for key in keys)
-        assert users == self._users and users.keys() == self._pixels.keys(), "pixels that nobody needs are kept"
-        assert self.num_pixel_bytes == sum(pixels.nbytes for pixels in self._pixels.values())

@@ -85,18 +85,6 @@ class WaitingQueue:
             heapq.heappop(self._arrivals)
         return self._by_arrival[self._arrivals[0]] if self._arrivals else None
 
-    def check_integrity(self) -> None:
-        """Asserts the invariants; for tests."""
-        assert len(self._by_watch) == len(self._by_arrival)
-        assert set(self._keys.items()) <= {(key[-1], key) for key in self._heap}, "the heap has lost a key"
-        if self._policy.depends_on_others:
-            assert self._keys.keys() <= self._by_arrival.keys(), "the key of a request that has left is kept"
-            assert len(self) - len(self._keys) <= self._num_changes, "a request without a key was not counted"
-        else:
-            self.first()
-            expected = {r.arrival: key for r, key in self._policy.keys(self._by_arrival.values()).items()}
-            assert self._keys == expected, "a key is out of date"
-
     def _rekey(self, changed: list[RunningRequest]) -> None:
         for running, key in self._policy.keys(changed).items():
             if self._keys.get(running.arrival) != key:

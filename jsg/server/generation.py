@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import final
 
+from jsg.config import ServerConfig
 from jsg.constrained.special_tokens import check_names
 from jsg.constrained.stop_patterns import finders, pattern_set
 from jsg.constrained.text_patterns import PatternSet
@@ -20,7 +21,7 @@ from jsg.processing.stop_strings import MakeFinder
 from jsg.processing.tokenizer import Tokenizer
 from jsg.processing.tool_calls import nameable_tokens
 from jsg.server.caller import ApiCall
-from jsg.server.limits import Admission, Limits
+from jsg.server.limits import Admission
 from jsg.server.observer import Begun, Observer
 from jsg.server.text_threads import TextThreads
 from jsg.types import FinishReason, FinishType, GrammarSpec, RequestOutput, SamplingParams
@@ -85,8 +86,8 @@ class Generation:
         """Holds the prompt of its one answer, whose request is a hold, in the cache. May be called once.
 
         Yields a delta without finish once the prompt is cached. The last delta comes when the hold ends by itself:
-        after `Limits.hold_s`, when the server ends, or when the engine needs the memory. Closing the generator ends the
-        hold too. To observers the answer finishes when the prompt is cached: the wait that follows is no latency.
+        after `--hold-timeout`, when the server ends, or when the engine needs the memory. Closing the generator ends
+        the hold too. To observers the answer finishes when the prompt is cached: the wait that follows is no latency.
 
         Raises:
             ShuttingDownError, RateLimitError: The hold is not let in.
@@ -120,7 +121,7 @@ class Generation:
                 pass
 
     async def _deltas(self, answer: Answer, leave: Callable[[], None], *, is_read: bool) -> AsyncGenerator[AnswerDelta]:
-        limits, has_token = self._admission.limits, False
+        limits, has_token = self._admission, False
         is_streamed = is_read or not answer.ends_in_engine
         outputs = self._client.generate(answer.request, self.call.caller.tenant, is_streamed=is_streamed)
         try:
@@ -144,7 +145,7 @@ class Generation:
     async def _held(
         self, answer: Answer, watch: Callable[[asyncio.Timeout], Callable[[], None]]
     ) -> AsyncGenerator[AnswerDelta]:
-        limits = self._admission.limits
+        limits = self._admission
         outputs = self._client.generate(answer.request, self.call.caller.tenant)
         try:
             async with (
@@ -192,11 +193,11 @@ class Generator:
         *,
         random_seed: int,
         threads: TextThreads | None = None,
-        limits: Limits | None = None,
+        config: ServerConfig | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
         self.tokenizer = tokenizer
-        self.admission = Admission(limits or Limits())
+        self.admission = Admission(config or ServerConfig())
         self._client = client
         self._threads = threads or TextThreads()
         self._seeds = random.Random(random_seed)

@@ -3,7 +3,6 @@
 import asyncio
 import collections
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -24,56 +23,6 @@ MAX_ENDS = 1024  # so many are remembered at most; of more in a window, the last
 MIN_SPAN_S = 1.0  # without it, a single end a moment ago would be a rate of thousands a second
 MAX_RETRY_AFTER_S = 60
 MAX_OTHERS = 4096  # holds at a time, and programs
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of one request and of one key; None is no limit.
-
-    Attributes:
-        max_per_key: Most answers that one key may have under way.
-        first_token_s: Most seconds until the first token of an answer.
-        request_s: Most seconds for all answers of a request.
-        hold_s: Seconds for which a prefix is held once it is cached.
-        program_s: Most seconds for a whole program.
-        shutdown_s: Seconds that running requests get once the server is told to end.
-    """
-
-    max_per_key: int | None = None
-    first_token_s: float | None = None
-    request_s: float | None = None
-    hold_s: float = 600.0
-    program_s: float | None = 600.0
-    shutdown_s: float = 0.0
-
-    @classmethod
-    def of(cls, config: ServerConfig) -> "Limits":
-        """The limits among the knobs."""
-        return cls(
-            max_per_key=config.max_requests_per_key,
-            first_token_s=config.first_token_timeout,
-            request_s=config.request_timeout,
-            hold_s=config.hold_timeout,
-            program_s=config.program_timeout,
-            shutdown_s=config.shutdown_timeout,
-        )
-
-    def due(self, started_at: float, *, has_token: bool) -> float | None:
-        """When an answer must have its first token, or where it has one its end; None without a limit."""
-        spans = [span for span in (None if has_token else self.first_token_s, self.request_s) if span is not None]
-        return started_at + min(spans) if spans else None
-
-    def exceeded(self, *, has_token: bool) -> TimeLimitError:
-        """The error for an answer that did not come by the time `due`."""
-        if not has_token and self.first_token_s is not None and self.first_token_s <= (self.request_s or math.inf):
-            return FirstTokenTimeoutError(
-                f"the first token must come within {self.first_token_s:g} s (--first-token-timeout), but none did; "
-                "send a shorter prompt, or try again later"
-            )
-        return TimeLimitError(
-            f"a request may take {self.request_s:g} s (--request-timeout), but this one took longer; ask for fewer "
-            "new tokens, or try again later"
-        )
 
 
 @final
@@ -110,8 +59,8 @@ class Admission:
     and programs are counted apart: a key may have as many of each as of answers, and they keep no answer out.
     """
 
-    def __init__(self, limits: Limits, now: Callable[[], float] = time.monotonic) -> None:
-        self.limits = limits
+    def __init__(self, config: ServerConfig, now: Callable[[], float] = time.monotonic) -> None:
+        self.config = config
         self.is_closed = False
         self._under_way: collections.Counter[str] = collections.Counter()
         self._others: collections.Counter[tuple[str, str]] = collections.Counter()  # by kind and tenant
@@ -133,12 +82,32 @@ class Admission:
         self.close()
         self._is_over = True
 
+    def due(self, started_at: float, *, has_token: bool) -> float | None:
+        """When an answer must have its first token, or where it has one its end; None without a limit."""
+        config = self.config
+        limits = (None if has_token else config.first_token_timeout, config.request_timeout)
+        spans = [span for span in limits if span is not None]
+        return started_at + min(spans) if spans else None
+
+    def exceeded(self, *, has_token: bool) -> TimeLimitError:
+        """The error for an answer that did not come by the time `due`."""
+        first_token_s, request_s = self.config.first_token_timeout, self.config.request_timeout
+        if not has_token and first_token_s is not None and first_token_s <= (request_s or math.inf):
+            return FirstTokenTimeoutError(
+                f"the first token must come within {first_token_s:g} s (--first-token-timeout), but none did; "
+                "send a shorter prompt, or try again later"
+            )
+        return TimeLimitError(
+            f"a request may take {request_s:g} s (--request-timeout), but this one took longer; ask for fewer "
+            "new tokens, or try again later"
+        )
+
     @contextlib.contextmanager
     def hold(self, tenant: str) -> Iterator[Callable[[asyncio.Timeout], Callable[[], None]]]:
         """Lets a hold in. Gives a function that takes the timer of the hold once its prompt is cached.
 
-        From then on the timer expires after `Limits.hold_s`, or when the server ends. The function returns another one,
-        which must be called before the timer's block ends, because the timer cannot be set after that.
+        From then on the timer expires after `--hold-timeout`, or when the server ends. The function returns another
+        one, which must be called before the timer's block ends, because the timer cannot be set after that.
 
         Raises:
             ShuttingDownError: The server is ending.
@@ -151,7 +120,7 @@ class Admission:
             timers.append(timer)
             self._hold_timers.add(timer)
             loop = asyncio.get_running_loop()
-            timer.reschedule(loop.time() + (0 if self.is_closed else self.limits.hold_s))
+            timer.reschedule(loop.time() + (0 if self.is_closed else self.config.hold_timeout))
             return lambda: self._hold_timers.discard(timer)
 
         with self._other("holds", tenant):
@@ -166,7 +135,7 @@ class Admission:
 
     async def room(self, tenant: str, num_answers: int) -> None:
         """Waits until a tenant may have so many more answers under way. Returns at once where it never may."""
-        most = self.limits.max_per_key
+        most = self.config.max_requests_per_key
         while most is not None and num_answers <= most < self._under_way[tenant] + num_answers:
             left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting[tenant].append(left)
@@ -216,7 +185,7 @@ class Admission:
         """Raises as `enter` where it would let nothing in."""
         if self._is_over or (self.is_closed and not is_let_in):
             raise self.shutting_down()
-        most = self.limits.max_per_key
+        most = self.config.max_requests_per_key
         if most is None:
             return
         if num_answers > most:
@@ -236,7 +205,7 @@ class Admission:
     def shutting_down(self) -> ShuttingDownError:
         """The error for requests that come, or are still under way, when the server ends."""
         error = ShuttingDownError("the server is shutting down; send the request again, to another server or later")
-        error.retry_after_s = min(max(math.ceil(self.limits.shutdown_s), 1), MAX_RETRY_AFTER_S)
+        error.retry_after_s = min(max(math.ceil(self.config.shutdown_timeout), 1), MAX_RETRY_AFTER_S)
         return error
 
     @contextlib.contextmanager
@@ -244,7 +213,7 @@ class Admission:
         """Counts a hold or a program."""
         if self.is_closed:
             raise self.shutting_down()
-        most = self.limits.max_per_key
+        most = self.config.max_requests_per_key
         if most is not None and self._others[kind, tenant] >= most:
             raise RateLimitError(
                 f"a key may have {most} {kind} under way (--max-requests-per-key), but it has as many already; end "

@@ -40,7 +40,6 @@ from jsg.server.front import Front, FrontDoor, public_name
 from jsg.server.generation import Generator
 from jsg.server.http.access import has_keys
 from jsg.server.http.http_protocol import ACCEPTED_AT_ONCE, allow_more_files, http_protocol
-from jsg.server.limits import Limits
 from jsg.server.media_sources import MediaSources, media_limits
 from jsg.server.progress import StartDisplay
 from jsg.server.telemetry.telemetry import Telemetry
@@ -179,7 +178,7 @@ async def _drain(http: "_HttpServer", front: Front) -> None:
     admission = front.generator.admission
     admission.close()
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(admission.limits.shutdown_s):
+        async with asyncio.timeout(admission.config.shutdown_timeout):
             while http.server_state.tasks:
                 await asyncio.sleep(DRAIN_POLL_S)
     admission.end()
@@ -201,7 +200,7 @@ async def _open(
         tokenizer,
         random_seed=engine.random_seed,
         threads=threads,
-        limits=Limits.of(server),
+        config=server,
         observers=telemetry.observers,
     )
     chat = ChatPrompt(tokenizer, client.info.max_request_tokens, reader)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jsg.cache.allocator import PageAllocator
+from tests.cache.integrity import check_allocator
 
 
 def _pages(*pages: int) -> np.ndarray:
@@ -19,7 +20,7 @@ def test_all_but_page_0_are_handed_out_once():
     assert pages is not None and pages.dtype == np.int32
     assert pages.tolist() == list(range(1, 10))
     assert allocator.num_free == 0
-    allocator.check_integrity()
+    check_allocator(allocator)
 
 
 def test_asking_for_too_many_takes_nothing():
@@ -34,7 +35,7 @@ def test_nothing_can_be_asked_for_and_freed():
     assert allocator.allocate(0).tolist() == []
     assert allocator.allocate(1) is None
     allocator.free(_pages())
-    allocator.check_integrity()
+    check_allocator(allocator)
 
 
 def test_pages_freed_last_come_back_first_in_their_order():
@@ -49,7 +50,7 @@ def test_an_allocation_is_a_copy():
     allocator = PageAllocator(4)
     allocator.allocate(3)[:] = 0
     allocator.free(_pages(1, 2, 3))
-    allocator.check_integrity()
+    check_allocator(allocator)
     assert allocator.allocate(3).tolist() == [1, 2, 3]
 
 
@@ -65,7 +66,7 @@ def test_a_wrong_free_is_refused_and_changes_nothing(pages: np.ndarray):
     with pytest.raises(AssertionError, match="pages to free must"):
         allocator.free(pages)
     assert allocator.num_free == 1
-    allocator.check_integrity()
+    check_allocator(allocator)
 
 
 def test_is_free():
@@ -94,4 +95,4 @@ def test_random_traffic_matches_a_set(steps: list[int]):
             twin.free(_pages(*owned[:-step]))
             owned = owned[-step:]
         assert allocator.num_free == 19 - len(owned)
-        allocator.check_integrity()
+        check_allocator(allocator)

@@ -7,6 +7,7 @@ import pytest
 
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import InsertResult, RadixCache
+from tests.cache.integrity import check_allocator, check_cache
 
 
 class Bench:
@@ -28,8 +29,8 @@ class Bench:
         return self.cache.matched_len(array(tokens), namespace)
 
     def check(self) -> None:
-        self.allocator.check_integrity()
-        self.cache.check_integrity()
+        check_allocator(self.allocator)
+        check_cache(self.cache)
 
 
 def array(tokens: list[int]) -> np.ndarray:

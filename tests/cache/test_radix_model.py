@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import PrefixLock, PrefixMatch, RadixCache
 from jsg.cache.watch import Watch
+from tests.cache.integrity import check_allocator, check_cache
 
 NUM_PAGES = 24
 NAMESPACES = ("", "tenant")
@@ -168,8 +169,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def everything_agrees(self) -> None:
-        self.allocator.check_integrity()
-        self.cache.check_integrity()
+        check_allocator(self.allocator)
+        check_cache(self.cache)
         assert self.cache.num_evictable + self.cache.num_protected == len(self.model)
         assert self.cache.num_protected == len(self.locked())
         assert self.allocator.num_free + len(self.model) == NUM_PAGES
@@ -227,7 +228,7 @@ def run_traffic(seed: int, page_size: int, num_steps: int) -> list[object]:
                 watches.append(cache.watch(tokens, namespace))
             case _:
                 seen.append([(watches.index(watch), watch.matched) for watch in cache.drain_changed()])
-    cache.check_integrity()
+    check_cache(cache)
     return seen
 
 

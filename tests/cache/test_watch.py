@@ -6,6 +6,7 @@ import pytest
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.cache.watch import WatchIndex
+from tests.cache.integrity import check_cache
 
 
 def array(*tokens: int) -> np.ndarray:
@@ -21,7 +22,7 @@ def insert(cache: RadixCache, tokens: np.ndarray, namespace: str = "") -> None:
     pages = cache._allocator.allocate(len(tokens) // cache.page_size)
     result = cache.insert(tokens, pages, namespace)
     cache._allocator.free(pages[: result.num_existing])
-    cache.check_integrity()
+    check_cache(cache)
 
 
 def test_a_watch_begins_at_the_present_match(cache: RadixCache):
@@ -30,7 +31,7 @@ def test_a_watch_begins_at_the_present_match(cache: RadixCache):
     assert cache.watch(array(4)).matched == 0
     assert cache.watch(array(1), "other").matched == 0
     assert cache.drain_changed() == []
-    cache.check_integrity()
+    check_cache(cache)
 
 
 def test_an_insert_lengthens_the_watches_it_concerns(cache: RadixCache):
@@ -59,7 +60,7 @@ def test_an_eviction_shortens_the_watches_it_concerns(cache: RadixCache):
     cache.reset()
     assert (first.matched, second.matched) == (0, 0)
     assert cache.drain_changed() == [first, second]
-    cache.check_integrity()
+    check_cache(cache)
 
 
 def test_changes_are_reported_oldest_watch_first(cache: RadixCache):
@@ -95,7 +96,7 @@ def test_an_ended_watch_is_not_reported(cache: RadixCache):
     assert cache.drain_changed() == [other]
     with pytest.raises(AssertionError, match="ended once"):
         cache.unwatch(watch)
-    cache.check_integrity()
+    check_cache(cache)
 
 
 def test_namespaces_live_as_long_as_their_watches(cache: RadixCache):

@@ -17,7 +17,9 @@ from jsg.engine.core import EngineCore
 from jsg.engine.device import programs
 from jsg.engine.device.programs import MASKED_EVERYTHING, Variant
 from jsg.types import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprob
+from tests.cache.integrity import check_cache
 from tests.engine.late import POOL_TOKENS, late_programs
+from tests.sched.integrity import check_scheduler
 
 VOCAB = 96
 EOS = 1
@@ -197,7 +199,7 @@ def run(
         for output in core.step():
             outcomes[output.rid].add(output)
         if check:
-            core.check_integrity()
+            check_core(core)
         step += 1
         assert step < 5000, "the engine does not come to an end"
     assert core.scheduler.table.num_uncached_pages == 0, "a finished request still holds pages"
@@ -272,3 +274,10 @@ def traffic(seed: int, count: int = 10, *, logprobs: int = 2) -> list[tuple[int,
             )
         )
     return arrivals
+
+
+def check_core(core: EngineCore) -> None:
+    """Asserts the invariants of scheduler, cache and masks."""
+    check_scheduler(core.scheduler)
+    check_cache(core._cache)
+    core._runner.masks.check_integrity()

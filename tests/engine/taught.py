@@ -7,8 +7,9 @@ import numpy as np
 
 from jsg.engine.core import EngineCore
 from jsg.types import FinishType, JumpForward, Request
+from tests.engine.integrity import check_store
 from tests.engine.lettered import Outcome, greedy, matches, traffic, with_jump
-from tests.engine.small import DETERMINISTIC, SMALL_POOL
+from tests.engine.small import DETERMINISTIC, SMALL_POOL, check_core
 
 Alone = Callable[[Request], Outcome]
 BUSY = {**DETERMINISTIC, **SMALL_POOL, "chunked_prefill_size": 23}
@@ -35,12 +36,12 @@ def run(
         for running in core.scheduler.running:
             said = running.tokens[running.num_prompt : running.num_known].tolist()
             assert said == outcomes[running.request.rid].token_ids, "a token that was given out has changed"
-        core.check_integrity()
+        check_core(core)
         step += 1
         assert step < 5000, "the engine does not come to an end"
     assert core.scheduler.table.num_uncached_pages == 0, "a finished request still holds pages"
     assert not core.grammars._live, "a finished request still has a masker"
-    core.grammars._grammars.check_integrity()
+    check_store(core.grammars._grammars)
     return outcomes
 
 

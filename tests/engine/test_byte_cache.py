@@ -1,6 +1,7 @@
 """A cache that is bounded by bytes."""
 
 from jsg.engine.byte_cache import ByteCache
+from tests.engine.integrity import check_bytes
 
 
 def test_the_least_recently_used_are_dropped_and_never_the_newest():
@@ -9,9 +10,9 @@ def test_the_least_recently_used_are_dropped_and_never_the_newest():
     assert "a" not in cache and cache.get("a") is None
     assert cache.get("b") == 40
     assert cache.put("d", 40) == ["c"]
-    cache.check_integrity()
+    check_bytes(cache)
     assert cache.put("huge", 1000) == ["b", "d"] and cache.get("huge") == 1000
-    cache.check_integrity()
+    check_bytes(cache)
     assert cache.put("e", 1) == ["huge"]
     assert cache.put("e", 99) == [] and cache.num_bytes == 99
-    cache.check_integrity()
+    check_bytes(cache)

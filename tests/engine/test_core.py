@@ -16,6 +16,7 @@ from jsg.engine.device.devices import Device
 from jsg.errors import ConfigError, ContextLengthError, QueueFullError, RequestError
 from jsg.types import FinishReason, FinishType, Request, SamplingParams
 from tests.engine import small
+from tests.engine.small import check_core
 
 PROMPT = tuple(range(2, 40))
 
@@ -206,7 +207,7 @@ def test_the_cache_can_be_flushed_as_soon_as_the_last_request_has_ended(core: En
         outputs += core.step()
     finish = outputs[-1].finish
     assert finish and finish.type is (FinishType.ABORT if ends_by == "abort" else FinishType.STOP)
-    core.check_integrity()
+    check_core(core)
 
 
 def test_a_row_with_logits_that_are_not_finite_fails_alone(new_core_of):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from jsg.engine.core import EngineCore
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
 from tests.engine import small
+from tests.engine.small import check_core
 
 PROMPT = tuple(2 + i * 7 % (small.VOCAB - 2) for i in range(40))
 
@@ -21,7 +22,7 @@ def steps(core: EngineCore) -> list[RequestOutput]:
     outputs: list[RequestOutput] = []
     while core.has_work:
         outputs += core.step()
-        core.check_integrity()
+        check_core(core)
     return outputs
 
 

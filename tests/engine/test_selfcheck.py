@@ -16,6 +16,7 @@ from jsg.engine.selfcheck import Cost, DecodeSteps, Rates, SelfCheck, StepTime
 from jsg.errors import JsgError
 from jsg.types import Request, SamplingParams
 from tests.engine import small
+from tests.engine.small import check_core
 from tests.golden.variants import VARIANTS
 from tests.models.sizes import num_parameters
 from tests.models.test_config import read
@@ -111,7 +112,7 @@ def test_nothing_is_harmed(core: EngineCore):
         num_dump += len(changed)
     assert num_dump <= 1, "only the last token of the dump row"
     np.testing.assert_array_equal(np.asarray(core._runner.replica.state.page_table), core.scheduler.table.pages)
-    core.check_integrity()
+    check_core(core)
     outcome = small.run(core, [(0, REQUEST)])["r"]
     assert outcome.token_ids == expected
     assert outcome.cached_tokens == 3, "what was cached is still there"

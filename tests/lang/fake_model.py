@@ -7,7 +7,7 @@ from typing import Any
 
 from jsg.constrained.stop_patterns import stop_patterns
 from jsg.lang.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Text
-from jsg.lang.tokens.model import Outcome, ScoredChoices, TokenCall, TokenDelta
+from jsg.lang.tokens.model import Hold, Outcome, ScoredChoices, TokenCall, TokenDelta
 from jsg.lang.tokens.scoring import ScorePlan
 from jsg.lang.tokens.session import TokenSession
 from jsg.processing.answer import Answer, Prompt
@@ -45,21 +45,6 @@ async def turn(session: TokenSession, role: Any, *contents: str) -> str:
     for content in contents:
         text += await session.extend(Text(content))
     return text + await session.extend(RoleEnd(role))
-
-
-class FakeHold:
-    def __init__(self, model: "FakeModel", part_ids: tuple[tuple[int, ...], ...]):
-        self.part_ids = part_ids
-        self._model = model
-        self._is_released = False
-
-    async def cached(self) -> None:
-        self._model.num_waited += 1
-
-    async def release(self) -> None:
-        if not self._is_released:
-            self._is_released = True
-            self._model.num_holds -= 1
 
 
 class FakeModel:
@@ -137,13 +122,20 @@ class FakeModel:
             [scored_answer(prompt, self.tokenizer, self._next_logprobs) for prompt in plan.prompts], self.tokenizer
         )
 
-    async def hold(self, prompt: tuple[Part, ...]) -> FakeHold:
+    async def hold(self, prompt: tuple[Part, ...]) -> Hold:
         self.holds.append(prompt)
         await self.hold_gate.wait()
         if self.hold_error is not None:
             raise self.hold_error
         self.num_holds += 1
-        return FakeHold(self, encode_parts(self.tokenizer, prompt, media=self._media).part_ids)
+
+        async def end() -> None:
+            self.num_holds -= 1
+
+        async def wait() -> None:
+            self.num_waited += 1
+
+        return Hold(encode_parts(self.tokenizer, prompt, media=self._media).part_ids, end, wait)
 
 
 def scored_answer(prompt: Prompt, tokenizer: Tokenizer, next_logprobs: NextLogprobs) -> Answer:

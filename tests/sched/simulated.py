@@ -25,6 +25,8 @@ from jsg.sched.scheduler import Scheduler
 from jsg.sched.table import RequestTable
 from jsg.sched.vision_store import DUMP_ROW, NEWLINE_ROW, VisionShape
 from jsg.types import CacheReport, FinishReason, FinishType, Request, RequestOutput, TokenLogprob
+from tests.cache.integrity import check_allocator, check_cache
+from tests.sched.integrity import check_scheduler
 
 VOCAB = 8
 EOS = frozenset({VOCAB - 1})
@@ -519,9 +521,9 @@ class SimulatedEngine:
         raise AssertionError(f"still at work after {max_steps} steps")
 
     def check_integrity(self) -> None:
-        self.scheduler.check_integrity()
-        self.cache.check_integrity()
-        self.allocator.check_integrity()
+        check_scheduler(self.scheduler)
+        check_cache(self.cache)
+        check_allocator(self.allocator)
 
     def check_answers(self) -> None:
         """Asserts that everybody got what the model says, and that nothing is left behind."""

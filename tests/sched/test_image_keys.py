@@ -18,6 +18,7 @@ from jsg.sched import admission, vision_store
 from jsg.sched.request import Placement, new_running_request
 from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionShape, VisionStore
 from jsg.types import FinishType, Request, SamplingParams
+from tests.sched.integrity import check_vision
 from tests.sched.simulated import FRAME_ROWS, TILE_ROWS, VOCAB, EngineShape, SimulatedEngine, TokenModel
 from tests.sched.test_traffic import Traffic, abort_somebody, check_wild, random_request
 
@@ -220,7 +221,7 @@ def test_while_an_item_has_no_room_no_later_one_gets_any():
     assert not store.take_encodings(), "where there is no memory for a token, no room is made for its features"
     assert store.reserve(*blocked, 0, 9) == 9
     assert len(store.take_encodings()) == 2
-    store.check_integrity([place for _, place in (cut, blocked, small)])
+    check_vision(store, [place for _, place in (cut, blocked, small)])
 
 
 def test_an_image_that_waits_for_room_is_not_starved_by_requests_for_one_that_is_stored():
@@ -405,7 +406,7 @@ def test_images_change_no_answer(num_examples: int, monkeypatch: pytest.MonkeyPa
             for item in entry.running.request.media
         )
         vision.reset()
-        vision.check_integrity([])
+        check_vision(vision, [])
         assert not vision.num_used_rows and not vision.num_pixel_bytes
 
     play()

@@ -16,6 +16,7 @@ from jsg.config import POLICIES
 from jsg.errors import ContextLengthError, JsgError, QueueFullError, RequestError
 from jsg.sched import joined as joined_requests
 from jsg.types import FinishType, Request, SamplingParams
+from tests.sched.integrity import check_scheduler
 from tests.sched.simulated import VOCAB, Answer, EngineShape, SimulatedEngine, TokenModel
 from tests.sched.test_position_jumps import engine_out_of_words
 from tests.sched.test_scheduler import PREFIX, make_engine, make_request, planned
@@ -275,7 +276,7 @@ def test_the_branches_of_a_large_joined_request_cost_little():
     tracemalloc.stop()
     assert peak < 8 * 2**20
     engine.scheduler.abort("whole")
-    engine.scheduler.check_integrity()
+    check_scheduler(engine.scheduler)
 
 
 def test_prefix_times_branches_is_bounded(monkeypatch: pytest.MonkeyPatch):
@@ -359,7 +360,7 @@ def test_a_joined_request_that_waits_too_long_is_taken_out_whole():
     engine.scheduler.plan(1.5)
     assert engine.scheduler.expire(2.0) == ["waits"]
     assert engine.scheduler.expire(2.0) == [] and not len(engine.scheduler.joins)
-    engine.scheduler.check_integrity()
+    check_scheduler(engine.scheduler)
 
 
 def test_a_joined_request_expires_in_its_turn():
@@ -373,7 +374,7 @@ def test_a_joined_request_expires_in_its_turn():
     engine.scheduler.add(make_request("later"), 5.0)
     engine.scheduler.plan(5.0)
     assert engine.scheduler.expire(4.0) == ["earlier"]
-    engine.scheduler.check_integrity()
+    check_scheduler(engine.scheduler)
 
 
 def test_a_joined_request_that_has_begun_does_not_expire():

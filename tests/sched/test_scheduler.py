@@ -10,6 +10,8 @@ from jsg.errors import ContextLengthError, QueueFullError, RequestError
 from jsg.sched.batch import Batch, StepResult
 from jsg.sched.buckets import Phase
 from jsg.types import FinishType, Request, SamplingParams
+from tests.cache.integrity import check_cache
+from tests.sched.integrity import check_scheduler
 from tests.sched.simulated import VOCAB, EngineShape, SimulatedEngine, TokenModel
 
 PREFIX = (1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4)
@@ -256,8 +258,8 @@ def test_what_gave_logits_that_are_not_finite_is_cached_for_nobody(overlaps: boo
     assert engine.answers["bad"].finish.type is FinishType.ERROR
     assert engine.cache.matched_len(np.array([*PREFIX[:4], 3, 4, 5], np.int32)) == 4
     assert engine.cache.stats().num_cached_tokens == cached_len
-    engine.scheduler.check_integrity()
-    engine.cache.check_integrity()
+    check_scheduler(engine.scheduler)
+    check_cache(engine.cache)
 
 
 @pytest.mark.parametrize("num_steps", range(6))

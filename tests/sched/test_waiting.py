@@ -16,6 +16,7 @@ from jsg.sched.policy import make_policy
 from jsg.sched.request import RunningRequest, new_running_request
 from jsg.sched.waiting import WaitingQueue
 from jsg.types import Request, SamplingParams
+from tests.sched.integrity import check_waiting
 
 
 def make_request(
@@ -88,7 +89,7 @@ def test_queue_is_in_the_order_of_a_sort_from_scratch(policy: str, page_size: in
     longest = 0
     for step in range(400):
         queue.act()
-        queue.queue.check_integrity()
+        check_waiting(queue.queue)
         if not queue.policy.depends_on_others:
             assert len(queue.queue._heap) <= 2 * len(queue.members) + 4, "stale keys pile up"
         assert queue.queue.oldest() is min(queue.members, key=lambda r: r.arrival, default=None)
@@ -208,7 +209,7 @@ def test_a_long_queue_of_dfs_weight_is_not_sorted_for_every_change():
         first = queue.queue.first()
         assert first is not None
         queue.queue.remove(first)
-        queue.queue.check_integrity()
+        check_waiting(queue.queue)
     assert 20 < len(calls) < 60
     assert len(queue.drain()) < 640, "the newest wait for the next time"
     queue.queue.reorder()

@@ -213,8 +213,8 @@ class TestOtherApis:
     @pytest.mark.parametrize(
         ("source", "said"),
         [
-            ({"type": "base64", "data": "aaaa"}, "must have data and media_type"),
-            ({"type": "url", "url": "x", "data": "aaaa"}, "must have url"),
+            ({"type": "base64", "data": "aaaa"}, "must have media_type"),
+            ({"type": "url", "url": "x", "data": "aaaa"}, "must not have data"),
             ({"type": "url", "url": "data:image/png;base64,###"}, "base64"),
         ],
     )

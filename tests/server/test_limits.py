@@ -8,7 +8,7 @@ import pytest
 
 from jsg.config import ServerConfig
 from jsg.errors import QueueFullError, RateLimitError, RequestError, ShuttingDownError
-from jsg.server.limits import MAX_RETRY_AFTER_S, Admission, DrainRate, Limits
+from jsg.server.limits import MAX_RETRY_AFTER_S, Admission, DrainRate
 from tests.server.running import LONG, LONG_STREAMS, POLL_DEADLINE_S, RunningServer
 from tests.server.threads import ServerMaker
 
@@ -56,7 +56,7 @@ class TestDrainRate:
 
 class TestAdmission:
     def test_the_answers_of_a_key_are_counted_until_each_has_left(self):
-        admission = Admission(Limits(max_per_key=3))
+        admission = Admission(ServerConfig(max_requests_per_key=3))
         with admission.enter("a", 2) as leave:
             assert admission._under_way["a"] == 2
             with pytest.raises(RateLimitError), admission.enter("a", 2):
@@ -69,7 +69,7 @@ class TestAdmission:
         assert admission._under_way["a"] == admission._under_way["b"] == 0
 
     def test_what_fails_leaves_too(self):
-        admission = Admission(Limits(max_per_key=3))
+        admission = Admission(ServerConfig(max_requests_per_key=3))
         for error in (RuntimeError(), QueueFullError(), GeneratorExit()):
             with pytest.raises(type(error)):
                 self.fail_inside(admission, error)
@@ -82,7 +82,7 @@ class TestAdmission:
 
     def test_when_to_come_back_is_told_by_the_keys_own_ends(self):
         clock = Clock()
-        admission = Admission(Limits(max_per_key=4), clock)
+        admission = Admission(ServerConfig(max_requests_per_key=4), clock)
         with admission.enter("a", 4), admission.enter("b", 4) as leave:
             for _ in range(2):
                 clock.now += 4
@@ -95,12 +95,15 @@ class TestAdmission:
             assert caught.value.retry_after_s == MAX_RETRY_AFTER_S
 
     def test_more_answers_than_a_key_may_ever_have_are_no_matter_of_waiting(self):
-        with pytest.raises(RequestError, match="at most 3 answers"), Admission(Limits(max_per_key=3)).enter("a", 4):
+        with (
+            pytest.raises(RequestError, match="at most 3 answers"),
+            Admission(ServerConfig(max_requests_per_key=3)).enter("a", 4),
+        ):
             pass
 
     def test_those_that_are_refused_make_no_room(self):
         clock = Clock()
-        admission = Admission(Limits(), clock)
+        admission = Admission(ServerConfig(), clock)
         with admission.enter("a", 1) as leave:
             leave()
         clock.now += 5
@@ -110,7 +113,7 @@ class TestAdmission:
             assert caught.value.retry_after_s == 10
 
     def test_a_server_that_ends_lets_nobody_in(self):
-        admission = Admission(Limits(shutdown_s=7.5))
+        admission = Admission(ServerConfig(shutdown_timeout=7.5))
         with admission.enter("a", 1):
             admission.close()
             with pytest.raises(ShuttingDownError) as caught, admission.enter("a", 1):
@@ -119,27 +122,22 @@ class TestAdmission:
 
 
 class TestTimeLimits:
-    LIMITS = Limits(first_token_s=2, request_s=5)
+    LIMITED = Admission(ServerConfig(first_token_timeout=2, request_timeout=5))
+    LONG = Admission(ServerConfig(first_token_timeout=9, request_timeout=5))
+    WITHOUT_FIRST = Admission(ServerConfig(request_timeout=5))
 
     def test_the_first_token_is_due_first(self):
-        assert self.LIMITS.due(10, has_token=False) == 12
-        assert self.LIMITS.due(10, has_token=True) == 15
-        assert Limits(first_token_s=9, request_s=5).due(10, has_token=False) == 15
-        assert Limits(request_s=5).due(10, has_token=False) == 15
-        assert Limits(first_token_s=2).due(10, has_token=True) is None
+        assert self.LIMITED.due(10, has_token=False) == 12
+        assert self.LIMITED.due(10, has_token=True) == 15
+        assert self.LONG.due(10, has_token=False) == 15
+        assert self.WITHOUT_FIRST.due(10, has_token=False) == 15
+        assert Admission(ServerConfig(first_token_timeout=2)).due(10, has_token=True) is None
 
     def test_the_knob_is_named(self):
-        assert "--first-token-timeout" in str(self.LIMITS.exceeded(has_token=False))
-        assert "--request-timeout" in str(self.LIMITS.exceeded(has_token=True))
-        assert "--request-timeout" in str(Limits(first_token_s=9, request_s=5).exceeded(has_token=False))
-        assert "--request-timeout" in str(Limits(request_s=5).exceeded(has_token=False))
-
-    def test_they_come_from_the_knobs(self):
-        config = ServerConfig(
-            max_requests_per_key=1, first_token_timeout=2.0, request_timeout=3.0, shutdown_timeout=4.0
-        )
-        assert Limits.of(config) == Limits(max_per_key=1, first_token_s=2.0, request_s=3.0, shutdown_s=4.0)
-        assert Limits.of(config).program_s == 600
+        assert "--first-token-timeout" in str(self.LIMITED.exceeded(has_token=False))
+        assert "--request-timeout" in str(self.LIMITED.exceeded(has_token=True))
+        assert "--request-timeout" in str(self.LONG.exceeded(has_token=False))
+        assert "--request-timeout" in str(self.WITHOUT_FIRST.exceeded(has_token=False))
 
 
 class TestFullQueue:
@@ -273,7 +271,7 @@ def read_to_the_end(server: RunningServer, path: str, body: dict) -> str:
 
 class TestHolds:
     def test_they_are_counted_apart(self):
-        admission = Admission(Limits(max_per_key=1))
+        admission = Admission(ServerConfig(max_requests_per_key=1))
         with admission.hold("a"), admission.enter("a", 1), admission.hold("b"):
             with pytest.raises(RateLimitError, match="1 holds"), admission.hold("a"):
                 pass
@@ -285,7 +283,7 @@ class TestHolds:
         asyncio.run(self.end())
 
     async def end(self) -> None:
-        admission = Admission(Limits(hold_s=1000))
+        admission = Admission(ServerConfig(hold_timeout=1000))
 
         async def hold() -> None:
             async with asyncio.timeout(None) as timer:
@@ -302,7 +300,7 @@ class TestHolds:
 
 class TestWhatWasLetIn:
     def test_it_goes_on_while_the_server_ends_and_no_longer(self):
-        admission = Admission(Limits())
+        admission = Admission(ServerConfig())
         admission.close()
         with pytest.raises(ShuttingDownError), admission.enter("a", 1):
             pass
@@ -316,7 +314,7 @@ class TestWhatWasLetIn:
         asyncio.run(self.wait())
 
     async def wait(self) -> None:
-        admission = Admission(Limits(max_per_key=2))
+        admission = Admission(ServerConfig(max_requests_per_key=2))
         with admission.enter("a", 2) as leave, admission.enter("b", 2):
             waiting = [asyncio.create_task(admission.room("a", 1)) for _ in range(2)]
             too_many = asyncio.create_task(admission.room("a", 3))
@@ -330,7 +328,7 @@ class TestWhatWasLetIn:
         asyncio.run(self.refuse())
 
     async def refuse(self) -> None:
-        admission = Admission(Limits(max_per_key=1))
+        admission = Admission(ServerConfig(max_requests_per_key=1))
         waiting: list[asyncio.Task[None]] = []
 
         async def fail() -> None:

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from jsg.config import ServerConfig
 from jsg.errors import RequestError
 from jsg.processing.answer import Prompt
 from jsg.processing.parts import TextPart, TokenPart
 from jsg.server.caller import ApiCall, Caller
 from jsg.server.generation import MAX_PROMPT_TOKENS, MAX_SCORES, Generator
-from jsg.server.limits import Admission, Limits
+from jsg.server.limits import Admission
 from jsg.server.native.lang_backend import Budget, FrontModel
 from jsg.types import SamplingParams
 from tests.server.scripted import ScriptedServer
@@ -31,7 +32,7 @@ class TestTimers:
     async def unread(self, server: ScriptedServer) -> None:
         """Its client does not read on, so it has not left when the server ends."""
         client = server.engine
-        generator = Generator(client, server.tokenizer, random_seed=0, limits=Limits(hold_s=0.01))  # pyright: ignore[reportArgumentType]
+        generator = Generator(client, server.tokenizer, random_seed=0, config=ServerConfig(hold_timeout=0.01))  # pyright: ignore[reportArgumentType]
         held = Prompt(rid="r", input_ids=(1, 2), sampling=SamplingParams(max_new_tokens=0), hold=True)
         deltas = (await generator.begin(CALL, [held])).hold()
         await anext(deltas)
@@ -45,7 +46,7 @@ class TestTimers:
         asyncio.run(self.ending())
 
     async def ending(self) -> None:
-        admission = Admission(Limits(hold_s=0))
+        admission = Admission(ServerConfig(hold_timeout=0.001))
         is_ending = asyncio.Event()
         may_end = asyncio.Event()
 
@@ -70,7 +71,7 @@ class TestTimers:
         asyncio.run(self.ended())
 
     async def ended(self) -> None:
-        admission = Admission(Limits())
+        admission = Admission(ServerConfig())
         with admission.hold("") as watch:
             async with asyncio.timeout_at(None) as timer:
                 watch(timer)()

@@ -134,7 +134,7 @@ class TestChat:
             ({"messages": "hi"}, "messages", "not valid"),
             ({"messages": [{"role": "wizard", "content": "a"}]}, "messages", "not valid"),
             ({"messages": [{"role": "user"}]}, "messages", "must have content"),
-            ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "must have the field"),
+            ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "must have image_url"),
             ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "template does not show them"),
             ({"tool_choice": "required"}, "tool_choice", "needs tools"),
             ({"functions": [{"name": "f"}]}, "functions", "template does not show them"),

@@ -220,8 +220,8 @@ class TestResponses:
                 "input",
                 "must be a JSON object",
             ),
-            ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format", "name and schema"),
-            ({"text": {"format": {"type": "text", "name": "a"}}}, "text.format", "only its type"),
+            ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format", "must have schema"),
+            ({"text": {"format": {"type": "text", "name": "a"}}}, "text.format", "must not have name"),
         ],
     )
     def test_what_is_wrong_is_named(self, scripted, body, param, said):
@@ -319,8 +319,8 @@ class TestAnthropic:
         [
             ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "runs no tools"),
             ({"tools": [{"name": "f"}]}, "input_schema is required"),
-            ({"tools": CLAUDE_TOOLS, "tool_choice": {"type": "tool"}}, "must have a name"),
-            ({"tools": CLAUDE_TOOLS, "tool_choice": {"type": "any", "name": "clock"}}, "must have a name"),
+            ({"tools": CLAUDE_TOOLS, "tool_choice": {"type": "tool"}}, "must have name"),
+            ({"tools": CLAUDE_TOOLS, "tool_choice": {"type": "any", "name": "clock"}}, "must not have name"),
             ({"tools": CLAUDE_TOOLS, "tool_choice": {"type": "tool", "name": "f"}}, "none of them"),
             ({"tool_choice": {"type": "any"}}, "needs tools"),
             ({"tools": CLAUDE_TOOLS[:1] * 129}, "at most 128"),

@@ -461,7 +461,7 @@ class TestRefusals:
             ({"background": True}, "background", "must wait"),
             ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
             ({"text": {"format": {"type": "xml"}}}, "text", "json_object"),
-            ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format", "name and schema"),
+            ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format", "must have name"),
             ({"truncation": "middle"}, "truncation", "never shortens"),
             ({"prompt": {"id": "pmpt_1"}}, "prompt", "stores no prompts"),
             ({"service_tier": "best"}, "service_tier", "one tier"),

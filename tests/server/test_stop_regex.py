@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
+from jsg.config import ServerConfig
 from jsg.constrained.text_patterns import PatternSet, PatternTables
 from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.server.caller import Caller
-from jsg.server.limits import Limits
 from tests.server.scripted import ScriptedServer
 from tests.server.threads import ServerMaker
 
@@ -45,7 +45,7 @@ def test_a_stream_holds_back_what_may_begin_a_match(server):
 
 def test_patterns_are_compiled_by_the_grammar_processes_once_for_a_request_that_is_let_in(server, monkeypatch):
     admission = server.http.app.state.door.front.generator.admission
-    monkeypatch.setattr(admission, "limits", Limits(max_per_key=3))
+    monkeypatch.setattr(admission, "config", ServerConfig(max_requests_per_key=3))
     body = {"prompt": ["a", "b"], "max_tokens": 20, "stop_regex": r"\d+"}
     assert server.http.post("/v1/completions", json=body).status_code == 200
     assert server.engine.grammars.given == [(PatternSet("stop_regex", (r"\d+",)), Caller().tenant)]

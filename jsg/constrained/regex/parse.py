@@ -83,12 +83,12 @@ def parse_regex(pattern: str, *, search: bool, limits: Limits = LIMITS, param: s
     return expr
 
 
-def parse_piece(pattern: str, *, limits: Limits = LIMITS, param: str | None = None) -> Piece:
+def parse_piece(pattern: str) -> Piece:
     """The texts that a regular expression in Python's dialect matches, by what they assert. Raises as `parse_regex`."""
-    piece = _parse(pattern, is_ecma=False, limits=limits, param=param)
+    piece = _parse(pattern, is_ecma=False, limits=LIMITS, param=None)
     for part in piece.parts:
         if part is not None:
-            check(depth_of(part.expr), limits.nesting, _NESTING, param)
+            check(depth_of(part.expr), LIMITS.nesting, _NESTING)
     return piece
 
 

@@ -5,7 +5,7 @@ Every field has an empty default, because a message carries only the news since 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jsg import errors
@@ -15,55 +15,98 @@ from jsg.types import Request, RequestOutput
 
 ENGINE_CORE = "jsg.engine.core:EngineCore"
 
-CORE_STATS = {
-    "num_running": "requests in the batch",
-    "num_waiting": "requests that wait for admission; a joined prompt is one, whatever its branches do",
-    "num_holds": "prompts that are held in the cache for later requests",
-    "num_holds_broken": "holds that ended because their memory was needed, or the cache was flushed",
-    "num_steps": "steps dispatched",
-    "num_retracts": "times that a running request went back to the queue for want of memory",
-    "num_aborted": "requests that were aborted before their end; not holds that were released",
-    "num_expired": "requests that waited longer than --queue-timeout",
-    "num_failed": "requests that failed alone, by an error of their own",
-    "prompt_tokens": "prompt tokens of admitted requests, each request counted once",
-    "cached_tokens": "prompt tokens of admitted requests that came from the cache",
-    "branch_tokens": "prompt tokens in branches of joined prompts, each counted when its branch is first admitted",
-    "branch_tokens_computed": "tokens of branches that were computed for a joined prompt; the others were cached",
-    "generated_tokens": "output tokens made",
-    "cache_hit_rate": "cached_tokens divided by prompt_tokens",
-    "num_cached_tokens": "tokens in the prefix cache",
-    "num_inserted_tokens": "tokens put into the prefix cache",
-    "num_evicted_tokens": "tokens evicted from the prefix cache",
-    "num_free_tokens": "KV pool: in no use",
-    "num_evictable_tokens": "KV pool: cached, and used by no running request",
-    "num_protected_tokens": "KV pool: cached, and used by running requests",
-    "num_uncached_tokens": "KV pool: of running requests, not cached",
-    "kv_usage": "part of the KV pool that running requests hold, from 0 to 1",
-    "num_grammars": "grammars that the engine has tables of",
-    "grammar_bytes": "about the memory of all grammars, with the states and masks that were computed of them",
-    "num_masks": "token masks on the device",
-    "num_masks_made": "token masks that were sent to the device",
-    "num_masks_found": "times that a token mask was on the device already",
-    "num_drafts": "tokens that a grammar forced and jump-forward proposed",
-    "num_drafts_taken": "proposed tokens that became output",
-    "num_grammar_failures": "requests that failed because of their grammar",
-    "num_encoder_calls": "times that the vision encoder ran; it takes several tiles at a time",
-    "num_encoded_tiles": "tiles of images and frames of videos that it encoded",
-    "num_found_images": "times that the encoded tiles of an image or a video of a prompt were there already",
-    "num_evicted_images": "images and videos whose encoded tiles were dropped for others",
-    "vision_bytes": "memory of encoded images on the device",
-    "num_lowered": "programs traced",
-    "num_compiled": "programs compiled",
-    "num_programs_pending": "programs that the background thread has yet to compile",
-}
-"""The names in every engine core's `stats`, and what they mean. Totals never fall; gauges say what is now."""
 
-LOOP_STATS = {
-    "num_turns": "turns of the step loop, idle ones too",
-    "idle_s": "seconds in which the step loop waited for requests",
-    "busy_s": "seconds in which the step loop had work",
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stat:
+    """One value of an engine's `stats`.
+
+    Attributes:
+        kind: A "counter" is a total, which never falls; a "gauge" says what is now.
+        text: One sentence for people.
+        series: The name under which `/metrics` shows it, without prefix and suffix; None for a value that is not shown.
+    """
+
+    kind: Literal["counter", "gauge"]
+    text: str
+    series: str | None = None
+
+
+def _counter(text: str, series: str | None = None) -> Stat:
+    return Stat("counter", text, series)
+
+
+def _gauge(text: str, series: str | None = None) -> Stat:
+    return Stat("gauge", text, series)
+
+
+CORE_STATS: Mapping[str, Stat] = {
+    "num_running": _gauge("The requests in the engine's batch.", "requests_running"),
+    "num_waiting": _gauge("The requests that wait for their first step; a joined prompt is one.", "requests_waiting"),
+    "num_holds": _gauge("The holds, which keep prompts in the cache for requests to come.", "holds"),
+    "num_holds_broken": _counter("The holds that ended because their memory was needed.", "holds_broken"),
+    "num_retracts": _counter(
+        "The retracts: running requests that went back to the queue for want of memory.", "retracts"
+    ),
+    "num_aborted": _counter("The requests that were aborted before their end, without holds that were released."),
+    "num_expired": _counter("The requests that waited longer than --queue-timeout."),
+    "num_failed": _counter("The requests that failed alone, by an error of their own."),
+    "num_grammars": _gauge("The grammars whose tables the engine has.", "grammars"),
+    "grammar_bytes": _gauge(
+        "The approximate memory of all grammars, cached ones and those of requests.", "grammar_bytes"
+    ),
+    "num_grammar_failures": _counter("The requests that failed because of their grammar.", "grammar_failures"),
+    "num_masks": _gauge("The token masks on the device.", "token_masks"),
+    "num_masks_made": _counter("The token masks that were sent to the device.", "token_masks_made"),
+    "num_masks_found": _counter(
+        "The token masks that were on the device already when they were needed.", "token_masks_found"
+    ),
+    "num_drafts": _counter("The draft tokens that jump-forward proposed.", "draft_tokens"),
+    "num_drafts_taken": _counter("The draft tokens that became output.", "draft_tokens_taken"),
+    "num_encoder_calls": _counter("The calls of the vision encoder.", "encoder_calls"),
+    "num_encoded_tiles": _counter(
+        "The tiles of images and frames of videos that the vision encoder encoded.", "encoded_tiles"
+    ),
+    "num_found_images": _counter(
+        "The images and videos of prompts whose encoded tiles were on the device already.", "encoded_images_found"
+    ),
+    "num_evicted_images": _counter(
+        "The images and videos whose encoded tiles were evicted for others.", "encoded_images_evicted"
+    ),
+    "vision_bytes": _gauge("The device memory of encoded images and videos.", "vision_cache_bytes"),
+    "num_free_tokens": _gauge("KV pool: the tokens in no use."),
+    "num_evictable_tokens": _gauge("KV pool: the tokens that are cached, and that no running request uses."),
+    "num_protected_tokens": _gauge("KV pool: the tokens that are cached, and that running requests use."),
+    "num_uncached_tokens": _gauge("KV pool: the tokens of running requests that are not cached."),
+    "kv_usage": _gauge("The share of the KV pool that running requests use, from 0 to 1.", "kv_usage"),
+    "num_cached_tokens": _gauge("The tokens in the prefix cache.", "prefix_cache_tokens"),
+    "num_inserted_tokens": _counter("The tokens that were put into the prefix cache.", "inserted_tokens"),
+    "num_evicted_tokens": _counter("The tokens that were evicted from the prefix cache.", "evicted_tokens"),
+    "cache_hit_rate": _gauge("The share of all prompt tokens that came from the cache, from 0 to 1.", "cache_hit_rate"),
+    "prompt_tokens": _counter(
+        "The prompt tokens of admitted requests. The n answers to a prompt are n requests.", "engine_prompt_tokens"
+    ),
+    "cached_tokens": _counter(
+        "The prompt tokens of admitted requests that came from the cache.", "engine_cached_tokens"
+    ),
+    "branch_tokens": _counter("The prompt tokens in branches of joined prompts, counted when a branch is admitted."),
+    "branch_tokens_computed": _counter("The tokens of branches that were computed for a joined prompt."),
+    "generated_tokens": _counter(
+        "The tokens that the engine generated, with those after a stop string or a disconnect.",
+        "engine_generated_tokens",
+    ),
+    "num_steps": _counter("The steps of the engine.", "engine_steps"),
+    "num_lowered": _counter("The programs that were traced.", "programs_lowered"),
+    "num_compiled": _counter("The programs that were compiled.", "programs_compiled"),
+    "num_programs_pending": _gauge("The programs that are still to be compiled.", "programs_pending"),
 }
-"""The names that the loop of the engine process adds."""
+"""The values in every engine core's `stats`."""
+
+LOOP_STATS: Mapping[str, Stat] = {
+    "num_turns": _counter("The turns of the step loop, idle ones too."),
+    "idle_s": _counter("The seconds in which the step loop had no work.", "scheduler_idle_seconds"),
+    "busy_s": _counter("The seconds in which the step loop had work.", "scheduler_busy_seconds"),
+}
+"""The values that the loop of the engine process adds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,9 +30,9 @@ class GrammarWorkers:
     Invariant: a process is idle, or taken until `compile` gives it back, or has ended.
     """
 
-    def __init__(self, compile_s: float = COMPILE_S, stall_s: float = STALL_S) -> None:
+    def __init__(self, compile_s: float = COMPILE_S) -> None:
         self._compile_s = compile_s
-        self._stall_s = stall_s
+        self._stall_s = STALL_S
         self._idle: list[Process] = []
         self._taken: set[Process] = set()
         self._is_closed = False

@@ -115,12 +115,6 @@ class PrefixIndex:
         """Forgets every block that is not held."""
         self._times.clear()
 
-    def check_integrity(self) -> None:
-        """Asserts the invariants; for tests."""
-        assert len(self._times) <= self._max_blocks
-        assert all(a <= b for a, b in itertools.pairwise(self._times.values()))
-        assert all(count > 0 for count in self._held.values())
-
     def _match_chain(self, chain: Chain) -> int:
         return bisect.bisect_left(chain, True, key=lambda block: block not in self._times and block not in self._held)
 

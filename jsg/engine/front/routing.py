@@ -177,12 +177,6 @@ class Router:
         """Notes that the engine's cache is empty, or that the engine is gone."""
         self._lanes[engine].index.clear()
 
-    def check_integrity(self) -> None:
-        """Asserts the invariants of all indices, and that no load is negative; for tests."""
-        for lane in self._lanes:
-            lane.index.check_integrity()
-            assert lane.load >= 0
-
     def _path(self, request: Request) -> PrefixPath:
         """The blocks of its prompt, computed once for the `n` answers to a prompt, which come one after another."""
         if self._last is None or not _have_one_prompt(self._last[0], request):

@@ -184,10 +184,3 @@ class GrammarStore:
         del self._machines[grammar.key]
         self._machine_bytes -= grammar.num_bytes
         grammar.machine, grammar.num_bytes, grammar.least_bytes = None, 0, 0
-
-    def check_integrity(self) -> None:
-        """Asserts the invariants; for tests."""
-        assert all(each.key == key and (each.is_known or each.num_users) for key, each in self._grammars.items())
-        assert self._table_bytes == sum(len(each.tables) for each in self._grammars.values())
-        assert self._machine_bytes == sum(each.num_bytes for each in self._grammars.values())
-        assert self._machines == {key: each for key, each in self._grammars.items() if each.machine is not None}

@@ -8,6 +8,7 @@ from typing import Any, final
 
 from jsg.errors import RequestError
 from jsg.lang.tokens.local_model import HELD, LocalModel
+from jsg.lang.tokens.model import Hold
 from jsg.lang.tokens.session import TokenSession
 from jsg.processing.answer import Answer, Prompt
 from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt, encode_choices, encode_parts, media_parts
@@ -23,33 +24,6 @@ Answering = Callable[[Sequence[Prompt]], AsyncGenerator[tuple[list[Answer], int]
 """`Engine.answer_async`."""
 Holding = Callable[[Prompt, Callable[[], None]], Callable[[], None]]
 """`Engine.hold`."""
-
-
-@final
-class EngineHold:
-    """A prefix that stays in the cache.
-
-    Attributes:
-        part_ids: As in `tokens.model.Outcome`.
-    """
-
-    def __init__(
-        self, part_ids: tuple[tuple[int, ...], ...], end: Callable[[], None], is_cached: asyncio.Event
-    ) -> None:
-        self.part_ids = part_ids
-        self._end: Callable[[], None] | None = end
-        self._is_cached = is_cached
-
-    async def cached(self) -> None:
-        """Returns when the prefix is computed, or the hold has ended."""
-        await self._is_cached.wait()
-
-    async def release(self) -> None:
-        """Ends the hold. A second call does nothing."""
-        end, self._end = self._end, None
-        if end is not None:
-            end()
-            self._is_cached.set()
 
 
 @final
@@ -71,7 +45,7 @@ class EngineModel(LocalModel):
             self._turns = ChatTurns.of_tokenizer(self._tokenizer, placeholders)
         return self._turns
 
-    async def hold(self, prompt: tuple[Part, ...]) -> EngineHold:
+    async def hold(self, prompt: tuple[Part, ...]) -> Hold:
         """Computes a prompt and keeps it cached until it is released. Does not wait for it. Raises JsgError."""
         encoded = await self._encode(prompt)
         if not encoded.input_ids:
@@ -81,8 +55,13 @@ class EngineModel(LocalModel):
         def heard() -> None:
             loop.call_soon_threadsafe(is_cached.set)
 
-        end = self._hold(self._prompt(encoded, HELD, hold=True), heard)
-        return EngineHold(encoded.part_ids, end, is_cached)
+        stop = self._hold(self._prompt(encoded, HELD, hold=True), heard)
+
+        async def end() -> None:
+            stop()
+            is_cached.set()
+
+        return Hold(encoded.part_ids, end, is_cached.wait)
 
     async def _encode(self, parts: tuple[Part, ...]) -> EncodedPrompt:
         return await self._beside(lambda: encode_parts(self._tokenizer, parts, media=self._media), _size(parts))

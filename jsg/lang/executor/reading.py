@@ -37,9 +37,6 @@ class GraphState(RunState):
         self.ended = ended
         self._noted = history
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.variables
-
     @property
     def ret_value(self) -> Any:
         """What the program returned.
@@ -54,18 +51,12 @@ class GraphState(RunState):
         """Gives the same as `ret_value`, for tasks."""
         return await self._get(self.returned)
 
-    def _known(self, name: str) -> Variable | None:
-        return self.variables.get(name)
-
     def _expected(self, name: str) -> AbstractContextManager[Variable]:
         names = ", ".join(map(repr, self.variables)) or "none"
         raise UnknownVariableError(f"the program does not set a variable {name!r}; at its end it has {names}")
 
     def _log(self) -> tuple[Variable, Variable | None]:
         return self.log, None
-
-    def _reported(self, variable: Variable) -> Variable:
-        return variable
 
     def _at_end(self) -> Variable:
         """Gives a variable that is done at the end of the run. It fails where the run has failed."""

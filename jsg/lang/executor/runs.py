@@ -130,7 +130,7 @@ class RemoteState(GraphState):
         if variable is not None and "delta" in event:
             variable.add(event["delta"])
         elif variable is not None and variable.num_pieces and not event.get("failed"):
-            variable.finish("".join(variable.pieces_between(0)))  # its report comes with the result
+            variable.finish("".join(variable.pieces()))  # its report comes with the result
         if (result := event.get("result")) is not None:
             self._finish(result)
 

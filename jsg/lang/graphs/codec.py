@@ -403,9 +403,9 @@ def _written_media(media: Image | Video) -> dict[str, Any]:
     return written if isinstance(media, Image) else {**written, "num_frames": media.num_frames}
 
 
-def sampling_from_dict(source: Any, where: str = "sampling_params") -> SamplingArgs:
+def sampling_from_dict(source: Any) -> SamplingArgs:
     """Reads what `sampling_to_dict` gives. Raises GraphError. The backend checks the ranges of values."""
-    return _sampling(source, where, Location(where))
+    return _sampling(source, "sampling_params", Location("sampling_params"))
 
 
 def sampling_to_dict(args: SamplingArgs) -> dict[str, Any]:

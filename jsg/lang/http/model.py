@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any, final
 
 from jsg.errors import BackendError, NotFoundError, QueueFullError, RateLimitError
 from jsg.lang.http.client import HttpClient
 from jsg.lang.http.parts import id_lists, outcome, scored_choices
 from jsg.lang.http.sent_files import SentFiles
-from jsg.lang.tokens.model import ScoredChoices, TokenCall, TokenDelta
+from jsg.lang.tokens.model import Hold, ScoredChoices, TokenCall, TokenDelta
 from jsg.processing.parts import Part
 from jsg.processing.turns import ChatTurns
 
@@ -18,32 +18,6 @@ MAX_CALLS = 256  # at a time, because each takes a connection, and most processe
 MAX_HOLDS = 256
 TEMPLATE_PATH = "/get_chat_template"
 _PREFILL = {"max_new_tokens": 0}
-
-
-@final
-class HttpHold:
-    """A stream of events, which is open as long as the server holds a prefix.
-
-    Attributes:
-        part_ids: The tokens of the prompt, as in `tokens.model.Outcome`.
-    """
-
-    def __init__(
-        self, part_ids: tuple[tuple[int, ...], ...], events: AsyncGenerator[Any] | None, on_release: Callable[[], None]
-    ) -> None:
-        self.part_ids = part_ids
-        self._events = events
-        self._on_release = on_release
-
-    async def cached(self) -> None:
-        """Returns at once, because the prefix is computed."""
-
-    async def release(self) -> None:
-        """Disconnects. A second call does nothing."""
-        events, self._events = self._events, None
-        if events is not None:
-            self._on_release()
-            await events.aclose()
 
 
 @final
@@ -118,7 +92,7 @@ class HttpModel:
                     return scored_choices(answer)
         raise AssertionError("the last attempt names nothing")
 
-    async def hold(self, prompt: tuple[Part, ...]) -> HttpHold:
+    async def hold(self, prompt: tuple[Part, ...]) -> Hold:
         """Computes a prompt, and keeps it cached until the hold is released.
 
         Where the server, or this process, has too many holds already, the prompt is only computed.
@@ -131,25 +105,26 @@ class HttpModel:
             self._num_holds += 1
             events = self._events(prompt, body | {"hold": True}, max_retries=0)
             is_held = False
+
+            async def end() -> None:
+                self._num_holds -= 1
+                await events.aclose()
+
             try:
                 first: Any = await anext(events, None)  # any other answer is an error below
                 with self._understood("/generate"):
-                    hold = HttpHold(id_lists(first["meta_info"]["part_ids"]), events, self._forget_hold)
+                    hold = Hold(id_lists(first["meta_info"]["part_ids"]), end)
                 is_held = True
                 return hold
             except (QueueFullError, RateLimitError):
                 pass
             finally:
                 if not is_held:
-                    self._num_holds -= 1
-                    await events.aclose()
+                    await end()
         async with self._room(), contextlib.aclosing(self._events(prompt, body)) as computed:
             answers = [event async for event in computed]
         with self._understood("/generate"):
-            return HttpHold(id_lists(answers[-1]["meta_info"]["part_ids"]), None, self._forget_hold)
-
-    def _forget_hold(self) -> None:
-        self._num_holds -= 1
+            return Hold(id_lists(answers[-1]["meta_info"]["part_ids"]))
 
     async def _events(
         self, prompt: tuple[Part, ...], fields: Mapping[str, Any], *, max_retries: int | None = None

@@ -120,7 +120,7 @@ class Runner:
         self._session = session
         self._has_begun = True
         log = self.transcript.log
-        for piece in transcript.log.pieces_between(0):
+        for piece in transcript.log.pieces():
             log.add(piece)
         transcript.log = log
         self.transcript = transcript

@@ -47,7 +47,7 @@ class Transcript:
 
     def text(self, start: int = 0) -> str:
         """Gives all text from a piece on."""
-        return "".join(self.log.pieces_between(start))
+        return "".join(self.log.pieces(start))
 
     def fork(self, size: int) -> "list[Transcript]":
         """Gives copies for branches."""

@@ -99,9 +99,9 @@ class Variable:
         """The number of pieces of text so far."""
         return len(self._pieces)
 
-    def pieces_between(self, start: int, end: int | None = None) -> Sequence[str]:
-        """Gives some of the pieces so far."""
-        return self._pieces[start:end]
+    def pieces(self, start: int = 0) -> Sequence[str]:
+        """Gives the pieces so far, from one on."""
+        return self._pieces[start:]
 
     def now(self) -> Any:
         """Gives the value of a done variable, or raises its error."""

@@ -5,11 +5,13 @@ prefix cache has each of them.
 """
 
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Protocol, final
 
 from jsg.processing.parts import Part
 from jsg.processing.turns import ChatTurns
+
+type Act = Callable[[], Awaitable[object]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,19 +93,30 @@ class ScoredChoices:
     meta: dict[str, Any]
 
 
-class Hold(Protocol):
-    """A prefix that stays in the cache."""
+@final
+class Hold:
+    """A prefix that stays in the cache.
 
-    part_ids: tuple[tuple[int, ...], ...]
-    """The tokens of the prompt, as in `Outcome`."""
+    Attributes:
+        part_ids: The tokens of the prompt, as in `Outcome`.
+    """
+
+    def __init__(self, part_ids: tuple[tuple[int, ...], ...], end: Act | None = None, wait: Act | None = None) -> None:
+        """`end` ends it; None where nothing is held. `wait` returns as `cached` does; None where it is computed."""
+        self.part_ids = part_ids
+        self._end = end
+        self._wait = wait
 
     async def cached(self) -> None:
         """Returns when the prefix is computed, or when it will not be."""
-        ...
+        if self._wait is not None:
+            await self._wait()
 
     async def release(self) -> None:
         """Ends the hold. A second call does nothing."""
-        ...
+        end, self._end = self._end, None
+        if end is not None:
+            await end()
 
 
 class TokenModel(Protocol):

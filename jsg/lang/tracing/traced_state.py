@@ -3,10 +3,10 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Never, final
+from typing import Any, Never, Self, final
 
 from jsg.errors import ProgramError, TraceError
-from jsg.lang.branches import ProgramStateGroup, Span, joined_at_end
+from jsg.lang.branches import Extendable, ProgramStateGroup
 from jsg.lang.graphs.nodes import (
     AnyNode,
     Append,
@@ -42,7 +42,6 @@ from jsg.lang.ir import (
     Gen,
     Image,
     MediaOf,
-    Role,
     RoleBegin,
     RoleEnd,
     SamplingArgs,
@@ -79,7 +78,7 @@ class _Mixed:
 
 
 @final
-class TracedState(Readable):
+class TracedState(Readable, Extendable):
     """The state of a stream of a traced program. It has the methods of `ProgramState` that need no value.
 
     Attributes:
@@ -103,7 +102,7 @@ class TracedState(Readable):
 
     # Appending
 
-    def extend(self, value: Any) -> "TracedState":
+    def extend(self, value: Any) -> Self:
         """Records text or an expression; does the same as `+=`."""
         try:
             self._append(value)
@@ -111,8 +110,7 @@ class TracedState(Readable):
             raise traced(error) from None
         return self
 
-    def __iadd__(self, value: Any) -> "TracedState":
-        return self.extend(value)
+    __iadd__ = extend
 
     def _append(self, value: Any, part: Part | None = None) -> None:
         text: list[Expr] = []
@@ -188,9 +186,6 @@ class TracedState(Readable):
 
     # Variables
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        self.set_var(name, value)
-
     def __contains__(self, name: str) -> bool:
         if name in self._perhaps:
             raise TraceError(
@@ -250,30 +245,6 @@ class TracedState(Readable):
             raise AttributeError(name)
         raise TraceError(f"a state has no .{name} while a program is traced, at {program_line()}; {ADVICE}")
 
-    # Turns and scopes
-
-    def system(self, expr: Any = None) -> Span | None:
-        """Appends a turn of the system: with `expr`, or around a `with` block."""
-        return self._turn("system", expr)
-
-    def user(self, expr: Any = None) -> Span | None:
-        """Appends a turn of the user: with `expr`, or around a `with` block."""
-        return self._turn("user", expr)
-
-    def assistant(self, expr: Any = None) -> Span | None:
-        """Appends a turn of the assistant: with `expr`, or around a `with` block."""
-        return self._turn("assistant", expr)
-
-    def var_scope(self, name: str) -> Span:
-        """Makes the text of a `with` block the variable `name`."""
-        return Span(self, VarScopeBegin(name), VarScopeEnd(name))
-
-    def _turn(self, role: Role, expr: Any) -> Span | None:
-        if expr is None:
-            return Span(self, RoleBegin(role), RoleEnd(role))
-        self.extend(RoleBegin(role) + expr + RoleEnd(role))
-        return None
-
     # Forks
 
     def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> "ProgramStateGroup[TracedState]":
@@ -285,12 +256,6 @@ class TracedState(Readable):
         self._emit(Fork, branches=branches, offsets=offsets)
         states = [TracedState(self._recorder, number, self) for number in branches]
         return ProgramStateGroup(states, lambda mode: self._join(states, mode))
-
-    def copy(
-        self, position_ids_offset: Sequence[int] | None = None
-    ) -> "contextlib.AbstractContextManager[TracedState]":
-        """Makes a branch, which is joined at the end of the `with` block."""
-        return joined_at_end(self.fork(1, position_ids_offset))
 
     def _join(self, branches: "Sequence[TracedState]", mode: JoinMode) -> None:
         if any(branch._is_joined for branch in branches):

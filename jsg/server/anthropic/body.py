@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator, 
 
 from jsg.errors import RequestError
 from jsg.parameters import MAX_STOP_CHARS, MAX_STOP_STRINGS
-from jsg.server.http.body import GRAMMAR, Body, Checked
+from jsg.server.http.body import GRAMMAR, Body, Checked, check_fields
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSource, joined_content
 from jsg.server.shared.constraint import (
@@ -81,11 +81,8 @@ class ImageSource(Body):
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        needed = {"base64": {"media_type", "data"}, "url": {"url"}}[self.type]
-        given = {name for name in ("media_type", "data", "url") if getattr(self, name) is not None}
-        if given != needed:
-            rule = f"a source of type {self.type} must have {' and '.join(sorted(needed))} and nothing else"
-            raise RequestError(f"{rule}, but has {' and '.join(sorted(given)) or 'neither'}; correct it", "messages")
+        kinds = {"base64": "media_type data", "url": "url"}
+        check_fields(self, self.type, f"a source of type {self.type}", "messages", kinds)
         return self
 
     @property
@@ -127,17 +124,13 @@ class MessageBlock(Body):
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        needed, taken = {
-            "text": ({"text"}, {"text"}),
-            "image": ({"source"}, {"source"}),
-            "tool_use": ({"id", "name", "input"}, {"id", "name", "input", "caller"}),
-            "tool_result": ({"tool_use_id"}, {"tool_use_id", "content", "is_error"}),
-        }[self.type]
-        given = {name for name in self.model_fields_set if getattr(self, name) is not None}
-        for name in sorted(needed - given):
-            raise RequestError(f"a block of type {self.type} must have {name}, but it is missing; add it", "messages")
-        for name in sorted(given - taken - {"type", "cache_control"}):
-            raise RequestError(f"a block of type {self.type} must not have {name}; leave it out", name)
+        kinds = {
+            "text": "text",
+            "image": "source",
+            "tool_use": "id name input caller?",
+            "tool_result": "tool_use_id content? is_error?",
+        }
+        check_fields(self, self.type, f"a block of type {self.type}", "messages", kinds)
         return self
 
 
@@ -230,11 +223,8 @@ class AnthropicToolChoice(Body):
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        if (self.name is not None) != (self.type == "tool"):
-            got = "has none" if self.name is None else f"its type is {self.type}"
-            raise RequestError(
-                f"tool_choice must have a name if its type is tool, and only then, but {got}; correct it", "tool_choice"
-            )
+        kinds = {"auto": "", "any": "", "tool": "name", "none": ""}
+        check_fields(self, self.type, f"tool_choice of type {self.type}", "tool_choice", kinds)
         return self
 
     def choice(self) -> Choice:

@@ -91,6 +91,28 @@ class Body(BaseModel):
         return {field.alias or name for name, field in cls.model_fields.items()}
 
 
+def check_fields(body: Body, kind: str, what: str, param: str, fields: Mapping[str, str]) -> None:
+    """Checks that an object of one of several kinds has the fields of its kind, and none of the others.
+
+    Args:
+        body: The object.
+        kind: Its kind.
+        what: The name of such an object in messages.
+        param: The field that is at fault.
+        fields: Kind → the names of its fields. A name with a question mark may be left out. Other fields go with each.
+
+    Raises:
+        RequestError: A field is missing, or belongs to another kind.
+    """
+    own = fields[kind].split()
+    for name in dict.fromkeys(word.rstrip("?") for words in fields.values() for word in words.split()):
+        is_given, shown = getattr(body, name) is not None, name.rstrip("_")
+        if name in own and not is_given:
+            raise RequestError(f"{what} must have {shown}, but it is missing; add it", param)
+        if is_given and name not in own and f"{name}?" not in own:
+            raise RequestError(f"{what} must not have {shown}; leave it out", param)
+
+
 def is_off(value: object) -> bool:
     """Whether a value asks for nothing: null, false, or an empty text or list.
 

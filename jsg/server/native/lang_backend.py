@@ -8,6 +8,7 @@ from typing import Any, final
 
 from jsg.errors import AbortedError, ForbiddenError, JsgError, RequestError
 from jsg.lang.tokens.local_model import HELD, LocalModel
+from jsg.lang.tokens.model import Hold
 from jsg.lang.tokens.scoring import ScoreLimits
 from jsg.lang.tokens.session import TokenSession
 from jsg.processing.answer import Answer, Prompt
@@ -21,8 +22,6 @@ from jsg.server.shared.prompt_parts import encode_choices_of, encode_prompt
 from jsg.types import FinishType
 
 MAX_AT_ONCE = 1024  # calls of one HTTP request that are in the engine at the same time; others wait
-
-Ids = tuple[int, ...]
 
 
 @final
@@ -60,39 +59,6 @@ class Budget:
                     "less, or run it in parts"
                 )
         return num_tokens, num_held, num_scores
-
-
-@final
-class FrontHold:
-    """A prefix that is held in the cache.
-
-    Attributes:
-        part_ids: As in `tokens.model.Outcome`.
-    """
-
-    def __init__(self, part_ids: tuple[Ids, ...], generation: Generation) -> None:
-        self.part_ids = part_ids
-        self._is_settled = asyncio.Event()
-        self._holding = asyncio.create_task(self._hold(generation))
-
-    async def cached(self) -> None:
-        """Returns when the prefix is computed, or cannot be computed any more."""
-        await self._is_settled.wait()
-
-    async def release(self) -> None:
-        """Ends it. A second time does nothing."""
-        self._holding.cancel()
-        await asyncio.wait((self._holding,))
-
-    async def _hold(self, generation: Generation) -> None:
-        try:
-            async with contextlib.aclosing(generation.hold()) as deltas:
-                async for _ in deltas:
-                    self._is_settled.set()
-        except JsgError:
-            pass  # the hint is lost; if something is wrong, the continuation of the prompt fails with it
-        finally:
-            self._is_settled.set()
 
 
 @final
@@ -134,8 +100,8 @@ class FrontModel(LocalModel):
         self._rid = rid or new_rid()
         self._budget = budget
         self._num_calls = 0
-        self._holds: list[FrontHold] = []
-        most = front.generator.admission.limits.max_per_key or MAX_AT_ONCE
+        self._holds: list[Hold] = []
+        most = front.generator.admission.config.max_requests_per_key or MAX_AT_ONCE
         self._places = asyncio.Semaphore(min(most, MAX_AT_ONCE))
 
     def info(self) -> dict[str, Any]:
@@ -146,7 +112,7 @@ class FrontModel(LocalModel):
         """The model's chat template. Raises RequestError where it has none."""
         return self._front.turns
 
-    async def hold(self, prompt: tuple[Part, ...]) -> FrontHold:
+    async def hold(self, prompt: tuple[Part, ...]) -> Hold:
         """Begins to compute a prompt, which then stays cached until it is released. Does not wait for it.
 
         This is a hint: where there are too many holds already, the prompt is not held.
@@ -155,7 +121,14 @@ class FrontModel(LocalModel):
             JsgError: The prompt is wrong, or the budget is spent.
         """
         encoded = await self._encode(prompt)
-        hold = FrontHold(encoded.part_ids, await self._begin([self._prompt(encoded, HELD, hold=True)]))
+        generation, is_settled = await self._begin([self._prompt(encoded, HELD, hold=True)]), asyncio.Event()
+        holding = asyncio.create_task(_hold(generation, is_settled))
+
+        async def end() -> None:
+            holding.cancel()
+            await asyncio.wait((holding,))
+
+        hold = Hold(encoded.part_ids, end, is_settled.wait)
         self._holds.append(hold)
         return hold
 
@@ -225,6 +198,17 @@ class FrontBackend:
     async def close(self) -> None:
         """Releases all prompts that are still held."""
         await self._model.close()
+
+
+async def _hold(generation: Generation, is_settled: asyncio.Event) -> None:
+    try:
+        async with contextlib.aclosing(generation.hold()) as deltas:
+            async for _ in deltas:
+                is_settled.set()
+    except JsgError:
+        pass  # the hint is lost; if something is wrong, the continuation of the prompt fails with it
+    finally:
+        is_settled.set()
 
 
 def _check_whole(answers: Sequence[Answer]) -> None:

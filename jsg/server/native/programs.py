@@ -146,7 +146,7 @@ async def _running(
 ) -> AsyncIterator[ProgramRun]:
     """Lets a program in, compiles its patterns and runs it; its time limit covers all of this. Raises JsgError."""
     admission = front.generator.admission
-    limit_s = admission.limits.program_s
+    limit_s = admission.config.program_timeout
     model = FrontModel(front, call, namespace=namespace, budget=Budget(), waits=True, is_read=is_read)
     with admission.program(call.caller.tenant):
         try:

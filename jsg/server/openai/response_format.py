@@ -5,8 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import FailFast, Field, StringConstraints, model_validator
 
-from jsg.errors import RequestError
-from jsg.server.http.body import Body, Checked
+from jsg.server.http.body import Body, Checked, check_fields
 from jsg.server.shared.constraint import Constraint, Schema
 from jsg.types import AdditionalProperties, GrammarKind
 
@@ -49,17 +48,9 @@ class ResponseFormat(Body):
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        parts = {"json_schema": ("json_schema",), "structural_tag": ("structures", "triggers", "format")}
-        for name in ("json_schema", "structures", "triggers", "format"):
-            if getattr(self, name) is not None and name not in parts.get(self.type, ()):
-                raise RequestError(
-                    f"response_format of type {self.type} must not have {name}; leave it out", "response_format"
-                )
-        if self.type == "json_schema" and self.json_schema is None:
-            raise RequestError(
-                "response_format of type json_schema must have json_schema, but it is missing; add it",
-                "response_format",
-            )
+        tag = "structures? triggers? format?"
+        kinds = {"text": "", "json_object": "", "json_schema": "json_schema", "structural_tag": tag}
+        check_fields(self, self.type, f"response_format of type {self.type}", "response_format", kinds)
         return self
 
     def constraints(self) -> Iterator[Constraint]:

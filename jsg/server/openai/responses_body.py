@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from jsg.errors import RequestError
-from jsg.server.http.body import GRAMMAR, Body, Checked
+from jsg.server.http.body import GRAMMAR, Body, Checked, check_fields
 from jsg.server.openai.response_format import ANY_OBJECT, ENFORCED, FORMAT_TYPE, NOT_SHOWN, SCHEMA, SchemaName
 from jsg.server.openai.response_store import Picture, Role
 from jsg.server.shared.constraint import (
@@ -91,9 +91,8 @@ class ResponsePart(Body):
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        needed, other = ("image_url", "text") if self.type == "input_image" else ("text", "image_url")
-        if getattr(self, needed) is None or getattr(self, other) is not None:
-            raise RequestError(f"a part of type {self.type} must have {needed} and no {other}; correct it", "input")
+        kinds = {"input_text": "text", "output_text": "text", "input_image": "image_url"}
+        check_fields(self, self.type, f"a part of type {self.type}", "input", kinds)
         return self
 
 
@@ -161,15 +160,7 @@ class InputItem(Body):
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
         kind = "item_reference" if self.is_reference else self.type or "message"
-        needed, taken = _ITEM_FIELDS[kind]
-        for name in needed:
-            if getattr(self, name) is None:
-                raise RequestError(
-                    f"an input item that is {_A[kind]} must have {name}, but it is missing; add it", "input"
-                )
-        for name in ("role", "content", "call_id", "name", "arguments", "output"):
-            if getattr(self, name) is not None and name not in (*needed, *taken):
-                raise RequestError(f"an input item that is {_A[kind]} must not have {name}; leave it out", "input")
+        check_fields(self, kind, f"an input item of type {kind}", "input", _ITEM_FIELDS)
         if self.role == "assistant" and self.pictures:
             raise RequestError(
                 "a message of the assistant must be text, but it has a picture; send the picture in a message of the "
@@ -184,20 +175,13 @@ class InputItem(Body):
         return self
 
 
-_ITEM_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "message": (("role", "content"), ()),
-    "item_reference": (("id",), ()),
-    "function_call": (("call_id", "name", "arguments"), ()),
-    "function_call_output": (("call_id", "output"), ("name",)),
+_ITEM_FIELDS: Mapping[str, str] = {
+    "message": "role content id?",
+    "item_reference": "id",
+    "function_call": "call_id name arguments id?",
+    "function_call_output": "call_id output name? id?",
 }
-"""Kind of item → the fields that it must have, and further fields that it may have."""
-
-_A: Mapping[str, str] = {
-    "message": "a message",
-    "item_reference": "a reference",
-    "function_call": "a function_call",
-    "function_call_output": "a function_call_output",
-}
+"""Kind of item → its fields, as `check_fields` reads them."""
 
 
 class TextFormat(Body):
@@ -213,14 +197,8 @@ class TextFormat(Body):
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        is_schema = self.type == "json_schema"
-        if is_schema and (self.schema_ is None or self.name is None):
-            raise RequestError("text.format of type json_schema must have name and schema; add them", "text.format")
-        if not is_schema and any((self.schema_ is not None, self.name, self.description, self.strict is not None)):
-            raise RequestError(
-                f"text.format of type {self.type} must have only its type, but has more; leave the rest out",
-                "text.format",
-            )
+        kinds = {"text": "", "json_object": "", "json_schema": "name schema_ description? strict?"}
+        check_fields(self, self.type, f"text.format of type {self.type}", "text.format", kinds)
         return self
 
     def constraints(self) -> Iterator[Constraint]:
@@ -290,12 +268,8 @@ class ResponsesToolChoice(Body):
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        given = {name for name in ("name", "mode", "tools") if getattr(self, name) is not None}
-        needed = {"name"} if self.type == "function" else {"mode", "tools"}
-        if given != needed:
-            rule = f"tool_choice of type {self.type} must have {' and '.join(sorted(needed))} and nothing else"
-            found = " and ".join(sorted(given)) or "none of them"
-            raise RequestError(f"{rule}, but has {found}; correct it", "tool_choice")
+        kinds = {"function": "name", "allowed_tools": "mode tools"}
+        check_fields(self, self.type, f"tool_choice of type {self.type}", "tool_choice", kinds)
         return self
 
     def choice(self) -> Choice:

@@ -5,9 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from jsg.errors import RequestError
 from jsg.processing.tool_calls import CallDelta, ToolCall
-from jsg.server.http.body import Body, Checked
+from jsg.server.http.body import Body, Checked, check_fields
 from jsg.server.shared.tools import FUNCTIONS_ONLY
 from jsg.server.tool_use import Choice
 
@@ -53,11 +52,8 @@ class ToolChoice(Body):
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        given = {name for name in ("function", "allowed_tools") if getattr(self, name) is not None}
-        if given != {self.type}:
-            found = " and ".join(sorted(given)) or "neither"
-            rule = f"tool_choice of type {self.type} must have {self.type} and nothing else"
-            raise RequestError(f"{rule}, but has {found}; correct it", "tool_choice")
+        kinds = {"function": "function", "allowed_tools": "allowed_tools"}
+        check_fields(self, self.type, f"tool_choice of type {self.type}", "tool_choice", kinds)
         return self
 
     def choice(self) -> Choice:

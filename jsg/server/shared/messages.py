@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from jsg.errors import RequestError
 from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.media.base64_files import MAX_FRAMES
-from jsg.server.http.body import Body, Checked
+from jsg.server.http.body import Body, Checked, check_fields
 from jsg.server.media_sources import MediaSource, joined_content
 
 MAX_ARGUMENTS_DEPTH = 64
@@ -29,7 +29,6 @@ _FOREIGN: Mapping[str, tuple[str, ...]] = {
     "function": ("tool_calls", "function_call", "tool_call_id", "refusal", "reasoning_content"),
 }
 """Role → the fields that a message of this role must not have."""
-_PART_TYPES = ("text", "refusal", "image_url", "video_url")
 
 
 class ImageUrl(Body):
@@ -72,11 +71,8 @@ class ContentPart(Body):
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        given = {name for name in _PART_TYPES if getattr(self, name) is not None}
-        if given != {self.type}:
-            rule = f"a part of type {self.type} must have the field {self.type} only"
-            found = " and ".join(sorted(given)) or "none"
-            raise RequestError(f"{rule}, but has {found}; correct it", param="messages")
+        kinds = {kind: kind for kind in ("text", "refusal", "image_url", "video_url")}
+        check_fields(self, self.type, f"a part of type {self.type}", "messages", kinds)
         return self
 
     @property

@@ -12,20 +12,20 @@ from jsg.server.generation import MAX_PROMPT_TOKENS
 MAX_JOINED = 2**23  # characters; a text before several choices counts for each of them
 
 
-async def encode_prompt(front: Front, parts: Sequence[Part], field: str = "prompt", *, namespace: str) -> EncodedPrompt:
+async def encode_prompt(front: Front, parts: Sequence[Part], *, namespace: str) -> EncodedPrompt:
     """The tokens of a prompt. `namespace` is as in `MediaReader.within`.
 
     Raises:
         RequestError: It has pictures and the model cannot see; it has no token; or as `encode_parts`.
     """
     generator, reader = front.generator, front.media.reader_within(namespace)
-    check_parts(front, parts, field)
+    check_parts(front, parts)
     limit = generator.info.max_request_tokens
     encoded = await _beside(
         front, parts, lambda: encode_parts(generator.tokenizer, parts, max_tokens=limit, media=reader), num_chars(parts)
     )
     if not encoded.input_ids:
-        raise RequestError(f"{field} must have at least one token, but has none; send some text", field)
+        raise RequestError("prompt must have at least one token, but has none; send some text", "prompt")
     return encoded
 
 
@@ -38,7 +38,7 @@ async def encode_choices_of(
         RequestError: As `encode_prompt`; or the texts are longer than `MAX_JOINED` together.
     """
     generator, reader = front.generator, front.media.reader_within(namespace)
-    check_parts(front, parts, "prompt")
+    check_parts(front, parts)
     last = parts[-1] if parts else None
     num_last = len(last.text) if isinstance(last, TextPart) else 0
     size = num_chars(parts) + num_last * len(choices) + sum(map(len, choices))
@@ -57,15 +57,15 @@ async def encode_choices_of(
     )
 
 
-def check_parts(front: Front, parts: Sequence[Part], field: str) -> None:
+def check_parts(front: Front, parts: Sequence[Part]) -> None:
     """Raises RequestError for pictures where the model cannot see, and for more tokens than a request may have."""
     num_tokens = 0
     for part in _flat(parts):
         if isinstance(part, MediaPart) and front.media.reader is None:
-            raise sees_no(part.kind, field)
+            raise sees_no(part.kind, "prompt")
         num_tokens += len(part.ids) if isinstance(part, TokenPart) else 0
     if num_tokens > MAX_PROMPT_TOKENS:
-        raise RequestError(f"{field} must have at most {MAX_PROMPT_TOKENS} tokens, but has {num_tokens}", field)
+        raise RequestError(f"prompt must have at most {MAX_PROMPT_TOKENS} tokens, but has {num_tokens}", "prompt")
 
 
 def num_chars(parts: Sequence[Part]) -> int:

@@ -12,6 +12,7 @@ from typing import final
 
 from prometheus_client.metrics_core import Metric
 
+from jsg.engine.child.protocol import CORE_STATS, LOOP_STATS
 from jsg.engine.front.client import EngineClient
 from jsg.engine.front.served import ServedEngine
 from jsg.errors import JsgError
@@ -55,123 +56,32 @@ class EngineSeries:
         return self.series.family({labels: sum(stats[key] for key in keys) for labels, keys in self.keys.items()})
 
 
-def _plain(name: str, kind: Kind, text: str, *keys: str) -> EngineSeries:
-    return EngineSeries(Series(name, kind, text), {(): keys})
+_STATS = {**CORE_STATS, **LOOP_STATS}
+_GAUGES = {key for key, stat in _STATS.items() if stat.kind == "gauge"}
+
+
+def _name(series: str, kind: Kind) -> str:
+    return f"jsg:{series}_total" if kind == "counter" else f"jsg:{series}"
 
 
 ENGINE_SERIES = (
-    _plain("jsg:requests_running", "gauge", "The requests in the engine's batch.", "num_running"),
-    _plain("jsg:requests_waiting", "gauge", "The requests that wait for their first step.", "num_waiting"),
-    _plain("jsg:holds", "gauge", "The holds, which keep prompts in the cache for requests to come.", "num_holds"),
-    _plain(
-        "jsg:holds_broken_total", "counter", "The holds that ended because their memory was needed.", "num_holds_broken"
-    ),
-    _plain(
-        "jsg:retracts_total",
-        "counter",
-        "The retracts: running requests that went back to the queue for want of memory.",
-        "num_retracts",
-    ),
-    _plain("jsg:grammars", "gauge", "The grammars whose tables the engine has.", "num_grammars"),
-    _plain(
-        "jsg:grammar_bytes",
-        "gauge",
-        "The approximate memory of all grammars, cached ones and those of requests.",
-        "grammar_bytes",
-    ),
-    _plain(
-        "jsg:grammar_failures_total",
-        "counter",
-        "The requests that failed because of their grammar.",
-        "num_grammar_failures",
-    ),
-    _plain("jsg:token_masks", "gauge", "The token masks on the device.", "num_masks"),
-    _plain("jsg:token_masks_made_total", "counter", "The token masks that were sent to the device.", "num_masks_made"),
-    _plain(
-        "jsg:token_masks_found_total",
-        "counter",
-        "The token masks that were on the device already when they were needed.",
-        "num_masks_found",
-    ),
-    _plain("jsg:draft_tokens_total", "counter", "The draft tokens that jump-forward proposed.", "num_drafts"),
-    _plain("jsg:draft_tokens_taken_total", "counter", "The draft tokens that became output.", "num_drafts_taken"),
-    _plain("jsg:encoder_calls_total", "counter", "The calls of the vision encoder.", "num_encoder_calls"),
-    _plain(
-        "jsg:encoded_tiles_total",
-        "counter",
-        "The tiles of images and frames of videos that the vision encoder encoded.",
-        "num_encoded_tiles",
-    ),
-    _plain(
-        "jsg:encoded_images_found_total",
-        "counter",
-        "The images and videos of prompts whose encoded tiles were on the device already.",
-        "num_found_images",
-    ),
-    _plain(
-        "jsg:encoded_images_evicted_total",
-        "counter",
-        "The images and videos whose encoded tiles were evicted for others.",
-        "num_evicted_images",
-    ),
-    _plain("jsg:vision_cache_bytes", "gauge", "The device memory of encoded images and videos.", "vision_bytes"),
     EngineSeries(
         Series("jsg:kv_tokens", "gauge", "The tokens of the KV pool, by their state.", ("state",)),
-        {
-            ("free",): ("num_free_tokens",),
-            ("evictable",): ("num_evictable_tokens",),
-            ("protected",): ("num_protected_tokens",),
-            ("uncached",): ("num_uncached_tokens",),
-        },
+        {(state,): (f"num_{state}_tokens",) for state in ("free", "evictable", "protected", "uncached")},
     ),
-    _plain(
-        "jsg:kv_used_tokens",
-        "gauge",
-        "The tokens of the KV pool that running requests use. Tokens that only the cache keeps can be evicted.",
-        "num_protected_tokens",
-        "num_uncached_tokens",
+    EngineSeries(
+        Series(
+            "jsg:kv_used_tokens",
+            "gauge",
+            "The tokens of the KV pool that running requests use. Tokens that only the cache keeps can be evicted.",
+        ),
+        {(): ("num_protected_tokens", "num_uncached_tokens")},
     ),
-    _plain("jsg:kv_usage", "gauge", "The share of the KV pool that running requests use, from 0 to 1.", "kv_usage"),
-    _plain("jsg:prefix_cache_tokens", "gauge", "The tokens in the prefix cache.", "num_cached_tokens"),
-    _plain(
-        "jsg:inserted_tokens_total", "counter", "The tokens that were put into the prefix cache.", "num_inserted_tokens"
+    *(
+        EngineSeries(Series(_name(stat.series, stat.kind), stat.kind, stat.text), {(): (key,)})
+        for key, stat in _STATS.items()
+        if stat.series is not None
     ),
-    _plain(
-        "jsg:evicted_tokens_total",
-        "counter",
-        "The tokens that were evicted from the prefix cache.",
-        "num_evicted_tokens",
-    ),
-    _plain(
-        "jsg:cache_hit_rate",
-        "gauge",
-        "The share of all prompt tokens that came from the cache, from 0 to 1.",
-        "cache_hit_rate",
-    ),
-    _plain(
-        "jsg:engine_prompt_tokens_total",
-        "counter",
-        "The prompt tokens of admitted requests. The n answers to a prompt are n requests.",
-        "prompt_tokens",
-    ),
-    _plain(
-        "jsg:engine_cached_tokens_total",
-        "counter",
-        "The prompt tokens of admitted requests that came from the cache.",
-        "cached_tokens",
-    ),
-    _plain(
-        "jsg:engine_generated_tokens_total",
-        "counter",
-        "The tokens that the engine generated, with those after a stop string or a disconnect.",
-        "generated_tokens",
-    ),
-    _plain("jsg:engine_steps_total", "counter", "The steps of the engine.", "num_steps"),
-    _plain("jsg:scheduler_idle_seconds_total", "counter", "The seconds in which the step loop had no work.", "idle_s"),
-    _plain("jsg:scheduler_busy_seconds_total", "counter", "The seconds in which the step loop had work.", "busy_s"),
-    _plain("jsg:programs_lowered_total", "counter", "The programs that were traced.", "num_lowered"),
-    _plain("jsg:programs_compiled_total", "counter", "The programs that were compiled.", "num_compiled"),
-    _plain("jsg:programs_pending", "gauge", "The programs that are still to be compiled.", "num_programs_pending"),
 )
 
 _ENGINE = ("engine",)
@@ -185,18 +95,18 @@ DP_ROUTED = Series(
 )
 
 
-def _of_each(name: str, kind: Kind, text: str, key: str) -> tuple[Series, str]:
-    return Series(f"jsg:dp_{name}", kind, f"{text}, for this engine.", _ENGINE), key
+def _of_each(name: str, key: str) -> tuple[Series, str]:
+    stat = CORE_STATS[key]
+    text = f"Of this engine: {stat.text[0].lower()}{stat.text[1:]}"
+    return Series(_name(f"dp_{name}", stat.kind), stat.kind, text, _ENGINE), key
 
 
 DP_SERIES = (
-    _of_each("requests_running", "gauge", "The requests in the batch", "num_running"),
-    _of_each("requests_waiting", "gauge", "The requests that wait for their first step", "num_waiting"),
-    _of_each("kv_usage", "gauge", "The share of the KV pool that running requests use", "kv_usage"),
-    _of_each("cache_hit_rate", "gauge", "The share of all prompt tokens that came from the cache", "cache_hit_rate"),
-    _of_each("prompt_tokens_total", "counter", "The prompt tokens of admitted requests", "prompt_tokens"),
-    _of_each("cached_tokens_total", "counter", "The prompt tokens that came from the cache", "cached_tokens"),
-    _of_each("generated_tokens_total", "counter", "The tokens that were generated", "generated_tokens"),
+    *(_of_each("requests_running", "num_running"), _of_each("requests_waiting", "num_waiting")),
+    *(
+        _of_each(key, key)
+        for key in ("kv_usage", "cache_hit_rate", "prompt_tokens", "cached_tokens", "generated_tokens")
+    ),
 )
 """What is scraped of each of several engines, and where in its `stats()` it is."""
 
@@ -205,13 +115,6 @@ ALL_SERIES = (
     *(engine_series.series for engine_series in ENGINE_SERIES),
     *(DP_UP, DP_ROUTED, *(series for series, _ in DP_SERIES)),
 )
-_GAUGES = {
-    key
-    for engine_series in ENGINE_SERIES
-    if engine_series.series.kind == "gauge"
-    for keys in engine_series.keys.values()
-    for key in keys
-}
 
 
 @final

@@ -15,6 +15,7 @@ from jsg.engine.device.executables import Executables
 from jsg.engine.device.programs import DRAWN, GREEDY, SAMPLED, SCORED
 from jsg.errors import MemoryPlanError
 from tests.engine import small
+from tests.engine.small import check_core
 
 RUNS = 4
 VARIANTS = (GREEDY, DRAWN, SAMPLED, SCORED)
@@ -84,7 +85,7 @@ def test_the_first_runs_touch_the_dump_row_and_the_dump_page_only(core: EngineCo
     for was, now in zip(before, state(), strict=True):
         np.testing.assert_array_equal(was[1:], now[1:])
     assert any(array[1:].any() for array in before)
-    core.check_integrity()
+    check_core(core)
 
 
 def test_what_is_compiled_in_the_background_runs_once_a_step(core: EngineCore, monkeypatch: pytest.MonkeyPatch):

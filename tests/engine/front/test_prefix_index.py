@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from jsg.engine.front.prefix_index import BLOCK_TOKENS, PrefixIndex, PrefixPath, answered_path, prefix_path
 from jsg.media import MediaInput
 from jsg.types import Request, SamplingParams
+from tests.engine.integrity import check_index
 
 B = BLOCK_TOKENS
 IDS = tuple(range(4 * B))
@@ -140,7 +141,7 @@ class TestIndex:
             assert num_known == 0 or blocks[:num_known] in sent
             assert len(index.times(path)) == num_known
             at = index.use(path)
-            index.check_integrity()
+            check_index(index)
             sent |= {blocks[:n] for n in range(1, len(blocks) + 1)}
             match data.draw(st.sampled_from(["go on", "undo", "forget"])):
                 case "undo":
@@ -148,7 +149,7 @@ class TestIndex:
                     assert index.match(path) <= len(blocks)
                 case "forget":
                     index.forget_until(data.draw(st.integers(0, at)))
-            index.check_integrity()
+            check_index(index)
 
 
 def test_sampling_is_no_part_of_the_name():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jsg.engine.front.prefix_index import BLOCK_TOKENS
 from jsg.engine.front.routing import FIRST_OUTPUT_LEN, OUTPUT_WEIGHT, Routed, Router
 from jsg.types import Request, SamplingParams
+from tests.engine.integrity import check_router
 
 POOL = 100_000
 PREFIX = tuple(range(1024))
@@ -96,7 +97,7 @@ class TestPrefix:
         router.end(held, ())
         router.forget(0)
         assert router.route(request(PREFIX + own(1)), [0, 1]).num_matched == 0, "it is known as others are"
-        router.check_integrity()
+        check_router(router)
 
     def test_other_namespaces_are_other_prefixes(self):
         router = Router([POOL] * 2)
@@ -260,7 +261,7 @@ def test_random_traffic(data: st.DataObject):
             for mine, one in zip(live, routed, strict=True):
                 mine.append(one)
         for router in routers:
-            router.check_integrity()
+            check_router(router)
     for router, mine in zip(routers, live, strict=True):
         for routed in mine:
             router.end(routed, ())

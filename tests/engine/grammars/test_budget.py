@@ -24,7 +24,7 @@ from jsg.types import GrammarSpec, JumpForward, Request
 from tests.constrained.vocabularies import bits, tekken
 from tests.engine import lettered
 from tests.engine.lettered import Outcome, greedy, traffic
-from tests.engine.small import DETERMINISTIC, PAGE_SIZE
+from tests.engine.small import DETERMINISTIC, PAGE_SIZE, check_core
 from tests.engine.taught import BUSY, check_bitwise, check_matches, outcome_of, run
 
 COSTLY = tuple(GrammarSpec("regex", f"[a-z0-9 ]*{letter}[a-z0-9 ]{{14}}") for letter in "abcdefghijkl")
@@ -111,7 +111,7 @@ def test_a_stream_goes_on_while_many_costly_grammars_begin(
         core.add(each)
     while core.has_work:
         outputs = {output.rid: output for output in core.step()}
-        core.check_integrity()
+        check_core(core)
         total, others, dearest = work.take()
         most = max(most, total)
         assert total <= max(STEP, others) + dearest
@@ -134,7 +134,7 @@ def test_the_oldest_is_served_first(new_taught_core_of, put_offs: list):
     ends = []
     while core.has_work:
         ends += [output.rid for output in core.step() if output.finish is not None]
-        core.check_integrity()
+        check_core(core)
     assert ends == ["0", "1", "2", "3"] and put_offs
 
 

@@ -25,8 +25,9 @@ from jsg.errors import GrammarError, QueueFullError, RequestError
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.types import FinishType, GrammarSpec, JumpForward
 from tests.engine import lettered, small
+from tests.engine.integrity import check_store
 from tests.engine.lettered import Outcome, matches, traffic
-from tests.engine.small import DETERMINISTIC, PAGE_SIZE
+from tests.engine.small import DETERMINISTIC, PAGE_SIZE, check_core
 from tests.engine.taught import BUSY, check_bitwise, check_matches, outcome_of, request, run, text_of
 
 
@@ -362,8 +363,8 @@ def test_requests_that_wait_have_no_machine(core: EngineCore):
     assert 0 < len(store._machines) <= 3, "equal grammars are one"
     while core.has_work:
         core.step()
-        core.check_integrity()
-    store.check_integrity()
+        check_core(core)
+    check_store(store)
 
 
 def test_a_request_whose_masker_is_lost_gets_no_answer(core: EngineCore, caplog: pytest.LogCaptureFixture):

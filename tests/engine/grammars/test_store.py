@@ -13,6 +13,7 @@ from jsg.engine.grammars.store import GrammarStore, StoredGrammar
 from jsg.errors import QueueFullError, RequestError
 from jsg.types import GrammarSpec
 from tests.constrained.vocabularies import bits, odd_vocabulary
+from tests.engine.integrity import check_store
 
 VOCABULARY = odd_vocabulary()
 
@@ -37,7 +38,7 @@ def store() -> Iterator[GrammarStore]:
     for number in range(6):
         store.add(str(number), compile_tables(spec(number)).to_bytes())
     yield store
-    store.check_integrity()
+    check_store(store)
 
 
 def held(store: GrammarStore, number: int) -> StoredGrammar:
@@ -56,7 +57,7 @@ def go_through(store: GrammarStore, number: int, grammar: StoredGrammar) -> None
         token = sorted(bits(theirs) - set(VOCABULARY.eos_ids))[step]
         assert masker.accept(token) and other.accept(token)
         store.note_use(grammar)
-        store.check_integrity()
+        check_store(store)
 
 
 def test_a_grammar_is_bound_when_it_is_first_needed_and_once(store: GrammarStore):

@@ -1,0 +1,79 @@
+"""The invariants of the cache and of its allocator, which their docstrings state."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jsg.cache.allocator import _USED, PageAllocator
+from jsg.cache.radix import Node, RadixCache, _join_pages
+from jsg.cache.watch import WatchIndex
+
+
+def check_cache(cache: RadixCache) -> None:
+    """Asserts the invariants. Walks the whole tree."""
+    nodes = list(cache._nodes())
+    for node in nodes:
+        _check_node(cache, node)
+    assert cache.num_nodes == len(nodes), f"{cache.num_nodes} nodes are counted, but {len(nodes)} are there"
+    protected = sum(node.num_pages for node in nodes if node.num_locks)
+    evictable = sum(node.num_pages for node in nodes if not node.num_locks)
+    assert (cache.num_protected, cache.num_evictable) == (protected, evictable), "pages are counted wrongly"
+    pages = _join_pages(nodes)
+    assert len(np.unique(pages)) == len(pages), "two nodes own one page"
+    assert not cache._allocator.is_free(pages).any(), "a cached page is free"
+    assert not (pages == 0).any(), "page 0 is cached"
+    assert cache._inserted_pages - cache._evicted_pages == len(pages), "a page came or went without being counted"
+    _check_queue(cache, nodes)
+    _check_watches(cache, nodes)
+
+
+def _check_node(cache: RadixCache, node: Node) -> None:
+    parent = node.parent
+    assert parent is not None and parent.children.get(node.tokens[: cache._page_bytes]) is node, "a node is misfiled"
+    assert len(node.tokens) == node.num_pages * cache._page_bytes > 0, "an edge must have whole pages, at least one"
+    assert sum(child.num_locks for child in node.children.values()) <= node.num_locks, "a lock skips a node"
+    assert node.last_used <= parent.last_used, "a child is younger than its parent"
+
+
+def _check_queue(cache: RadixCache, nodes: Sequence[Node]) -> None:
+    entries = [(queued_at, node) for queued_at, node in cache._leaves if node.parent is not None]  # not forgotten
+    queued = {node: queued_at for queued_at, node in entries}
+    assert len(queued) == len(entries), "a leaf is queued twice"
+    assert set(queued) == {node for node in nodes if node.is_queued}, "the queue and the tree differ"
+    assert all(queued_at <= node.last_used for node, queued_at in queued.items()), "an entry is too young"
+    assert all(node.is_queued for node in nodes if node.is_evictable_leaf), "an evictable leaf is not queued"
+
+
+def _check_watches(cache: RadixCache, nodes: Sequence[Node]) -> None:
+    _check_places(cache._watches)
+    live = {*nodes, *cache._roots.values()}
+    for watch in cache._watches:
+        assert watch.node in live, "a watch ends at an evicted node"
+        expected = cache.matched_len(watch.tokens, watch.namespace)
+        assert watch.matched == expected, f"a watch says {watch.matched} tokens match, but {expected} do"
+    for namespace, root in cache._roots.items():
+        assert root.namespace == namespace and (root.children or root in cache._watches), "an idle root is kept"
+
+
+def _check_places(watches: WatchIndex) -> None:
+    """Asserts that every watch is where it says, under the page it needs next, and that no group is empty."""
+    for node, groups in watches._by_node.items():
+        assert groups, "a node without watches is kept"
+        for next_page, group in groups.items():
+            assert group, "an empty group of watches is kept"
+            for watch in group:
+                assert watch.node is node and watches._next_page(watch) == next_page, (
+                    "a watch is at a wrong node or page"
+                )
+    assert set(watches._changed) <= set(watches), "a watch that has ended is still to be reported"
+
+
+def check_allocator(allocator: PageAllocator) -> None:
+    """Asserts the invariants. Walks the whole pool."""
+    free = allocator._stack[: allocator.num_free]
+    assert 0 <= allocator.num_free <= allocator.num_total, (
+        f"{allocator.num_free} of {allocator.num_total} pages are free"
+    )
+    assert (allocator._index[free] == np.arange(allocator.num_free)).all(), "a free page is misplaced"
+    assert (allocator._index != _USED).sum() == allocator.num_free, "a page in use has an index among the free ones"
+    assert allocator._index[0] == _USED, "page 0 is free"
