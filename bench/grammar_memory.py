@@ -103,15 +103,15 @@ async def send_all(server: Served, num_grammars: int, every: int, seed: int) -> 
 
 async def _ask(session: aiohttp.ClientSession, url: str, form: dict[str, Any]) -> None:
     body = {"text": PROMPT, "sampling_params": {"max_new_tokens": MAX_NEW, "temperature": 0, "json_schema": form}}
-    for _ in range(MAX_TRIES):
+    for tries in itertools.count(1):
         async with session.post(url + "/generate", json=body) as response:
             answer = await response.text()
         if response.status == 200:
             return
-        if response.status != 503:  # a busy machine may take longer for the first grammar than others may wait
-            break
+        # A busy machine may take longer for the first grammar than later ones may wait.
+        if response.status != 503 or tries == MAX_TRIES:
+            raise RuntimeError(f"POST /generate answered {response.status}: {answer}")
         await asyncio.sleep(1)
-    raise RuntimeError(f"POST /generate answered {response.status}: {answer}")
 
 
 async def look(server: Served, session: aiohttp.ClientSession, num_sent: int) -> Sample:
