@@ -15,6 +15,11 @@ def folder_of(path: Path) -> str:
     return parts[0] if len(parts) > 1 else ""
 
 
+def is_of_suite(path: Path) -> bool:
+    """Whether it is a suite of a client, or one of its files."""
+    return any(part.startswith("with_") for part in path.relative_to(TESTS).parts)
+
+
 def fixtures_of(path: Path) -> list[str]:
     functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
     shared = [f for f in functions if not f.name.startswith("_")]
@@ -28,11 +33,11 @@ def test_readme_lists_every_helper_and_every_shared_fixture():
             folder = heading[1] or ""
         elif row := re.match(r"\| `([\w/.]+)` \|", line):
             listed.add((folder, row[1]))
-    files = [path for path in TESTS.rglob("*.py") if path.name != "__init__.py"]
+    files = [path for path in TESTS.rglob("*.py") if path.name != "__init__.py" and not is_of_suite(path)]
     helpers = {
         (folder_of(path), path.relative_to(TESTS / folder_of(path)).as_posix())
         for path in files
-        if not path.name.startswith(("test_", "with_"))  # tests, and suites of clients
+        if not path.name.startswith("test_")
     }
     shared = {(folder_of(path), name) for path in files if path.name == "conftest.py" for name in fixtures_of(path)}
     assert listed == helpers | shared

@@ -12,6 +12,7 @@ import collections
 import contextlib
 import dataclasses
 import itertools
+import os
 import random
 import re
 import shutil
@@ -28,7 +29,7 @@ from bench.report import Report
 from bench.served import Served, served
 from bench.serving.client import open_session
 from bench.soak.client import LIMIT_S, Answer, Broken, Client
-from bench.soak.memory import MIB, Sample, Watch, minima, theil_sen
+from bench.soak.memory import MIB, NUM_QUARTERS, Sample, Watch, minima, most_threads, theil_sen
 from bench.soak.mix import SHARES, Mix, Task
 from jsg.sources import EMBEDDED
 
@@ -50,6 +51,9 @@ MAX_WARM_UP_S = 300.0
 MAX_SLOPE_MIB_PER_HOUR = 1.0
 MIN_MINUTES_FOR_SLOPE = 15  # in a shorter run, whatever is filled for the first time looks like growth
 SETTLE_S = 1.0
+LATE_THREADS = (os.cpu_count() or 1) + 2
+"""The size of the front's largest pool of threads. A pool adds a thread only when work comes while all are busy, which
+may be late. What is lost at requests has no such bound."""
 WARM_UP_CLIENTS = 48  # this number of clients at once starts all threads and fills all tables
 MAX_SHOWN = 20
 
@@ -227,12 +231,21 @@ async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 def check_processes(knobs: Soak, before: Sample, after: Sample, samples: list[Sample]) -> Iterator[str]:
-    """What has grown: memory by its slope, descriptors and threads by their number while nothing runs."""
+    """What has grown: memory by its slope, descriptors and threads by their number while nothing runs.
+
+    Threads of pools may still begin. More threads than a pool has, or more of them in each quarter, are growth.
+    """
     for process in before.usage:
-        for name in ("num_fds", "num_threads"):
+        for name, allowed in (("num_fds", 0), ("num_threads", LATE_THREADS)):
             first, last = getattr(before.usage[process], name), getattr(after.usage[process], name)
-            if last > first:
-                yield f"{process}: {name} was {first} before and is {last} after, with no request under way"
+            if last > first + allowed:
+                yield (
+                    f"{process}: {name} was {first} before and is {last} after, with no request under way; at most "
+                    f"{allowed} more are due"
+                )
+        quarters = most_threads(after_warm_up(knobs, samples), process)
+        if len(quarters) == NUM_QUARTERS and all(one < two for one, two in itertools.pairwise(quarters)):
+            yield f"{process}: the number of threads grew in each quarter: {quarters}"
         slope = theil_sen(minima(after_warm_up(knobs, samples), process, knobs.bin_s))
         if slope is not None and knobs.minutes >= MIN_MINUTES_FOR_SLOPE and slope.per_hour >= MAX_SLOPE_MIB_PER_HOUR:
             yield (

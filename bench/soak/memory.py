@@ -12,6 +12,7 @@ from bench.served import Served, Usage
 
 MIB = 2**20
 NORMAL_95 = 1.96
+NUM_QUARTERS = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,6 +72,13 @@ def minima(samples: Sequence[Sample], process: str, bin_s: float) -> list[tuple[
             least, when_s = min(held)
             found.append((when_s, least))
     return found
+
+
+def most_threads(samples: Sequence[Sample], process: str) -> list[int]:
+    """The greatest number of threads of a process in each quarter of the samples; quarters without a sample lack."""
+    bounds = [len(samples) * quarter // NUM_QUARTERS for quarter in range(NUM_QUARTERS + 1)]
+    parts = [samples[begin:end] for begin, end in itertools.pairwise(bounds)]
+    return [max(sample.usage[process].num_threads for sample in part) for part in parts if part]
 
 
 def theil_sen(points: Sequence[tuple[float, float]]) -> Slope | None:

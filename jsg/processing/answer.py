@@ -93,6 +93,49 @@ class Prompt:
             for index, sampling in enumerate(samplings)
         ]
 
+    def answers(
+        self, tokenizer: Tokenizer, fresh_seed: int, vocab_size: int, patterns: MakeFinder | None
+    ) -> "list[Answer]":
+        """An answer that has not begun for each of `requests`. `patterns` as in `Answer`; raises as `requests`."""
+        return [
+            Answer(
+                request,
+                tokenizer,
+                is_continued=self.is_continued,
+                calls=self.calls,
+                only_scores_next=self.only_scores_next,
+                patterns=patterns,
+            )
+            for request in self.requests(fresh_seed, vocab_size)
+        ]
+
+
+def asked(
+    sampling: SamplingParams,
+    room: int,
+    *,
+    return_logprob: bool,
+    logprob_start_len: int,
+    top_logprobs_num: int,
+    token_ids_logprob: Sequence[int],
+) -> dict[str, Any]:
+    """The fields of a `Prompt` that say what to sample and to report.
+
+    Without `return_logprob` the other reports ask for nothing, because clients of SGLang send them always. Without new
+    tokens, alternatives for the next one take a token of their own, for which the prompt must leave `room`.
+    """
+    if not return_logprob:
+        return {"sampling": sampling}
+    scores_next = not sampling.max_new_tokens and room > 0 and bool(top_logprobs_num or token_ids_logprob)
+    return {
+        "sampling": dataclasses.replace(sampling, max_new_tokens=1) if scores_next else sampling,
+        "only_scores_next": scores_next,
+        "return_logprob": True,
+        "logprob_start_len": logprob_start_len,
+        "top_logprobs_num": top_logprobs_num,
+        "token_ids_logprob": tuple(token_ids_logprob),
+    }
+
 
 def _within(sampling: SamplingParams, vocab_size: int | None) -> SamplingParams:
     """The parameters without ids that are outside the vocabulary."""

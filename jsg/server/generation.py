@@ -264,16 +264,9 @@ class Generator:
             )
         makers = await self._finders(call, [prompt.sampling for prompt in prompts], num_answers)
         answers = [
-            Answer(
-                request,
-                self.tokenizer,
-                is_continued=prompt.is_continued,
-                calls=prompt.calls,
-                only_scores_next=prompt.only_scores_next,
-                patterns=patterns,
-            )
+            answer
             for prompt, patterns in zip(prompts, makers, strict=True)
-            for request in prompt.requests(self._seeds.getrandbits(63), self.info.vocab_size)
+            for answer in prompt.answers(self.tokenizer, self._seeds.getrandbits(63), self.info.vocab_size, patterns)
         ]
         observers = self._observers if call.observer is None else (*self._observers, call.observer)
         return Generation(call, prompts, answers, self._client, self.admission, observers)

@@ -6,13 +6,14 @@ import faulthandler
 import json
 import math
 import os
+from collections.abc import Sequence
 
 import msgspec
 import pytest
 
 from bench.served import Served, Usage, usage_of
 from bench.serving.client import open_session
-from bench.soak.__main__ import SHOW_TOOLS, Keeper, Soak, check_processes, gauges_of, run, soak
+from bench.soak.__main__ import LATE_THREADS, SHOW_TOOLS, Keeper, Soak, check_processes, gauges_of, run, soak
 from bench.soak.client import Answer, Broken, Client, Reading, check_form, check_whole
 from bench.soak.memory import MIB, Sample, minima, theil_sen
 from bench.soak.mix import CHAT, COMPLETIONS, GENERATE, INVALID, SHARES, Kind, Mix, Task
@@ -172,11 +173,12 @@ def test_the_kept_answers_are_bounded_and_fair():
 # Growth.
 
 
-def samples_of(private: list[float], *, num_fds: int = 5) -> list[Sample]:
-    """One each 10 s."""
+def samples_of(private: list[float], *, num_fds: int = 5, num_threads: Sequence[int] = ()) -> list[Sample]:
+    """One each 10 s. Where no numbers of threads are given, there are three."""
+    threads = num_threads or [3] * len(private)
     return [
-        Sample(10.0 * place, {"front": Usage(0, 0, round(held * MIB), 3, num_fds, 0.0)})
-        for place, held in enumerate(private)
+        Sample(10.0 * place, {"front": Usage(0, 0, round(held * MIB), count, num_fds, 0.0)})
+        for place, (held, count) in enumerate(zip(private, threads, strict=True))
     ]
 
 
@@ -209,6 +211,21 @@ def test_growth_is_a_problem():
     assert list(check_processes(Soak(minutes=10), growing[0], growing[-1], growing)) == [], "too short to say"
     [problem] = check_processes(knobs, flat[0], samples_of([50], num_fds=6)[0], flat)
     assert problem.startswith("front: num_fds was 5 before and is 6 after")
+
+
+@pytest.mark.parametrize(
+    ("threads", "message"),
+    [
+        ([9] * 50 + [10] * 11, ""),
+        ([9] * 20 + [10] * 20 + [9 + LATE_THREADS] * 21, ""),
+        ([9] * 60 + [10 + LATE_THREADS], f"num_threads was 9 before and is {10 + LATE_THREADS} after"),
+        ([9] * 33 + [10] * 9 + [11] * 9 + [12] * 10, "the number of threads grew in each quarter: [9, 10, 11, 12]"),
+    ],
+)
+def test_late_threads_of_a_pool_are_no_growth(threads: list[int], message: str):
+    flat = samples_of([50.0] * 61, num_threads=threads)
+    problems = list(check_processes(Soak(minutes=20, bin_s=60), flat[0], flat[-1], flat))
+    assert len(problems) == bool(message) and message in "".join(problems)
 
 
 def test_gauges_are_read():

@@ -43,8 +43,14 @@ class Environment:
 
     @property
     def suite(self) -> Path:
-        """The file of its cases."""
-        return next(HERE.glob(f"with_{re.sub(r'-\d+$', '', self.name).replace('-', '_')}.*"))
+        """The file of its cases, or the folder of such files."""
+        name = f"with_{re.sub(r'-\d+$', '', self.name).replace('-', '_')}"
+        return HERE / name if (HERE / name).is_dir() else next(HERE.glob(f"{name}.*"))
+
+    @property
+    def files(self) -> list[Path]:
+        """All files of the suite."""
+        return sorted(self.suite.glob("*.py")) if self.suite.is_dir() else [self.suite]
 
     @property
     def is_node(self) -> bool:
@@ -52,10 +58,10 @@ class Environment:
 
     def cases(self) -> list[str]:
         """The names of the cases of its suite, which are read without running it."""
-        text = self.suite.read_text()
         if self.is_node:
-            return re.findall(r'^test\("([^"]+)"', text, re.MULTILINE)
-        return [node.name for node in ast.parse(text).body if getattr(node, "name", "").startswith("test_")]
+            return re.findall(r'^test\("([^"]+)"', self.suite.read_text(), re.MULTILINE)
+        nodes = [node for file in self.files for node in ast.parse(file.read_text()).body]
+        return [node.name for node in nodes if getattr(node, "name", "").startswith("test_")]
 
     def make(self) -> None:
         """Installs the packages, unless these very ones are installed.
@@ -99,11 +105,18 @@ class Environment:
         """
         report = self.directory / "report.xml"
         report.unlink(missing_ok=True)
-        suite = shutil.copy(self.suite, self.directory)  # Node looks for packages beside the file
+        suite = self.directory / self.suite.name  # Node looks for packages beside the file
+        if self.suite.is_dir():
+            shutil.rmtree(suite, ignore_errors=True)
+            shutil.copytree(self.suite, suite)
+        else:
+            shutil.copy(self.suite, suite)
         if self.is_node:
             command = ["node", "--test", "--test-reporter", "junit", "--test-reporter-destination", report, suite]
         else:
+            # The files of a folder are named for what they try, and import one another from the folder.
             options = ["-q", "-p", "no:cacheprovider", "--import-mode", "importlib", "-c", "/dev/null"]
+            options += ["-o", "python_files=*.py", "-o", f"pythonpath={self.directory}"]
             command = [self._python, "-I", "-m", "pytest", *options, "--rootdir", self.directory, suite]
             command += ["--junit-xml", report]
         done = subprocess.run(

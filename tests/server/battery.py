@@ -6,6 +6,7 @@ with memory flat.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import re
 import threading
@@ -77,7 +78,9 @@ Place = tuple[str | int, ...]
 Typed = tuple[Place, str]
 
 
+@functools.cache  # it takes half a second
 def interface() -> dict[str, Any]:
+    """The description of the server's interface; to be read only."""
     return create_app(FrontDoor(), ServerConfig()).openapi()
 
 

@@ -22,11 +22,11 @@ from jsg.config import ServerConfig
 from jsg.server.app import create_app
 from jsg.server.front import FrontDoor
 from tests.engine.fake_core import CRASHING_TOKEN, FAILING_TOKEN
-from tests.server.battery import MESSAGES, PROGRAM, VALID, body_schemas, error_of
+from tests.server.battery import MESSAGES, PROGRAM, VALID, body_schemas, error_of, interface
 from tests.server.running import RunningServer
 from tests.server.threads import ServerMaker
 
-DOCUMENT = create_app(FrontDoor(), ServerConfig()).openapi()
+DOCUMENT = interface()
 CHECKS = (
     not_a_server_error,
     status_code_conformance,

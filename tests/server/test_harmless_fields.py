@@ -17,7 +17,6 @@ from tests.server.threads import ServerMaker
 
 HEADER = "x-jsg-warnings"
 HI = [{"role": "user", "content": "hi"}]
-THINKING = {"type": "disabled"}
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 BODIES = {
     CHAT: {"messages": HI, "max_tokens": 3},
@@ -41,7 +40,8 @@ CASES = [
     (CHAT, "prediction", {"type": "content", "content": "x"}),
     (CHAT, "prompt_cache_options", {"mode": "explicit"}),
     (CHAT, "prompt_cache_retention", "24h"),
-    (CHAT, "thinking", THINKING),
+    (CHAT, "thinking", {"type": "enabled"}),
+    (CHAT, "thinking", {"type": "adaptive", "budget_tokens": 1024}),
     (RESPONSES, "reasoning", {"effort": "low", "summary": "auto"}),
     (RESPONSES, "service_tier", "priority"),
     (RESPONSES, "truncation", "auto"),
@@ -197,7 +197,7 @@ def test_thoughts_that_say_something_are_refused(http):
 
 def test_what_would_change_the_answer_is_refused(http):
     clearing = {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}
-    for path, body in ((CHAT, {"thinking": {"type": "enabled"}}), (MESSAGES, clearing)):
+    for path, body in ((CHAT, {"thinking": {"type": "loud"}}), (MESSAGES, clearing)):
         assert next(iter(body)) in http.post(path, json=BODIES[path] | body).json()["error"]["message"]
     kwargs = {"chat_template_kwargs": {"style": "slow"}}
     assert "read 'style'" in http.post(CHAT, json=BODIES[CHAT] | kwargs).json()["error"]["message"]

@@ -43,8 +43,9 @@ order in which they were found, which does not depend on how the text was split 
 
 _CHAR_NODES = 2048
 _ROOM_NODES = 256
-_BYTES_PER_TEXT = 80
-"""About how many bytes it takes to remember for a state whether all text of one slice may come next."""
+_BYTES_PER_TEXT, _BYTES_PER_MACHINE = 80, 6144
+"""About how many bytes it takes to remember for a state whether all text of one slice may come next, and what a machine
+takes beside its memory: its objects, and sets of characters in its classes of bytes."""
 _BYTES_PER_STEP = 2
 """How many bytes of new memory cost one step."""
 _MOST_CONTENTS = 64
@@ -55,6 +56,27 @@ _HINT_STEPS = 10_000_000
 """The most steps that finding forced bytes may take, and the steps that it always leaves for the text."""
 _LEAST_GROWTH = 1.25
 """The factor by which an array grows if doubling it would exceed the limit."""
+
+
+class _Scratch(threading.local):
+    """Arrays that `accepts_all` and `text_room` write and nobody reads later, so all machines of a thread share them.
+
+    If each machine had its own, it would hold half a megabyte, of which pages that an earlier owner has written count.
+    """
+
+    def __init__(self) -> None:
+        self._by_heads: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def of(self, heads: int) -> tuple[np.ndarray, np.ndarray]:
+        """The nodes, for machines with this limit of heads, and the hash table of the nodes."""
+        found = self._by_heads.get(heads)
+        if found is None:
+            found = np.empty((_CHAR_NODES, 2 + 2 * heads), np.int32), np.empty(2 * _CHAR_NODES, np.int32)
+            self._by_heads[heads] = found
+        return found
+
+
+_scratch = _Scratch()
 
 
 class Machine:
@@ -88,8 +110,6 @@ class Machine:
         self._memory = new_memory(static, limits)
         # The keys are identities of arrays. The values hold the arrays, so that no other one gets such an identity.
         self._alphabets: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = {}
-        # The nodes of `accepts_all` and their hash table. Untouched memory pages of these arrays cost nothing.
-        self._room = np.empty((_CHAR_NODES, 2 + 2 * limits.heads), np.int32), np.empty(2 * _CHAR_NODES, np.int32)
         self._known_text: dict[tuple[int, int], dict[int, bool]] = {}
         sizes = np.bincount(static.classes, minlength=static.num_classes)
         self._only_byte = np.full(static.num_classes, -1, np.int16)
@@ -238,7 +258,7 @@ class Machine:
             starts, spelled, firsts = self._spelled(chars)
             if self._is_barred(config, firsts):
                 return False, 0
-            (nodes, slots), counters = self._room, self._memory.counters
+            (nodes, slots), counters = _scratch.of(self._limits.heads), self._memory.counters
             counters[FROZEN], counters[FROZEN_DEPTH], counters[FAILED] = max_chars, top, 0
             try:
                 size, depth = self._tried(self._kernels.accepts_all, config, starts, spelled, nodes, slots)
@@ -268,7 +288,8 @@ class Machine:
             if self._is_barred(config, firsts):
                 # Some characters may not come. That none of them may come is not worth finding out.
                 return 0, False, 0
-            nodes, slots = self._room[0][:_ROOM_NODES], self._room[1][: 2 * _ROOM_NODES]
+            nodes, slots = _scratch.of(self._limits.heads)
+            nodes, slots = nodes[:_ROOM_NODES], slots[: 2 * _ROOM_NODES]
             found, depth = self._tried(self._kernels.text_room, config, starts, spelled, nodes, slots, most)
             return found >> 1, bool(found & 1), depth
 
@@ -301,7 +322,8 @@ class Machine:
     @property
     def num_bytes(self) -> int:
         """Memory of everything made so far, without the grammar's tables."""
-        return num_bytes(self._memory) + _BYTES_PER_TEXT * sum(map(len, self._known_text.values()))
+        known = sum(map(len, self._known_text.values()))
+        return num_bytes(self._memory) + _BYTES_PER_MACHINE + _BYTES_PER_TEXT * known
 
     @property
     def fullness(self) -> float:

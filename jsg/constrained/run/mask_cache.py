@@ -18,9 +18,9 @@ from jsg.constrained.run.trie import Trie
 from jsg.constrained.run.vocab import Vocabulary
 from jsg.errors import GrammarError
 
-_BYTES_PER_ENTRY, _BYTES_PER_HEAD, _BYTES_PER_FRAME = 400, 70, 250
-"""About how many bytes an entry of the dictionary takes: for itself, for each way to read the text in its key, and for
-each frame in its key."""
+_BYTES_PER_MASK, _BYTES_PER_ENTRY, _BYTES_PER_HEAD, _BYTES_PER_FRAME = 350, 450, 70, 250
+"""About how many bytes a mask takes beside its words, and an entry of the dictionary: for itself, for each way to read
+the text in its key, and for each frame in its key."""
 _MAX_NAMED_BYTES = 8
 _COMMON_BYTE = ord("e")
 """If this byte may not come next, then not all ordinary text may come next."""
@@ -57,7 +57,7 @@ class MaskCache:
     @property
     def num_bytes(self) -> int:
         """About how much memory the masks and their index take."""
-        return len(self._masks) * self._vocabulary.num_words * 4 + self._entry_bytes
+        return len(self._masks) * (self._vocabulary.num_words * 4 + _BYTES_PER_MASK) + self._entry_bytes
 
     def find(self, config: Config, is_complete: bool) -> Mask:
         """The mask of a text with this configuration. `is_complete` says whether the text may end here.

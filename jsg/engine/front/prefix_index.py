@@ -33,10 +33,17 @@ class PrefixPath:
     Attributes:
         stem: The whole blocks of its tokens; for a joined prompt, those that all its branches have in common.
         branches: For each branch of a joined prompt, the blocks behind the stem.
+        behind: The blocks of what follows the branches. It sees all of them, so in the tree it is a path of its own.
     """
 
     stem: Chain
     branches: tuple[Chain, ...] = ()
+    behind: Chain = ()
+
+    @property
+    def others(self) -> tuple[Chain, ...]:
+        """All chains but the stem, those that the engine can do without first."""
+        return self.behind, *self.branches
 
 
 @final
@@ -64,7 +71,7 @@ class PrefixIndex:
         num_stem = self._match_chain(path.stem)
         if num_stem < len(path.stem):
             return num_stem
-        return num_stem + sum(map(self._match_chain, path.branches))
+        return num_stem + sum(map(self._match_chain, path.others))
 
     def times(self, path: PrefixPath) -> list[int]:
         """When each known block of the stem was last used; 0 for a block that is known only because it is held."""
@@ -73,7 +80,7 @@ class PrefixIndex:
     def use(self, path: PrefixPath) -> int:
         """Notes that the engine has or will have all blocks of a path. Returns the time, above all earlier ones."""
         self._now += 1
-        for chain in (*path.branches, path.stem):
+        for chain in (*path.others, path.stem):
             for block in reversed(chain):
                 self._times[block] = self._now
                 self._times.move_to_end(block)
@@ -87,21 +94,21 @@ class PrefixIndex:
         Args:
             path: The path that was noted.
             time: The time that `use` returned.
-            num_known: Blocks of its stem that were known before. If the whole stem was, the branches are kept, because
-                nothing says which of them were known.
+            num_known: Blocks of its stem that were known before. If the whole stem was, the other chains are kept,
+                because nothing says which of them were known.
         """
-        chains = (path.stem[num_known:], *path.branches) if num_known < len(path.stem) else ()
+        chains = (path.stem[num_known:], *path.others) if num_known < len(path.stem) else ()
         for block in itertools.chain.from_iterable(chains):
             if self._times.get(block) == time:
                 del self._times[block]
 
     def hold(self, path: PrefixPath) -> None:
         """Keeps the blocks of a path known until `release` was called as often as this."""
-        self._held.update(itertools.chain(path.stem, *path.branches))
+        self._held.update(itertools.chain(path.stem, *path.others))
 
     def release(self, path: PrefixPath) -> None:
         """Ends one hold of a path."""
-        for block in itertools.chain(path.stem, *path.branches):
+        for block in itertools.chain(path.stem, *path.others):
             self._held[block] -= 1
             if not self._held[block]:
                 del self._held[block]
@@ -121,7 +128,7 @@ class PrefixIndex:
 
 def prefix_path(request: Request) -> PrefixPath:
     """The blocks of a request's prompt. Takes about 1 µs for each block of 32 tokens."""
-    root = _digest(request.namespace.encode(errors="surrogatepass"))
+    root = _root(request)
     if not request.joined:
         return PrefixPath(_chain(root, *_row(request, (), 0)))
     tokens, jumps = np.array(request.input_ids, np.int32), _jumps(request, len(request.input_ids))
@@ -134,16 +141,31 @@ def prefix_path(request: Request) -> PrefixPath:
         path = np.concatenate([tokens[start:num_prefix], tokens[low:high]])
         shifts = np.cumsum(np.concatenate([jumps[:num_prefix], jumps[low:high]]))[start:]
         branches.append(_chain(last, path.tobytes(), shifts if shifts.any() else None))
-    return PrefixPath(stem, tuple(branches))
+    return PrefixPath(stem, tuple(branches), _behind(request, ()))
 
 
 def answered_path(request: Request, path: PrefixPath, output_ids: Sequence[int]) -> PrefixPath:
-    """The path of a prompt and its answer without its last token, which never ran. A joined prompt keeps its path."""
-    if request.joined or len(output_ids) < 2:
+    """The path of a prompt and its answer without its last token, which never ran."""
+    if len(output_ids) < 2:
         return path
+    if request.joined:
+        return dataclasses.replace(path, behind=_behind(request, output_ids[:-1]))
     start = len(path.stem) * BLOCK_TOKENS
-    last = path.stem[-1] if path.stem else _digest(request.namespace.encode(errors="surrogatepass"))
+    last = path.stem[-1] if path.stem else _root(request)
     return PrefixPath(path.stem + _chain(last, *_row(request, output_ids[:-1], start)))
+
+
+def _root(request: Request) -> bytes:
+    return _digest(request.namespace.encode(errors="surrogatepass"))
+
+
+def _behind(request: Request, output_ids: Sequence[int]) -> Chain:
+    """The blocks behind the branches of a joined prompt, whose names depend on all tokens and positions before them."""
+    last = request.joined[-1]
+    jumps = [jump for jump in request.position_jumps if jump[0] < last]
+    before = array("i", request.input_ids[:last]).tobytes()
+    root = _digest(_root(request) + repr((request.joined, jumps)).encode() + before)
+    return _chain(root, *_row(request, output_ids, last))
 
 
 def _row(request: Request, output_ids: Sequence[int], start: int) -> tuple[bytes, np.ndarray | None]:

@@ -21,7 +21,7 @@ from jsg.engine.offline.lang_backend import EngineBackend, EngineModel
 from jsg.engine.offline.media import Media, with_media
 from jsg.engine.selfcheck import SelfCheck
 from jsg.errors import ConfigError, JsgError, RequestError
-from jsg.processing.answer import Answer, Prompt
+from jsg.processing.answer import Answer, Prompt, asked
 from jsg.processing.media_prompt import MediaReader
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.processing.tool_calls import nameable_tokens
@@ -38,7 +38,7 @@ REPORT_FIELDS = (
     *("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"),
     *("namespace", "priority", "return_cache_info"),
 )
-"""Arguments of `generate` that go into the request unchanged."""
+"""Arguments of `generate` that go into the request."""
 
 
 class Engine:
@@ -93,6 +93,7 @@ class Engine:
         logprob_start_len: int = -1,
         top_logprobs_num: int = 0,
         token_ids_logprob: Sequence[int] = (),
+        return_text_in_logprobs: bool = False,
         namespace: str = "",
         priority: int = 0,
         return_cache_info: bool = False,
@@ -112,7 +113,9 @@ class Engine:
                 all frames of a tuple.
             stream: Return an iterator over the results so far instead.
             return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
-                return_cache_info: As in `types.Request`.
+                return_cache_info: As in `types.Request`. Without `return_logprob` the other log-probabilities ask for
+                nothing. With `max_new_tokens` 0 the alternatives are those for the next token.
+            return_text_in_logprobs: Report the text of each scored token too.
 
         Returns:
             A result for one prompt, and a list for a list of prompts or n > 1. With `stream`, an iterator over results
@@ -129,11 +132,12 @@ class Engine:
             priority=priority, return_cache_info=return_cache_info,
         )  # fmt: skip
         tables = self._grammars.tables(self._grammars_of(answers))
+        texts = self.tokenizer if return_text_in_logprobs else None
         if stream:
-            return self._stream(answers, tables, is_list)
+            return self._stream(answers, tables, texts, is_list)
         for _ in self._run(answers, tables, is_read=False):
             pass
-        results = [answer.result() for answer in answers]
+        results = [answer.result(texts) for answer in answers]
         return results if is_list else results[0]
 
     async def async_generate(
@@ -146,6 +150,7 @@ class Engine:
         video_data: Media = None,
         num_frames: int | None = None,
         stream: bool = False,
+        return_text_in_logprobs: bool = False,
         **fields: Any,
     ) -> Any:
         """`generate` for asyncio, with the same `fields`; with `stream` it returns an asynchronous iterator.
@@ -161,11 +166,12 @@ class Engine:
             await asyncio.to_thread(self._answers, *given, **fields) if is_long else self._answers(*given, **fields)
         )
         tables = await self._tables_of(answers)
+        texts = self.tokenizer if return_text_in_logprobs else None
         if stream:
-            return self._stream_async(answers, tables, is_list)
+            return self._stream_async(answers, tables, texts, is_list)
         async for _ in self._run_async(answers, tables, is_read=False):
             pass
-        results = [answer.result() for answer in answers]
+        results = [answer.result(texts) for answer in answers]
         return results if is_list else results[0]
 
     def as_backend(self) -> EngineBackend:
@@ -239,6 +245,9 @@ class Engine:
         video_data: Media = None,
         num_frames: int | None = None,
         *,
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
         token_ids_logprob: Sequence[int] = (),
         **fields: Any,
     ) -> tuple[list[Answer], bool]:
@@ -259,19 +268,22 @@ class Engine:
             made = Prompt(
                 rid=f"offline-{next(self._numbers)}",
                 **encoded.fields,
-                sampling=sampling,
-                token_ids_logprob=tuple(token_ids_logprob),
+                **asked(
+                    sampling,
+                    self.info.max_request_tokens - len(encoded.input_ids),
+                    return_logprob=return_logprob,
+                    logprob_start_len=logprob_start_len,
+                    top_logprobs_num=top_logprobs_num,
+                    token_ids_logprob=token_ids_logprob,
+                ),
                 **fields,
             )
             answers += self._answers_of(made)
         return answers, is_list or len(answers) > 1
 
     def _answers_of(self, prompt: Prompt) -> list[Answer]:
-        patterns = stop_patterns(prompt.sampling)
-        return [
-            Answer(request, self.tokenizer, patterns=patterns)
-            for request in prompt.requests(self._seeds.getrandbits(63))
-        ]
+        seed, patterns = self._seeds.getrandbits(63), stop_patterns(prompt.sampling)
+        return prompt.answers(self.tokenizer, seed, self.info.vocab_size, patterns)
 
     def _token_lists(self, prompt: Texts, input_ids: TokenIds) -> tuple[list[tuple[int, ...]], bool]:
         if (prompt is None) == (input_ids is None):
@@ -358,13 +370,17 @@ class Engine:
             if answer.finish is None:
                 self._driver.abort(answer.request.rid)
 
-    def _stream(self, answers: list[Answer], tables: Tables, is_list: bool) -> Iterator[Result]:
+    def _stream(
+        self, answers: list[Answer], tables: Tables, texts: Tokenizer | None, is_list: bool
+    ) -> Iterator[Result]:
         for index in self._run(answers, tables):
-            yield answers[index].result() | ({"index": index} if is_list else {})
+            yield answers[index].result(texts) | ({"index": index} if is_list else {})
 
-    async def _stream_async(self, answers: list[Answer], tables: Tables, is_list: bool) -> AsyncIterator[Result]:
+    async def _stream_async(
+        self, answers: list[Answer], tables: Tables, texts: Tokenizer | None, is_list: bool
+    ) -> AsyncIterator[Result]:
         async for index in self._run_async(answers, tables):
-            yield answers[index].result() | ({"index": index} if is_list else {})
+            yield answers[index].result(texts) | ({"index": index} if is_list else {})
 
 
 def _request_of(answer: Answer, *, is_read: bool) -> Request:

@@ -8,7 +8,6 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator, 
 from jsg.errors import RequestError
 from jsg.parameters import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from jsg.server.http.body import GRAMMAR, Body, Checked, check_fields
-from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSource, joined_content
 from jsg.server.shared.constraint import (
     AdditionalPropertiesOption,
@@ -22,7 +21,7 @@ from jsg.server.shared.constraint import (
     text_form,
 )
 from jsg.server.shared.fields import CACHE_SALT, END_USER, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
-from jsg.server.shared.harmless import NO_THOUGHTS, VALUES, harmless, without_empty_thoughts
+from jsg.server.shared.harmless import NO_THOUGHTS, VALUES, Thinking, harmless, without_empty_thoughts
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.server.shared.tools import DESCRIPTION, STRICT, TOOLS, ToolName
 from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
@@ -257,22 +256,6 @@ class AnthropicMetadata(Body):
     """The description of the request."""
 
     user_id: str | None = Field(None, max_length=MAX_NAME_CHARS, description=END_USER)
-
-
-class Thinking(Body):
-    """The wish for thoughts, which has no effect."""
-
-    type: Literal["disabled", "enabled", "adaptive"] = Field(
-        description='Other values than "disabled" bring a warning, because this version does not separate thoughts.'
-    )
-    budget_tokens: int | None = Field(None, ge=1, lt=2**31, description="It has no effect.")
-    display: Literal["summarized", "omitted"] | None = Field(None, description="It has no effect.")
-
-    @model_validator(mode="after")
-    def _pass_over(self, info: ValidationInfo) -> Self:
-        if self.type != "disabled":
-            FieldRules.of(info.context).pass_over("thinking", NO_THOUGHTS)
-        return self
 
 
 class CountTokensBody(Body):

@@ -1,6 +1,5 @@
 """`/generate`: the native interface of SGLang."""
 
-import dataclasses
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, ClassVar, final
@@ -12,7 +11,7 @@ from starlette.responses import Response
 
 from jsg.checks import quote
 from jsg.errors import RequestError
-from jsg.processing.answer import Answer, Prompt
+from jsg.processing.answer import Answer, Prompt, asked
 from jsg.processing.encode_parts import EncodedPrompt, split_answer
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.caller import CurrentCall
@@ -357,39 +356,26 @@ def _params_of_hold(body: GenerateBody, *, is_list: bool) -> Object:
 def _asked(body: GenerateBody, sampling: SamplingParams, reports: dict[str, Any], room: int) -> dict[str, Any]:
     """The fields of a prompt that say what to sample and to report. `room` is for that many tokens behind the prompt.
 
-    Without new tokens, alternatives for the next one take a token of their own. Where nothing at all would be reported,
-    the prompt is: the `select` of SGLang's front end asks so for unconditional scores.
+    Where without new tokens nothing at all would be reported, the prompt is: the `select` of SGLang's front end asks so
+    for unconditional scores.
     """
-    if sampling.max_new_tokens or not reports["return_logprob"]:
-        return {"sampling": sampling, **reports}
-    if reports["top_logprobs_num"] or reports["token_ids_logprob"]:
-        is_shown = room > 0
-        sampling = dataclasses.replace(sampling, max_new_tokens=1) if is_shown else sampling
-        return {"sampling": sampling, "only_scores_next": is_shown, **reports}
-    is_bare = body.input_ids is not None and body.logprob_start_len is None and not body.image_data
-    return {"sampling": sampling, **reports, **({"logprob_start_len": 0} if is_bare and not body.video_data else {})}
+    has_others = sampling.max_new_tokens or reports["top_logprobs_num"] or reports["token_ids_logprob"]
+    is_bare = not has_others and body.input_ids is not None and body.logprob_start_len is None
+    if is_bare and not (body.image_data or body.video_data):
+        reports = reports | {"logprob_start_len": 0}
+    return asked(sampling, room, **reports)
 
 
 def _logprob_fields(body: GenerateBody, count: int) -> list[dict[str, Any]]:
-    """The reports of each prompt. Without log-probabilities a prompt has none: clients send these fields always."""
-    wanted = one_each("return_logprob", body.return_logprob, count, False)
-
-    def each(name: str, value: Any, default: Any) -> list[Any]:
-        given = one_each(name, value, count, default)
-        return [item if wants else default for item, wants in zip(given, wanted, strict=True)]
-
+    """The reports of each prompt."""
     chosen: Any = body.token_ids_logprob or ()
     if chosen and isinstance(chosen[0], int):
         chosen = tuple(chosen)
-    starts = each("logprob_start_len", body.logprob_start_len, -1)
-    tops = each("top_logprobs_num", body.top_logprobs_num, 0)
-    id_lists = each("token_ids_logprob", chosen, ())
-    return [
-        {
-            "return_logprob": wants,
-            "logprob_start_len": start,
-            "top_logprobs_num": top,
-            "token_ids_logprob": tuple(ids),
-        }
-        for wants, start, top, ids in zip(wanted, starts, tops, id_lists, strict=True)
-    ]
+    given = {
+        "return_logprob": (body.return_logprob, False),
+        "logprob_start_len": (body.logprob_start_len, -1),
+        "top_logprobs_num": (body.top_logprobs_num, 0),
+        "token_ids_logprob": (chosen, ()),
+    }
+    each = [one_each(name, value, count, default) for name, (value, default) in given.items()]
+    return [dict(zip(given, values, strict=True)) for values in zip(*each, strict=True)]

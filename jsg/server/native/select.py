@@ -67,8 +67,8 @@ class SelectBody(Body):
 async def select(body: SelectBody, request: Request, call: CurrentCall, front: ReadyFront) -> Response:
     """Scores several texts that may come next, in one batch, and chooses one if the request names a method.
 
-    `probabilities` are exact over the trie of the tokens: the probability of each choice, given that one of the choices
-    comes next.
+    With a method the answer has `probabilities` too. They are exact over the trie of the tokens: the probability of
+    each choice, given that one of the choices comes next.
     """
     if body.method is None:
         for name in ("temperature", "seed"):

@@ -25,7 +25,7 @@ from jsg.server.shared.answers import constraint_of, finish_of
 from jsg.server.shared.beginning import begin
 from jsg.server.shared.constraint import text_form
 from jsg.server.shared.fields import ALL_THE_ROOM, MAX_NAME_CHARS, TOP_LOGPROBS, Only
-from jsg.server.shared.harmless import NOT_READ, VALUES, harmless, template_variables
+from jsg.server.shared.harmless import NOT_READ, VALUES, Thinking, harmless, template_variables
 from jsg.server.shared.messages import Message
 from jsg.server.shared.tools import ONE_CALL, TOOL_CHOICE, TOOLS, ChatTool, FunctionDefinition
 from jsg.server.tool_use import MAX_TOOLS, AnswerReader, Choice, Speech, ToolUse, naming
@@ -63,7 +63,6 @@ class ChatBody(OpenAIBody):
         "modalities": 'only `["text"]` is taken, because models write text',
         "service_tier": "there is one tier; the name of another one brings a warning",
         "store": "true brings a warning, because only /v1/responses stores answers",
-        "thinking": 'only `{"type": "disabled"}` is taken, with a warning; ' + _THOUGHTS,
         "prompt_cache_key": "all requests of an API key share its cached prefixes; cache_salt separates them",
         "prompt_cache_retention": 'a prefix stays in memory while there is room; other values than "in_memory" bring a '
         "warning",
@@ -112,7 +111,7 @@ class ChatBody(OpenAIBody):
         Any, Only(("auto", "default"), "there is one tier; leave it out", VALUES["service_tier"])
     ] = None
     store: Annotated[Any, Only((False,), "chat completions are not stored; use /v1/responses", VALUES["store"])] = None
-    thinking: Annotated[Any, Only((), _THOUGHTS, VALUES["thinking"])] = None
+    thinking: Thinking | None = None
     prompt_cache_key: str | None = Field(None, max_length=MAX_NAME_CHARS)
     prompt_cache_retention: Annotated[
         Any, Only(("in_memory",), "a prefix stays as long as there is room", VALUES["prompt_cache_retention"])

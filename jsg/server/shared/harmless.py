@@ -6,10 +6,11 @@ would change an answer is in no table here: bodies refuse it by name in `REFUSED
 """
 
 from collections.abc import Collection, Mapping, Set
-from typing import Any
+from typing import Any, Literal, Self
 
-from pydantic import ValidationInfo
+from pydantic import Field, ValidationInfo, model_validator
 
+from jsg.server.http.body import Body
 from jsg.server.http.field_rules import FieldRules
 
 NOT_READ = "the model's chat template does not read it; leave it out"
@@ -44,7 +45,6 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "service_tier": ("flex", "priority", "scale", "standard", "standard_only"),
     "speed": ("fast",),
     "store": (True,),
-    "thinking": ({"type": "disabled"},),
     "thread": ({"type": "create"},),
     "truncation": ("auto",),
 }
@@ -52,6 +52,22 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
 
 _VARIABLES = frozenset(("enable_thinking", "thinking", "reasoning_effort"))
 """Variables of a chat template that have no effect where the template does not read them."""
+
+
+class Thinking(Body):
+    """The wish for thoughts, which has no effect."""
+
+    type: Literal["disabled", "enabled", "adaptive"] = Field(
+        description='Other values than "disabled" bring a warning, because this version does not separate thoughts.'
+    )
+    budget_tokens: int | None = Field(None, ge=1, lt=2**31, description="It has no effect.")
+    display: Literal["summarized", "omitted"] | None = Field(None, description="It has no effect.")
+
+    @model_validator(mode="after")
+    def _pass_over(self, info: ValidationInfo) -> Self:
+        if self.type != "disabled":
+            FieldRules.of(info.context).pass_over("thinking", NO_THOUGHTS)
+        return self
 
 
 def harmless(*names: str) -> dict[str, str]:

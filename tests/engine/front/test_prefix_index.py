@@ -85,6 +85,22 @@ class TestPath:
             prefix_path(request(IDS[: 3 * B])).stem,
         ]
 
+    def test_what_follows_branches_depends_on_all_of_them(self):
+        at, answer = (B, 2 * B, 3 * B), tuple(range(2000, 2000 + B))
+        path = prefix_path(request(IDS[: 4 * B], joined=at))
+        longer = prefix_path(request((*IDS[: 4 * B], *answer, 9), joined=at))
+        assert len(path.behind) == 1 and len(longer.behind) == 2 and longer.behind[:1] == path.behind
+        assert answered_path(request(IDS[: 4 * B], joined=at), path, (*answer, 9)) == longer
+        others = (
+            request((*IDS[:B], *IDS[2 * B : 3 * B], *IDS[B : 2 * B], *IDS[3 * B : 4 * B]), joined=at),
+            request(IDS[: 4 * B], joined=(B, 2 * B + 1, 3 * B)),
+            request(IDS[: 4 * B], joined=at, position_jumps=((B + 1, 4),)),
+            request(IDS[: 4 * B], joined=at, namespace="other"),
+        )
+        assert all(prefix_path(other).behind != path.behind for other in others)
+        late = prefix_path(request((*IDS[: 4 * B], *answer, 9), joined=at, position_jumps=((4 * B, 4),)))
+        assert late.behind[0] == longer.behind[0] and late.behind[1] != longer.behind[1]
+
 
 class TestIndex:
     def test_what_was_used_last_is_kept(self):
@@ -127,7 +143,7 @@ class TestIndex:
         index.use(prefix_path(request((*IDS[:B], *IDS[2 * B : 3 * B]))))
         assert index.match(joined) == 2
         index.use(joined)
-        assert index.match(joined) == 3
+        assert index.match(joined) == 4
 
     @given(st.data())
     def test_what_is_matched_was_sent_and_the_bound_holds(self, data: st.DataObject):

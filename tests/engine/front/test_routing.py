@@ -68,6 +68,16 @@ class TestPrefix:
         assert routed.engine == 1
         assert routed.num_matched == (len(PREFIX) + 64 + 99) // BLOCK_TOKENS * BLOCK_TOKENS
 
+    def test_what_follows_a_join_goes_where_the_join_was_made(self):
+        router = Router([POOL] * 2)
+        prompt, at, answer = (*PREFIX, *own(1), *own(2), *own(3)), (1024, 1088, 1152), own(7, 100)
+        for engine in (0, 1):  # both know prefix and branches
+            serve(router, router.route(request(prompt[:1153], joined=at), [engine]))
+        serve(router, router.route(request(prompt, joined=at), [1]), output=answer)
+        routed = router.route(request(prompt + answer + own(4), joined=at), [0, 1])
+        assert routed.engine == 1
+        assert routed.num_matched == 1152 + (64 + 99) // BLOCK_TOKENS * BLOCK_TOKENS
+
     def test_branches_follow_the_prefix_that_is_held_and_the_joined_prompt_follows_them(self):
         router = Router([POOL] * 2)
         hold = dataclasses.replace(request(PREFIX, 0), hold=True)

@@ -133,6 +133,33 @@ def test_threads_share_one_engine(engine: jsg.Engine):
     assert texts == [expected] * 8
 
 
+def test_ids_outside_the_vocabulary_never_match(engine: jsg.Engine):
+    sampling = GREEDY | {"stop_token_ids": [10**6], "logit_bias": {str(10**6): 5}}
+    assert engine.generate("Hello", sampling)["output_ids"] == engine.generate("Hello", GREEDY)["output_ids"]
+
+
+def test_reports_without_logprobs_ask_for_nothing(engine: jsg.Engine):
+    reports = {"logprob_start_len": 0, "top_logprobs_num": 2, "token_ids_logprob": [3], "return_text_in_logprobs": True}
+    assert "output_top_logprobs" not in engine.generate("Hello", GREEDY, **reports)["meta_info"]
+    meta = engine.generate("Hello", GREEDY, return_logprob=True, **reports)["meta_info"]
+    assert [text for _, _, text in meta["output_token_logprobs"]] == [
+        engine.tokenizer.token_bytes(token).decode() for _, token, _ in meta["output_token_logprobs"]
+    ]
+    streamed = list(engine.generate("Hello", GREEDY, return_logprob=True, stream=True, **reports))
+    assert streamed[-1]["meta_info"]["output_top_logprobs"] == meta["output_top_logprobs"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_new_tokens_the_next_token_has_alternatives(engine: jsg.Engine, stream: bool):
+    usual = engine.generate("Hello", GREEDY, return_logprob=True, top_logprobs_num=2)
+    sampling = GREEDY | {"max_new_tokens": 0}
+    answer = engine.generate("Hello", sampling, return_logprob=True, top_logprobs_num=2, stream=stream)
+    last = list(answer)[-1] if stream else answer
+    assert (last["text"], last["output_ids"], last["meta_info"]["output_token_logprobs"]) == ("", [], [])
+    [alternatives] = last["meta_info"]["output_top_logprobs"]
+    assert [token for _, token, _ in alternatives] == [t for _, t, _ in usual["meta_info"]["output_top_logprobs"][0]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
