@@ -22,7 +22,7 @@ from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
 from jsg.kernels_pallas.native import amx, amx_attention, library
 from jsg.kernels_pallas.native.attention_state import KEY_BLOCK, MAX_HEAD_DIM, RANKS, ROWS, Call, Rows, State, Types
 from jsg.kernels_pallas.native.calls import Buffer, Kernel, buffers_of, emit_handler
-from jsg.kernels_pallas.native.emit import INT, INT32, LANES, POINTER, Function, Value, Variable
+from jsg.kernels_pallas.native.emit import INT, INT32, LANES, LOG2_E, POINTER, Function, Value, Variable
 from jsg.kernels_pallas.native.tiles import ITEM_BYTES, PANEL_BYTES, emit_product, emit_sums, load_number, load_panel
 
 MASKED = -1e30
@@ -253,7 +253,9 @@ def _emit_weights(
     """Masks the scores of each row and takes their exponentials. Panels that were not computed are masked too."""
     panels = range(KEY_BLOCK // LANES)
     kind = "bfloat16" if types.is_amx else "float32"
-    scale = function.spread(load_number(function, call.scale.data, 0)) if types.is_amx else None
+    # Processors with a matrix unit raise 2 to a power faster than e.
+    scale = function.spread(load_number(function, call.scale.data, 0) * LOG2_E) if types.is_amx else None
+    exp = function.power_of_2 if types.is_amx else function.exp
     with function.loop(rows.num_rows) as row:
         last = rows.position + (rows.first + row) // rows.group - key  # of the block's keys, the last one seen
         least = function.larger_int(last - window, function.constant(-1))
@@ -271,10 +273,10 @@ def _emit_weights(
             scores.append(function.chosen(seen[-1], score, function.like(score, MASKED)))
             largest = function.larger(scores[-1], largest)
         largest = function.spread(function.largest(largest))
-        shrink = function.exp(before - largest)
+        shrink = exp(before - largest)
         total = load_panel(function, state.totals, at) * shrink
         for panel in panels:
-            weight = function.chosen(seen[panel], function.exp(scores[panel] - largest), function.zeros())
+            weight = function.chosen(seen[panel], exp(scores[panel] - largest), function.zeros())
             function.store_as(kind, weight, weights, panel * (LANES * ITEM_BYTES[kind]))
             total = total + weight
         for value, kept in ((largest, state.largest), (shrink, state.shrink), (total, state.totals)):
