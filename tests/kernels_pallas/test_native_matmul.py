@@ -10,7 +10,7 @@ import pytest
 
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import INPUTS_TOGETHER, PANEL_WIDTH, Panels
-from jsg.kernels_pallas.native import amx, library
+from jsg.kernels_pallas.native import amx, amx_matmul, library
 
 SHAPES = ((1, 2, 1), (3, 6, 2), (4, 48, 7), (8, 34, 13), (17, 64, 25), (50, 20, 3), (64, 100, 12))
 """(rows, depth, panels): every register tile, whole and in part; items that are whole and in part."""
@@ -63,7 +63,7 @@ def test_rows_in_bfloat16_are_multiplied_as_numpy_says(
     if unit == "matrix unit" and not amx.is_available():
         pytest.skip("this processor has no matrix unit, or the system does not let us use it")
     monkeypatch.setattr(amx, "is_available", lambda: True)
-    monkeypatch.setattr(amx, "MAX_FEW", 0 if unit == "matrix unit" else 1000)
+    monkeypatch.setattr(amx_matmul, "MAX_FEW", 0 if unit == "matrix unit" else 1000)
     count, depth, panels = shape
     stored, meant = kernel(kind, depth, panels)
     x = jnp.asarray(rows(count, depth), jnp.bfloat16)

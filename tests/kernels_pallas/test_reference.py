@@ -12,7 +12,7 @@ import pytest
 from bench import attention_cases as cases
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import AttentionInputs
-from jsg.kernels_pallas.native import library
+from jsg.kernels_pallas.native import amx, library
 from jsg.kernels_pallas.reference_write import write_kv
 from jsg.kernels_pallas.tile import QUERY_TILE, SHORT_TILE
 from tests.kernels_pallas.definition import QUICKLY, named, with_garbage, with_room
@@ -102,11 +102,26 @@ def test_machine_code_for_short_registers_gives_the_same_bits(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("pool_dtype", ["bfloat16", "float32"])
-def test_machine_code_reads_pools_of_both_types(pool_dtype: str):
-    case = named("pages-of-16")
+@pytest.mark.parametrize("unit", ["matrix unit", "other registers"])
+@pytest.mark.parametrize(
+    "case",
+    [named("pages-of-16"), cases.for_model(named("mixed"), "phi-2"), cases.for_model(named("mixed"), "llama-3-8b")],
+    ids=lambda case: case.name,
+)
+def test_machine_code_computes_in_bfloat16(
+    case: cases.Case, pool_dtype: str, unit: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The matrix unit takes heads of a multiple of 32 and pools in bfloat16."""
+    if unit == "other registers":
+        monkeypatch.setattr(amx, "is_available", lambda: False)
+    elif not amx.is_available():
+        pytest.skip("this processor has no matrix unit, or the system does not let us use it")
+    compiled.cache_clear()
     arrays = with_room(cases.make(case, dtype="bfloat16", pool_dtype=pool_dtype))
     out = attend(case, arrays, "native").astype(np.float32)
     np.testing.assert_allclose(out[: len(arrays.expected)], arrays.expected, atol=2e-2)
+    assert not out[len(arrays.expected) :].any(), "padding tokens give zero"
+    compiled.cache_clear()
 
 
 def test_machine_code_names_what_it_cannot_do():
@@ -121,13 +136,15 @@ def test_machine_code_names_what_it_cannot_do():
         attend(named("decode"), eight_bits, "native")
 
 
-def test_machine_code_gives_a_token_the_same_bits_alone_and_in_a_tile():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_machine_code_gives_a_token_the_same_bits_alone_and_in_a_tile(dtype: str):
     """So what is decoded equals what is computed again as a prompt."""
-    case = cases.Case("tail", ((120, 30),), padding=0)
-    tile = attend(case, cases.make(case), "native")
+    case = cases.Case("tail", ((120, 30),), padding=0, head_dim=32)
+    make = functools.partial(cases.make, dtype=dtype, pool_dtype=dtype)
+    tile = attend(case, make(case), "native")
     for index in (0, 17, 29):
-        alone = cases.Case("alone", ((120 + index, 1),), padding=0)
-        arrays = cases.make(case)
+        alone = cases.Case("alone", ((120 + index, 1),), padding=0, head_dim=32)
+        arrays = make(case)
         inputs = cases.make(alone).inputs._replace(page_table=arrays.inputs.page_table)
         single = dataclasses.replace(arrays, queries=arrays.queries[index : index + 1], inputs=inputs)
         np.testing.assert_array_equal(attend(alone, single, "native")[0], tile[index])

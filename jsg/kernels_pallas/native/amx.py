@@ -1,63 +1,31 @@
-"""Products of bfloat16 by the matrix unit of x86 processors (AMX): 16 rows, 16 columns and 32 inputs in an instruction.
+"""The matrix unit of x86 processors (AMX): 16 rows, 16 columns and 32 inputs of bfloat16 in an instruction.
 
-It has eight registers, *matrix tiles* of 16 lines of 64 bytes. Sums are float32; each adds two products at a time, from
-the first input to the last, whatever the number of rows. So a result does not depend on the batch. Numbers too small
-for a normal float32 count as zero. See Intel's Software Developer's Manual, volume 1, chapter 18.
+It has eight registers, *matrix tiles* of 16 lines of 64 bytes. An instruction adds to a tile of float32 sums the
+products of a tile of rows, 32 bfloat16 each, and of a tile of columns, whose lines have two inputs of 16 columns side
+by side. Numbers too small for a normal float32 count as zero. See Intel's Software Developer's Manual, volume 1,
+chapter 18.
 """
 
 import ctypes
 import functools
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from llvmlite import binding, ir
 
-from jsg.kernels_pallas.native.calls import Buffer
-from jsg.kernels_pallas.native.emit import BYTE, INT, LANES, POINTER, Function, Value, Variable
-from jsg.kernels_pallas.native.tiles import (
-    ITEM_BYTES,
-    PANEL_BYTES,
-    Types,
-    emit_panels,
-    emit_product,
-    load_number,
-    load_panel,
-)
+from jsg.kernels_pallas.native.emit import BYTE, Function, Value
 
 DEPTH = 32
 """Inputs of an instruction."""
 ROWS = 16
 LINE_BYTES = 64
-AHEAD_BYTES = 4096
-"""How far behind what is read memory is asked for what follows."""
 NUM_TILES = 8
-MAX_FEW = 2
-"""Rows for which reading the kernel takes so long that the matrix unit has nothing to gain."""
-FEW_TILES = ((4, 2), (2, 4), (1, 6))
-"""(rows, panels) of the register tiles without the matrix unit, each with three sums in a register of its own."""
+COLUMN_TILES = (6, 7)
+"""The matrix tiles that have columns. The others have rows or sums."""
 PALETTE, CONFIG_COLUMNS, CONFIG_ROWS = 1, 16, 48
 """The first byte of a configuration, and where it has the bytes of a line and the lines of each tile."""
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
 """Linux gives the large registers only to processes that ask: `arch_prctl(ARCH_REQ_XCOMP_PERM, ...)`."""
-
-
-class _Block(NamedTuple):
-    """A block of sums that stays in matrix tiles 0 to 3, and the tiles that are loaded for each `DEPTH` inputs.
-
-    Attributes:
-        panels: How many panels it has.
-        rows: The tiles of rows.
-        kernel: The tiles of panels, which take turns.
-    """
-
-    panels: int
-    rows: tuple[int, ...]
-    kernel: tuple[int, ...]
-
-
-FEW_ROWS, MANY_ROWS = _Block(4, (4,), (6, 7)), _Block(2, (4, 5), (6, 7))
-"""For up to `ROWS` rows, and for more."""
 
 
 @functools.cache
@@ -69,187 +37,51 @@ def is_available() -> bool:
     return ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0
 
 
-def can_multiply(depth: int, kind: str) -> bool:
-    """Whether the matrix unit multiplies bfloat16 rows with a kernel of this type of so many inputs."""
-    return kind in ("bfloat16", "int8") and depth % DEPTH == 0 and is_available()
-
-
-def emit_item(types: Types, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
-    """All rows times `width` panels from the first one on."""
-    num_rows, depth = buffers[0].sizes
-    scratch = _allocate(function, depth * (2 * LANES * FEW_ROWS.panels)) if types.has_scale else None
-    _configure(function, function.smaller(num_rows, function.constant(ROWS)))
-
-    def emit_group(block: _Block, panel: Value, panels: int) -> None:
-        kernel = function.address(buffers[1].data, panel * (depth * LANES * ITEM_BYTES[types.kernel]))
-        read = _Reading(types.kernel, kernel, depth, scratch)
-        step = ROWS * len(block.rows)
-        emit_block = functools.partial(_emit_block, types, function, buffers, block)
-        emit_block(function.constant(0), panel, panels, functools.partial(_read_first, function, read))
-        with function.loop(num_rows, start=step, step=step) as row:
-            emit_block(row, panel, panels, functools.partial(_read_again, function, read))
-
-    for block, is_taken in ((FEW_ROWS, num_rows <= ROWS), (MANY_ROWS, function.constant(ROWS) < num_rows)):
-        with function.when(is_taken):
-            emit_panels(function, first, first + width, block.panels, functools.partial(emit_group, block))
-    _instruct(function, "tilerelease")
-    if scratch is not None:
-        function.builder.call(function.external("free", ir.FunctionType(ir.VoidType(), [POINTER])), [scratch.ir])
-
-
-def emit_item_of_few(types: Types, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
-    """What `emit_item` computes, to the bit, without the matrix unit. It is faster for `MAX_FEW` rows or fewer.
-
-    The matrix unit multiplies and adds in this order: for each `DEPTH` inputs it sums the even and the odd ones by
-    themselves, each in ascending order, and adds both sums to each other and then to the sum before.
-    """
-    x, kernel, result = buffers[0], buffers[1], buffers[-1]
-    depth = x.sizes[1]
-    line = LANES * ITEM_BYTES[types.kernel]
-
-    def pair(weights: Value, k: Value) -> tuple[Value, ...]:
-        if types.kernel == "bfloat16":
-            return function.float_pairs(weights, k * line)
-        return tuple(function.floats(types.kernel, weights, (k + i) * line) for i in (0, 1))
-
-    def tile(row: Value, rows: int, panel: Value, panels: int) -> None:
-        at = [function.address(x.data, (row + r) * depth * 4) for r in range(rows)]
-        weights = [function.address(kernel.data, (first + panel + p) * depth * line) for p in range(panels)]
-        sums = _zeros(function, rows, panels)
-        with function.loop(depth, step=DEPTH) as block:
-            even, odd = _zeros(function, rows, panels), _zeros(function, rows, panels)
-            with function.loop(block + DEPTH, start=block, step=2) as k:
-                pairs = [pair(weights[p], k) for p in range(panels)]
-                for half, partial in enumerate((even, odd)):
-                    for r in range(rows):
-                        factor = function.spread(load_number(function, at[r], (k + half) * 4))
-                        for p, partial_sum in enumerate(partial[r]):
-                            partial_sum.set(function.fused(factor, pairs[p][half], partial_sum.get()))
-            for r in range(rows):
-                for p, total in enumerate(sums[r]):
-                    total.set(total.get() + (even[r][p].get() + odd[r][p].get()))
-        for p in range(panels):
-            offset = (first + panel + p) * PANEL_BYTES
-            factor = load_panel(function, buffers[2].data, offset) if types.has_scale else None
-            for r in range(rows):
-                total = sums[r][p].get() if factor is None else sums[r][p].get() * factor
-                target = (row + r) * kernel.sizes[0] * types.result_bytes + (first + panel + p) * types.result_bytes
-                function.store_as(types.result, total, result.data, target)
-
-    emit_product(function, x.sizes[0], width, tile, FEW_TILES)
-
-
-def _zeros(function: Function, rows: int, panels: int) -> list[list[Variable]]:
-    return [[Variable(function, function.zeros()) for _ in range(panels)] for _ in range(rows)]
-
-
-class _Reading(NamedTuple):
-    """Panels that are read.
-
-    Attributes:
-        kind: Their type.
-        kernel: The address of the first one.
-        depth: Inputs of each.
-        scratch: For 8 bits the address of their numbers as bfloat16, once they are read; else None.
-    """
-
-    kind: str
-    kernel: Value
-    depth: Value
-    scratch: Value | None
-
-
-def _read_first(function: Function, read: _Reading, tile: int, k: Value, p: int) -> None:
-    """Loads `DEPTH` inputs of panel p from memory, and asks for those that are read soon."""
-    line = LANES * ITEM_BYTES[read.kind]
-    source = function.address(read.kernel, (read.depth * p + k) * line)
-    for offset in range(0, DEPTH * line, LINE_BYTES):
-        function.prefetch(source, offset + AHEAD_BYTES)
-    if read.scratch is not None:
-        target = function.address(read.scratch, (read.depth * p + k) * (2 * LANES))
-        for i in range(0, DEPTH, 2):
-            pair = [function.floats("int8", source, j * line) for j in (i, i + 1)]
-            function.store(function.bfloat16_pairs(*pair), target, i * (2 * LANES))
-        source = target
-    _move(function, "tileloadd64", tile, source, function.constant(LINE_BYTES))
-
-
-def _read_again(function: Function, read: _Reading, tile: int, k: Value, p: int) -> None:
-    """Loads what `_read_first` has loaded before."""
-    source = read.kernel if read.scratch is None else read.scratch
-    source = function.address(source, (read.depth * p + k) * (2 * LANES))
-    _move(function, "tileloadd64", tile, source, function.constant(LINE_BYTES))
-
-
-def _emit_block(
-    types: Types,
-    function: Function,
-    buffers: list[Buffer],
-    block: _Block,
-    row: Value,
-    panel: Value,
-    panels: int,
-    read: Callable[[int, Value, int], None],
-) -> None:
-    """One or two row tiles from a row on, times some panels. The last ones reach back over rows computed before."""
-    x = buffers[0]
-    num_rows, depth = x.sizes
-    row_bytes = depth * 2
-    last = function.larger_int(num_rows - ROWS, function.constant(0))
-    starts = [function.smaller(row + ROWS * i, last) for i in range(len(block.rows))]
-    sums = [[i * block.panels + p for p in range(panels)] for i in range(len(starts))]
-    for tile in (tile for tiles in sums for tile in tiles):
-        _instruct(function, "tilezero", tile)
-    with function.loop(depth, step=DEPTH) as k:
-        for tile, start in zip(block.rows, starts, strict=True):
-            _move(function, "tileloadd64", tile, function.address(x.data, start * row_bytes + k * 2), row_bytes)
-        for p in range(panels):
-            tile = block.kernel[p % len(block.kernel)]
-            read(tile, k, p)
-            for rows, tiles in zip(block.rows, sums, strict=True):
-                _instruct(function, "tdpbf16ps", tiles[p], rows, tile)
-    for start, tiles in zip(starts, sums, strict=True):
-        for p, tile in enumerate(tiles):
-            _finish(types, function, buffers, tile, start, panel + p)
-
-
-def _finish(types: Types, function: Function, buffers: list[Buffer], tile: int, row: Value, panel: Value) -> None:
-    """Writes the sums of a matrix tile to the result, multiplied with the factors of their columns, if any."""
-    sums = function.buffer(ROWS * PANEL_BYTES)
-    _move(function, "tilestored64", tile, sums, function.constant(PANEL_BYTES))
-    result_bytes = buffers[1].sizes[0] * types.result_bytes
-    target = function.address(buffers[-1].data, row * result_bytes + panel * types.result_bytes)
-    factor = load_panel(function, buffers[2].data, panel * PANEL_BYTES) if types.has_scale else None
-    with function.loop(function.smaller(buffers[0].sizes[0], function.constant(ROWS))) as line:
-        total = load_panel(function, sums, line * PANEL_BYTES)
-        function.store_as(types.result, total if factor is None else total * factor, target, line * result_bytes)
-
-
-def _configure(function: Function, num_rows: Value) -> None:
-    """Says how many lines each matrix tile has. All lines have `LINE_BYTES`."""
+def configure(function: Function, num_rows: Value) -> None:
+    """Begins to use the unit, for at most `ROWS` rows at a time. It must be released."""
     config = function.buffer(LINE_BYTES)
     for offset in range(0, LINE_BYTES, 8):
         function.store(function.constant(0), config, offset)
     function.store(function.byte(function.constant(PALETTE)), config)
     for tile in range(NUM_TILES):
-        lines = function.constant(ROWS) if tile in FEW_ROWS.kernel else num_rows
+        lines = function.constant(ROWS) if tile in COLUMN_TILES else function.smaller(num_rows, function.constant(ROWS))
         function.store(function.byte(function.constant(LINE_BYTES)), config, CONFIG_COLUMNS + 2 * tile)
         function.store(function.byte(lines), config, CONFIG_ROWS + tile)
     _emit(function, "ldtilecfg", config.ir)
 
 
-def _allocate(function: Function, num_bytes: Value) -> Value:
-    allocate = function.external("malloc", ir.FunctionType(POINTER, [INT]))
-    return Value(function, function.builder.call(allocate, [num_bytes.ir]))
+def release(function: Function) -> None:
+    """Ends the use of the unit, whose registers then need not be saved when threads change."""
+    _emit(function, "tilerelease")
 
 
-def _move(function: Function, name: str, tile: int, address: Value, stride: Value) -> None:
-    """Loads or stores a matrix tile, whose lines lie `stride` bytes apart."""
-    _emit(function, name, ir.Constant(BYTE, tile), address.ir, stride.ir)
+def clear(function: Function, tile: int) -> None:
+    """Sets a matrix tile to zero."""
+    _emit(function, "tilezero", _number(tile))
 
 
-def _instruct(function: Function, name: str, *tiles: int) -> None:
-    _emit(function, name, *(ir.Constant(BYTE, tile) for tile in tiles))
+def load(function: Function, tile: int, address: Value, stride: Value | int) -> None:
+    """Loads a matrix tile, whose lines lie `stride` bytes apart."""
+    _move(function, "tileloadd64", tile, address, stride)
+
+
+def store(function: Function, tile: int, address: Value, stride: Value | int) -> None:
+    """Writes a matrix tile, to lines `stride` bytes apart."""
+    _move(function, "tilestored64", tile, address, stride)
+
+
+def multiply(function: Function, sums: int, rows: int, columns: int) -> None:
+    """Adds the products of two matrix tiles to a third."""
+    _emit(function, "tdpbf16ps", *map(_number, (sums, rows, columns)))
+
+
+def _move(function: Function, name: str, tile: int, address: Value, stride: Value | int) -> None:
+    stride = stride if isinstance(stride, Value) else function.constant(stride)
+    _emit(function, name, _number(tile), address.ir, stride.ir)
+
+
+def _number(tile: int) -> ir.Constant:
+    return ir.Constant(BYTE, tile)
 
 
 def _emit(function: Function, name: str, *arguments: Any) -> None:

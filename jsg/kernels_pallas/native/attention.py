@@ -12,97 +12,24 @@ depend on the batch, nor on how its prompt is cut. Masked values are multiplied 
 """
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 from llvmlite import ir
 
 from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
-from jsg.kernels_pallas.native import library
+from jsg.kernels_pallas.native import amx, amx_attention, library
+from jsg.kernels_pallas.native.attention_state import KEY_BLOCK, MAX_HEAD_DIM, RANKS, ROWS, Call, Rows, State, Types
 from jsg.kernels_pallas.native.calls import Buffer, Kernel, buffers_of, emit_handler
-from jsg.kernels_pallas.native.emit import INT, INT32, LANES, POINTER, Function, Value, Variable
+from jsg.kernels_pallas.native.emit import INT, INT32, LANES, LOG2_E, POINTER, Function, Value, Variable
 from jsg.kernels_pallas.native.tiles import ITEM_BYTES, PANEL_BYTES, emit_product, emit_sums, load_number, load_panel
 
-KEY_BLOCK = 64
-ROWS = 48
-"""Rows that pass over the keys together: enough that turning the keys costs little, few enough for the first cache."""
-MAX_HEAD_DIM = 256
 MASKED = -1e30
 NO_WINDOW = 2**30
 KINDS = ("float32", "bfloat16")
-
-
-class _Call(NamedTuple):
-    """The buffers of a call, in order."""
-
-    queries: Buffer
-    keys: Buffer
-    values: Buffer
-    page_table: Buffer
-    single_rows: Buffer
-    single_kv_lens: Buffer
-    tile_rows: Buffer
-    tile_starts: Buffer
-    tile_lens: Buffer
-    tile_positions: Buffer
-    num_tiles: Buffer
-    window: Buffer
-    out: Buffer
-
-
-RANKS = (3, 4, 4, 2, 1, 1, 1, 1, 1, 1, 0, 0, 3)
-"""The number of axes of each buffer of a `_Call`."""
 SHORT_TILES, LONG_TILES = ((6, 1), (2, 2), (1, 4)), ((6, 4), (3, 4), (2, 4), (1, 4))
 """(rows, panels) of register tiles: a head has few panels, so these are narrower than `tiles.tile_shapes`."""
-
-
-class _Rows(NamedTuple):
-    """The rows that pass over the keys together. Row r is query head r % group of token r // group.
-
-    Attributes:
-        table: The address of the request's page numbers.
-        head: The key-value head.
-        group: Query heads of a key-value head.
-        token: The packed token of row 0.
-        position: The position of that token in its request.
-        first: The first of these rows.
-        num_rows: How many there are.
-    """
-
-    table: Value
-    head: Value
-    group: Value
-    token: Value
-    position: Value
-    first: Value
-    num_rows: Value
-
-
-class _State(NamedTuple):
-    """The addresses of what rows keep while they pass over the keys, and of the block of keys that they read.
-
-    Attributes:
-        queries: [ROWS, H].
-        panels: The keys of the block: [KEY_BLOCK / LANES, H, LANES].
-        offsets: Where each key and value of the block lies in its pool, in bytes: [KEY_BLOCK] of int64.
-        weights: Scores, and then their exponentials: [ROWS, KEY_BLOCK].
-        largest: The largest score of each row so far: [ROWS, LANES], the same in all lanes.
-        shrink: What the block's largest score does to the sums so far: [ROWS, LANES], likewise.
-        totals: Sums of exponentials, one in each lane: [ROWS, LANES].
-        output: Sums of weighted values: [ROWS, H].
-    """
-
-    queries: Value
-    panels: Value
-    offsets: Value
-    weights: Value
-    largest: Value
-    shrink: Value
-    totals: Value
-    output: Value
 
 
 def paged_attention(
@@ -112,7 +39,7 @@ def paged_attention(
     inputs: AttentionInputs,
     scoring: Scoring,
 ) -> Float[Array, "T N H"]:
-    """See `ops.paged_attention`. Computes in float32 and returns float32.
+    """See `ops.paged_attention`. Sums are float32. Where the matrix unit multiplies, weights are rounded to bfloat16.
 
     Raises:
         NotImplementedError: The pool has 8 bits, heads are wide or no multiple of `LANES`, or scores are capped.
@@ -123,11 +50,13 @@ def paged_attention(
             f"the CPU's kernel reads float32 and bfloat16, heads of a multiple of {LANES} up to {MAX_HEAD_DIM} "
             "numbers, and no softcap"
         )
-    name = library.registered(f"jsg_attention_{kind}", functools.partial(_emit, kind))
-    # Scaling the queries is less work than scaling the scores.
-    scaled = queries.astype(jnp.float32) * np.float32(scoring.scale)
-    return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(queries.shape, jnp.float32))(
-        scaled,
+    queries = queries if str(queries.dtype) in KINDS else queries.astype(jnp.float32)
+    is_short = queries.dtype == jnp.bfloat16 and kind == "bfloat16"
+    types = Types(str(queries.dtype), kind, is_short and head_dim % amx.DEPTH == 0 and amx.is_available())
+    name = f"jsg_attention_{'amx_' if types.is_amx else ''}{types.queries}_{types.pool}"
+    name = library.registered(name, functools.partial(_emit, types))
+    return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(queries.shape, queries.dtype))(
+        queries,
         keys,
         values,
         inputs.page_table,
@@ -139,30 +68,31 @@ def paged_attention(
         inputs.tile_positions,
         jnp.asarray(inputs.num_tiles, jnp.int32),
         jnp.int32(NO_WINDOW if scoring.window is None else scoring.window),
+        jnp.float32(scoring.scale),
     )
 
 
-def _emit(kind: str, module: ir.Module, name: str) -> None:
-    rows = _emit_pass(kind, module)
-    item = functools.partial(_emit_item, rows)
-    emit_handler(module, Kernel(name, RANKS, 1, _num_items, item, _clear))
+def _emit(types: Types, module: ir.Module, name: str) -> None:
+    rows = _emit_pass(types, module)
+    item = functools.partial(_emit_item, types, rows)
+    emit_handler(module, Kernel(name, RANKS, 1, _num_items, item, functools.partial(_clear, types)))
 
 
 def _num_items(function: Function, buffers: list[Buffer]) -> Value:
-    call = _Call(*buffers)
+    call = Call(*buffers)
     return (call.single_rows.sizes[0] + call.tile_rows.sizes[0]) * call.keys.sizes[2]
 
 
-def _clear(function: Function, buffers: list[Buffer]) -> None:
+def _clear(types: Types, function: Function, buffers: list[Buffer]) -> None:
     """Padding tokens, which no item computes, have zeros."""
-    out = _Call(*buffers).out
+    out = Call(*buffers).out
     with function.loop(out.sizes[0] * out.sizes[1] * out.sizes[2], step=LANES) as first:
-        function.store(function.zeros(), out.data, first * 4)
+        function.store_as(types.queries, function.zeros(), out.data, first * types.query_bytes)
 
 
-def _emit_item(rows: Function, function: Function, buffers: list[Buffer], index: Value) -> None:
+def _emit_item(types: Types, rows: Function, function: Function, buffers: list[Buffer], index: Value) -> None:
     """One key-value head of a single or of a query tile, `ROWS` rows at a time."""
-    call = _Call(*buffers)
+    call = Call(*buffers)
     kv_heads, singles = call.keys.sizes[2], call.single_rows.sizes[0]
     group = call.queries.sizes[1] // kv_heads
     unit = index // kv_heads
@@ -174,9 +104,13 @@ def _emit_item(rows: Function, function: Function, buffers: list[Buffer], index:
     def emit_rows(row: Value, token: Value, position: Value, length: Value) -> None:
         table = function.address(call.page_table.data, row * call.page_table.sizes[1] * 4)
         count = length * group
+        if types.is_amx:
+            amx.configure(function, count)
         with function.loop(count, step=ROWS) as first:
             some = function.smaller(count - first, function.constant(ROWS))
             function.call(rows, function.arguments[0], table, head, group, token, position, first, some)
+        if types.is_amx:
+            amx.release(function)
 
     with function.when(unit < singles):
         kv_len = number(call.single_kv_lens, unit)
@@ -189,65 +123,80 @@ def _emit_item(rows: Function, function: Function, buffers: list[Buffer], index:
             emit_rows(*(number(buffer, tile) for buffer in tiles))
 
 
-def _emit_pass(kind: str, module: ir.Module) -> Function:
+def _emit_pass(types: Types, module: ir.Module) -> Function:
     """The function that computes some rows: it passes over the blocks of keys that any of them sees."""
-    function = Function(module, f"attention_rows_{kind}", [POINTER, POINTER, *[INT] * 6])
+    function = Function(module, "attention_rows", [POINTER, POINTER, *[INT] * 6])
     job, *arguments = function.arguments
-    call, rows = _Call(*buffers_of(function, RANKS, job)), _Rows(*arguments)
-    state = _State(
-        queries=function.buffer(ROWS * MAX_HEAD_DIM * 4),
-        panels=function.buffer(KEY_BLOCK * MAX_HEAD_DIM * 4),
+    call, rows = Call(*buffers_of(function, RANKS, job)), Rows(*arguments)
+    product_bytes = 2 if types.is_amx else 4
+    state = State(
+        queries=function.buffer(ROWS * MAX_HEAD_DIM * product_bytes),
+        panels=function.buffer(KEY_BLOCK * MAX_HEAD_DIM * product_bytes),
+        value_panels=function.buffer(KEY_BLOCK * MAX_HEAD_DIM * 2 if types.is_amx else PANEL_BYTES),
         offsets=function.buffer(KEY_BLOCK * 8),
-        weights=function.buffer(ROWS * KEY_BLOCK * 4),
+        scores=function.buffer(ROWS * KEY_BLOCK * 4),
+        weights=function.buffer(ROWS * KEY_BLOCK * product_bytes),
         largest=function.buffer(ROWS * PANEL_BYTES),
         shrink=function.buffer(ROWS * PANEL_BYTES),
         totals=function.buffer(ROWS * PANEL_BYTES),
         output=function.buffer(ROWS * MAX_HEAD_DIM * 4),
     )
-    _emit_start(function, call, rows, state)
+    _emit_start(types, function, call, rows, state)
     window = function.widened(function.load(INT32, call.window.data))
     position = rows.position + rows.first // rows.group
     end = rows.position + (rows.first + rows.num_rows - 1) // rows.group + 1
     begin = function.larger_int(position + 1 - window, function.constant(0)) // KEY_BLOCK * KEY_BLOCK
     with function.loop(end, start=begin, step=KEY_BLOCK) as key:
         num_keys = function.smaller(end - key, function.constant(KEY_BLOCK))
-        _emit_block(kind, function, call, rows, state, key, num_keys)
-        _emit_scores(function, call, rows, state, num_keys)
-        _emit_weights(function, rows, state, key, window)
-        _emit_output(kind, function, call, rows, state, num_keys)
-    _emit_end(function, call, rows, state)
+        _emit_offsets(types, function, call, rows, state, key, num_keys)
+        if types.is_amx:
+            amx_attention.emit_scores(function, call, rows, state, num_keys)
+        else:
+            _emit_keys(types, function, call, state, num_keys)
+            _emit_scores(function, call, rows, state, num_keys)
+        _emit_weights(types, function, call, rows, state, key, window)
+        if types.is_amx:
+            amx_attention.emit_output(function, call, rows, state, num_keys)
+        else:
+            _emit_output(types, function, call, rows, state, num_keys)
+    _emit_end(types, function, call, rows, state)
     function.builder.ret_void()
     return function
 
 
-def _row_offset(rows: _Rows, call: _Call, row: Value) -> Value:
+def _row_offset(types: Types, rows: Rows, call: Call, row: Value) -> Value:
     """Where a row lies in the queries and in the result, in bytes."""
     index = rows.first + row
     token = index // rows.group
     heads, head_dim = call.queries.sizes[1:]
     head = rows.head * rows.group + index - token * rows.group
-    return ((rows.token + token) * heads + head) * head_dim * 4
+    return ((rows.token + token) * heads + head) * head_dim * types.query_bytes
 
 
-def _emit_start(function: Function, call: _Call, rows: _Rows, state: _State) -> None:
+def _emit_start(types: Types, function: Function, call: Call, rows: Rows, state: State) -> None:
     """Copies the rows' queries side by side, and empties the sums."""
-    row_bytes = call.queries.sizes[2] * 4
+    head_dim = call.queries.sizes[2]
+    scale = function.spread(load_number(function, call.scale.data, 0))
     with function.loop(rows.num_rows) as row:
-        source = _row_offset(rows, call, row)
-        with function.loop(row_bytes, step=PANEL_BYTES) as at:
-            function.store(load_panel(function, call.queries.data, source + at), state.queries, row * row_bytes + at)
-            function.store(function.zeros(), state.output, row * row_bytes + at)
+        source = _row_offset(types, rows, call, row)
+        with function.loop(head_dim, step=LANES) as dim:
+            at = row * head_dim + dim
+            query = function.floats(types.queries, call.queries.data, source + dim * types.query_bytes)
+            if types.is_amx:
+                function.store_as("bfloat16", query, state.queries, at * 2)
+            else:  # scaling the queries is less work than scaling the scores
+                function.store(query * scale, state.queries, at * 4)
+            function.store(function.zeros(), state.output, at * 4)
         function.store(function.like(function.zeros(), MASKED), state.largest, row * PANEL_BYTES)
         function.store(function.zeros(), state.totals, row * PANEL_BYTES)
 
 
-def _emit_block(
-    kind: str, function: Function, call: _Call, rows: _Rows, state: _State, key: Value, num_keys: Value
+def _emit_offsets(
+    types: Types, function: Function, call: Call, rows: Rows, state: State, key: Value, num_keys: Value
 ) -> None:
-    """Finds the keys of a block and turns them into panels. Places past its end read slot 0, which has zeros."""
+    """Finds the keys of a block and asks memory for them. Places past its end read slot 0, which has zeros."""
     page_size, kv_heads, head_dim = call.keys.sizes[1:]
-    item_bytes = ITEM_BYTES[kind]
-    head_bytes = head_dim * item_bytes
+    head_bytes = head_dim * types.pool_bytes
     page = Variable(function, key // page_size)
     within = Variable(function, key - page.get() * page_size)
     with function.loop(num_keys) as index:
@@ -262,17 +211,22 @@ def _emit_block(
         within.set(function.chosen(is_last, function.constant(0), within.get() + 1))
     with function.loop(function.constant(KEY_BLOCK), start=num_keys) as index:
         function.store(rows.head * head_bytes, state.offsets, index * 8)
+
+
+def _emit_keys(types: Types, function: Function, call: Call, state: State, num_keys: Value) -> None:
+    """Turns the keys of a block into panels."""
+    head_dim = call.keys.sizes[3]
     panel_bytes = head_dim * PANEL_BYTES
     with function.loop(num_keys, step=LANES) as first:
         target = function.address(state.panels, first // LANES * panel_bytes)
         starts = [function.load(INT, state.offsets, (first + lane) * 8) for lane in range(LANES)]
         with function.loop(head_dim, step=LANES) as dim:
-            vectors = [function.floats(kind, call.keys.data, start + dim * item_bytes) for start in starts]
+            vectors = [function.floats(types.pool, call.keys.data, start + dim * types.pool_bytes) for start in starts]
             for i, turned in enumerate(function.transposed(vectors)):
                 function.store(turned, target, (dim + i) * PANEL_BYTES)
 
 
-def _emit_scores(function: Function, call: _Call, rows: _Rows, state: _State, num_keys: Value) -> None:
+def _emit_scores(function: Function, call: Call, rows: Rows, state: State, num_keys: Value) -> None:
     head_dim = call.queries.sizes[2]
     row_bytes, panel_bytes = head_dim * 4, head_dim * PANEL_BYTES
 
@@ -288,18 +242,25 @@ def _emit_scores(function: Function, call: _Call, rows: _Rows, state: _State, nu
         )
         for r in range(count):
             for p in range(panels):
-                function.store(scores[r][p], state.weights, (row + r) * (KEY_BLOCK * 4) + (panel + p) * PANEL_BYTES)
+                function.store(scores[r][p], state.scores, (row + r) * (KEY_BLOCK * 4) + (panel + p) * PANEL_BYTES)
 
     emit_product(function, rows.num_rows, (num_keys + (LANES - 1)) // LANES, tile, _shapes())
 
 
-def _emit_weights(function: Function, rows: _Rows, state: _State, key: Value, window: Value) -> None:
+def _emit_weights(
+    types: Types, function: Function, call: Call, rows: Rows, state: State, key: Value, window: Value
+) -> None:
     """Masks the scores of each row and takes their exponentials. Panels that were not computed are masked too."""
     panels = range(KEY_BLOCK // LANES)
+    kind = "bfloat16" if types.is_amx else "float32"
+    # Processors with a matrix unit raise 2 to a power faster than e.
+    scale = function.spread(load_number(function, call.scale.data, 0) * LOG2_E) if types.is_amx else None
+    exp = function.power_of_2 if types.is_amx else function.exp
     with function.loop(rows.num_rows) as row:
         last = rows.position + (rows.first + row) // rows.group - key  # of the block's keys, the last one seen
         least = function.larger_int(last - window, function.constant(-1))
-        weights = function.address(state.weights, row * (KEY_BLOCK * 4))
+        row_scores = function.address(state.scores, row * (KEY_BLOCK * 4))
+        weights = function.address(state.weights, row * (KEY_BLOCK * ITEM_BYTES[kind]))
         at = row * PANEL_BYTES
         before = load_panel(function, state.largest, at)
         seen, scores, largest = [], [], before
@@ -307,28 +268,29 @@ def _emit_weights(function: Function, rows: _Rows, state: _State, key: Value, wi
             lane = function.lanes() + function.narrowed(function.constant(panel * LANES))
             is_new = function.spread(function.narrowed(least)) < lane
             seen.append(function.both(lane <= function.narrowed(last), is_new))
-            score = load_panel(function, weights, panel * PANEL_BYTES)
+            score = load_panel(function, row_scores, panel * PANEL_BYTES)
+            score = score if scale is None else score * scale
             scores.append(function.chosen(seen[-1], score, function.like(score, MASKED)))
             largest = function.larger(scores[-1], largest)
         largest = function.spread(function.largest(largest))
-        shrink = function.exp(before - largest)
+        shrink = exp(before - largest)
         total = load_panel(function, state.totals, at) * shrink
         for panel in panels:
-            weight = function.chosen(seen[panel], function.exp(scores[panel] - largest), function.zeros())
-            function.store(weight, weights, panel * PANEL_BYTES)
+            weight = function.chosen(seen[panel], exp(scores[panel] - largest), function.zeros())
+            function.store_as(kind, weight, weights, panel * (LANES * ITEM_BYTES[kind]))
             total = total + weight
         for value, kept in ((largest, state.largest), (shrink, state.shrink), (total, state.totals)):
             function.store(value, kept, at)
 
 
-def _emit_output(kind: str, function: Function, call: _Call, rows: _Rows, state: _State, num_keys: Value) -> None:
+def _emit_output(types: Types, function: Function, call: Call, rows: Rows, state: State, num_keys: Value) -> None:
     head_dim = call.queries.sizes[2]
     row_bytes = head_dim * 4
 
     def tile(row: Value, count: int, panel: Value, panels: int) -> None:
         outputs = [function.address(state.output, (row + r) * row_bytes + panel * PANEL_BYTES) for r in range(count)]
         weights = [function.address(state.weights, (row + r) * (KEY_BLOCK * 4)) for r in range(count)]
-        values = function.address(call.values.data, panel * (LANES * ITEM_BYTES[kind]))
+        values = function.address(call.values.data, panel * (LANES * types.pool_bytes))
         shrinks = [load_panel(function, state.shrink, (row + r) * PANEL_BYTES) for r in range(count)]
         before = [
             [load_panel(function, outputs[r], p * PANEL_BYTES) * shrinks[r] for p in range(panels)]
@@ -337,7 +299,7 @@ def _emit_output(kind: str, function: Function, call: _Call, rows: _Rows, state:
 
         def value(key: Value, p: int) -> list[Value]:
             start = function.load(INT, state.offsets, key * 8)
-            return [function.floats(kind, values, start + p * (LANES * ITEM_BYTES[kind]))]
+            return [function.floats(types.pool, values, start + p * (LANES * types.pool_bytes))]
 
         sums = emit_sums(function, num_keys, before, lambda key, r: load_number(function, weights[r], key * 4), value)
         for r in range(count):
@@ -347,14 +309,15 @@ def _emit_output(kind: str, function: Function, call: _Call, rows: _Rows, state:
     emit_product(function, rows.num_rows, head_dim // LANES, tile, _shapes())
 
 
-def _emit_end(function: Function, call: _Call, rows: _Rows, state: _State) -> None:
+def _emit_end(types: Types, function: Function, call: Call, rows: Rows, state: State) -> None:
     """Divides each row by its sum of exponentials, and writes it to the result."""
-    row_bytes = call.queries.sizes[2] * 4
+    head_dim = call.queries.sizes[2]
     with function.loop(rows.num_rows) as row:
-        target = _row_offset(rows, call, row)
+        target = _row_offset(types, rows, call, row)
         total = function.spread(function.total(load_panel(function, state.totals, row * PANEL_BYTES)))
-        with function.loop(row_bytes, step=PANEL_BYTES) as at:
-            function.store(load_panel(function, state.output, row * row_bytes + at) / total, call.out.data, target + at)
+        with function.loop(head_dim, step=LANES) as dim:
+            average = load_panel(function, state.output, (row * head_dim + dim) * 4) / total
+            function.store_as(types.queries, average, call.out.data, target + dim * types.query_bytes)
 
 
 def _shapes() -> tuple[tuple[int, int], ...]:

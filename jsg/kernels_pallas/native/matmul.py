@@ -2,7 +2,7 @@
 
 A tile reads its panels from front to back. So each step reads a kernel once, as fast as memory gives it and in the type
 in which it is stored. Sums are float32. Rows in bfloat16 are multiplied by the matrix unit, where the processor has
-one: see `amx.py`.
+one: see `amx_matmul.py`.
 """
 
 import functools
@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from llvmlite import ir
 
 from jsg.kernels_pallas.inputs import INPUTS_TOGETHER, Panels
-from jsg.kernels_pallas.native import amx
+from jsg.kernels_pallas.native import amx_matmul
 from jsg.kernels_pallas.native.calls import Buffer, Kernel, emit_handler
 from jsg.kernels_pallas.native.emit import LANES, Function, Value
 from jsg.kernels_pallas.native.library import registered
@@ -40,8 +40,10 @@ def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike 
     """See `ops.matmul`."""
     values, scale = kernel
     kind, variant, emit_item = str(values.dtype), "plain", _emit_item
-    if x.dtype == jnp.bfloat16 and amx.can_multiply(x.shape[1], kind):
-        variant, emit_item = ("few", amx.emit_item_of_few) if len(x) <= amx.MAX_FEW else ("amx", amx.emit_item)
+    if x.dtype == jnp.bfloat16 and amx_matmul.can_multiply(x.shape[1], kind):
+        variant, emit_item = (
+            ("few", amx_matmul.emit_item_of_few) if len(x) <= amx_matmul.MAX_FEW else ("amx", amx_matmul.emit_item)
+        )
     types = Types(kind, "bfloat16" if result == jnp.bfloat16 else "float32")
     name = registered(f"jsg_matmul_{variant}_{kind}_{types.result}", functools.partial(_emit, types, emit_item))
     shape = jax.ShapeDtypeStruct((len(x), values.shape[0] * LANES), types.result)

@@ -1,0 +1,85 @@
+"""Scores and weighted values of `attention.py` by the matrix unit. See `amx.py`.
+
+Each row is computed in the same way whatever the other rows are, and however many.
+"""
+
+from llvmlite import ir
+
+from jsg.kernels_pallas.native import amx
+from jsg.kernels_pallas.native.amx import COLUMN_TILES, DEPTH, LINE_BYTES, ROWS
+from jsg.kernels_pallas.native.attention_state import KEY_BLOCK, Call, Rows, State
+from jsg.kernels_pallas.native.emit import FLOAT, INT, INT16, LANES, Function, Value, vector
+from jsg.kernels_pallas.native.tiles import PANEL_BYTES, load_panel
+
+SUMS, ROW_TILE = (0, 1), 4
+TILE_BYTES = 16 * LINE_BYTES
+COUNT = len(COLUMN_TILES)
+"""Panels whose products are computed together."""
+
+
+def emit_scores(function: Function, call: Call, rows: Rows, state: State, num_keys: Value) -> None:
+    """The scores of the block's keys, before they are scaled."""
+    head_bytes = call.keys.sizes[3] * 2
+    with function.loop(num_keys, step=COUNT * LANES) as first:
+        panels = [function.address(state.panels, first * head_bytes + head_bytes * (LANES * p)) for p in range(COUNT)]
+        for p, panel in enumerate(panels):
+            _turn_keys(function, call, state, first + p * LANES, panel)
+        with function.loop(rows.num_rows, step=ROWS) as row:
+            for tile in SUMS:
+                amx.clear(function, tile)
+            with function.loop(head_bytes, step=LINE_BYTES) as at:
+                amx.load(function, ROW_TILE, function.address(state.queries, row * head_bytes + at), head_bytes)
+                for panel, column_tile, tile in zip(panels, COLUMN_TILES, SUMS, strict=True):
+                    amx.load(function, column_tile, function.address(panel, at * LANES), LINE_BYTES)
+                    amx.multiply(function, tile, ROW_TILE, column_tile)
+            for p, tile in enumerate(SUMS):
+                target = function.address(state.scores, row * (KEY_BLOCK * 4) + (first + p * LANES) * 4)
+                amx.store(function, tile, target, KEY_BLOCK * 4)
+
+
+def _turn_keys(function: Function, call: Call, state: State, first: Value, panel: Value) -> None:
+    """Writes `LANES` keys side by side, pairs of their numbers together."""
+    starts = [function.load(INT, state.offsets, (first + lane) * 8) for lane in range(LANES)]
+    with function.loop(call.keys.sizes[3] * 2, step=LINE_BYTES) as at:
+        pairs = [function.load(vector(FLOAT), call.keys.data, start + at) for start in starts]
+        for i, turned in enumerate(function.transposed(pairs)):
+            function.store(turned, panel, at * LANES + i * LINE_BYTES)
+
+
+def emit_output(function: Function, call: Call, rows: Rows, state: State, num_keys: Value) -> None:
+    """Adds the weighted values of the block to the sums of each row."""
+    head_dim = call.queries.sizes[2]
+    num_steps = (num_keys + (DEPTH - 1)) // DEPTH
+    _turn_values(function, call, state, num_steps)
+    with function.loop(rows.num_rows) as row:
+        shrink = load_panel(function, state.shrink, row * PANEL_BYTES)
+        with function.loop(head_dim, step=LANES) as dim:
+            at = (row * head_dim + dim) * 4
+            function.store(load_panel(function, state.output, at) * shrink, state.output, at)
+    with function.loop(rows.num_rows, step=ROWS) as row, function.loop(head_dim, step=COUNT * LANES) as dim:
+        outputs = [function.address(state.output, (row * head_dim + dim + p * LANES) * 4) for p in range(COUNT)]
+        values = [function.address(state.value_panels, (dim + p * LANES) * (KEY_BLOCK * 2)) for p in range(COUNT)]
+        for tile, output in zip(SUMS, outputs, strict=True):
+            amx.load(function, tile, output, head_dim * 4)
+        with function.loop(num_steps) as step:
+            weights = function.address(state.weights, row * (KEY_BLOCK * 2) + step * LINE_BYTES)
+            amx.load(function, ROW_TILE, weights, KEY_BLOCK * 2)
+            for tile, column_tile, value in zip(SUMS, COLUMN_TILES, values, strict=True):
+                amx.load(function, column_tile, function.address(value, step * TILE_BYTES), LINE_BYTES)
+                amx.multiply(function, tile, ROW_TILE, column_tile)
+        for tile, output in zip(SUMS, outputs, strict=True):
+            amx.store(function, tile, output, head_dim * 4)
+
+
+def _turn_values(function: Function, call: Call, state: State, num_steps: Value) -> None:
+    """Writes the values of the block in panels of `LANES` dimensions, two keys of each side by side."""
+    numbers = ir.VectorType(INT16, 2 * LANES)
+    orders = [[lane + half * LANES + key * 2 * LANES for lane in range(LANES) for key in (0, 1)] for half in (0, 1)]
+    panel_bytes = KEY_BLOCK * LANES * 2
+    with function.loop(num_steps * DEPTH, step=2) as key:
+        starts = [function.load(INT, state.offsets, (key + i) * 8) for i in (0, 1)]
+        with function.loop(call.values.sizes[3] * 2, step=LINE_BYTES) as at:
+            pair = [function.load(numbers, call.values.data, start + at) for start in starts]
+            for half, order in enumerate(orders):
+                target = at // LINE_BYTES * (2 * panel_bytes) + half * panel_bytes + key * (LINE_BYTES // 2)
+                function.store(function.shuffled(pair[0], pair[1], order), state.value_panels, target)

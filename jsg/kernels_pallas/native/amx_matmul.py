@@ -1,0 +1,209 @@
+"""Products of bfloat16 rows by the matrix unit. See `matmul.py` and `amx.py`.
+
+Sums are float32; each adds two products at a time, from the first input to the last, whatever the number of rows. So a
+result does not depend on the batch.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+from llvmlite import ir
+
+from jsg.kernels_pallas.native import amx
+from jsg.kernels_pallas.native.amx import DEPTH, LINE_BYTES, ROWS
+from jsg.kernels_pallas.native.calls import Buffer
+from jsg.kernels_pallas.native.emit import INT, LANES, POINTER, Function, Value, Variable
+from jsg.kernels_pallas.native.tiles import (
+    ITEM_BYTES,
+    PANEL_BYTES,
+    Types,
+    emit_panels,
+    emit_product,
+    load_number,
+    load_panel,
+)
+
+AHEAD_BYTES = 4096
+"""How far behind what is read memory is asked for what follows."""
+MAX_FEW = 2
+"""Rows for which reading the kernel takes so long that the matrix unit has nothing to gain."""
+FEW_TILES = ((4, 2), (2, 4), (1, 6))
+"""(rows, panels) of the register tiles without the matrix unit, each with three sums in a register of its own."""
+
+
+class _Block(NamedTuple):
+    """A block of sums that stays in matrix tiles 0 to 3, and the tiles that are loaded for each `DEPTH` inputs.
+
+    Attributes:
+        panels: How many panels it has.
+        rows: The tiles of rows.
+    """
+
+    panels: int
+    rows: tuple[int, ...]
+
+
+FEW_ROWS, MANY_ROWS = _Block(4, (4,)), _Block(2, (4, 5))
+"""For up to `ROWS` rows, and for more."""
+
+
+def can_multiply(depth: int, kind: str) -> bool:
+    """Whether the matrix unit multiplies bfloat16 rows with a kernel of this type of so many inputs."""
+    return kind in ("bfloat16", "int8") and depth % DEPTH == 0 and amx.is_available()
+
+
+def emit_item(types: Types, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
+    """All rows times `width` panels from the first one on."""
+    num_rows, depth = buffers[0].sizes
+    scratch = _allocate(function, depth * (2 * LANES * FEW_ROWS.panels)) if types.has_scale else None
+    amx.configure(function, num_rows)
+
+    def emit_group(block: _Block, panel: Value, panels: int) -> None:
+        kernel = function.address(buffers[1].data, panel * (depth * LANES * ITEM_BYTES[types.kernel]))
+        read = _Reading(types.kernel, kernel, depth, scratch)
+        step = ROWS * len(block.rows)
+        emit_block = functools.partial(_emit_block, types, function, buffers, block)
+        emit_block(function.constant(0), panel, panels, functools.partial(_read_first, function, read))
+        with function.loop(num_rows, start=step, step=step) as row:
+            emit_block(row, panel, panels, functools.partial(_read_again, function, read))
+
+    for block, is_taken in ((FEW_ROWS, num_rows <= ROWS), (MANY_ROWS, function.constant(ROWS) < num_rows)):
+        with function.when(is_taken):
+            emit_panels(function, first, first + width, block.panels, functools.partial(emit_group, block))
+    amx.release(function)
+    if scratch is not None:
+        function.builder.call(function.external("free", ir.FunctionType(ir.VoidType(), [POINTER])), [scratch.ir])
+
+
+def emit_item_of_few(types: Types, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
+    """What `emit_item` computes, to the bit, without the matrix unit. It is faster for `MAX_FEW` rows or fewer.
+
+    The matrix unit multiplies and adds in this order: for each `DEPTH` inputs it sums the even and the odd ones by
+    themselves, each in ascending order, and adds both sums to each other and then to the sum before.
+    """
+    x, kernel, result = buffers[0], buffers[1], buffers[-1]
+    depth = x.sizes[1]
+    line = LANES * ITEM_BYTES[types.kernel]
+
+    def pair(weights: Value, k: Value) -> tuple[Value, ...]:
+        if types.kernel == "bfloat16":
+            return function.float_pairs(weights, k * line)
+        return tuple(function.floats(types.kernel, weights, (k + i) * line) for i in (0, 1))
+
+    def tile(row: Value, rows: int, panel: Value, panels: int) -> None:
+        at = [function.address(x.data, (row + r) * depth * 4) for r in range(rows)]
+        weights = [function.address(kernel.data, (first + panel + p) * depth * line) for p in range(panels)]
+        sums = _zeros(function, rows, panels)
+        with function.loop(depth, step=DEPTH) as block:
+            even, odd = _zeros(function, rows, panels), _zeros(function, rows, panels)
+            with function.loop(block + DEPTH, start=block, step=2) as k:
+                pairs = [pair(weights[p], k) for p in range(panels)]
+                for half, partial in enumerate((even, odd)):
+                    for r in range(rows):
+                        factor = function.spread(load_number(function, at[r], (k + half) * 4))
+                        for p, partial_sum in enumerate(partial[r]):
+                            partial_sum.set(function.fused(factor, pairs[p][half], partial_sum.get()))
+            for r in range(rows):
+                for p, total in enumerate(sums[r]):
+                    total.set(total.get() + (even[r][p].get() + odd[r][p].get()))
+        for p in range(panels):
+            offset = (first + panel + p) * PANEL_BYTES
+            factor = load_panel(function, buffers[2].data, offset) if types.has_scale else None
+            for r in range(rows):
+                total = sums[r][p].get() if factor is None else sums[r][p].get() * factor
+                target = (row + r) * kernel.sizes[0] * types.result_bytes + (first + panel + p) * types.result_bytes
+                function.store_as(types.result, total, result.data, target)
+
+    emit_product(function, x.sizes[0], width, tile, FEW_TILES)
+
+
+def _zeros(function: Function, rows: int, panels: int) -> list[list[Variable]]:
+    return [[Variable(function, function.zeros()) for _ in range(panels)] for _ in range(rows)]
+
+
+class _Reading(NamedTuple):
+    """Panels that are read.
+
+    Attributes:
+        kind: Their type.
+        kernel: The address of the first one.
+        depth: Inputs of each.
+        scratch: For 8 bits the address of their numbers as bfloat16, once they are read; else None.
+    """
+
+    kind: str
+    kernel: Value
+    depth: Value
+    scratch: Value | None
+
+
+def _read_first(function: Function, read: _Reading, tile: int, k: Value, p: int) -> None:
+    """Loads `DEPTH` inputs of panel p from memory, and asks for those that are read soon."""
+    line = LANES * ITEM_BYTES[read.kind]
+    source = function.address(read.kernel, (read.depth * p + k) * line)
+    for offset in range(0, DEPTH * line, LINE_BYTES):
+        function.prefetch(source, offset + AHEAD_BYTES)
+    if read.scratch is not None:
+        target = function.address(read.scratch, (read.depth * p + k) * (2 * LANES))
+        for i in range(0, DEPTH, 2):
+            pair = [function.floats("int8", source, j * line) for j in (i, i + 1)]
+            function.store(function.bfloat16_pairs(*pair), target, i * (2 * LANES))
+        source = target
+    amx.load(function, tile, source, LINE_BYTES)
+
+
+def _read_again(function: Function, read: _Reading, tile: int, k: Value, p: int) -> None:
+    """Loads what `_read_first` has loaded before."""
+    source = read.kernel if read.scratch is None else read.scratch
+    source = function.address(source, (read.depth * p + k) * (2 * LANES))
+    amx.load(function, tile, source, LINE_BYTES)
+
+
+def _emit_block(
+    types: Types,
+    function: Function,
+    buffers: list[Buffer],
+    block: _Block,
+    row: Value,
+    panel: Value,
+    panels: int,
+    read: Callable[[int, Value, int], None],
+) -> None:
+    """One or two row tiles from a row on, times some panels. The last ones reach back over rows computed before."""
+    x = buffers[0]
+    num_rows, depth = x.sizes
+    row_bytes = depth * 2
+    last = function.larger_int(num_rows - ROWS, function.constant(0))
+    starts = [function.smaller(row + ROWS * i, last) for i in range(len(block.rows))]
+    sums = [[i * block.panels + p for p in range(panels)] for i in range(len(starts))]
+    for tile in (tile for tiles in sums for tile in tiles):
+        amx.clear(function, tile)
+    with function.loop(depth, step=DEPTH) as k:
+        for tile, start in zip(block.rows, starts, strict=True):
+            amx.load(function, tile, function.address(x.data, start * row_bytes + k * 2), row_bytes)
+        for p in range(panels):
+            tile = amx.COLUMN_TILES[p % len(amx.COLUMN_TILES)]
+            read(tile, k, p)
+            for rows, tiles in zip(block.rows, sums, strict=True):
+                amx.multiply(function, tiles[p], rows, tile)
+    for start, tiles in zip(starts, sums, strict=True):
+        for p, tile in enumerate(tiles):
+            _finish(types, function, buffers, tile, start, panel + p)
+
+
+def _finish(types: Types, function: Function, buffers: list[Buffer], tile: int, row: Value, panel: Value) -> None:
+    """Writes the sums of a matrix tile to the result, multiplied with the factors of their columns, if any."""
+    sums = function.buffer(ROWS * PANEL_BYTES)
+    amx.store(function, tile, sums, PANEL_BYTES)
+    result_bytes = buffers[1].sizes[0] * types.result_bytes
+    target = function.address(buffers[-1].data, row * result_bytes + panel * types.result_bytes)
+    factor = load_panel(function, buffers[2].data, panel * PANEL_BYTES) if types.has_scale else None
+    with function.loop(function.smaller(buffers[0].sizes[0], function.constant(ROWS))) as line:
+        total = load_panel(function, sums, line * PANEL_BYTES)
+        function.store_as(types.result, total if factor is None else total * factor, target, line * result_bytes)
+
+
+def _allocate(function: Function, num_bytes: Value) -> Value:
+    allocate = function.external("malloc", ir.FunctionType(POINTER, [INT]))
+    return Value(function, function.builder.call(allocate, [num_bytes.ir]))

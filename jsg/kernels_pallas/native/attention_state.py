@@ -1,0 +1,109 @@
+"""What attention on a CPU works on: the buffers of a call, the rows of a pass, and their state. See `attention.py`."""
+
+from typing import NamedTuple
+
+from jsg.kernels_pallas.native.calls import Buffer
+from jsg.kernels_pallas.native.emit import Value
+from jsg.kernels_pallas.native.tiles import ITEM_BYTES
+
+KEY_BLOCK = 64
+ROWS = 48
+"""Rows that pass over the keys together: enough that turning the keys costs little, few enough for the first cache."""
+MAX_HEAD_DIM = 256
+
+
+class Call(NamedTuple):
+    """The buffers of a call, in order."""
+
+    queries: Buffer
+    keys: Buffer
+    values: Buffer
+    page_table: Buffer
+    single_rows: Buffer
+    single_kv_lens: Buffer
+    tile_rows: Buffer
+    tile_starts: Buffer
+    tile_lens: Buffer
+    tile_positions: Buffer
+    num_tiles: Buffer
+    window: Buffer
+    scale: Buffer
+    out: Buffer
+
+
+RANKS = (3, 4, 4, 2, 1, 1, 1, 1, 1, 1, 0, 0, 0, 3)
+"""The number of axes of each buffer of a `Call`."""
+
+
+class Types(NamedTuple):
+    """The types of a call's numbers, and what multiplies them.
+
+    Attributes:
+        queries: Of the queries and of the result: "float32" or "bfloat16".
+        pool: Of keys and values, likewise.
+        is_amx: Whether the matrix unit multiplies; then both are "bfloat16", and so are the weights of values.
+    """
+
+    queries: str
+    pool: str
+    is_amx: bool
+
+    @property
+    def query_bytes(self) -> int:
+        """Bytes of a number of the queries."""
+        return ITEM_BYTES[self.queries]
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of a number of the pool."""
+        return ITEM_BYTES[self.pool]
+
+
+class Rows(NamedTuple):
+    """The rows that pass over the keys together. Row r is query head r % group of token r // group.
+
+    Attributes:
+        table: The address of the request's page numbers.
+        head: The key-value head.
+        group: Query heads of a key-value head.
+        token: The packed token of row 0.
+        position: The position of that token in its request.
+        first: The first of these rows.
+        num_rows: How many there are.
+    """
+
+    table: Value
+    head: Value
+    group: Value
+    token: Value
+    position: Value
+    first: Value
+    num_rows: Value
+
+
+class State(NamedTuple):
+    """The addresses of what rows keep while they pass over the keys, and of the block of keys that they read.
+
+    Attributes:
+        queries: [ROWS, H], float32 and scaled; with the matrix unit as they are.
+        panels: The keys of the block: [KEY_BLOCK / LANES, H, LANES]; with the matrix unit [.., H / 2, LANES, 2].
+        value_panels: With the matrix unit the values of the block: [H / LANES, KEY_BLOCK / 2, LANES, 2].
+        offsets: Where each key and value of the block lies in its pool, in bytes: [KEY_BLOCK] of int64.
+        scores: [ROWS, KEY_BLOCK].
+        weights: Exponentials of scores: [ROWS, KEY_BLOCK].
+        largest: The largest score of each row so far: [ROWS, LANES], the same in all lanes.
+        shrink: What the block's largest score does to the sums so far: [ROWS, LANES], likewise.
+        totals: Sums of exponentials, one in each lane: [ROWS, LANES].
+        output: Sums of weighted values: [ROWS, H].
+    """
+
+    queries: Value
+    panels: Value
+    value_panels: Value
+    offsets: Value
+    scores: Value
+    weights: Value
+    largest: Value
+    shrink: Value
+    totals: Value
+    output: Value
