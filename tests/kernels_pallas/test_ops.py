@@ -11,7 +11,7 @@ from bench import attention_cases as cases
 from jsg.kernels_pallas import cascade, ops, paged_decode, ragged_paged_attention, reference
 from jsg.kernels_pallas.attention_block import Attended
 from jsg.kernels_pallas.inputs import Scoring
-from jsg.kernels_pallas.native import attention
+from jsg.kernels_pallas.native import amx, attention
 from tests.kernels_pallas.definition import named
 
 KERNELS = {"paged_decode": paged_decode, "cascade": cascade, "ragged_paged_attention": ragged_paged_attention}
@@ -92,3 +92,10 @@ def test_what_a_kernel_refuses_goes_to_the_reference_unless_the_kernel_was_asked
 def test_an_implementation_that_there_is_not_is_named(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(NotImplementedError, match=r"no implementation 'cuda'; there are 'triton', 'tpu', 'native' and"):
         has_run(named("mixed"), monkeypatch, "cuda")
+
+
+@pytest.mark.parametrize(("platform", "is_there"), [("cpu", True), ("cpu", False), ("gpu", True)])
+def test_only_a_cpu_is_asked_for_its_matrix_unit(platform: str, is_there: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ops, "target_platform", lambda: platform)
+    monkeypatch.setattr(amx, "is_available", lambda: is_there)
+    assert ops.has_matrix_unit() is (platform == "cpu" and is_there)
