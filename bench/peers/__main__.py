@@ -11,8 +11,8 @@ import argparse
 import contextlib
 import json
 import sys
-import time
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 

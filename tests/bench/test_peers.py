@@ -182,7 +182,19 @@ def test_figures_of_a_workload(config):
     assert (ratio.name, ratio.samples) == ("a: vllm / jsg", (1.5, 2.0))
 
 
-def test_engines_take_turns_and_the_first_turn_does_not_count(config):
+def test_a_turn_begins_when_no_engine_computes_any_more(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(peers, "IDLE_EVERY_S", 0.0)
+    used = iter([1.0, 1.2, 1.4, 1.4, 9.0])
+    monkeypatch.setattr(peers, "cpu_s", lambda pid: next(used))
+    peers.wait_until_idle([engine("vllm", Fake(1.0))])
+    assert next(used) == 9.0, "it was read until it stood still"
+    monkeypatch.setattr(peers, "IDLE_WITHIN_S", 0.0)
+    monkeypatch.setattr(peers, "cpu_s", lambda pid, used=itertools.count(): next(used))
+    peers.wait_until_idle([engine("busy for ever", Fake(1.0))])
+
+
+def test_engines_take_turns_and_the_first_turn_does_not_count(config, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(peers, "IDLE_EVERY_S", 0.0)
     report = Report("bench.peers", [], None)
     ours, peer, cannot = Fake(1.0), Fake(10.0), Fake(1.0, "it has no cache")
     settled = []
@@ -197,7 +209,8 @@ def test_engines_take_turns_and_the_first_turn_does_not_count(config):
     assert cannot.loads == [] and report.header["left_out"] == {"d: hugging face": "it has no cache"}
 
 
-def test_a_peer_that_fails_ends_no_other(config):
+def test_a_peer_that_fails_ends_no_other(config, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(peers, "IDLE_EVERY_S", 0.0)
     class Broken(Fake):
         def run(self, load) -> Ran:
             raise WrongAnswerError("http_500: out of memory")
