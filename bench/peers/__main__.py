@@ -30,7 +30,6 @@ from bench.served import tree_of, usage_of
 from bench.start.notes import cpu_s
 from jsg.models.config import ModelConfig
 
-
 IDLE_SHARE, IDLE_EVERY_S, IDLE_WITHIN_S = 0.05, 0.2, 10.0
 """The most of a core that engines use while they are idle, how often that is read, and how long it may take."""
 

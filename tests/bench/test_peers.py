@@ -189,7 +189,8 @@ def test_a_turn_begins_when_no_engine_computes_any_more(monkeypatch: pytest.Monk
     peers.wait_until_idle([engine("vllm", Fake(1.0))])
     assert next(used) == 9.0, "it was read until it stood still"
     monkeypatch.setattr(peers, "IDLE_WITHIN_S", 0.0)
-    monkeypatch.setattr(peers, "cpu_s", lambda pid, used=itertools.count(): next(used))
+    rising = itertools.count()
+    monkeypatch.setattr(peers, "cpu_s", lambda pid: next(rising))
     peers.wait_until_idle([engine("busy for ever", Fake(1.0))])
 
 
@@ -211,6 +212,7 @@ def test_engines_take_turns_and_the_first_turn_does_not_count(config, monkeypatc
 
 def test_a_peer_that_fails_ends_no_other(config, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(peers, "IDLE_EVERY_S", 0.0)
+
     class Broken(Fake):
         def run(self, load) -> Ran:
             raise WrongAnswerError("http_500: out of memory")
