@@ -195,7 +195,7 @@ def test_a_turn_begins_when_no_engine_computes_any_more(monkeypatch: pytest.Monk
 
 
 def test_engines_take_turns_and_the_first_turn_does_not_count(config, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(peers, "IDLE_EVERY_S", 0.0)
+    monkeypatch.setattr(peers, "wait_until_idle", lambda everyone: None)  # this process is never idle
     report = Report("bench.peers", [], None)
     ours, peer, cannot = Fake(1.0), Fake(10.0), Fake(1.0, "it has no cache")
     settled = []
@@ -211,7 +211,7 @@ def test_engines_take_turns_and_the_first_turn_does_not_count(config, monkeypatc
 
 
 def test_a_peer_that_fails_ends_no_other(config, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(peers, "IDLE_EVERY_S", 0.0)
+    monkeypatch.setattr(peers, "wait_until_idle", lambda everyone: None)  # this process is never idle
 
     class Broken(Fake):
         def run(self, load) -> Ran:
