@@ -109,7 +109,7 @@ class _Settings:
         kernels = "" if quantization == "none" else f", kernels in {quantization}"
         kernels += f", experts in {self.config.ep_size} groups" if self.config.ep_size > 1 else ""
         has_faster = self.dtype == jnp.float32 and ops.has_matrix_unit()
-        advice = "; --dtype bfloat16 is more than twice as fast on this CPU" if has_faster else ""
+        advice = "; --dtype bfloat16 would use the matrix unit of this CPU" if has_faster else ""
         hosts = "" if self.party is None else f", number {self.config.node_rank} of {self.config.nnodes} hosts"
         return (
             f"device: {self.device}{hosts}\n"

@@ -149,7 +149,7 @@ def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike 
 
 
 def has_matrix_unit() -> bool:
-    """Whether the default device is a CPU that multiplies bfloat16 several times as fast as float32."""
+    """Whether the default device is a CPU with a unit that multiplies matrices of bfloat16."""
     if target_platform() != "cpu":
         return False
     from jsg.kernels_pallas.native import amx

@@ -19,6 +19,8 @@ DEPTH = 32
 """Inputs of an instruction."""
 ROWS = 16
 LINE_BYTES = 64
+NEEDED = ("amx-tile", "amx-bf16", "avx512f")
+"""What the processor must have. Attention uses AVX-512 beside the matrix unit."""
 NUM_TILES = 8
 COLUMN_TILES = (6, 7)
 """The matrix tiles that have columns. The others have rows or sums."""
@@ -32,7 +34,7 @@ ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
 def is_available() -> bool:
     """Whether the processor has a matrix unit for bfloat16 and the system lets this process use it."""
     features = binding.get_host_cpu_features()
-    if sys.platform != "linux" or not (features.get("amx-tile") and features.get("amx-bf16")):
+    if sys.platform != "linux" or not all(features.get(name) for name in NEEDED):
         return False
     return ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0
 

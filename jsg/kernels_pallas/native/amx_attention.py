@@ -12,16 +12,19 @@ from jsg.kernels_pallas.native.emit import FLOAT, INT, INT16, LANES, Function, V
 from jsg.kernels_pallas.native.tiles import PANEL_BYTES, load_panel
 
 SUMS, ROW_TILE = (0, 1), 4
-TILE_BYTES = 16 * LINE_BYTES
-COUNT = len(COLUMN_TILES)
+"""The matrix tiles that have sums, one for each panel that is read, and rows."""
+TILE_BYTES = ROWS * LINE_BYTES
+NUM_PANELS = len(COLUMN_TILES)
 """Panels whose products are computed together."""
 
 
 def emit_scores(function: Function, call: Call, rows: Rows, state: State, num_keys: Value) -> None:
     """The scores of the block's keys, before they are scaled."""
     head_bytes = call.keys.sizes[3] * 2
-    with function.loop(num_keys, step=COUNT * LANES) as first:
-        panels = [function.address(state.panels, first * head_bytes + head_bytes * (LANES * p)) for p in range(COUNT)]
+    with function.loop(num_keys, step=NUM_PANELS * LANES) as first:
+        panels = [
+            function.address(state.panels, first * head_bytes + head_bytes * (LANES * p)) for p in range(NUM_PANELS)
+        ]
         for p, panel in enumerate(panels):
             _turn_keys(function, call, state, first + p * LANES, panel)
         with function.loop(rows.num_rows, step=ROWS) as row:
@@ -56,9 +59,9 @@ def emit_output(function: Function, call: Call, rows: Rows, state: State, num_ke
         with function.loop(head_dim, step=LANES) as dim:
             at = (row * head_dim + dim) * 4
             function.store(load_panel(function, state.output, at) * shrink, state.output, at)
-    with function.loop(rows.num_rows, step=ROWS) as row, function.loop(head_dim, step=COUNT * LANES) as dim:
-        outputs = [function.address(state.output, (row * head_dim + dim + p * LANES) * 4) for p in range(COUNT)]
-        values = [function.address(state.value_panels, (dim + p * LANES) * (KEY_BLOCK * 2)) for p in range(COUNT)]
+    with function.loop(rows.num_rows, step=ROWS) as row, function.loop(head_dim, step=NUM_PANELS * LANES) as dim:
+        outputs = [function.address(state.output, (row * head_dim + dim + p * LANES) * 4) for p in range(NUM_PANELS)]
+        values = [function.address(state.value_panels, (dim + p * LANES) * (KEY_BLOCK * 2)) for p in range(NUM_PANELS)]
         for tile, output in zip(SUMS, outputs, strict=True):
             amx.load(function, tile, output, head_dim * 4)
         with function.loop(num_steps) as step:

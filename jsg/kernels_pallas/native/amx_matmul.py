@@ -79,6 +79,8 @@ def emit_item(types: Types, function: Function, buffers: list[Buffer], first: Va
 def emit_item_of_few(types: Types, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
     """What `emit_item` computes, to the bit, without the matrix unit. It is faster for `MAX_FEW` rows or fewer.
 
+    Only numbers too small for a normal float32, which count as zero there and not here, can make a difference.
+
     The matrix unit multiplies and adds in this order: for each `DEPTH` inputs it sums the even and the odd ones by
     themselves, each in ascending order, and adds both sums to each other and then to the sum before.
     """

@@ -20,7 +20,16 @@ from llvmlite import ir
 
 from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
 from jsg.kernels_pallas.native import amx, amx_attention, library
-from jsg.kernels_pallas.native.attention_state import KEY_BLOCK, MAX_HEAD_DIM, RANKS, ROWS, Call, Rows, State, Types
+from jsg.kernels_pallas.native.attention_state import (
+    KEY_BLOCK,
+    MAX_HEAD_DIM,
+    RANKS,
+    ROWS,
+    AttentionTypes,
+    Call,
+    Rows,
+    State,
+)
 from jsg.kernels_pallas.native.calls import Buffer, Kernel, buffers_of, emit_handler
 from jsg.kernels_pallas.native.emit import INT, INT32, LANES, LOG2_E, POINTER, Function, Value, Variable
 from jsg.kernels_pallas.native.tiles import ITEM_BYTES, PANEL_BYTES, emit_product, emit_sums, load_number, load_panel
@@ -52,7 +61,7 @@ def paged_attention(
         )
     queries = queries if str(queries.dtype) in KINDS else queries.astype(jnp.float32)
     is_short = queries.dtype == jnp.bfloat16 and kind == "bfloat16"
-    types = Types(str(queries.dtype), kind, is_short and head_dim % amx.DEPTH == 0 and amx.is_available())
+    types = AttentionTypes(str(queries.dtype), kind, is_short and head_dim % amx.DEPTH == 0 and amx.is_available())
     name = f"jsg_attention_{'amx_' if types.is_amx else ''}{types.queries}_{types.pool}"
     name = library.registered(name, functools.partial(_emit, types))
     return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(queries.shape, queries.dtype))(
@@ -72,7 +81,7 @@ def paged_attention(
     )
 
 
-def _emit(types: Types, module: ir.Module, name: str) -> None:
+def _emit(types: AttentionTypes, module: ir.Module, name: str) -> None:
     rows = _emit_pass(types, module)
     item = functools.partial(_emit_item, types, rows)
     emit_handler(module, Kernel(name, RANKS, 1, _num_items, item, functools.partial(_clear, types)))
@@ -83,14 +92,14 @@ def _num_items(function: Function, buffers: list[Buffer]) -> Value:
     return (call.single_rows.sizes[0] + call.tile_rows.sizes[0]) * call.keys.sizes[2]
 
 
-def _clear(types: Types, function: Function, buffers: list[Buffer]) -> None:
+def _clear(types: AttentionTypes, function: Function, buffers: list[Buffer]) -> None:
     """Padding tokens, which no item computes, have zeros."""
     out = Call(*buffers).out
     with function.loop(out.sizes[0] * out.sizes[1] * out.sizes[2], step=LANES) as first:
         function.store_as(types.queries, function.zeros(), out.data, first * types.query_bytes)
 
 
-def _emit_item(types: Types, rows: Function, function: Function, buffers: list[Buffer], index: Value) -> None:
+def _emit_item(types: AttentionTypes, rows: Function, function: Function, buffers: list[Buffer], index: Value) -> None:
     """One key-value head of a single or of a query tile, `ROWS` rows at a time."""
     call = Call(*buffers)
     kv_heads, singles = call.keys.sizes[2], call.single_rows.sizes[0]
@@ -123,7 +132,7 @@ def _emit_item(types: Types, rows: Function, function: Function, buffers: list[B
             emit_rows(*(number(buffer, tile) for buffer in tiles))
 
 
-def _emit_pass(types: Types, module: ir.Module) -> Function:
+def _emit_pass(types: AttentionTypes, module: ir.Module) -> Function:
     """The function that computes some rows: it passes over the blocks of keys that any of them sees."""
     function = Function(module, "attention_rows", [POINTER, POINTER, *[INT] * 6])
     job, *arguments = function.arguments
@@ -164,7 +173,7 @@ def _emit_pass(types: Types, module: ir.Module) -> Function:
     return function
 
 
-def _row_offset(types: Types, rows: Rows, call: Call, row: Value) -> Value:
+def _row_offset(types: AttentionTypes, rows: Rows, call: Call, row: Value) -> Value:
     """Where a row lies in the queries and in the result, in bytes."""
     index = rows.first + row
     token = index // rows.group
@@ -173,7 +182,7 @@ def _row_offset(types: Types, rows: Rows, call: Call, row: Value) -> Value:
     return ((rows.token + token) * heads + head) * head_dim * types.query_bytes
 
 
-def _emit_start(types: Types, function: Function, call: Call, rows: Rows, state: State) -> None:
+def _emit_start(types: AttentionTypes, function: Function, call: Call, rows: Rows, state: State) -> None:
     """Copies the rows' queries side by side, and empties the sums."""
     head_dim = call.queries.sizes[2]
     scale = function.spread(load_number(function, call.scale.data, 0))
@@ -192,7 +201,7 @@ def _emit_start(types: Types, function: Function, call: Call, rows: Rows, state:
 
 
 def _emit_offsets(
-    types: Types, function: Function, call: Call, rows: Rows, state: State, key: Value, num_keys: Value
+    types: AttentionTypes, function: Function, call: Call, rows: Rows, state: State, key: Value, num_keys: Value
 ) -> None:
     """Finds the keys of a block and asks memory for them. Places past its end read slot 0, which has zeros."""
     page_size, kv_heads, head_dim = call.keys.sizes[1:]
@@ -213,7 +222,7 @@ def _emit_offsets(
         function.store(rows.head * head_bytes, state.offsets, index * 8)
 
 
-def _emit_keys(types: Types, function: Function, call: Call, state: State, num_keys: Value) -> None:
+def _emit_keys(types: AttentionTypes, function: Function, call: Call, state: State, num_keys: Value) -> None:
     """Turns the keys of a block into panels."""
     head_dim = call.keys.sizes[3]
     panel_bytes = head_dim * PANEL_BYTES
@@ -248,7 +257,7 @@ def _emit_scores(function: Function, call: Call, rows: Rows, state: State, num_k
 
 
 def _emit_weights(
-    types: Types, function: Function, call: Call, rows: Rows, state: State, key: Value, window: Value
+    types: AttentionTypes, function: Function, call: Call, rows: Rows, state: State, key: Value, window: Value
 ) -> None:
     """Masks the scores of each row and takes their exponentials. Panels that were not computed are masked too."""
     panels = range(KEY_BLOCK // LANES)
@@ -283,7 +292,9 @@ def _emit_weights(
             function.store(value, kept, at)
 
 
-def _emit_output(types: Types, function: Function, call: Call, rows: Rows, state: State, num_keys: Value) -> None:
+def _emit_output(
+    types: AttentionTypes, function: Function, call: Call, rows: Rows, state: State, num_keys: Value
+) -> None:
     head_dim = call.queries.sizes[2]
     row_bytes = head_dim * 4
 
@@ -309,7 +320,7 @@ def _emit_output(types: Types, function: Function, call: Call, rows: Rows, state
     emit_product(function, rows.num_rows, head_dim // LANES, tile, _shapes())
 
 
-def _emit_end(types: Types, function: Function, call: Call, rows: Rows, state: State) -> None:
+def _emit_end(types: AttentionTypes, function: Function, call: Call, rows: Rows, state: State) -> None:
     """Divides each row by its sum of exponentials, and writes it to the result."""
     head_dim = call.queries.sizes[2]
     with function.loop(rows.num_rows) as row:

@@ -35,7 +35,7 @@ RANKS = (3, 4, 4, 2, 1, 1, 1, 1, 1, 1, 0, 0, 0, 3)
 """The number of axes of each buffer of a `Call`."""
 
 
-class Types(NamedTuple):
+class AttentionTypes(NamedTuple):
     """The types of a call's numbers, and what multiplies them.
 
     Attributes:
