@@ -213,8 +213,8 @@ class TestProcesses:
             path = Path(child.address.removeprefix("ipc://"))
             assert path.parent.stat().st_mode & 0o777 == 0o700
             try:
-                for bomb in bombs:
-                    write_to_unix(str(path), bomb)
+                for data in (message_of_zmtp_1(b"\x07"), *bombs):
+                    write_to_unix(str(path), data)
                 await client.ready()
                 assert not path.parent.exists()
                 assert await client.flush_cache()
@@ -302,6 +302,11 @@ def write_to_unix(name: str, data: bytes) -> bool:
             stranger.sendall(data)
         return True
     return False
+
+
+def message_of_zmtp_1(body: bytes) -> bytes:
+    """What a peer of ZeroMQ 2 sends, which greets nobody: a frame of no identity, then one with the body."""
+    return b"\x01\x00" + bytes((len(body) + 1, 0)) + body
 
 
 def write_to_tcp(port: int, data: bytes) -> bytes:

@@ -100,6 +100,7 @@ class EngineClient:
         self._on_progress = on_progress
         self._socket = zmq.asyncio.Context().socket(zmq.PAIR)
         self._socket.set_hwm(0)  # `_open` bounds the requests that are under way
+        self._socket.zap_domain = b"jsg"  # where it has one, ZeroMQ refuses ZMTP 1, in which any bytes can be a message
         self._socket.bind(child.address)
         self._numbers = itertools.count()
         self._streams = Streams()
