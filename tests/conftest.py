@@ -3,7 +3,9 @@
 The environment is set before anything imports JAX, so that this process and its children agree.
 """
 
+import contextlib
 import gc
+import importlib
 import os
 import pathlib
 import sys
@@ -57,6 +59,21 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = config.getoption("--shared-data")
     if folder is not None and not folder.is_dir():
         raise pytest.UsageError(f"--shared-data must name a folder that exists, but got {str(folder)!r}")
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Begins the files of tests at another place in each worker, so that each compiles a part and reads the rest.
+
+    All workers must collect all files. In the same order, each of them would rewrite and compile every file anew.
+    """
+    workers = getattr(session.config, "workerinput", None)
+    if workers is None or session.config.args != session.config.getini("testpaths"):
+        return
+    own, of = int(workers["workerid"].removeprefix("gw")), workers["workercount"]
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    for file in files[len(files) * own // of : len(files) * (own + 1) // of]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # which pytest reports when it imports the file
+            importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

@@ -58,7 +58,12 @@ def release(function: Function) -> None:
 
 
 def clear(function: Function, tile: int) -> None:
-    """Sets a matrix tile to zero."""
+    """Sets a matrix tile to zero.
+
+    The processor renames matrix tiles, and one that is cleared needs no register. With the other thread of a core busy
+    there are hardly more than eight. So what is cleared after its last use lets the next loads begin: an instruction
+    on 2 by 2 tiles took 15 ns and not 28 there, and 6 in any case on a core of its own (Xeon, 2026-11-27).
+    """
     _emit(function, "tilezero", _number(tile))
 
 

@@ -35,6 +35,8 @@ def emit_scores(function: Function, call: Call, rows: Rows, state: State, num_ke
                 for panel, column_tile, tile in zip(panels, COLUMN_TILES, SUMS, strict=True):
                     amx.load(function, column_tile, function.address(panel, at * LANES), LINE_BYTES)
                     amx.multiply(function, tile, ROW_TILE, column_tile)
+                    amx.clear(function, column_tile)
+                amx.clear(function, ROW_TILE)
             for p, tile in enumerate(SUMS):
                 target = function.address(state.scores, row * (KEY_BLOCK * 4) + (first + p * LANES) * 4)
                 amx.store(function, tile, target, KEY_BLOCK * 4)
@@ -70,6 +72,8 @@ def emit_output(function: Function, call: Call, rows: Rows, state: State, num_ke
             for tile, column_tile, value in zip(SUMS, COLUMN_TILES, values, strict=True):
                 amx.load(function, column_tile, function.address(value, step * TILE_BYTES), LINE_BYTES)
                 amx.multiply(function, tile, ROW_TILE, column_tile)
+                amx.clear(function, column_tile)
+            amx.clear(function, ROW_TILE)
         for tile, output in zip(SUMS, outputs, strict=True):
             amx.store(function, tile, output, head_dim * 4)
 

@@ -189,6 +189,9 @@ def _emit_block(
             read(tile, k, p)
             for rows, tiles in zip(block.rows, sums, strict=True):
                 amx.multiply(function, tiles[p], rows, tile)
+            amx.clear(function, tile)
+        for tile in block.rows:
+            amx.clear(function, tile)
     for start, tiles in zip(starts, sums, strict=True):
         for p, tile in enumerate(tiles):
             _finish(types, function, buffers, tile, start, panel + p)
