@@ -260,36 +260,53 @@ def _emit_weights(
     types: AttentionTypes, function: Function, call: Call, rows: Rows, state: State, key: Value, window: Value
 ) -> None:
     """Masks the scores of each row and takes their exponentials. Panels that were not computed are masked too."""
+    first = rows.position + rows.first // rows.group
+    last = rows.position + (rows.first + rows.num_rows - 1) // rows.group
+    sees_all = function.both(key + (KEY_BLOCK - 1) <= first, last - window < key)
+    for is_masked, is_taken in ((False, sees_all), (True, sees_all.equals(0))):
+        with function.when(is_taken), function.loop(rows.num_rows) as row:
+            position = rows.position + (rows.first + row) // rows.group - key
+            seen = _seen(function, position, window) if is_masked else None
+            _emit_row_weights(types, function, call, state, row, seen)
+
+
+def _seen(function: Function, last: Value, window: Value) -> list[Value]:
+    """Which keys of a block a row sees, of which `last` is the last one."""
+    least = function.larger_int(last - window, function.constant(-1))
+    lanes = [function.lanes() + function.narrowed(function.constant(at)) for at in range(0, KEY_BLOCK, LANES)]
+    low, high = (function.spread(function.narrowed(limit)) for limit in (least, last))
+    return [function.both(lane <= high, low < lane) for lane in lanes]
+
+
+def _emit_row_weights(
+    types: AttentionTypes, function: Function, call: Call, state: State, row: Value, seen: list[Value] | None
+) -> None:
+    """The exponentials of the scores of a row, of those that it sees; None: it sees all."""
     panels = range(KEY_BLOCK // LANES)
     kind = "bfloat16" if types.is_amx else "float32"
-    # Processors with a matrix unit raise 2 to a power faster than e.
+    # Processors with a matrix unit raise 2 to a power faster than e, and queries are not scaled there.
     scale = function.spread(load_number(function, call.scale.data, 0) * LOG2_E) if types.is_amx else None
     exp = function.power_of_2 if types.is_amx else function.exp
-    with function.loop(rows.num_rows) as row:
-        last = rows.position + (rows.first + row) // rows.group - key  # of the block's keys, the last one seen
-        least = function.larger_int(last - window, function.constant(-1))
-        row_scores = function.address(state.scores, row * (KEY_BLOCK * 4))
-        weights = function.address(state.weights, row * (KEY_BLOCK * ITEM_BYTES[kind]))
-        at = row * PANEL_BYTES
-        before = load_panel(function, state.largest, at)
-        seen, scores, largest = [], [], before
-        for panel in panels:
-            lane = function.lanes() + function.narrowed(function.constant(panel * LANES))
-            is_new = function.spread(function.narrowed(least)) < lane
-            seen.append(function.both(lane <= function.narrowed(last), is_new))
-            score = load_panel(function, row_scores, panel * PANEL_BYTES)
-            score = score if scale is None else score * scale
-            scores.append(function.chosen(seen[-1], score, function.like(score, MASKED)))
-            largest = function.larger(scores[-1], largest)
-        largest = function.spread(function.largest(largest))
-        shrink = exp(before - largest)
-        total = load_panel(function, state.totals, at) * shrink
-        for panel in panels:
-            weight = function.chosen(seen[panel], exp(scores[panel] - largest), function.zeros())
-            function.store_as(kind, weight, weights, panel * (LANES * ITEM_BYTES[kind]))
-            total = total + weight
-        for value, kept in ((largest, state.largest), (shrink, state.shrink), (total, state.totals)):
-            function.store(value, kept, at)
+    row_scores = function.address(state.scores, row * (KEY_BLOCK * 4))
+    weights = function.address(state.weights, row * (KEY_BLOCK * ITEM_BYTES[kind]))
+    at = row * PANEL_BYTES
+    before = load_panel(function, state.largest, at)
+    scores, largest = [], before
+    for panel in panels:
+        score = load_panel(function, row_scores, panel * PANEL_BYTES)
+        score = score if scale is None else score * scale
+        scores.append(score if seen is None else function.chosen(seen[panel], score, function.like(score, MASKED)))
+        largest = function.larger(scores[-1], largest)
+    largest = function.largest(largest)
+    shrink = exp(before - largest)
+    total = load_panel(function, state.totals, at) * shrink
+    for panel in panels:
+        weight = exp(scores[panel] - largest)
+        weight = weight if seen is None else function.chosen(seen[panel], weight, function.zeros())
+        function.store_as(kind, weight, weights, panel * (LANES * ITEM_BYTES[kind]))
+        total = total + weight
+    for value, kept in ((largest, state.largest), (shrink, state.shrink), (total, state.totals)):
+        function.store(value, kept, at)
 
 
 def _emit_output(

@@ -12,6 +12,7 @@ from typing import Any, cast
 from llvmlite import ir
 
 from jsg.kernels_pallas.inputs import PANEL_WIDTH
+from jsg.kernels_pallas.native import library
 
 LANES = PANEL_WIDTH
 """Numbers in a vector."""
@@ -192,12 +193,16 @@ class Function:
         return self.intrinsic(f"llvm.fma.v{LANES}f32", a, b, c)
 
     def larger(self, a: Value, b: Value) -> Value:
-        """The larger number of each lane. Of NaN and a number it is the number."""
-        return self.intrinsic(f"llvm.maxnum.v{LANES}f32", a, b)
+        """The larger number of each lane; `b` where `a` is NaN. It is one instruction of x86."""
+        return self.chosen(b < a, a, b)
 
     def largest(self, a: Value) -> Value:
-        """The largest lane. NaN does not count."""
-        return self.intrinsic(f"llvm.vector.reduce.fmax.v{LANES}f32", a, result=FLOAT)
+        """The largest lane, in all lanes. There must be no NaN."""
+        distance = LANES // 2
+        while distance:
+            a = self.larger(a, self.shuffled(a, a, [lane ^ distance for lane in range(LANES)]))
+            distance //= 2
+        return a
 
     def total(self, a: Value) -> Value:
         """The sum of all lanes: of halves, of their halves, and so on."""
@@ -287,9 +292,16 @@ class Function:
         return self._upper_half(first), self._upper_half(second)
 
     def store_as(self, kind: str, numbers: Value, address: Value, offset: Value | int = 0) -> None:
-        """Writes float32 as "float32" or "bfloat16", rounded to the nearest, and to even where two are as near."""
+        """Writes float32 as "float32" or "bfloat16", rounded to the nearest, and to even where two are as near.
+
+        Numbers too small for a normal float32 may become zero.
+        """
         if kind == "float32":
             return self.store(numbers, address, offset)
+        if library.rounds_to_bfloat16():
+            kinds = ir.FunctionType(vector(INT16), [vector(FLOAT)])
+            rounded = self.builder.asm(kinds, "vcvtneps2bf16 $1, $0", "=v,v", [numbers.ir], side_effect=False)
+            return self.store(Value(self, rounded), address, offset)
         bits = self.builder.bitcast(numbers.ir, vector(INT32))
         upper = self.builder.lshr(bits, self._bits(16))
         is_odd = self.builder.and_(upper, self._bits(1))

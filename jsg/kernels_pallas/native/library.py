@@ -36,6 +36,7 @@ def _machine() -> binding.TargetMachine:
     """This processor. On some that have long registers LLVM by itself would use half of each."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
+    binding.initialize_native_asmparser()
     features = binding.get_host_cpu_features().flatten()
     if has_long_registers():
         features += ",-prefer-256-bit"
@@ -47,6 +48,12 @@ def _machine() -> binding.TargetMachine:
 def has_long_registers() -> bool:
     """Whether the processor has 32 registers of 16 float32 each (AVX-512)."""
     return bool(binding.get_host_cpu_features().get("avx512f"))
+
+
+@functools.cache
+def rounds_to_bfloat16() -> bool:
+    """Whether the processor rounds 16 float32 to bfloat16 in one instruction (AVX512-BF16)."""
+    return has_long_registers() and bool(binding.get_host_cpu_features().get("avx512bf16"))
 
 
 def _engine(module: ir.Module) -> binding.ExecutionEngine:
