@@ -6,6 +6,7 @@ Everything is row by row and a function of the row's own inputs; the noise of a 
 vocabulary id). So a request draws the same tokens in any batch, after a retract, and on any number of devices.
 """
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -16,6 +17,10 @@ from jsg.engine.device.noise import gumbel
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.reference_threshold import sortable
 from jsg.models.tensor_parallel import AXES, first_index, num_parts
+
+
+BLOCK, LEAST_BLOCK = 128, 16
+"""The most and the fewest scores of a block whose largest is found first."""
 
 
 class SamplingInputs(NamedTuple):
@@ -112,7 +117,7 @@ def choose_tokens(
         if has_thresholds:
             is_kept = _is_kept(scores, jnp.max(scores, axis=-1), _divisor(inputs), inputs)
         scores = _perturbed(scores, inputs, is_kept)
-    return jnp.where(_is_broken(logits), -1, jnp.argmax(scores, axis=-1)).astype(jnp.int32)
+    return jnp.where(_is_broken(logits), -1, first_best(scores))
 
 
 def best_tokens(
@@ -131,7 +136,7 @@ def best_tokens(
         allowed = lax.dynamic_slice_in_dim(allowed, first, length, 1)
     scores = logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
     scores = _perturbed(scores, inputs, None, first) if is_sampled else scores
-    best = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+    best = first_best(scores)
     token = jnp.where(_is_broken(logits), -1, best + first)
     score = jnp.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
     pairs = jnp.stack([lax.bitcast_convert_type(score, jnp.int32), token])
@@ -140,6 +145,21 @@ def best_tokens(
     winner = jnp.argmax(scores, axis=0)
     chosen = jnp.take_along_axis(tokens, winner[None], axis=0)[0]
     return jnp.where((tokens < 0).any(axis=0), -1, chosen)
+
+
+def first_best(scores: Float[Array, "R V"]) -> Int[Array, " R"]:
+    """The first of each row's largest scores.
+
+    XLA's argmax goes through them one by one on a CPU. There the largest of each block is found first, which XLA does
+    in vectors, and then the place in one block.
+    """
+    width = math.gcd(scores.shape[1], BLOCK)
+    if ops.target_platform() != "cpu" or width < LEAST_BLOCK:
+        return jnp.argmax(scores, axis=-1).astype(jnp.int32)
+    blocks = scores.reshape(len(scores), -1, width)
+    block = jnp.argmax(jnp.max(blocks, axis=-1), axis=-1)
+    within = jnp.argmax(jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0], axis=-1)
+    return (block * width + within).astype(jnp.int32)
 
 
 def kept_mass(logits: Float[Array, "R V"], allowed: Bool[Array, "R V"]) -> Float[Array, " R"]:

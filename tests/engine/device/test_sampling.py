@@ -13,6 +13,7 @@ from jsg.engine.device.sampling import (
     _penalised,
     choose_tokens,
     count_tokens,
+    first_best,
     token_logprobs,
 )
 from jsg.types import SamplingParams
@@ -178,6 +179,15 @@ def tables_with(prompt: list[int], output: list[int], bias: dict[int, float]) ->
     values = np.zeros(4, np.float32)
     bias_ids[: len(bias)], values[: len(bias)] = list(bias), list(bias.values())
     return jax.jit(step.write_bias)(tables, jnp.int32(1), jnp.asarray(bias_ids), jnp.asarray(values))
+
+
+@pytest.mark.parametrize("vocab", [7, 128, 200, 144, 1024])
+def test_the_first_of_equally_good_tokens_wins(vocab: int):
+    """In blocks, on a CPU, or not, where the vocabulary has none."""
+    scores = np.random.default_rng(vocab).integers(0, 3, (40, vocab)).astype(np.float32)
+    scores[:3] = -np.inf
+    scores[1, -1] = scores[2, 5] = 0.0
+    assert np.array_equal(first_best(jnp.asarray(scores)), scores.argmax(-1))
 
 
 def test_penalties_and_bias_equal_their_formulas():
