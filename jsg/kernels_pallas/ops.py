@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Num, UInt
 
-from jsg.kernels_pallas import reference, reference_routes, reference_threshold, reference_write
+from jsg.kernels_pallas import reference, reference_routes, reference_rows, reference_threshold, reference_write
 from jsg.kernels_pallas.inputs import AttentionInputs, HeadNorms, LayerCache, Panels, Scoring
 from jsg.kernels_pallas.reference_routes import Routes
 
@@ -146,6 +146,24 @@ def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike 
     from jsg.kernels_pallas.native import matmul as native
 
     return native.matmul(x, kernel, result)
+
+
+def gated(gate_up: Float[Array, "T 2 F"], *, implementation: str | None = None) -> Float[Array, "T F"]:
+    """silu(gate) · up, in their dtype. A CPU rounds once, because there rounding takes longer than these operations.
+
+    Args:
+        gate_up: For each token the F gates, then what each of them lets through.
+        implementation: "native", "reference", or None for the best that works here.
+
+    Raises:
+        NotImplementedError: The implementation that was named cannot do this case.
+    """
+    if (implementation or best_implementation()) == "native":
+        from jsg.kernels_pallas.native import gated as native
+
+        with _falling_back(implementation):
+            return native.gated(gate_up)
+    return reference_rows.gated(gate_up, jnp.float32 if target_platform() == "cpu" else gate_up.dtype)
 
 
 def has_matrix_unit() -> bool:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
-from jsg.kernels_pallas.reference_norm import rms_norm
+from jsg.kernels_pallas.reference_rows import rms_norm
 
 
 def rotate_and_write(

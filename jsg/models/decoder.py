@@ -20,7 +20,7 @@ from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
 from jsg.models.config import ModelConfig
 from jsg.models.experts import SparseFeedForward
 from jsg.models.inputs import ForwardInputs
-from jsg.models.layers import Embedding, Linear, Origin, RMSNorm, Source, gated, parameter, project
+from jsg.models.layers import Embedding, Linear, Origin, RMSNorm, Source, parameter, project
 from jsg.models.rope import Rotation, rotation
 
 
@@ -89,8 +89,7 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         """The block's result for each token."""
-        gate_up = self.gate_up(x)
-        return self.down(gated(gate_up[:, 0], gate_up[:, 1]))
+        return self.down(ops.gated(self.gate_up(x)))
 
 
 class Layer(nnx.Module):

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
 from jsg.models.config import ModelConfig
-from jsg.models.layers import Origin, Source, activation_result, gated, parameter, project
+from jsg.models.layers import Origin, Source, activation_result, parameter, project
 from jsg.models.quantise import Quantised
 from jsg.models.tensor_parallel import add_up, first_expert, num_groups
 
@@ -39,7 +39,8 @@ class SparseFeedForward(nnx.Module):
         logits, first = project(x, self.router[...]), first_expert(num_own)
         routes = ops.expert_routes(logits, self.experts_per_token, first=first, num_own=num_own)
         copies = x[routes.tokens]
-        inner = gated(_grouped(copies, self.gate, routes.sizes), _grouped(copies, self.up, routes.sizes))
+        gate_up = [_grouped(copies, kernels, routes.sizes) for kernels in (self.gate, self.up)]
+        inner = ops.gated(jnp.stack(gate_up, axis=1))
         made = _grouped(inner, self.down, routes.sizes)[routes.places]
         weights = routes.weights.astype(x.dtype).astype(jnp.float32)  # rounded as the published model rounds them
         weighted = weights[..., None] * made

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import PANEL_WIDTH, Panels
-from jsg.kernels_pallas.reference_norm import rms_norm
+from jsg.kernels_pallas.reference_rows import rms_norm
 from jsg.models.quantise import Quantised
 from jsg.models.tensor_parallel import add_up, first_index, num_parts
 
@@ -109,12 +109,6 @@ def activation_result(dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
     (in the step compiled for an H200: 9 launches a layer against 10 or 11).
     """
     return jnp.float32 if ops.target_platform() == "cpu" else dtype
-
-
-def gated(gate: Float[Array, "*rows F"], up: Float[Array, "*rows F"]) -> Float[Array, "*rows F"]:
-    """silu(gate) · up, in their dtype. A CPU rounds once, because there rounding takes longer than these operations."""
-    wide = activation_result(gate.dtype)
-    return (jax.nn.silu(gate.astype(wide)) * up.astype(wide)).astype(gate.dtype)
 
 
 class Linear(nnx.Module):

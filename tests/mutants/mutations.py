@@ -168,7 +168,7 @@ MODELS = (
     ),
     Mutation(
         "models: a norm leaves its epsilon out",
-        "jsg/kernels_pallas/reference_norm.py",
+        "jsg/kernels_pallas/reference_rows.py",
         "keepdims=True) + eps)",
         "keepdims=True))",
         "tests/models tests/golden tests/kernels_pallas/test_rotate_and_write.py",

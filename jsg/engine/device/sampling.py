@@ -18,7 +18,6 @@ from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.reference_threshold import sortable
 from jsg.models.tensor_parallel import AXES, first_index, num_parts
 
-
 BLOCK, LEAST_BLOCK = 128, 16
 """The most and the fewest scores of a block whose largest is found first."""
 

@@ -1,0 +1,33 @@
+"""The gate of a feed-forward block as a CPU computes it, against the reference."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.native import library
+
+
+@pytest.mark.parametrize("is_long", [True, False])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_it_is_the_reference(kind: str, is_long: bool, monkeypatch: pytest.MonkeyPatch):
+    """For rows that fill items and do not, and for numbers that are small, large, infinite or none."""
+    monkeypatch.setattr(library, "has_long_registers", lambda: is_long)
+    for count, width in ((1, 16), (4, 48), (9, 160)):
+        numbers = np.random.default_rng(count).standard_normal((count, 2, width)) * 4
+        numbers[0, 0, :6] = np.inf, -np.inf, np.nan, 100.0, -100.0, 0.0
+        gate_up = jnp.asarray(numbers, kind)
+        made, meant = (
+            np.asarray(jax.jit(lambda x, name=name: ops.gated(x, implementation=name))(gate_up), np.float32)
+            for name in ("native", "reference")
+        )
+        tolerance = 1e-6 if kind == "float32" else 2**-7  # of bfloat16 the last bit
+        np.testing.assert_allclose(made, meant, rtol=tolerance, atol=1e-35)
+
+
+def test_rows_that_fill_no_vector_are_for_the_reference():
+    gate_up = jnp.ones((2, 2, 20))
+    with pytest.raises(NotImplementedError, match="multiple of 16"):
+        ops.gated(gate_up, implementation="native")
+    assert ops.gated(gate_up).shape == (2, 20)
