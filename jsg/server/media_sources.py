@@ -95,7 +95,7 @@ class Fetcher(Protocol):
 
 def _fetcher(config: ServerConfig) -> Fetcher:
     """Fetches from the hosts that `config` allows. Raises ConfigError where it cannot work."""
-    from jsg.server.media_fetch import FetchPolicy, MediaFetcher  # here: few servers need the HTTP client, 8 MB
+    from jsg.server.media_fetch import FetchPolicy, MediaFetcher  # here: few servers need an HTTP client
 
     policy = FetchPolicy(
         allowed_hosts=config.allowed_media_host,
