@@ -101,3 +101,7 @@ def test_unknown_public_name_is_an_attribute_error():
 def test_engine_needs_no_server_libraries():
     block = f"import sys; sys.modules.update(dict.fromkeys({SERVER_LIBRARIES!r}))"
     assert run_python(f"{block}; import jsg; print(jsg.Engine.__module__)") == "jsg.engine.offline.engine"
+
+
+def test_a_front_that_fetches_nothing_loads_no_http_client():
+    assert run_python("import sys, jsg.server.run; print('httpx' in sys.modules)") == "False"

@@ -108,6 +108,16 @@ def _compiled(function: Any, options: dict[str, bool]) -> Any:
         numba.config.CACHE_DIR = directory
 
 
+def forget_sources() -> None:
+    """Frees what numba keeps of each kernel, half a megabyte, to compile it into others. All kernels must be loaded."""
+    for name in _KERNELS:
+        for value in vars(importlib.import_module(f"jsg.constrained.{name}")).values():
+            for overload in getattr(value, "overloads", {}).values():
+                # The attribute is numba's own. Where a version has another one, nothing is freed.
+                if getattr(overload.library, "_shared_module", None) is not None:
+                    overload.library._shared_module = None
+
+
 @functools.cache
 def _version() -> str:
     """A digest of the files that the kernels are compiled from, and of where they lie, which numba's names have too."""

@@ -3,11 +3,12 @@
 import math
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jsg.kernels_pallas import ops
 from jsg.models.config import RopeConfig
 
 
@@ -19,11 +20,14 @@ class Rotation(NamedTuple):
 
 
 def rotation(positions: Int[Array, " T"], rope: RopeConfig, head_dim: int) -> Rotation:
-    """Cosine and sine of the angles of positions, always in float32, because bfloat16 cannot count to 300."""
+    """Cosine and sine of the angles of positions, always in float32, because bfloat16 cannot count to 300.
+
+    On a CPU XLA would compute them again in each layer, for each number that it rotates. The barrier prevents that.
+    """
     angles = positions.astype(jnp.float32)[:, None] * inverse_frequencies(rope, head_dim)
     scale = attention_factor(rope)
-    # Without the barrier XLA computes them again in every layer and head, which took a CPU a twelfth of a prefill.
-    return Rotation(*jax.lax.optimization_barrier((jnp.cos(angles) * scale, jnp.sin(angles) * scale)))
+    turn = Rotation(jnp.cos(angles) * scale, jnp.sin(angles) * scale)
+    return lax.optimization_barrier(turn) if ops.target_platform() == "cpu" else turn
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[np.ndarray, " half"]:

@@ -8,7 +8,7 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from jsg.config import ServerConfig
 from jsg.errors import RequestError
@@ -19,7 +19,6 @@ from jsg.processing.media_prompt import MediaReader, PromptMedia, sees_no
 from jsg.processing.parts import MediaKind, MediaPart, file_size
 from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.kept_files import KeptFiles
-from jsg.server.media_fetch import FetchPolicy, MediaFetcher
 from jsg.server.text_threads import TextThreads
 
 BASE64_RATIO = 4 / 3  # characters of base64 for each byte
@@ -86,6 +85,26 @@ def joined_content(pieces: Sequence[str | MediaSource]) -> str | list[Any]:
     return content[0]["text"] if content else ""
 
 
+class Fetcher(Protocol):
+    """Fetches files, as `media_fetch.MediaFetcher` does."""
+
+    async def fetch(self, url: str) -> bytes:
+        """The file at a URL. Raises RequestError."""
+        ...
+
+
+def _fetcher(config: ServerConfig) -> Fetcher:
+    """Fetches from the hosts that `config` allows. Raises ConfigError where it cannot work."""
+    from jsg.server.media_fetch import FetchPolicy, MediaFetcher  # here: few servers need an HTTP client
+
+    policy = FetchPolicy(
+        allowed_hosts=config.allowed_media_host,
+        max_bytes=config.max_media_bytes,
+        timeout_s=config.media_fetch_timeout,
+    )
+    return MediaFetcher(policy)
+
+
 @final
 class MediaSources:
     """Reads the pictures and videos that clients name, for one model.
@@ -102,12 +121,7 @@ class MediaSources:
         self.kept = None if reader is None else KeptFiles()
         self._threads = threads
         self._limits = media_limits(config)
-        policy = FetchPolicy(
-            allowed_hosts=config.allowed_media_host,
-            max_bytes=config.max_media_bytes,
-            timeout_s=config.media_fetch_timeout,
-        )
-        self._fetcher = MediaFetcher(policy) if policy.allowed_hosts else None
+        self._fetcher = _fetcher(config) if config.allowed_media_host else None
         self._timeout_s = config.media_fetch_timeout
         self._fetching = asyncio.Semaphore(MAX_FETCHING)
 

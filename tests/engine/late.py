@@ -99,6 +99,7 @@ class LateExecutables(Executables):
         kept = _kept.pop(self._keys[name], None)
         if kept is None:
             lowered = self._lower_one(name)
+            assert lowered is not None, "only programs that are compiled are not kept lowered"
             kept = Kept(lowered.compile(self.compiler_options(name)), lowered.out_info)
             while len(_kept) >= MAX_KEPT:
                 _kept.popitem(last=False)

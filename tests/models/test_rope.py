@@ -2,6 +2,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -61,3 +62,14 @@ def test_bfloat16_heads_are_turned_in_float32():
     exact = rotate(x.astype(jnp.float32), *rotation(jnp.array([1001]), RopeConfig(), 8))
     assert turned.dtype == jnp.bfloat16
     np.testing.assert_array_equal(turned, exact.astype(jnp.bfloat16))
+
+
+def test_a_step_on_a_cpu_computes_angles_once():
+    @jax.jit
+    def step(x: jax.Array, positions: jax.Array) -> jax.Array:
+        turn = rotation(positions, RopeConfig(), 8)
+        return jnp.cumsum(rotate(jnp.cumsum(rotate(x, *turn), 0), *turn), 0)
+
+    shapes = jax.ShapeDtypeStruct((4, 2, 8), jnp.float32), jax.ShapeDtypeStruct((4,), jnp.int32)
+    text = step.lower(*shapes).compile().as_text() or ""
+    assert [text.count(f" {name}(") for name in ("cosine", "sine")] == [1, 1]

@@ -65,6 +65,7 @@ def load() -> None:
         logger.warning("the kernels of grammars are compiled without their cache, which cannot be used", exc_info=True)
         jit.use_kernel_cache(None)
         importlib.import_module(_KERNELS)
+    jit.forget_sources()
 
 
 def _drop(directory: Path) -> None:

@@ -239,9 +239,14 @@ def run(start: EngineStart) -> int:
     gc.freeze()  # these objects live as long as the process, so later collections need not visit them
     gc.enable()
     link.send(FromEngine(ready=core.info))
+    idle = IdleTrim()
+
+    def settle() -> None:
+        gc.freeze()  # settling has made 100 000 more objects that stay
+        idle.note_settled()
+
     try:
-        # Settling makes 100 000 more objects that stay.
-        serve(core, link, start.parent_pid, clock, on_settled=gc.freeze, on_idle=IdleTrim())
+        serve(core, link, start.parent_pid, clock, on_settled=settle, on_idle=idle)
     finally:
         core.close()
         heartbeat.stop()

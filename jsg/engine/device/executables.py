@@ -59,10 +59,12 @@ class _Declared:
     Attributes:
         arguments: Shapes of its arguments.
         trace: Lowers the program; None once that is done, so that it keeps nothing alive.
+        results: Shapes and types of its results, once it is lowered.
     """
 
     arguments: tuple[Any, ...]
     trace: Callable[[], jax.stages.Lowered] | None
+    results: Any = None
 
 
 class Executables:
@@ -216,7 +218,8 @@ class Executables:
 
     def output_shape(self, name: Hashable) -> Any:
         """Shapes and types of the results of a declared program, which is lowered for it."""
-        return self._lower_one(name).out_info
+        self._lower_one(name)
+        return self._declared[name].results
 
     def argument_shapes(self, name: Hashable) -> tuple[Any, ...]:
         """Shapes, types and shardings of the arguments of a declared program."""
@@ -274,28 +277,29 @@ class Executables:
         if self._is_sealed and self._forbid_compile:
             raise ForbiddenCompileError(f"{name} would be compiled after warm-up, which --forbid-compile forbids")
 
-    def _lower_one(self, name: Hashable) -> jax.stages.Lowered:
+    def _lower_one(self, name: Hashable) -> jax.stages.Lowered | None:
+        """The lowered program; None once it is compiled, because then nobody needs what was written down for XLA."""
         with self._lowering:  # threads that trace take turns anyway, and no program is lowered twice
-            lowered = self._lowered.get(name)
-            if lowered is None:
+            program = self._declared[name]
+            if program.trace is not None:
                 self._check_allowed(name)
-                program = self._declared[name]
-                assert program.trace is not None, "a lowered program is kept"
                 lowered = self._lowered[name] = program.trace()
-                self._declared[name] = _Declared(program.arguments, None)
+                self._declared[name] = _Declared(program.arguments, None, lowered.out_info)
                 self.num_lowered += 1
-        return lowered
+            return self._lowered.get(name)
 
     def _compile_one(self, name: Hashable) -> Hashable:
-        if name in self._compiled:  # another thread has compiled it meanwhile
-            return name
         self._put_in_order([name])
-        compiled = self._lower_one(name).compile(self.compiler_options(name))
+        lowered = self._lower_one(name)
+        if lowered is None:  # another thread has compiled it meanwhile
+            return name
+        compiled = lowered.compile(self.compiler_options(name))
         if self._runs_before_ready:
             self._cold[name] = (
                 self._runs_before_ready
             )  # before the next line, because another thread may ask whether it is ready
         self._compiled[name] = compiled
+        self._lowered.pop(name, None)  # after the line above, so that a program is always lowered or compiled
         return name
 
     def _count_run(self, name: Hashable) -> None:

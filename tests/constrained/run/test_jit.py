@@ -52,3 +52,15 @@ def test_a_filled_cache_is_known_by_its_mark(tmp_path: Path, monkeypatch: pytest
     assert not kernel_cache.is_filled(tmp_path), "kernels that have changed are compiled anew"
     monkeypatch.setattr(jit, "has_numba", lambda: False)
     assert kernel_cache.is_filled(tmp_path), "there is nothing to compile"
+
+
+def test_numba_keeps_no_source_of_a_loaded_kernel():
+    if not jit.has_numba():
+        pytest.skip("no numba")
+    kernel_cache.load()
+    from jsg.constrained.run import kernels
+
+    compiled = [value for value in vars(kernels).values() if hasattr(value, "overloads")]
+    libraries = [overload.library for value in compiled for overload in value.overloads.values()]
+    assert len(libraries) > 5
+    assert [library._shared_module for library in libraries] == [None] * len(libraries)

@@ -42,6 +42,51 @@ def test_holes_are_given_back():
     assert int(done.stdout) > 90_000, "of 115 000 KiB that are free, in pieces"
 
 
+FILES = """
+import ctypes, mmap, re, sys, tempfile
+from jsg.engine.child.free_memory import drop_file_pages
+
+SIZE = 4 * 2**20
+
+def mapping(prot):
+    file = tempfile.TemporaryFile()
+    file.write(b"f" * SIZE)
+    file.flush()
+    return mmap.mmap(file.fileno(), SIZE, flags=mmap.MAP_PRIVATE, prot=prot)
+
+def present_kib():
+    text = open("/proc/self/smaps").read()
+    return [int(kib) for kib in re.findall(r"4096 kB\\n(?:\\w+:.*\\n)*?Rss: +(\\d+) kB", text)]
+
+read, written = mapping(mmap.PROT_READ), mapping(mmap.PROT_READ | mmap.PROT_WRITE)
+assert read[:] == b"f" * SIZE
+written[:] = b"w" * SIZE
+address = ctypes.addressof(ctypes.c_char.from_buffer(written))
+assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(SIZE), mmap.PROT_READ) == 0
+before = present_kib()
+drop_file_pages()
+print(before.count(4096) - present_kib().count(4096), read[:] == b"f" * SIZE, written[:] == b"w" * SIZE)
+"""
+
+
+def test_pages_of_files_are_dropped_unless_they_were_written():
+    if not sys.platform.startswith("linux"):
+        pytest.skip("no smaps")
+    done = subprocess.run([sys.executable, "-c", FILES], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "True", "True"]
+
+
+def test_when_nothing_is_left_to_compile_it_is_done_at_once():
+    done: list[str] = []
+    idle = IdleTrim(lambda: done.append("trim"), lambda: 100.0, lambda: done.append("drop"))
+    idle()
+    assert done == []
+    idle.note_settled()
+    idle()
+    idle()
+    assert done == ["drop", "trim"]
+
+
 def test_it_is_done_once_in_a_while():
     now, trims = [100.0], []
     idle = IdleTrim(lambda: trims.append(now[0]), lambda: now[0])

@@ -115,6 +115,20 @@ def test_a_program_is_lowered_once_by_whichever_thread_comes_first():
     assert all(each is lowered[0] for each in lowered)
 
 
+def test_what_was_lowered_is_not_kept_alive_once_it_is_compiled():
+    programs = Executables(forbid_compile=True)
+    programs.lower("a", lambda x: x + 1, jax.ShapeDtypeStruct((3,), jnp.float32))
+    watched = weakref.ref(programs._lower_one("a")._lowering)  # pyright: ignore[reportOptionalMemberAccess]
+    assert watched() is not None
+    programs.compile(["a"])
+    assert watched() is None
+    programs.seal()
+    programs.lower_all()
+    programs.compile(["a"])
+    assert programs.output_shape("a").shape == (3,)
+    assert (programs.num_lowered, programs.num_compiled, programs.num_pending) == (1, 1, 0)
+
+
 def test_what_was_declared_is_not_kept_alive_once_it_is_lowered():
     programs, array = Executables(forbid_compile=False), jnp.ones(3)
     watched = weakref.ref(array)
