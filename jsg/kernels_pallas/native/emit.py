@@ -12,6 +12,7 @@ from typing import Any, cast
 from llvmlite import ir
 
 from jsg.kernels_pallas.inputs import PANEL_WIDTH
+from jsg.kernels_pallas.native import library
 
 LANES = PANEL_WIDTH
 """Numbers in a vector."""
@@ -285,6 +286,20 @@ class Function:
         pairs = self.load(vector(INT32), address, offset).ir
         first, second = self.builder.shl(pairs, self._bits(16)), self.builder.and_(pairs, self._bits(-(1 << 16)))
         return self._upper_half(first), self._upper_half(second)
+
+    def nibbles(self, address: Value, offset: Value | int = 0) -> Iterator[Value]:
+        """Eight vectors of float32, of int32 lanes in memory whose 4 bits each, the lowest first, mean a number + 8."""
+        bits, numbers = self.load(vector(INT32), address, offset).ir, [float(stored - 8) for stored in range(LANES)]
+        can_look_up = library.has_long_registers() and library.has_avx512()
+        for place in range(8):
+            shifted = self.builder.lshr(bits, self._bits(4 * place))
+            if can_look_up:  # by an instruction that takes the lowest 4 bits of each lane as an index
+                kind = ir.FunctionType(vector(FLOAT), [vector(FLOAT), vector(INT32)])
+                look_up = self.external("llvm.x86.avx512.permvar.sf.512", kind)
+                yield Value(self, self.builder.call(look_up, [ir.Constant(vector(FLOAT), numbers), shifted]))
+            else:
+                number = self.builder.sub(self.builder.and_(shifted, self._bits(15)), self._bits(8))
+                yield Value(self, self.builder.sitofp(number, vector(FLOAT)))
 
     def store_as(self, kind: str, numbers: Value, address: Value, offset: Value | int = 0) -> None:
         """Writes float32 as "float32" or "bfloat16", rounded to the nearest, and to even where two are as near."""
