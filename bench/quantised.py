@@ -1,4 +1,4 @@
-"""Measures how types of 8 and 4 bits change the answers of the embedded model: `python -m bench.quantised [--output FILE]`.
+"""Measures how short types change the answers of the embedded model: `python -m bench.quantised [--output FILE]`.
 
 At every position of held-out cases of the model's tasks, with their answers, the distribution of the next token is
 compared with that of the unchanged model, in float32 with unquantised keys and values. Nothing is sampled, so the

@@ -131,15 +131,11 @@ class _Filling:
         for part in self._rounded_parts(slices, tensor.shape[1]):
             start, stop, _ = part[0].indices(self.source.shape[0])
             rows, box = slice(start - first, stop - first), self._box(part)
-            leaves = quantise(jnp.asarray(tensor[rows]), self.source.name, self.declared.values.dtype)
-            for leaf, array in enumerate(leaves):
-                self._place(leaf, np.asarray(array), box)
+            for leaf, array in enumerate(quantise(tensor[rows], self.source.name, self.declared.values.dtype)):
+                self._place(leaf, array, box)
 
     def _rounded_parts(self, slices: Slices, width: int) -> list[Slices]:
-        """The parts of what was read that are rounded at once: a piece is one part.
-
-        For each number of rows a program is compiled and kept, so there must be few, wherever pieces begin.
-        """
+        """The parts of what was read that are rounded at once, so that float32 of a whole tensor are never held."""
         if not self.is_read_whole:
             return [slices]
         rows = Piece(0, max(1, ROUNDED_BYTES // (4 * width)))

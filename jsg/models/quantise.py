@@ -10,19 +10,19 @@ fills what is declared.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
-from jax import lax
 from jaxtyping import Array, Float, Num
 
 from jsg.errors import ModelError
 from jsg.kernels_pallas.inputs import SCALE_GROUP
 
 STORED: Mapping[str, jax.typing.DTypeLike] = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
-"""`--quantization` in 8 bits → the type of the stored numbers. bfloat16 and float16 hold every number of both exactly."""
+"""`--quantization` in 8 bits → the type of the stored numbers. bfloat16 and float16 hold each of them exactly."""
 PAIRS = jnp.uint8
 """The type of what is stored in 4 bits: two numbers."""
 BYTES_PER_NUMBER: Mapping[str, float] = {**dict.fromkeys(STORED, 1.0), "int4": 0.5 + 2 / SCALE_GROUP}
@@ -42,8 +42,8 @@ class Quantised(NamedTuple):
             in 4 bits one for each `SCALE_GROUP` inputs, bfloat16.
     """
 
-    values: Array
-    scale: Array
+    values: Any
+    scale: Any
 
     @property
     def is_grouped(self) -> bool:
@@ -93,8 +93,12 @@ def declare(module: nnx.Module, quantization: str) -> None:
             node.set_value(Quantised(jnp.zeros((*before, count, *after), dtype), scale))
 
 
-def quantise(tensor: Num[Array, "out in"], name: str, dtype: jax.typing.DTypeLike) -> Quantised:
+def quantise(
+    tensor: Num[Array, "out in"] | Num[np.ndarray, "out in"], name: str, dtype: jax.typing.DTypeLike
+) -> Quantised:
     """A projection of a checkpoint, [out, in], in 8 or 4 bits. A channel is a row.
+
+    Arrays of numpy stay such. Their bits are those of JAX's, which would compile a dozen programs for each shape.
 
     In 8 bits `scale` is max|w| / 127 or max|w| / 448 to within a rounding, if that is a normal float32. Then no number
     is off by more than half a step: scale / 2 in int8; in e4m3 a sixteenth of the number, or scale / 1024 if that is
@@ -108,35 +112,34 @@ def quantise(tensor: Num[Array, "out in"], name: str, dtype: jax.typing.DTypeLik
     Raises:
         ModelError: A number is not finite.
     """
-    numbers = tensor.astype(jnp.float32)
-    if not jnp.isfinite(numbers).all():  # of all numbers, because a maximum may ignore NaN
+    xp, numbers = tensor.__array_namespace__(), tensor.astype(jnp.float32)
+    if not xp.isfinite(numbers).all():  # of all numbers, because a maximum may ignore NaN
         raise ModelError(
             f"{name} must hold finite numbers to be quantised, but has NaN or infinity; is the checkpoint whole? "
             "Without --quantization it is loaded as it is"
         )
     if dtype == PAIRS:
         return _in_4_bits(numbers)
-    largest = jnp.max(jnp.abs(numbers), axis=1, keepdims=True)
+    largest = xp.max(xp.abs(numbers), axis=1, keepdims=True)
     is_integer = jnp.issubdtype(dtype, jnp.integer)
     limit = float(jnp.iinfo(dtype).max if is_integer else jnp.finfo(dtype).max)
-    # Reciprocals, because XLA replaces a division by one for some numbers of rows and not for others, and rows are read
-    # in pieces of any number.
-    scale = jnp.maximum(largest * (1 / limit), jnp.finfo(jnp.float32).tiny)  # not 0 for a channel of zeros
-    scaled: Float[Array, "out in"] = numbers * (1 / scale)
-    return Quantised((jnp.round(scaled) if is_integer else scaled).astype(dtype), scale)
+    # Reciprocals, because XLA replaces a division by one for some numbers of rows and not for others, and numpy never.
+    scale = xp.maximum(largest * (1 / limit), jnp.finfo(jnp.float32).tiny)  # not 0 for a channel of zeros
+    scaled = numbers * (1 / scale)
+    return Quantised((xp.round(scaled) if is_integer else scaled).astype(dtype), scale)
 
 
-def _in_4_bits(numbers: Float[Array, "out in"]) -> Quantised:
+def _in_4_bits(numbers: Float[Array, "out in"] | Float[np.ndarray, "out in"]) -> Quantised:
     """Numbers from -8 to 7, two in a byte. A scale may be negative: the side with the larger numbers has 8 steps.
 
     The scale is rounded up to the next number of five significant bits, so that no number lies beyond the range.
     """
-    groups = numbers.reshape(len(numbers), -1, SCALE_GROUP)
-    above, below = jnp.max(groups, 2), -jnp.min(groups, 2)
-    step = jnp.maximum(jnp.maximum(above, below) * (1 / 8), jnp.minimum(above, below) * (1 / 7))
-    bits = lax.bitcast_convert_type(jnp.maximum(step, jnp.finfo(jnp.float32).tiny), jnp.uint32)
+    xp, groups = numbers.__array_namespace__(), numbers.reshape(len(numbers), -1, SCALE_GROUP)
+    above, below = xp.max(groups, axis=2), -xp.min(groups, axis=2)
+    step = xp.maximum(xp.maximum(above, below) * (1 / 8), xp.minimum(above, below) * (1 / 7))
+    bits = xp.maximum(step, jnp.finfo(jnp.float32).tiny).view(jnp.uint32)
     whole = (bits + ((1 << DROPPED_BITS) - 1)) >> DROPPED_BITS << DROPPED_BITS
-    scale = lax.bitcast_convert_type(whole, jnp.float32) * jnp.where(below >= above, 1, -1)
-    nibbles = jnp.clip(jnp.round(groups * (1 / scale)[..., None]) + 8, 0, 15).astype(jnp.uint8)
-    first, second = jnp.moveaxis(nibbles.reshape(len(numbers), -1, 2), 2, 0)
-    return Quantised(first | second << 4, scale.astype(jnp.bfloat16))
+    scale = xp.where(below >= above, whole.view(jnp.float32), -whole.view(jnp.float32))
+    nibbles = (xp.clip(xp.round(groups * (1 / scale)[..., None]), -8, 7) + 8).astype(PAIRS)
+    pairs = nibbles.reshape(len(numbers), -1, 2)
+    return Quantised(pairs[..., 0] | pairs[..., 1] << 4, scale.astype(jnp.bfloat16))
