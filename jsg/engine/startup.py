@@ -39,7 +39,7 @@ from jsg.models.config import ModelConfig
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolve_kv_dtype
 from jsg.models.panels import lay_out
-from jsg.models.quantise import BYTES_PER_NUMBER
+from jsg.models.quantise import BYTES_PER_NUMBER, STORED
 from jsg.models.tensor_parallel import bytes_on_one_device, make_mesh, sharding_of
 from jsg.sched.buckets import Buckets, make_buckets, make_deterministic_buckets
 from jsg.sched.config import SchedulerConfig
@@ -282,7 +282,7 @@ def _lexicon_loader(settings: _Settings) -> LexiconLoader:
 def _compiler_options(config: EngineConfig, platform: str, quantization: str) -> dict[str, str | bool]:
     """XLA's options for programs of a model with this quantization."""
     profiled = profiled_compiler_options(platform) if config.profile_dir else {}
-    options = COMPILER_OPTIONS if quantization == "none" else QUANTISED_OPTIONS
+    options = QUANTISED_OPTIONS if quantization in STORED else COMPILER_OPTIONS
     return {**options.get(platform, {}), **profiled}
 
 

@@ -23,9 +23,9 @@ def test_an_unknown_kind_is_refused(value: str):
 
 
 def test_xla_multiplies_8_bits_itself():
-    """Otherwise it writes every kernel in bfloat16 first: docs/architecture.md, "Kernels in 8 bits"."""
-    options = {name: startup._compiler_options(EngineConfig(), "gpu", name) for name in ("none", "int8")}
-    assert options == {"none": COMPILER_OPTIONS["gpu"], "int8": QUANTISED_OPTIONS["gpu"]}
+    """Otherwise it writes every kernel in bfloat16 first: docs/packages/models.md, "Kernels in 8 bits"."""
+    options = {name: startup._compiler_options(EngineConfig(), "gpu", name) for name in ("none", "int8", "int4")}
+    assert options == dict.fromkeys(("none", "int4"), COMPILER_OPTIONS["gpu"]) | {"int8": QUANTISED_OPTIONS["gpu"]}
     assert options["int8"] == {"xla_gpu_enable_triton_gemm": True} != options["none"]
     assert startup._compiler_options(EngineConfig(), "cpu", "int8") == {}
 
