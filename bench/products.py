@@ -27,10 +27,8 @@ def kernel_of(stored: str, inputs: int, outputs: int) -> tuple[jax.Array, ...]:
     layer = Linear(("it",), 1, (16,), jnp.float32)
     numbers = np.random.default_rng(0).standard_normal((outputs, inputs), np.float32)
     kernel = STORED[stored]
-    value = (
-        jnp.asarray(numbers.T, stored) if kernel is None else Quantised(*(x.T for x in quantise(numbers, "", kernel)))
-    )
-    layer.kernel.set_value(value)
+    parts = None if kernel is None else quantise(numbers, "a random kernel", kernel)
+    layer.kernel.set_value(jnp.asarray(numbers.T, stored) if parts is None else Quantised(*(part.T for part in parts)))
     lay_out(layer)
     return layer.kernel.get_value()
 

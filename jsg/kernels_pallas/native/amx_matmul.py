@@ -94,7 +94,7 @@ def emit_item_of_few(types: Types, function: Function, buffers: list[Buffer], fi
         with function.loop(depth, step=DEPTH) as block:
             even, odd = _zeros(function, rows, panels), _zeros(function, rows, panels)
             with function.loop(block + DEPTH, start=block, step=step) as k:
-                inputs = (each.inputs(function, types, k, step) for each in read)
+                inputs = (each.scaled(function, types, k, step) for each in read)
                 for i, vectors in enumerate(zip(*inputs, strict=True)):
                     partial = (even, odd)[i % 2]
                     for r in range(rows):
@@ -142,7 +142,7 @@ def _read_first(function: Function, read: _Reading, tile: int, k: Value, p: int)
         function.prefetch(source, offset + AHEAD_BYTES)
     if read.scratch is not None:
         target = function.address(read.scratch, (read.depth * p + k) * (2 * LANES))
-        inputs = read.panels[p].inputs(function, read.types, k, DEPTH)
+        inputs = read.panels[p].scaled(function, read.types, k, DEPTH)
         for i in range(0, DEPTH, 2):
             function.store(function.bfloat16_pairs(next(inputs), next(inputs)), target, i * (2 * LANES))
         source = target

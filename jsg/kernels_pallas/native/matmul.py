@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from llvmlite import ir
 
-from jsg.kernels_pallas.inputs import Panels
+from jsg.kernels_pallas.inputs import SCALE_GROUP, Panels
 from jsg.kernels_pallas.native import amx_matmul
 from jsg.kernels_pallas.native.calls import Buffer, Kernel, emit_handler
-from jsg.kernels_pallas.native.emit import LANES, Function, Value
+from jsg.kernels_pallas.native.emit import LANES, Function, Value, Variable
 from jsg.kernels_pallas.native.library import registered
 from jsg.kernels_pallas.native.tiles import (
     Panel,
@@ -66,6 +66,35 @@ def _emit_part(types: Types, emit_item: EmitItem, function: Function, buffers: l
     emit_item(types, function, buffers, first, width)
 
 
+def _emit_group_sums(
+    function: Function,
+    types: Types,
+    depth: Value,
+    zeros: list[list[Value]],
+    number: Callable[[Value, int], Value],
+    read: list[Panel],
+) -> list[list[Value]]:
+    """The sums for kernels in 4 bits: each group's own sum is multiplied with its scale and added.
+
+    So an input costs no multiplication with its scale, and the sums of a group have the registers for themselves.
+    """
+    totals = [[Variable(function, start) for start in row] for row in zeros]
+    with function.loop(depth, step=SCALE_GROUP) as group:
+
+        def vectors(k: Value, p: int) -> Iterable[Value]:
+            return read[p].inputs(function, types, group + k, types.together)
+
+        def own_number(k: Value, r: int) -> Value:
+            return number(group + k, r)
+
+        sums = emit_sums(function, SCALE_GROUP, zeros, own_number, vectors, types.together)
+        for p, panel in enumerate(read):
+            factor = panel.group_factor(function, group)
+            for row, own in zip(totals, sums, strict=True):
+                row[p].set(function.fused(own[p], factor, row[p].get()))
+    return [[total.get() for total in row] for row in totals]
+
+
 def _emit_item(types: Types, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
     """All rows times `width` panels from the first one on, by fused multiplications and additions."""
     x, result = buffers[0], buffers[-1]
@@ -84,7 +113,10 @@ def _emit_item(types: Types, function: Function, buffers: list[Buffer], first: V
             return load_number(function, at[r], k * 4)
 
         zeros = [[function.zeros()] * panels] * rows
-        sums = emit_sums(function, depth, zeros, number, vectors, types.together)
+        if types.kernel == "uint8":
+            sums = _emit_group_sums(function, types, depth, zeros, number, read)
+        else:
+            sums = emit_sums(function, depth, zeros, number, vectors, types.together)
         for p in range(panels):
             factor = read[p].factor(function, types)
             for r in range(rows):

@@ -78,17 +78,30 @@ class Panel(NamedTuple):
         return cls(numbers, function.address(scale.data, index * (scale.sizes[1] * group_bytes)))
 
     def inputs(self, function: Function, types: Types, first: Value, count: int) -> Iterator[Value]:
-        """Emits the vectors of `count` inputs from a first one on, each only when it is asked for."""
+        """Emits the vectors of `count` inputs from a first one on, each only when it is asked for, without scales."""
         for start in range(0, count, types.together):
             k = first + start
             at = k * types.line_bytes
             if types.kernel == "bfloat16":
                 yield from function.float_pairs(self.numbers, at)
-            elif types.kernel == "uint8" and self.scale is not None:
-                scale = function.floats("bfloat16", self.scale, k // SCALE_GROUP * SCALE_BYTES)
-                yield from (number * scale for number in function.nibbles(self.numbers, at))
+            elif types.kernel == "uint8":
+                yield from function.nibbles(self.numbers, at)
             else:
                 yield function.floats(types.kernel, self.numbers, at)
+
+    def scaled(self, function: Function, types: Types, first: Value, count: int) -> Iterator[Value]:
+        """The same, but numbers in 4 bits are multiplied with their scales."""
+        if types.kernel != "uint8":
+            yield from self.inputs(function, types, first, count)
+            return
+        for start in range(0, count, types.together):
+            factor = self.group_factor(function, first + start)
+            yield from (number * factor for number in self.inputs(function, types, first + start, types.together))
+
+    def group_factor(self, function: Function, k: Value) -> Value:
+        """The scales of the group of input k, in 4 bits."""
+        assert self.scale is not None, "the kernel has scales"
+        return function.floats("bfloat16", self.scale, k // SCALE_GROUP * SCALE_BYTES)
 
     def factor(self, function: Function, types: Types) -> Value | None:
         """The factors of the sums of its columns, if they have any."""
