@@ -21,8 +21,8 @@ from tests.own_process import said
 
 LARGE = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 8192, "num_hidden_layers": 8}
 MIB = 2**20
-COMPILED = 64 * MIB
-"""What XLA compiles to round numbers to 8 bits, of any model: dozens of programs that stay."""
+ROUNDED = 8 * MIB
+"""Pieces in float32 while they are rounded, of each thread."""
 
 
 PIECES, SENT = {"piece_bytes": 600}, {"is_sent": True}
@@ -147,4 +147,4 @@ def test_the_host_holds_what_its_devices_hold_and_one_tensor(tmp_path: pathlib.P
         assert result["bytes"] > (150 if quantization == "none" else 40) * MIB
         beside = result["peak_bytes"] - result["bytes"]
         print(f"{variant} {kind} {count} {quantization}: {beside / MIB:.1f} MiB beside the shard")
-        assert beside < largest + (0 if quantization == "none" else COMPILED)
+        assert beside < largest + (0 if quantization == "none" else ROUNDED)
