@@ -1,4 +1,4 @@
-"""Measures how 8-bit types change the answers of the embedded model: `python -m bench.quantised [--output FILE]`.
+"""Measures how short types change the answers of the embedded model: `python -m bench.quantised [--output FILE]`.
 
 At every position of held-out cases of the model's tasks, with their answers, the distribution of the next token is
 compared with that of the unchanged model, in float32 with unquantised keys and values. Nothing is sampled, so the
@@ -48,10 +48,12 @@ SETTINGS = (
     Setting(dtype="bfloat16"),  # the default of accelerators, to compare the others with
     Setting(quantization="int8"),
     Setting(quantization="fp8"),
+    Setting(quantization="int4"),
     Setting(kv_cache_dtype="fp8_e4m3"),
     Setting(kv_cache_dtype="fp8_e5m2"),
     Setting(dtype="bfloat16", quantization="int8"),
     Setting(dtype="bfloat16", quantization="int8", kv_cache_dtype="fp8_e4m3"),
+    Setting(dtype="bfloat16", quantization="int4"),
 )
 
 

@@ -15,7 +15,7 @@ from jsg.models.vision_config import VISION_KINDS
 PAGE = pathlib.Path(__file__).parent / "models.md"
 RECORDS = PAGE.parents[1] / "tests" / "parity.json"
 BEGIN, END = "<!-- {}: made by docs/model_table.py -->", "<!-- end of {} -->"
-COLUMNS = ("text", "image", "video", "int8", "fp8")
+COLUMNS = ("text", "image", "video", "int8", "fp8", "int4")
 MEASURES = {"logits": "logits within {:.1e}", "KL": "KL {:.1e}"}
 
 

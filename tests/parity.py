@@ -20,7 +20,7 @@ class Figure:
 
     Attributes:
         architecture: As config.json names it.
-        column: Of the page's table: "text", "image", "video", "int8", "fp8".
+        column: Of the page's table: "text", "image", "video", "int8", "fp8", "int4".
         test: Its id.
         measure: What differs, such as "logits".
         figure: By how much at most.

@@ -35,7 +35,7 @@ from jsg.errors import ConfigError
         ({"queue_timeout": "5"}, "--queue-timeout must be of type float, but got '5'"),
         ({"max_bypass_tokens": -1}, "--max-bypass-tokens"),
         ({"vision_cache_size": 2**21}, "--vision-cache-size"),
-        ({"quantization": "int4"}, "--quantization must be one of none, int8, fp8, but got 'int4'"),
+        ({"quantization": "int3"}, "--quantization must be one of none, int8, fp8, int4, but got 'int3'"),
         ({"node_rank": 1}, r"--node-rank must be in \[0, 0\]"),
         ({"ep_size": 2}, "--ep-size must divide --tp-size, which is 1"),
         ({"ep_size": 3, "tp_size": 4}, "--ep-size must divide --tp-size, which is 4"),

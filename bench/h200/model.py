@@ -24,6 +24,7 @@ from jsg.engine.startup import OTHER_ENCODE_SIZES, ROW_MULTIPLE
 from jsg.models.config import ModelConfig
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model
+from jsg.models.quantise import STORED
 from jsg.sched.buckets import Buckets, make_buckets
 
 MAX_RUNNING = 256
@@ -47,7 +48,7 @@ class H200Executables(Executables):
     """Stores the programs that `Programs` declares, and compiles those that a test asks for."""
 
     def __init__(self, hidden_size: int, quantization: str, num_devices: int = 1, num_groups: int = 1):
-        options = COMPILER_OPTIONS if quantization == "none" else QUANTISED_OPTIONS
+        options = QUANTISED_OPTIONS if quantization in STORED else COMPILER_OPTIONS
         mesh = compiler.mesh(num_devices, num_groups) if num_devices > 1 else None
         by_kind = {"encode": COMPILER_OPTIONS["gpu"]}
         super().__init__(forbid_compile=False, compiler_options=options["gpu"], options_by_kind=by_kind, mesh=mesh)

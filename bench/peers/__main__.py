@@ -193,7 +193,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--dtype", choices=engines.ITEMSIZES, default="float32", help="of jsg, vLLM, llama.cpp, Hugging Face"
     )
-    made.add_argument("--quantization", choices=("none", "int8"), default="none", help="of jsg's weights")
+    made.add_argument("--quantization", choices=("none", "int8", "int4"), default="none", help="of jsg's weights")
     made.add_argument("--divisor", type=int, default=1, help="divides lengths and numbers of requests, for a try")
     peers = made.add_argument_group("peers; each needs an interpreter that has it (`make peers`)")
     peers.add_argument("--vllm-python", metavar="PATH")

@@ -29,6 +29,7 @@ START_LIMIT_S = 600
 END_LIMIT_S = 30
 ITEMSIZES = {"float32": 4, "bfloat16": 2}
 GGUF_KINDS = {"float32": "f32", "bfloat16": "bf16"}
+BYTES_OF_JSG = {"int8": 1.0, "int4": 0.5 + 2 / 32}  # int4: 32 numbers of 4 bits have a scale in bfloat16
 BYTES_OF_GGUF = {"f32": 4.0, "bf16": 2.0, "f16": 2.0, "q8_0": 34 / 32}  # q8_0: 32 numbers of 8 bits and a scale
 
 
@@ -68,7 +69,7 @@ class Setting:
     Attributes:
         model: The directory of the checkpoint.
         dtype: `float32` or `bfloat16`.
-        quantization: `none` or `int8`, of jsg only.
+        quantization: `none`, `int8` or `int4`, of jsg only.
         logs: A folder for what the engines write.
         num_threads: The cores for this process, which all engines use.
     """
@@ -110,7 +111,7 @@ def jsg(setting: Setting) -> Iterator[Engine]:
             name="jsg" if setting.quantization == "none" else f"jsg {setting.quantization}",
             pid=server.pids["front"],
             client=HttpClient(server.url, model_at(server.url), _response_format, clients.select),
-            weight_itemsize=1 if setting.quantization == "int8" else itemsize,
+            weight_itemsize=BYTES_OF_JSG.get(setting.quantization, itemsize),
             head_itemsize=itemsize,
             kv_itemsize=itemsize,
             settle=settle,

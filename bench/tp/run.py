@@ -26,6 +26,7 @@ from jsg.engine.device.programs import GREEDY, MASKED_EVERYTHING
 from jsg.errors import MemoryPlanError
 from jsg.models.config import ModelConfig
 from jsg.models.loading import abstract_model
+from jsg.models.quantise import BYTES_PER_NUMBER
 from jsg.models.tensor_parallel import bytes_on_one_device
 from jsg.sched.buckets import BucketKey, Phase
 
@@ -96,7 +97,7 @@ def measure(report: Report, name: str, num_devices: int) -> None:
         num_devices=num_devices,
         num_groups=num_groups,
     )
-    kernel_bytes = ITEM_BYTES if quantization == "none" else 1
+    kernel_bytes = BYTES_PER_NUMBER.get(quantization, ITEM_BYTES)
     config = model.config
     for step in STEPS:
         program = model.programs.program(("forward", step.key))

@@ -238,7 +238,7 @@ def step_cost(
     cached: int,
     new: int,
     kv_bytes_per_token: int | None = None,
-    kernel_itemsize: int | None = None,
+    kernel_itemsize: float | None = None,
     num_devices: int = 1,
     num_groups: int = 1,
 ) -> Cost:

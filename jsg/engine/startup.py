@@ -39,6 +39,7 @@ from jsg.models.config import ModelConfig
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolve_kv_dtype
 from jsg.models.panels import lay_out
+from jsg.models.quantise import BYTES_PER_NUMBER, STORED
 from jsg.models.tensor_parallel import bytes_on_one_device, make_mesh, sharding_of
 from jsg.sched.buckets import Buckets, make_buckets, make_deterministic_buckets
 from jsg.sched.config import SchedulerConfig
@@ -281,7 +282,7 @@ def _lexicon_loader(settings: _Settings) -> LexiconLoader:
 def _compiler_options(config: EngineConfig, platform: str, quantization: str) -> dict[str, str | bool]:
     """XLA's options for programs of a model with this quantization."""
     profiled = profiled_compiler_options(platform) if config.profile_dir else {}
-    options = COMPILER_OPTIONS if quantization == "none" else QUANTISED_OPTIONS
+    options = QUANTISED_OPTIONS if quantization in STORED else COMPILER_OPTIONS
     return {**options.get(platform, {}), **profiled}
 
 
@@ -439,7 +440,7 @@ def _decode_steps(settings: _Settings, plan: MemoryPlan, runner: ModelRunner) ->
         settings.model,
         itemsize,
         kv_bytes_per_token=plan.bytes_per_token * settings.config.tp_size,
-        kernel_itemsize=itemsize if settings.config.quantization == "none" else 1,
+        kernel_itemsize=BYTES_PER_NUMBER.get(settings.config.quantization, itemsize),
         num_devices=1 if is_cpu else settings.config.tp_size,
         num_groups=1 if is_cpu else settings.config.ep_size,
     )

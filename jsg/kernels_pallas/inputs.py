@@ -11,21 +11,26 @@ LayerCache = tuple[Float[Array, "P page_size heads H"], ...]
 
 PANEL_WIDTH = 16
 """Columns of a panel: the float32 of one AVX-512 register, of two of AVX2, of four of NEON."""
-INPUTS_TOGETHER = {"float32": 1, "bfloat16": 2, "int8": 1}
-"""How many inputs of each column lie side by side, by the type of a kernel's numbers. The matrix unit of a CPU (AMX)
-multiplies pairs of bfloat16."""
+TOGETHER = {"float32": 1, "bfloat16": 2, "int8": 1, "uint8": 4}
+"""How many stored numbers of each column lie side by side, by the type of a kernel. The matrix unit of a CPU (AMX)
+multiplies pairs of bfloat16. Four bytes of pairs in 4 bits fill a lane of 32 bits, and shifts get at each number."""
+SCALE_GROUP = 32
+"""Consecutive inputs of a column that have a scale of their own, if a kernel is in 4 bits: as many as an instruction of
+the matrix unit takes."""
 
 
 class Panels(NamedTuple):
     """A kernel [D, F] as a CPU reads it: `PANEL_WIDTH` columns side by side, from the first input to the last.
 
     Attributes:
-        values: [F / PANEL_WIDTH, D / together, PANEL_WIDTH, together], where `INPUTS_TOGETHER` has the last one.
-        scale: For int8 the factor of each column's sum; else None.
+        values: [F / PANEL_WIDTH, D / together, PANEL_WIDTH, together], where `TOGETHER` has the last one. For uint8 D
+            is half as long, because each has two inputs: see `models.quantise.Quantised`.
+        scale: [F / PANEL_WIDTH, groups, PANEL_WIDTH, 1]. For int8 one group, the factor of each column's sum; for uint8
+            the factors of each `SCALE_GROUP` inputs; else None.
     """
 
     values: Num[Array, "panels D_part width together"]
-    scale: Float[Array, " F"] | None = None
+    scale: Float[Array, "panels groups width 1"] | None = None
 
 
 class PrefixGroups(NamedTuple):

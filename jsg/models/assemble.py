@@ -15,7 +15,7 @@ from jaxtyping import Array
 from jsg.models.in_place import fill
 from jsg.models.layers import Origin
 from jsg.models.quantise import Quantised, quantise
-from jsg.models.slices import Reader, Span, heads_of, source_slices
+from jsg.models.slices import Reader, Span, heads_of, leaf_span, source_slices
 from jsg.models.tensor_parallel import place
 
 _Spans = dict[Any, Span | None]
@@ -45,7 +45,7 @@ def assemble(
         is_in_place: Whether the host's memory is the device's memory, as for a CPU.
 
     Raises:
-        ModelError: A tensor cannot be read, or cannot be rounded to 8 bits.
+        ModelError: A tensor cannot be read, or cannot be quantised.
     """
     leaves, axis, tree = jax.tree.leaves(declared), origin.split_axis, jax.tree.structure(declared)
     numbers, *scales = leaves
@@ -69,9 +69,10 @@ def assemble(
         (whole,) = make(declared, origin, {None: None})
         return tree.unflatten([place(x, leaf.sharding) for x, leaf in zip(whole, leaves, strict=True)])
     groups: dict[Span | None, _Spans] = {}  # devices, by the experts that they have
-    places = numbers.sharding.addressable_devices_indices_map(numbers.shape)
+    shape = declared.shape
+    places = numbers.sharding.addressable_devices_indices_map(shape)
     for device, index in places.items():
-        spans: list[Span] = [each.indices(size)[:2] for each, size in zip(index, numbers.shape, strict=True)]
+        spans: list[Span] = [each.indices(size)[:2] for each, size in zip(index, shape, strict=True)]
         experts = None if origin.expert_axis is None else spans[origin.expert_axis]
         groups.setdefault(experts, {})[device] = spans[axis] if is_cut else None
     parts: dict[Any, list[Array]] = {}
@@ -111,7 +112,7 @@ def _own_experts(
 
 def _sent(declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, reader: Reader, span: Span | None) -> list[Array]:
     """The leaves of a span of a parameter, or of all of it, made on the default device."""
-    shape, parts = jax.tree.leaves(declared)[0].shape, []
+    shape, parts = declared.shape, []
     for source in origin.sources:
         tensor = reader.read(source.name, source_slices(source, origin, shape, span))
         # The device transposes. A tensor that the file has transposed already is sent as it lies in memory.
@@ -123,16 +124,19 @@ def _sent(declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, reader: Re
             part = [sent.astype(declared.dtype)]
         parts.append(jax.block_until_ready(part))  # else tensors that are still being sent pile up on the host
     return [
-        _joined(leaf.shape, origin, list(tensors), span)
+        _joined(leaf.shape, shape, origin, list(tensors), span)
         for leaf, *tensors in zip(jax.tree.leaves(declared), *parts, strict=True)
     ]
 
 
-def _joined(shape: tuple[int, ...], origin: Origin, tensors: list[Array], span: Span | None) -> Array:
-    """One array of the slices of its tensors. Transposing here once saves transposing in every step."""
+def _joined(
+    shape: tuple[int, ...], whole: tuple[int, ...], origin: Origin, tensors: list[Array], span: Span | None
+) -> Array:
+    """A leaf of a parameter with the shape `whole`, of slices of tensors. Transposing here saves it in every step."""
     join, axis, local = origin.join_axis, origin.split_axis, list(shape)
     heads = (0, shape[join - 1])
     if span is not None and axis is not None:
+        span = leaf_span(span, whole[axis], shape[axis])
         local[axis] = span[1] - span[0]
         heads = span if axis == join - 1 else heads
     parts = []

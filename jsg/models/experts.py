@@ -58,5 +58,7 @@ def _stacked(names: list[str], in_dim: int, out_dim: int, dtype: jax.typing.DTyp
 
 def _grouped(rows: Float[Array, "R D"], kernels: nnx.Param, sizes: Int[Array, " E"]) -> Float[Array, "R F"]:
     stored, result = kernels.get_value(), activation_result(rows.dtype)
+    if isinstance(stored, Quantised) and stored.is_grouped:
+        stored = stored.restored(rows.dtype)
     values, scale = stored if isinstance(stored, Quantised) else (stored, None)
     return ops.grouped_matmul(rows, values, sizes, scale=scale, result=result).astype(rows.dtype)

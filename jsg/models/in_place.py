@@ -1,7 +1,7 @@
 """Reads tensors piece by piece into the memory of a parameter on a CPU, where that memory is the host's.
 
-Beside the parameter a host holds one piece for each thread, however large a tensor is. A tensor that is rounded to 8
-bits and lies in columns in its file is held whole, because a whole row decides a scale.
+Beside the parameter a host holds one piece for each thread, however large a tensor is. A tensor that is quantised and
+lies in columns in its file is held whole, because a whole row decides a scale.
 """
 
 import concurrent.futures
@@ -17,12 +17,12 @@ import numpy as np
 from jsg.models.checkpoint import Piece
 from jsg.models.layers import Origin, Source
 from jsg.models.quantise import Quantised, quantise
-from jsg.models.slices import Reader, Slices, Span, box_of, cut, source_slices, view_of
+from jsg.models.slices import Reader, Slices, Span, box_of, cut, leaf_span, source_slices, view_of
 
 ALIGNMENT = 64
 """On a CPU, JAX takes over memory that begins at a multiple of so many bytes, and copies other memory."""
 ROUNDED_BYTES = 2**20
-"""The most bytes of float32 that are rounded to 8 bits at once, where more is read at once."""
+"""The most bytes of float32 that are quantised at once, where more is read at once."""
 
 
 class _Target(NamedTuple):
@@ -51,16 +51,16 @@ def fill(
         spans: The wanted spans; None for the whole axis.
 
     Raises:
-        ModelError: A tensor cannot be read, or cannot be rounded to 8 bits.
+        ModelError: A tensor cannot be read, or cannot be quantised.
     """
-    leaves, axis = jax.tree.leaves(declared), origin.split_axis
-    targets = [_Target(span, [_empty(leaf, axis, span) for leaf in leaves]) for span in spans]
+    leaves, axis, shape = jax.tree.leaves(declared), origin.split_axis, declared.shape
+    targets = [_Target(span, [_empty(leaf, shape, axis, span) for leaf in leaves]) for span in spans]
     is_scale_shared = axis is not None and any(leaf.shape[axis] == 1 for leaf in leaves[1:])
     shares = [(None, targets)] if is_scale_shared else [(target.span, [target]) for target in targets]
     jobs = [
         (filling, slices)
         for span, share in shares
-        for source, offset in _offsets(origin, leaves[0].shape)
+        for source, offset in _offsets(origin, shape)
         for filling in [_Filling(declared, origin, reader, source, offset, share)]
         for slices in filling.pieces(span)
     ]
@@ -72,11 +72,12 @@ def fill(
     return [target.arrays for target in targets]
 
 
-def _empty(leaf: jax.ShapeDtypeStruct, axis: int | None, span: Span | None) -> np.ndarray:
-    """Memory for a leaf, or for a span of it, which JAX takes over without a copy."""
+def _empty(leaf: jax.ShapeDtypeStruct, whole: tuple[int, ...], axis: int | None, span: Span | None) -> np.ndarray:
+    """Memory that JAX takes over for a leaf of a parameter with the shape `whole`, or for a span of it."""
     shape = list(leaf.shape)
-    if span is not None and axis is not None and shape[axis] > 1:
-        shape[axis] = span[1] - span[0]
+    if span is not None and axis is not None:
+        first, last = leaf_span(span, whole[axis], shape[axis])
+        shape[axis] = last - first
     return empty(tuple(shape), leaf.dtype)
 
 
@@ -130,17 +131,11 @@ class _Filling:
         for part in self._rounded_parts(slices, tensor.shape[1]):
             start, stop, _ = part[0].indices(self.source.shape[0])
             rows, box = slice(start - first, stop - first), self._box(part)
-            values, scale = quantise(jnp.asarray(tensor[rows]), self.source.name, self.declared.values.dtype)
-            self._place(0, np.asarray(values), box)
-            lengths = self.declared.scale.shape
-            ones = [slice(0, 1) if length == 1 else each for each, length in zip(box, lengths, strict=True)]
-            self._place(1, np.asarray(scale), ones)
+            for leaf, array in enumerate(quantise(tensor[rows], self.source.name, self.declared.values.dtype)):
+                self._place(leaf, array, box)
 
     def _rounded_parts(self, slices: Slices, width: int) -> list[Slices]:
-        """The parts of what was read that are rounded at once: a piece is one part.
-
-        For each number of rows a program is compiled and kept, so there must be few, wherever pieces begin.
-        """
+        """The parts of what was read that are rounded at once, so that float32 of a whole tensor are never held."""
         if not self.is_read_whole:
             return [slices]
         rows = Piece(0, max(1, ROUNDED_BYTES // (4 * width)))
@@ -148,7 +143,7 @@ class _Filling:
 
     @property
     def _shape(self) -> tuple[int, ...]:
-        return jax.tree.leaves(self.declared)[0].shape
+        return self.declared.shape
 
     def _box(self, slices: Slices) -> list[slice]:
         """The box that a piece fills, with each of its heads once."""
@@ -159,21 +154,24 @@ class _Filling:
 
     def _place(self, leaf: int, tensor: np.ndarray, box: list[slice]) -> None:
         """Writes the numbers of a box, rounded to the type of the leaf, into the arrays of the devices that hold it."""
+        lengths, axis = jax.tree.leaves(self.declared)[leaf].shape, self.origin.split_axis
+        box = [
+            slice(*leaf_span((each.start, each.stop), *sizes))
+            for each, *sizes in zip(box, self._shape, lengths, strict=True)
+        ]
         block = (tensor.T if self.origin.transposed else tensor).reshape([each.stop - each.start for each in box])
         repeats, heads = self.source.repeats, self.origin.join_axis - 1
         if repeats > 1:
             block = block.repeat(repeats, heads)
-            box = [*box]
             box[heads] = slice(box[heads].start * repeats, box[heads].stop * repeats)
-        axis = self.origin.split_axis
-        is_whole = axis is None or jax.tree.leaves(self.declared)[leaf].shape[axis] == 1
         for span, arrays in self.targets:
             here, part = [*box], block
-            if span is not None and axis is not None and not is_whole:
-                start, stop = max(box[axis].start, span[0]), min(box[axis].stop, span[1])
+            if span is not None and axis is not None:
+                first, last = leaf_span(span, self._shape[axis], lengths[axis])
+                start, stop = max(box[axis].start, first), min(box[axis].stop, last)
                 if start >= stop:
                     continue
-                here[axis] = slice(start - span[0], stop - span[0])
+                here[axis] = slice(start - first, stop - first)
                 part = block[(slice(None),) * axis + (slice(start - box[axis].start, stop - box[axis].start),)]
             with np.errstate(over="ignore", invalid="ignore"):  # a number that is too large becomes infinite
                 arrays[leaf][tuple(here)] = part

@@ -72,7 +72,7 @@ def parameter(
         shape: Shape of the values.
         dtype: Type of the values.
         origin: The tensors that they come from.
-        summed_axis: For a kernel that may be kept in 8 bits, the axis that products sum over. With `--quantization` its
+        summed_axis: For a kernel that may be quantised, the axis that products sum over. With `--quantization` its
             value is a `Quantised` instead of an array.
         is_kernel: Whether it is read by `project` or `Embedding` only, so that it may lie in panels: see `panels.py`.
     """
@@ -87,9 +87,12 @@ def project(
     """x · kernel, summed in float32 whatever the type of the result. With panels it has one axis of outputs.
 
     The type of `x` holds the numbers of a kernel in 8 bits exactly. Its scales, one for each column, multiply the sums.
+    A kernel in 4 bits is restored in the type of `x`.
     """
     if isinstance(kernel, Panels):
         return ops.matmul(x, kernel, result)
+    if isinstance(kernel, Quantised) and kernel.is_grouped:
+        return project(x, kernel.restored(x.dtype), result)
     if isinstance(kernel, Quantised):
         return (project(x, kernel.values.astype(x.dtype)) * kernel.scale).astype(result)
     dimensions, precision = (((1,), (0,)), ((), ())), exact_precision(x.dtype)

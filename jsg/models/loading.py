@@ -15,6 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jsg.errors import ModelError
+from jsg.kernels_pallas.inputs import SCALE_GROUP
 from jsg.models.assemble import assemble
 from jsg.models.checkpoint import Piece, open_checkpoint
 from jsg.models.clip import unread_tensors
@@ -22,10 +23,10 @@ from jsg.models.config import ModelConfig
 from jsg.models.host_memory import freed_at_once
 from jsg.models.layers import Origin
 from jsg.models.llava import Llava, module_name
-from jsg.models.quantise import STORED, Quantised, declare
+from jsg.models.quantise import Quantised, declare
 from jsg.models.registry import build_model
 from jsg.models.slices import Reader, Slices
-from jsg.models.tensor_parallel import sharding_of
+from jsg.models.tensor_parallel import TENSOR_AXIS, sharding_of
 
 Progress = Callable[[int, int, int], None]
 """Called after each parameter with (parameters loaded, parameters in all, bytes read so far). Random weights read 0."""
@@ -57,15 +58,16 @@ def load_model(
         config: Its `ModelConfig`.
         load_format: `safetensors` and `orbax` read a checkpoint of that kind, `auto` the one that exists, and `dummy`
             draws seeded random parameters.
-        dtype: Type of every parameter but kernels in 8 bits.
-        quantization: `int8` and `fp8` round kernels to 8 bits as they are read, one tensor at a time.
+        dtype: Type of every parameter but kernels that are quantised.
+        quantization: `int8`, `fp8` and `int4` round kernels to 8 or 4 bits as they are read, one tensor at a time.
         seed: Seed of dummy parameters.
         mesh: Devices that share the parameters; None for one device.
         progress: Called after each parameter.
 
     Raises:
         ModelError: The architecture is unknown, the checkpoint does not have exactly the tensors that it needs, or a
-            number that must be rounded to 8 bits is not finite. The message names the tensor.
+            number that must be quantised is not finite; groups of inputs in 4 bits cannot be shared out. The message
+            names the tensor.
     """
     model = abstract_model(config, dtype, quantization, mesh)
     if load_format == "dummy":
@@ -102,7 +104,7 @@ def abstract_model(
         model = build_model(config, dtype)
         if quantization != "none":  # not the tower's kernels: an image goes through it once, so it would gain little
             text = cast(nnx.Module, model.text) if isinstance(model, Llava) else model
-            declare(text, STORED[quantization])
+            declare(text, quantization)
         return model
 
     model = nnx.eval_shape(build)
@@ -116,9 +118,17 @@ def _shared_out(
     declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, mesh: Mesh
 ) -> jax.ShapeDtypeStruct | Quantised:
     """The shape of a parameter with its sharding. An axis of length 1, which scales have, is not shared out."""
+    num_parts = mesh.size if origin.expert_axis is None else mesh.shape[TENSOR_AXIS]
 
     def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         axis = None if origin.split_axis is None or x.shape[origin.split_axis] == 1 else origin.split_axis
+        in_groups = isinstance(declared, Quantised) and declared.is_grouped
+        if axis is not None and in_groups and x.shape[axis] % num_parts:
+            raise ModelError(
+                f"--quantization int4 needs whole groups of {SCALE_GROUP} inputs on each device, but {num_parts} "
+                f"devices cannot share out the {declared.shape[axis]} inputs of {origin.sources[0].name} so; choose "
+                "int8 or another --tp-size"
+            )
         sharding = sharding_of(mesh, axis, len(x.shape), expert_axis=origin.expert_axis)
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
@@ -179,7 +189,7 @@ def unread(config: ModelConfig) -> frozenset[str]:
 def origins(model: nnx.Module) -> Iterator[tuple[Origin, tuple[int, ...]]]:
     """The origin and the shape of each parameter."""
     for param in _parameters(model):
-        yield param.get_metadata("origin"), jax.tree.leaves(param.get_value())[0].shape
+        yield param.get_metadata("origin"), param.get_value().shape
 
 
 def checkpoint_shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:

@@ -4,13 +4,13 @@ A checkpoint has a projection as [out, in] and XLA reads it as [in, out]. Neithe
 the columns that are summed together lie far apart, in the second a row of the result jumps through all of memory.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
-from jsg.kernels_pallas.inputs import INPUTS_TOGETHER, PANEL_WIDTH, Panels
+from jsg.kernels_pallas.inputs import PANEL_WIDTH, TOGETHER, Panels
 from jsg.models.in_place import empty
 from jsg.models.layers import Embedding
 from jsg.models.quantise import Quantised
@@ -34,17 +34,21 @@ def _laid_out(value: _Kernel, *, is_table: bool) -> _Kernel | Panels:
     """A kernel [D, *out], or a table [out, D], in panels."""
     numbers, scale = value if isinstance(value, Quantised) else (value, None)
     depth = numbers.shape[-1] if is_table else numbers.shape[0]
-    count = numbers.size // depth
-    together = INPUTS_TOGETHER.get(str(numbers.dtype))
-    if together is None or count % PANEL_WIDTH or depth % together:
+    together = TOGETHER.get(str(numbers.dtype))
+    if together is None or numbers.size // depth % PANEL_WIDTH or depth % together:
         return value
-    shape = (count // PANEL_WIDTH, depth // together, PANEL_WIDTH, together)
+    laid_out = _in_panels(numbers, depth, together, is_table=is_table)
+    return Panels(laid_out, None if scale is None else _in_panels(scale, scale.shape[0], 1, is_table=False))
+
+
+def _in_panels(numbers: Any, depth: int, together: int, *, is_table: bool) -> Any:
+    """An array, or the shape of one, with `depth` numbers in each column, of which `together` stay side by side."""
+    shape = (numbers.size // depth // PANEL_WIDTH, depth // together, PANEL_WIDTH, together)
     if isinstance(numbers, jax.ShapeDtypeStruct):
-        factors: Any = None if scale is None else jax.ShapeDtypeStruct((count,), scale.dtype)
-        return Panels(cast(Any, jax.ShapeDtypeStruct(shape, numbers.dtype)), factors)
+        return jax.ShapeDtypeStruct(shape, numbers.dtype)
     laid_out, stored = empty(shape, numbers.dtype), np.asarray(numbers)
     if is_table:
         laid_out[...] = stored.reshape(-1, PANEL_WIDTH, depth // together, together).transpose(0, 2, 1, 3)
     else:
         laid_out[...] = stored.reshape(depth // together, together, -1, PANEL_WIDTH).transpose(2, 0, 3, 1)
-    return Panels(jax.device_put(laid_out), None if scale is None else scale.reshape(count))
+    return jax.device_put(laid_out)

@@ -62,6 +62,11 @@ def sides_of(source: Source, origin: Origin) -> tuple[int, ...]:
     return source.shape[::-1] if origin.transposed else source.shape
 
 
+def leaf_span(span: Span, length: int, leaf_length: int) -> Span:
+    """A span of an axis of a parameter, as a span of a leaf that has `leaf_length` where the parameter has `length`."""
+    return span[0] * leaf_length // length, -(-span[1] * leaf_length // length)
+
+
 def heads_of(source: Source, span: Span) -> Span:
     """The heads of the source that stand in this span of the parameter's heads."""
     return span[0] // source.repeats, -(-span[1] // source.repeats)

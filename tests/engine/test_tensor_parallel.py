@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from jsg.errors import ConfigError, ModelError
 from jsg.models.config import ModelConfig
 from tests.engine import small
 from tests.engine.shared_out import MAX_DIFFERENCE, SharedOut, answers
-from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
+from tests.golden.variants import VARIANTS, WIDE, random_tensors, write_checkpoint
 from tests.own_process import said
 
 NUM_NEW = 24
@@ -83,11 +84,12 @@ def test_a_step_adds_up_twice_a_layer_and_once_for_the_embedding(family):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "quantization", "count"),
-    [("llama_biases", "int8", 2), ("mixtral", "fp8", 2)],
+    [("llama_biases", "int8", 2), ("mixtral", "fp8", 2), ("wide", "int4", 2)],
 )
-def test_pages_and_8_bits(tmp_path: Path, compile_cache_dir: str, variant: str, quantization: str, count: int):
-    """Kernels in 8 bits have scales that are shared out too; pages of several tokens are copied on every device."""
-    write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
+def test_pages_and_few_bits(tmp_path: Path, compile_cache_dir: str, variant: str, quantization: str, count: int):
+    """Quantised kernels have scales that are shared out too; pages of several tokens are copied on every device."""
+    with mock.patch.dict(VARIANTS, WIDE):
+        write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
     common = {"variant": variant, "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 12}
     knobs = {"quantization": quantization, "page_size": 4, "kv_cache_dtype": "fp8_e4m3", **small.DETERMINISTIC}
     alone, several = answers([{**common, "tp_size": n, "knobs": knobs} for n in (1, count)])

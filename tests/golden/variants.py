@@ -106,6 +106,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3_biases": _transformers_5({**_QWEN3, "attention_bias": True}),
 }
 
+WIDE: dict[str, dict[str, Any]] = {
+    "wide": {**VARIANTS["llama_gqa_head_dim"], "intermediate_size": 256},
+    "wide experts": {**VARIANTS["mixtral"], "intermediate_size": 128},
+}
+"""Of these, which are not recorded, several devices can share out the inputs in groups of 32."""
+
 ROPES: dict[str, dict[str, Any]] = {
     "llama_2": {**LLAMA, "head_dim": 128},
     "llama_3_1": {**LLAMA, "head_dim": 128, "rope_theta": 500000.0, "max_position_embeddings": 131072,

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 
 from jsg.kernels_pallas import ops
-from jsg.kernels_pallas.inputs import INPUTS_TOGETHER, PANEL_WIDTH, Panels
+from jsg.kernels_pallas.inputs import PANEL_WIDTH, SCALE_GROUP, TOGETHER, Panels
 from jsg.kernels_pallas.native import amx, amx_matmul, library
 
 SHAPES = ((1, 2, 1), (3, 6, 2), (4, 48, 7), (8, 34, 13), (17, 64, 25), (50, 20, 3), (64, 100, 12))
 """(rows, depth, panels): every register tile, whole and in part; items that are whole and in part."""
+GROUPED_SHAPES = ((1, 32, 1), (3, 64, 2), (4, 96, 7), (8, 32, 13), (17, 64, 25), (50, 32, 3), (64, 128, 12))
+"""Likewise for kernels in 4 bits, whose inputs are whole groups."""
 BFLOAT16_SHAPES = ((1, 32, 1), (2, 64, 7), (3, 32, 13), (16, 96, 5), (17, 64, 25), (31, 32, 2), (40, 128, 6))
 """Likewise for rows in bfloat16: row tiles of 16 that are whole, in part, and alone or in pairs."""
 multiply = jax.jit(ops.matmul)
@@ -21,24 +24,37 @@ multiply = jax.jit(ops.matmul)
 
 def kernel(kind: str, depth: int, panels: int) -> tuple[Panels, np.ndarray]:
     """A kernel in panels, and what it means in float64."""
-    rng = np.random.default_rng(depth)
-    numbers = rng.standard_normal((depth, panels * PANEL_WIDTH))
-    scale = None
+    rng, columns = np.random.default_rng(depth), panels * PANEL_WIDTH
+    numbers, scale = rng.standard_normal((depth, columns)), None
     if kind == "int8":
-        numbers, scale = np.round(numbers * 40).clip(-127, 127), rng.random(panels * PANEL_WIDTH).astype(np.float32)
-    stored = jnp.asarray(numbers, kind)
-    meant = np.asarray(stored, np.float64) * (1 if scale is None else scale)
-    together = INPUTS_TOGETHER[kind]
-    values = stored.reshape(depth // together, together, panels, PANEL_WIDTH).transpose(2, 0, 3, 1)
-    return Panels(values, None if scale is None else jnp.asarray(scale)), meant
+        numbers, scale = np.round(numbers * 40).clip(-127, 127), rng.random((1, columns)).astype(np.float32)
+    if kind == "uint8":  # scales of five significant bits and of both signs
+        numbers, scale = rng.integers(-8, 8, (depth, columns)), rng.integers(-31, 32, (depth // SCALE_GROUP, columns))
+        stored = jnp.asarray((numbers[::2] + 8) | (numbers[1::2] + 8) << 4, kind)
+        scale, meant = jnp.asarray(scale / 64, jnp.bfloat16), numbers * np.repeat(scale / 64, SCALE_GROUP, 0)
+    else:
+        stored = jnp.asarray(numbers, kind)
+        meant = np.asarray(stored, np.float64) * (1 if scale is None else scale)
+    parts = [(stored, TOGETHER[kind])] + ([] if scale is None else [(jnp.asarray(scale), 1)])
+    return Panels(*(in_panels(*part) for part in parts)), meant
+
+
+def in_panels(numbers: jax.Array, together: int) -> jax.Array:
+    return numbers.reshape(len(numbers) // together, together, -1, PANEL_WIDTH).transpose(2, 0, 3, 1)
 
 
 def rows(count: int, depth: int) -> np.ndarray:
     return np.random.default_rng(count).standard_normal((count, depth)).astype(np.float32)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        *itertools.product(["float32", "bfloat16", "int8"], SHAPES),
+        *itertools.product(["uint8"], GROUPED_SHAPES),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("is_long", [True, False])
 def test_it_is_what_numpy_says(kind: str, shape: tuple[int, int, int], is_long: bool, monkeypatch: pytest.MonkeyPatch):
     """With the register tiles of both kinds of processors; a processor computes what it has no registers for slowly."""
@@ -53,7 +69,7 @@ def test_it_is_what_numpy_says(kind: str, shape: tuple[int, int, int], is_long: 
     assert (np.abs(found - x.astype(np.float64) @ meant) <= bound).all()
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "uint8"])
 @pytest.mark.parametrize("shape", BFLOAT16_SHAPES, ids=str)
 @pytest.mark.parametrize("unit", ["matrix unit", "other registers"])
 def test_rows_in_bfloat16_are_multiplied_as_numpy_says(
@@ -76,7 +92,13 @@ def test_rows_in_bfloat16_are_multiplied_as_numpy_says(
     np.testing.assert_array_equal(np.asarray(short), np.asarray(jnp.asarray(found, jnp.bfloat16)))
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("float32", "float32"), ("int8", "float32"), ("int8", "bfloat16")])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("float32", "float32"),
+        *itertools.product(["int8", "uint8"], ["float32", "bfloat16"]),
+    ],
+)
 def test_a_row_has_the_same_bits_in_every_batch(kind: str, dtype: str):
     stored, _ = kernel(kind, 96, 13)
     x = jnp.asarray(rows(40, 96), dtype)
@@ -84,6 +106,17 @@ def test_a_row_has_the_same_bits_in_every_batch(kind: str, dtype: str):
     for count in (1, 2, 3, 5, 8, 11, 16, 33):
         np.testing.assert_array_equal(np.asarray(multiply(x[:count], stored)), whole[:count])
         np.testing.assert_array_equal(np.asarray(multiply(x[-count:], stored)), whole[-count:])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_in_4_bits_what_is_not_finite_stays_in_its_row(dtype: str):
+    stored, _ = kernel("uint8", 32, 4)
+    x = np.array(jnp.asarray(rows(5, 32), dtype))
+    clean = np.asarray(multiply(x, stored))
+    x[1, 7], x[3, 2] = np.nan, np.inf
+    spoilt = np.asarray(multiply(x, stored))
+    np.testing.assert_array_equal(spoilt[::2], clean[::2])
+    assert not np.isfinite(spoilt[[1, 3]]).any()
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])

@@ -32,7 +32,7 @@ def logits(config: ModelConfig, model: nnx.Module) -> np.ndarray:
 
 
 @pytest.mark.parametrize("variant", ["llama_tied", "llama_biases"])
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_logits_are_those_of_the_plain_model(tmp_path: Path, variant: str, quantization: str):
     config = config_of(variant, tmp_path)
     plain, laid_out = (load_model(tmp_path, config, quantization=quantization) for _ in range(2))
@@ -40,10 +40,11 @@ def test_logits_are_those_of_the_plain_model(tmp_path: Path, variant: str, quant
     np.testing.assert_allclose(logits(config, laid_out), logits(config, plain), atol=2e-5)
 
 
-def test_an_abstract_model_is_laid_out_as_a_loaded_one(tmp_path: Path):
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_an_abstract_model_is_laid_out_as_a_loaded_one(tmp_path: Path, quantization: str):
     config = config_of("llama_tied", tmp_path)
-    loaded = load_model(tmp_path, config, quantization="int8", dtype=jnp.bfloat16)
-    abstract = abstract_model(config, jnp.bfloat16, "int8")
+    loaded = load_model(tmp_path, config, quantization=quantization, dtype=jnp.bfloat16)
+    abstract = abstract_model(config, jnp.bfloat16, quantization)
     for model in (loaded, abstract):
         lay_out(model)
     shapes = [jax.tree.map(lambda x: (x.shape, x.dtype), nnx.state(model)) for model in (loaded, abstract)]

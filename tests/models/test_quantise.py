@@ -1,5 +1,7 @@
-"""Kernels in 8 bits: what each number becomes, which parameters are quantised, and how little the answers change."""
+"""Kernels in few bits: what each number becomes, which parameters are quantised, and how little the answers change."""
 
+import dataclasses
+import itertools
 import json
 import pathlib
 import re
@@ -16,16 +18,18 @@ from safetensors.numpy import save_file
 from bench.device.shapes import MIXTRAL_8X7B, MIXTRAL_8X22B
 from bench.shapes import LLAMA_8B, write_model
 from jsg.errors import ModelError
-from jsg.models import checkpoint, in_place, loading, orbax_writer
+from jsg.kernels_pallas.inputs import SCALE_GROUP
+from jsg.models import loading
 from jsg.models.checkpoint import Checkpoint
 from jsg.models.config import ModelConfig
 from jsg.models.convert import convert
 from jsg.models.layers import project
 from jsg.models.loading import abstract_model, load_model
-from jsg.models.quantise import STORED, Quantised, quantise
+from jsg.models.quantise import BYTES_PER_NUMBER, PAIRS, STORED, Quantised, quantise
+from jsg.models.tensor_parallel import AXES
 from jsg.sources import resolve_model
 from tests.golden.record import DATA
-from tests.golden.variants import VARIANTS, random_tensors, tensor_shapes, write_checkpoint
+from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
 from tests.golden.vision_variants import VISION_VARIANTS
 from tests.models.paged import PagedModel
 from tests.models.sizes import num_parameters
@@ -45,7 +49,7 @@ def projection() -> np.ndarray:
 @pytest.mark.parametrize("name", STORED)
 def test_no_number_is_off_by_more_than_half_a_step(name: str):
     tensor = projection()
-    values, scale = (np.asarray(part) for part in quantise(jnp.asarray(tensor), "w", STORED[name]))
+    values, scale = (np.asarray(part) for part in quantise(tensor, "w", STORED[name]))
     normal = [0, 1, 2, 6]
     assert values.dtype == IN_NUMPY[name] and scale.dtype == np.float32 and scale.shape == (CHANNELS, 1)
     np.testing.assert_allclose(scale[normal, 0], np.abs(tensor[normal]).max(1) / LIMIT[name], rtol=2e-7)
@@ -75,14 +79,37 @@ def test_every_e4m3_number_is_rounded_as_numpy_rounds_it():
     np.testing.assert_array_equal(np.asarray(values)[0].view(np.uint8), expected.view(np.uint8))
 
 
+def restored(kernel: Quantised) -> np.ndarray:
+    return np.asarray(kernel.restored(jnp.float32), np.float64)
+
+
+def test_in_4_bits_no_number_is_off_by_more_than_half_a_step():
+    """Of its group's scale, whichever side has the larger numbers; the scale leaves bfloat16 room for each product."""
+    tensor = np.repeat(projection(), 4, 1)[:, :128].reshape(CHANNELS, 4, SCALE_GROUP)
+    tensor[0, :2] = [[0, 7.25, -8, *[-0.5] * 29], [8, -7, 1.5, 2.5, *[0.0] * 28]]
+    values, scale = quantise(tensor.reshape(CHANNELS, 128), "w", PAIRS)
+    assert values.shape == (CHANNELS, 64) and scale.shape == (CHANNELS, 4) and scale.dtype == jnp.bfloat16
+    kernel = Quantised(values.T, scale.T)
+    assert kernel.shape == (128, CHANNELS)
+    found, steps = restored(kernel).T.reshape(tensor.shape), np.abs(np.asarray(scale, np.float64))[..., None]
+    normal = [0, 1, 2, 6]
+    assert (np.abs(found - tensor) <= (1 + 1e-6) / 2 * steps)[normal].all()
+    above, below = tensor.max(2), -tensor.min(2)
+    least = np.maximum(np.maximum(above, below) / 8, np.minimum(above, below) / 7)[..., None]
+    assert (steps <= (1 + 1 / 16) * least)[normal].all(), "a step is no longer than it must be"
+    assert np.abs(found - tensor)[3:6].max() < np.finfo(np.float32).tiny, "what is not normal may become zero"
+    assert found[0, :2, :4].tolist() == [[0, 7 * 1.0625, -8 * 1.0625, 0], [8, -7, 2, 2]], "ties go to even"
+    np.testing.assert_array_equal(restored(kernel), np.asarray(kernel.restored(jnp.bfloat16), np.float64))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("name", BYTES_PER_NUMBER)
 def test_a_product_is_that_with_the_kernel_it_stands_for(name: str, dtype: str):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.standard_normal((5, 64), np.float32)).astype(dtype)
-    values, scale = quantise(jnp.asarray(rng.standard_normal((6 * 8, 64), np.float32)), "w", STORED[name])
-    kernel = Quantised(values.T.reshape(64, 6, 8), scale.T.reshape(1, 6, 8))
-    exact = np.tensordot(np.asarray(x, np.float64), np.asarray(kernel.values, np.float64) * kernel.scale, 1)
+    parts = quantise(rng.standard_normal((6 * 8, 64), np.float32), "w", STORED.get(name, PAIRS))
+    kernel = Quantised(*(jnp.asarray(part.T.reshape(-1, 6, 8)) for part in parts))
+    exact = np.tensordot(np.asarray(x, np.float64), restored(kernel), 1)
     found = project(x, kernel)
     assert found.shape == (5, 6, 8) and found.dtype == jnp.float32
     np.testing.assert_allclose(np.asarray(found), exact, rtol=0, atol=2e-5)
@@ -107,57 +134,46 @@ def num_bytes(model: nnx.Module) -> int:
 
 
 @pytest.mark.parametrize(
-    ("variant", "per_layer"), [("llama_biases", 4), pytest.param("mixtral", 5, marks=pytest.mark.slow)]
+    ("variant", "name", "per_layer"),
+    [
+        ("llama_biases", "int8", 4),
+        ("llama_biases", "int4", 4),
+        *(pytest.param("mixtral", name, 5, marks=pytest.mark.slow) for name in ("int8", "int4")),
+    ],
 )
-def test_projections_and_experts_are_in_8_bits_and_nothing_else(tmp_path, variant: str, per_layer: int):
+def test_projections_and_experts_are_quantised_and_nothing_else(tmp_path, variant: str, name: str, per_layer: int):
     config = config_of(variant, tmp_path)
-    plain, small = (abstract_model(config, jnp.bfloat16, name) for name in ("none", "int8"))
+    plain, small = (abstract_model(config, jnp.bfloat16, each) for each in ("none", name))
     found = params(small)
     quantised = {path for path, value in found.items() if isinstance(value, Quantised)}
     assert len(quantised) == per_layer * config.num_layers
     kept = "norm", "bias", "router", "embedding", "head"
     assert not [path for path in quantised if any(word in path for word in kept)]
-    saved = sum(value.values.size - 4 * value.scale.size for path, value in found.items() if path in quantised)
+    saved = 0
+    for value in (found[path] for path in quantised):
+        scale_bytes = 4 * value.scale.size if name == "int8" else 0  # a group's part of it is in the bytes of a number
+        saved += (2 - BYTES_PER_NUMBER[name]) * np.prod(value.shape) - scale_bytes
     assert num_bytes(small) == num_bytes(plain) - saved
     assert num_parameters(config) == sum(value.size for value in params(plain).values())
-    loaded = params(load_model(tmp_path, config, dtype=jnp.bfloat16, quantization="int8"))
+    loaded = params(load_model(tmp_path, config, dtype=jnp.bfloat16, quantization=name))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), loaded) == jax.tree.map(lambda x: (x.shape, x.dtype), found)
 
 
-def test_channels_stand_where_their_kernels_do(tmp_path):
-    """Joint kernels and stacks of experts: each column beside its own scale."""
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_channels_stand_where_their_kernels_do(tmp_path, name: str):
+    """Joint kernels and stacks of experts: each column beside its own scale, and each group of its inputs."""
     config = config_of("mixtral", tmp_path)
-    plain, small = (params(load_model(tmp_path, config, quantization=name)) for name in ("none", "int8"))
+    plain, small = (params(load_model(tmp_path, config, quantization=each)) for each in ("none", name))
     for path, value in small.items():
         if isinstance(value, Quantised):
-            axis = value.scale.shape.index(1)
-            np.testing.assert_allclose(value.scale, np.abs(plain[path]).max(axis, keepdims=True) / 127, rtol=2e-7)
-            assert (np.abs(value.values * value.scale - plain[path]) <= 0.501 * value.scale).all()
+            axis = -2 if value.scale.ndim == 3 and "mlp" in path else 0
+            steps = np.abs(np.asarray(value.scale, np.float32))
+            if name == "int8":
+                np.testing.assert_allclose(steps, np.abs(plain[path]).max(axis, keepdims=True) / 127, rtol=2e-7)
+            steps = steps.repeat(value.shape[axis] // steps.shape[axis], axis)
+            assert (np.abs(restored(value) - plain[path]) <= 0.501 * steps).all()
         else:
             np.testing.assert_array_equal(value, plain[path])
-
-
-@pytest.mark.parametrize("kind", ["safetensors", pytest.param("orbax", marks=pytest.mark.slow)])
-def test_few_programs_round_a_checkpoint(tmp_path, monkeypatch, kind: str):
-    """Each number of rows is one that is compiled: of each tensor's pieces all have as many, but for the last."""
-    config, directory = config_of("llama_gqa_head_dim", tmp_path), tmp_path
-    monkeypatch.setattr(orbax_writer, "PIECE_BYTES", 7 * 64 * 4)
-    if kind == "orbax":
-        directory = tmp_path / "made"
-        convert(tmp_path, directory, tp_size=2)
-    monkeypatch.setattr(checkpoint, "PIECE_BYTES", 7 * 64 * 4)
-    monkeypatch.setattr(in_place, "ROUNDED_BYTES", 5 * 64 * 4)
-    rounded = []
-
-    def spy(tensor: jax.Array, name: str, dtype: jax.typing.DTypeLike) -> Quantised:
-        rounded.append(tensor.shape)  # only shapes count here, so nothing is rounded, and nothing compiled
-        return Quantised(np.zeros(tensor.shape, np.int8), np.ones((len(tensor), 1), np.float32))
-
-    monkeypatch.setattr(in_place, "quantise", spy)
-    load_model(directory, config, quantization="int8")
-    shapes = {shape for name, shape in tensor_shapes(VARIANTS["llama_gqa_head_dim"]).items() if "_proj.weight" in name}
-    assert len(rounded) > 8 * len(set(rounded))
-    assert len(set(rounded)) <= 2 * len(shapes)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "orbax"])
@@ -189,6 +205,16 @@ def test_one_tensor_is_read_at_a_time_where_pieces_are_no_help(tmp_path, monkeyp
     assert most == 1 if kind == "orbax" else most > 1
 
 
+@pytest.mark.parametrize(("width", "num_devices"), [(100, 1), (96, 2)])
+def test_inputs_that_are_not_whole_groups_are_refused(tmp_path, width: int, num_devices: int):
+    config = dataclasses.replace(config_of("llama_mha", tmp_path), intermediate_size=width)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1] * num_devices).reshape(1, -1), AXES)
+    name = re.escape("model.layers.0.mlp.down_proj.weight")
+    with pytest.raises(ModelError, match=f"--quantization int4 needs .*{width}.*{name}|{name} has {width}; int8"):
+        abstract_model(config, jnp.float32, "int4", mesh)
+    assert abstract_model(config, jnp.float32, "int8", mesh)
+
+
 def test_what_encodes_images_stays_as_it_is(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(VISION_VARIANTS["llava"]))
     model = abstract_model(ModelConfig.from_directory(tmp_path), jnp.float32, "int8")
@@ -212,12 +238,12 @@ def test_the_page_says_what_weights_take(tmp_path, name: str):
     """Nothing is allocated: these are the bytes that the memory plan counts."""
     directory = write_model(tmp_path, PUBLISHED[name]) if name in PUBLISHED else resolve_model("tiny")
     config = ModelConfig.from_directory(directory)
-    plain, small, same = (abstract_model(config, jnp.bfloat16, each) for each in ("none", *STORED))
+    plain, small, same, smallest = (abstract_model(config, jnp.bfloat16, each) for each in ("none", *BYTES_PER_NUMBER))
     assert num_bytes(small) == num_bytes(same)
     whole = [value for value in params(small).values() if not isinstance(value, Quantised)]
     (row,) = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {name} | ")]
     shown = re.findall(r"([\d.]+) ([GM]B)", row)
-    counted = num_bytes(plain), num_bytes(small), 2 * sum(value.size for value in whole)
+    counted = *map(num_bytes, (plain, small, smallest)), 2 * sum(value.size for value in whole)
     assert shown == [(f"{count / UNITS[unit]:.2f}", unit) for count, (_, unit) in zip(counted, shown, strict=True)]
 
 
@@ -242,7 +268,7 @@ def test_dummy_weights_are_those_of_the_unquantised_model_rounded(tmp_path):
     assert 0 < error.max() <= np.abs(exact).max() / 15
 
 
-MAX_DIVERGENCE = {"int8": 5e-4, "fp8": 0.03}
+MAX_DIVERGENCE = {"int8": 5e-4, "fp8": 0.03, "int4": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -251,7 +277,10 @@ MAX_DIVERGENCE = {"int8": 5e-4, "fp8": 0.03}
         ("mixtral", "int8"),
         *(
             pytest.param(variant, name, marks=pytest.mark.slow)
-            for variant, name in (("llama_gqa_head_dim", "fp8"), ("llama_gqa_head_dim", "int8"), ("mixtral", "fp8"))
+            for variant, name in (
+                *itertools.product(["llama_gqa_head_dim"], ["fp8", "int8", "int4"]),
+                *itertools.product(["mixtral"], ["fp8", "int4"]),
+            )
         ),
     ],
 )

@@ -116,6 +116,13 @@ KERNELS = (
         "tests/kernels_pallas/test_native_matmul.py",
     ),
     Mutation(
+        "kernels: on a CPU all inputs in 4 bits have the scales of the first group",
+        "jsg/kernels_pallas/native/tiles.py",
+        "self.scale, k // SCALE_GROUP * SCALE_BYTES",
+        "self.scale, 0",
+        "tests/kernels_pallas/test_native_matmul.py",
+    ),
+    Mutation(
         "kernels: on a CPU a call returns before its helpers are done",
         "jsg/kernels_pallas/native/calls.py",
         "    _wait(handler, job, num_items)\n",

@@ -155,8 +155,15 @@ MODELS = (
     Mutation(
         "models: a scale of 8 bits is that of the whole kernel",
         "jsg/models/quantise.py",
-        "largest = jnp.max(jnp.abs(numbers), axis=1, keepdims=True)",
-        "largest = jnp.broadcast_to(jnp.max(jnp.abs(numbers)), (len(numbers), 1))",
+        "largest = xp.max(xp.abs(numbers), axis=1, keepdims=True)",
+        "largest = xp.broadcast_to(xp.max(xp.abs(numbers)), (len(numbers), 1))",
+        "tests/models/test_quantise.py",
+    ),
+    Mutation(
+        "models: in 4 bits the second of two numbers is stored first",
+        "jsg/models/quantise.py",
+        "pairs[..., 0] | pairs[..., 1] << 4",
+        "pairs[..., 1] | pairs[..., 0] << 4",
         "tests/models/test_quantise.py",
     ),
     Mutation(

@@ -118,7 +118,7 @@ class ModelInfo:
         context_length: Tokens of prompt and output together, at most.
         vocab_size: Token ids are below it.
         eos_token_ids: Tokens that end an answer.
-        dtype: Compute type, and that of weights that `--quantization` does not store in 8 bits.
+        dtype: Compute type, and that of weights that `--quantization` leaves as they are.
         kv_dtype: Type of cached keys and values.
         device: Platform and kind of the devices, for people.
         max_running_requests: Requests in one batch, at most.

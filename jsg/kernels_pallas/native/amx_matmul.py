@@ -15,8 +15,8 @@ from jsg.kernels_pallas.native.amx import DEPTH, LINE_BYTES, ROWS
 from jsg.kernels_pallas.native.calls import Buffer
 from jsg.kernels_pallas.native.emit import INT, LANES, POINTER, Function, Value, Variable
 from jsg.kernels_pallas.native.tiles import (
-    ITEM_BYTES,
     PANEL_BYTES,
+    Panel,
     Types,
     emit_panels,
     emit_product,
@@ -50,7 +50,7 @@ FEW_ROWS, MANY_ROWS = _Block(4, (4,)), _Block(2, (4, 5))
 
 def can_multiply(depth: int, kind: str) -> bool:
     """Whether the matrix unit multiplies bfloat16 rows with a kernel of this type of so many inputs."""
-    return kind in ("bfloat16", "int8") and depth % DEPTH == 0 and amx.is_available()
+    return kind in ("bfloat16", "int8", "uint8") and depth % DEPTH == 0 and amx.is_available()
 
 
 def emit_item(types: Types, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
@@ -60,8 +60,8 @@ def emit_item(types: Types, function: Function, buffers: list[Buffer], first: Va
     amx.configure(function, num_rows)
 
     def emit_group(block: _Block, panel: Value, panels: int) -> None:
-        kernel = function.address(buffers[1].data, panel * (depth * LANES * ITEM_BYTES[types.kernel]))
-        read = _Reading(types.kernel, kernel, depth, scratch)
+        panels_read = [Panel.at(function, types, buffers, panel + p) for p in range(panels)]
+        read = _Reading(types, panels_read, depth, scratch)
         step = ROWS * len(block.rows)
         emit_block = functools.partial(_emit_block, types, function, buffers, block)
         emit_block(function.constant(0), panel, panels, functools.partial(_read_first, function, read))
@@ -85,33 +85,27 @@ def emit_item_of_few(types: Types, function: Function, buffers: list[Buffer], fi
     themselves, each in ascending order, and adds both sums to each other and then to the sum before.
     """
     x, kernel, result = buffers[0], buffers[1], buffers[-1]
-    depth = x.sizes[1]
-    line = LANES * ITEM_BYTES[types.kernel]
-
-    def pair(weights: Value, k: Value) -> tuple[Value, ...]:
-        if types.kernel == "bfloat16":
-            return function.float_pairs(weights, k * line)
-        return tuple(function.floats(types.kernel, weights, (k + i) * line) for i in (0, 1))
+    depth, step = x.sizes[1], max(2, types.together)
 
     def tile(row: Value, rows: int, panel: Value, panels: int) -> None:
         at = [function.address(x.data, (row + r) * depth * 4) for r in range(rows)]
-        weights = [function.address(kernel.data, (first + panel + p) * depth * line) for p in range(panels)]
+        read = [Panel.at(function, types, buffers, first + panel + p) for p in range(panels)]
         sums = _zeros(function, rows, panels)
         with function.loop(depth, step=DEPTH) as block:
             even, odd = _zeros(function, rows, panels), _zeros(function, rows, panels)
-            with function.loop(block + DEPTH, start=block, step=2) as k:
-                pairs = [pair(weights[p], k) for p in range(panels)]
-                for half, partial in enumerate((even, odd)):
+            with function.loop(block + DEPTH, start=block, step=step) as k:
+                inputs = (each.scaled(function, types, k, step) for each in read)
+                for i, vectors in enumerate(zip(*inputs, strict=True)):
+                    partial = (even, odd)[i % 2]
                     for r in range(rows):
-                        factor = function.spread(load_number(function, at[r], (k + half) * 4))
-                        for p, partial_sum in enumerate(partial[r]):
-                            partial_sum.set(function.fused(factor, pairs[p][half], partial_sum.get()))
+                        factor = function.spread(load_number(function, at[r], (k + i) * 4))
+                        for partial_sum, numbers in zip(partial[r], vectors, strict=True):
+                            partial_sum.set(function.fused(factor, numbers, partial_sum.get()))
             for r in range(rows):
                 for p, total in enumerate(sums[r]):
                     total.set(total.get() + (even[r][p].get() + odd[r][p].get()))
         for p in range(panels):
-            offset = (first + panel + p) * PANEL_BYTES
-            factor = load_panel(function, buffers[2].data, offset) if types.has_scale else None
+            factor = read[p].factor(function, types)
             for r in range(rows):
                 total = sums[r][p].get() if factor is None else sums[r][p].get() * factor
                 target = (row + r) * kernel.sizes[0] * types.result_bytes + (first + panel + p) * types.result_bytes
@@ -128,37 +122,39 @@ class _Reading(NamedTuple):
     """Panels that are read.
 
     Attributes:
-        kind: Their type.
-        kernel: The address of the first one.
+        types: Their type.
+        panels: Where they lie.
         depth: Inputs of each.
-        scratch: For 8 bits the address of their numbers as bfloat16, once they are read; else None.
+        scratch: For 8 and 4 bits the address of their numbers as bfloat16, once they are read; else None.
     """
 
-    kind: str
-    kernel: Value
+    types: Types
+    panels: list[Panel]
     depth: Value
     scratch: Value | None
 
 
 def _read_first(function: Function, read: _Reading, tile: int, k: Value, p: int) -> None:
     """Loads `DEPTH` inputs of panel p from memory, and asks for those that are read soon."""
-    line = LANES * ITEM_BYTES[read.kind]
-    source = function.address(read.kernel, (read.depth * p + k) * line)
+    line = read.types.line_bytes
+    source = function.address(read.panels[p].numbers, k * line)
     for offset in range(0, DEPTH * line, LINE_BYTES):
         function.prefetch(source, offset + AHEAD_BYTES)
     if read.scratch is not None:
         target = function.address(read.scratch, (read.depth * p + k) * (2 * LANES))
+        inputs = read.panels[p].scaled(function, read.types, k, DEPTH)
         for i in range(0, DEPTH, 2):
-            pair = [function.floats("int8", source, j * line) for j in (i, i + 1)]
-            function.store(function.bfloat16_pairs(*pair), target, i * (2 * LANES))
+            function.store(function.bfloat16_pairs(next(inputs), next(inputs)), target, i * (2 * LANES))
         source = target
     amx.load(function, tile, source, LINE_BYTES)
 
 
 def _read_again(function: Function, read: _Reading, tile: int, k: Value, p: int) -> None:
     """Loads what `_read_first` has loaded before."""
-    source = read.kernel if read.scratch is None else read.scratch
-    source = function.address(source, (read.depth * p + k) * (2 * LANES))
+    if read.scratch is None:
+        source = function.address(read.panels[p].numbers, k * (2 * LANES))
+    else:
+        source = function.address(read.scratch, (read.depth * p + k) * (2 * LANES))
     amx.load(function, tile, source, LINE_BYTES)
 
 
@@ -203,7 +199,7 @@ def _finish(types: Types, function: Function, buffers: list[Buffer], tile: int, 
     amx.store(function, tile, sums, PANEL_BYTES)
     result_bytes = buffers[1].sizes[0] * types.result_bytes
     target = function.address(buffers[-1].data, row * result_bytes + panel * types.result_bytes)
-    factor = load_panel(function, buffers[2].data, panel * PANEL_BYTES) if types.has_scale else None
+    factor = Panel.at(function, types, buffers, panel).factor(function, types)
     with function.loop(function.smaller(buffers[0].sizes[0], function.constant(ROWS))) as line:
         total = load_panel(function, sums, line * PANEL_BYTES)
         function.store_as(types.result, total if factor is None else total * factor, target, line * result_bytes)

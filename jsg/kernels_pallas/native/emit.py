@@ -291,6 +291,23 @@ class Function:
         first, second = self.builder.shl(pairs, self._bits(16)), self.builder.and_(pairs, self._bits(-(1 << 16)))
         return self._upper_half(first), self._upper_half(second)
 
+    def nibbles(self, address: Value, offset: Value | int = 0) -> Iterator[Value]:
+        """Eight vectors of float32, of int32 lanes in memory whose 4 bits each, the lowest first, mean a number + 8."""
+        bits = self.load(vector(INT32), address, offset).ir
+        if library.has_long_registers() and library.has_avx512():
+            # An instruction takes the lowest 4 bits of each lane as an index.
+            kind = ir.FunctionType(vector(FLOAT), [vector(FLOAT), vector(INT32)])
+            look_up = self.external("llvm.x86.avx512.permvar.sf.512", kind)
+            numbers = ir.Constant(vector(FLOAT), [float(stored - 8) for stored in range(LANES)])
+            for place in range(8):
+                shifted = self.builder.lshr(bits, self._bits(4 * place))
+                yield Value(self, self.builder.call(look_up, [numbers, shifted]))
+            return
+        signed = self.builder.xor(bits, self._bits(-0x77777778))  # the highest of each 4 bits becomes a sign
+        for place in range(8):
+            number = self.builder.ashr(self.builder.shl(signed, self._bits(28 - 4 * place)), self._bits(28))
+            yield Value(self, self.builder.sitofp(number, vector(FLOAT)))
+
     def store_as(self, kind: str, numbers: Value, address: Value, offset: Value | int = 0) -> None:
         """Writes float32 as "float32" or "bfloat16", rounded to the nearest, and to even where two are as near.
 

@@ -44,9 +44,14 @@ def _machine() -> binding.TargetMachine:
     return target.create_target_machine(cpu=binding.get_host_cpu_name(), features=features, opt=3)
 
 
-@functools.cache
 def has_long_registers() -> bool:
-    """Whether the processor has 32 registers of 16 float32 each (AVX-512)."""
+    """Whether kernels are for 32 registers of 16 float32 each, as processors with AVX-512 have."""
+    return has_avx512()
+
+
+@functools.cache
+def has_avx512() -> bool:
+    """Whether the processor has AVX-512."""
     return bool(binding.get_host_cpu_features().get("avx512f"))
 
 

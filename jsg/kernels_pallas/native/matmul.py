@@ -6,26 +6,24 @@ one: see `amx_matmul.py`.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 from llvmlite import ir
 
-from jsg.kernels_pallas.inputs import INPUTS_TOGETHER, Panels
+from jsg.kernels_pallas.inputs import SCALE_GROUP, Panels
 from jsg.kernels_pallas.native import amx_matmul
 from jsg.kernels_pallas.native.calls import Buffer, Kernel, emit_handler
-from jsg.kernels_pallas.native.emit import LANES, Function, Value
+from jsg.kernels_pallas.native.emit import LANES, Function, Value, Variable
 from jsg.kernels_pallas.native.library import registered
 from jsg.kernels_pallas.native.tiles import (
-    ITEM_BYTES,
-    PANEL_BYTES,
+    Panel,
     Types,
     emit_product,
     emit_sums,
     load_number,
-    load_panel,
 )
 
 ITEM_PANELS = 12
@@ -53,7 +51,7 @@ def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike 
 
 
 def _emit(types: Types, emit_item: EmitItem, module: ir.Module, name: str) -> None:
-    ranks = (2, 4, 1, 2) if types.has_scale else (2, 4, 2)
+    ranks = (2, 4, 4, 2) if types.has_scale else (2, 4, 2)
     emit_handler(module, Kernel(name, ranks, 1, _num_items, functools.partial(_emit_part, types, emit_item)))
 
 
@@ -68,33 +66,59 @@ def _emit_part(types: Types, emit_item: EmitItem, function: Function, buffers: l
     emit_item(types, function, buffers, first, width)
 
 
+def _emit_group_sums(
+    function: Function,
+    types: Types,
+    depth: Value,
+    zeros: list[list[Value]],
+    number: Callable[[Value, int], Value],
+    read: list[Panel],
+) -> list[list[Value]]:
+    """The sums for kernels in 4 bits: each group's own sum is multiplied with its scale and added.
+
+    So an input costs no multiplication with its scale, and the sums of a group have the registers for themselves.
+    """
+    totals = [[Variable(function, start) for start in row] for row in zeros]
+    with function.loop(depth, step=SCALE_GROUP) as group:
+
+        def vectors(k: Value, p: int) -> Iterable[Value]:
+            return read[p].inputs(function, types, group + k, types.together)
+
+        def own_number(k: Value, r: int) -> Value:
+            return number(group + k, r)
+
+        sums = emit_sums(function, SCALE_GROUP, zeros, own_number, vectors, types.together)
+        for p, panel in enumerate(read):
+            factor = panel.group_factor(function, group)
+            for row, own in zip(totals, sums, strict=True):
+                row[p].set(function.fused(own[p], factor, row[p].get()))
+    return [[total.get() for total in row] for row in totals]
+
+
 def _emit_item(types: Types, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
     """All rows times `width` panels from the first one on, by fused multiplications and additions."""
-    x, kernel, result = buffers[0], buffers[1], buffers[-1]
-    scale = buffers[2] if types.has_scale else None
-    together = INPUTS_TOGETHER[types.kernel]
-    lane_bytes = ITEM_BYTES[types.kernel] * LANES
-    depth = kernel.sizes[1] * together
-    row_bytes, result_bytes = depth * 4, kernel.sizes[0] * types.result_bytes
-    panel_bytes = depth * lane_bytes
+    x, result = buffers[0], buffers[-1]
+    depth = x.sizes[1]
+    row_bytes, result_bytes = depth * 4, buffers[1].sizes[0] * types.result_bytes
 
     def tile(row: Value, rows: int, panel: Value, panels: int) -> None:
         at = [function.address(x.data, (row + r) * row_bytes) for r in range(rows)]
         column = first + panel
-        weights = [function.address(kernel.data, (column + p) * panel_bytes) for p in range(panels)]
+        read = [Panel.at(function, types, buffers, column + p) for p in range(panels)]
 
-        def vectors(k: Value, p: int) -> tuple[Value, ...]:
-            at = k * lane_bytes
-            return (
-                function.float_pairs(weights[p], at)
-                if together == 2
-                else (function.floats(types.kernel, weights[p], at),)
-            )
+        def vectors(k: Value, p: int) -> Iterable[Value]:
+            return read[p].inputs(function, types, k, types.together)
+
+        def number(k: Value, r: int) -> Value:
+            return load_number(function, at[r], k * 4)
 
         zeros = [[function.zeros()] * panels] * rows
-        sums = emit_sums(function, depth, zeros, lambda k, r: load_number(function, at[r], k * 4), vectors, together)
+        if types.kernel == "uint8":
+            sums = _emit_group_sums(function, types, depth, zeros, number, read)
+        else:
+            sums = emit_sums(function, depth, zeros, number, vectors, types.together)
         for p in range(panels):
-            factor = None if scale is None else load_panel(function, scale.data, (column + p) * PANEL_BYTES)
+            factor = read[p].factor(function, types)
             for r in range(rows):
                 total = sums[r][p] if factor is None else sums[r][p] * factor
                 target = (row + r) * result_bytes + (column + p) * types.result_bytes

@@ -5,13 +5,17 @@ not depend on the tile that computes it: not on the number of rows, nor on the r
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from jsg.kernels_pallas.inputs import SCALE_GROUP
 from jsg.kernels_pallas.native import library
+from jsg.kernels_pallas.native.calls import Buffer
 from jsg.kernels_pallas.native.emit import FLOAT, LANES, Function, Value, Variable, vector
 
 PANEL_BYTES = 4 * LANES
+SCALE_BYTES = 2 * LANES
+"""Bytes of the scales of a group in a panel."""
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
@@ -19,7 +23,7 @@ class Types(NamedTuple):
     """The types of a product's numbers.
 
     Attributes:
-        kernel: Of the kernel: "float32", "bfloat16" or "int8".
+        kernel: Of the kernel: "float32", "bfloat16", "int8", or "uint8" for pairs in 4 bits.
         result: Of the result: "float32" or "bfloat16".
     """
 
@@ -28,13 +32,80 @@ class Types(NamedTuple):
 
     @property
     def has_scale(self) -> bool:
+        """Whether the kernel has scales."""
+        return self.kernel in ("int8", "uint8")
+
+    @property
+    def has_factor(self) -> bool:
         """Whether each column's sum is multiplied with a factor."""
         return self.kernel == "int8"
+
+    @property
+    def together(self) -> int:
+        """Inputs of a column that are read together."""
+        return {"bfloat16": 2, "uint8": 8}.get(self.kernel, 1)
+
+    @property
+    def line_bytes(self) -> int:
+        """Bytes of an input in a panel."""
+        return LANES // 2 if self.kernel == "uint8" else LANES * ITEM_BYTES[self.kernel]
 
     @property
     def result_bytes(self) -> int:
         """Bytes of a panel's width in a row of the result."""
         return LANES * ITEM_BYTES[self.result]
+
+
+class Panel(NamedTuple):
+    """A panel of a kernel in memory.
+
+    Attributes:
+        numbers: The address of its numbers.
+        scale: The address of its scales, if it has any.
+    """
+
+    numbers: Value
+    scale: Value | None
+
+    @classmethod
+    def at(cls, function: Function, types: Types, buffers: Sequence[Buffer], index: Value) -> "Panel":
+        """The panel with this index, of a kernel that is the second argument and whose scales are the third."""
+        depth, kernel, scale = buffers[0].sizes[1], buffers[1], buffers[2]
+        numbers = function.address(kernel.data, index * (depth * types.line_bytes))
+        if not types.has_scale:
+            return cls(numbers, None)
+        group_bytes = PANEL_BYTES if types.has_factor else SCALE_BYTES
+        return cls(numbers, function.address(scale.data, index * (scale.sizes[1] * group_bytes)))
+
+    def inputs(self, function: Function, types: Types, first: Value, count: int) -> Iterator[Value]:
+        """Emits the vectors of `count` inputs from a first one on, each only when it is asked for, without scales."""
+        for start in range(0, count, types.together):
+            k = first + start
+            at = k * types.line_bytes
+            if types.kernel == "bfloat16":
+                yield from function.float_pairs(self.numbers, at)
+            elif types.kernel == "uint8":
+                yield from function.nibbles(self.numbers, at)
+            else:
+                yield function.floats(types.kernel, self.numbers, at)
+
+    def scaled(self, function: Function, types: Types, first: Value, count: int) -> Iterator[Value]:
+        """The same, but numbers in 4 bits are multiplied with their scales."""
+        if types.kernel != "uint8":
+            yield from self.inputs(function, types, first, count)
+            return
+        for start in range(0, count, types.together):
+            factor = self.group_factor(function, first + start)
+            yield from (number * factor for number in self.inputs(function, types, first + start, types.together))
+
+    def group_factor(self, function: Function, k: Value) -> Value:
+        """The scales of the group of input k, in 4 bits."""
+        assert self.scale is not None, "the kernel has scales"
+        return function.floats("bfloat16", self.scale, k // SCALE_GROUP * SCALE_BYTES)
+
+    def factor(self, function: Function, types: Types) -> Value | None:
+        """The factors of the sums of its columns, if they have any."""
+        return load_panel(function, self.scale, 0) if types.has_factor and self.scale is not None else None
 
 
 def tile_shapes() -> Sequence[tuple[int, int]]:
@@ -88,7 +159,7 @@ def emit_sums(
     length: Value | int,
     sums: list[list[Value]],
     number: Callable[[Value, int], Value],
-    panel: Callable[[Value, int], Sequence[Value]],
+    panel: Callable[[Value, int], Iterable[Value]],
     step: int = 1,
 ) -> list[list[Value]]:
     """sums[r][p] + Σ number(k, r) · panel(k, p) over k below `length`.
@@ -98,17 +169,17 @@ def emit_sums(
         length: How many products each sum has, a multiple of `step`.
         sums: What is added to, for each row and panel.
         number: Emits the number of a row at k.
-        panel: Emits the vectors of a panel from k on, as many as `step`.
+        panel: Emits the vectors of a panel from k on, as many as `step`, each when it is needed or before.
         step: How many vectors of a panel are read together.
     """
     running = [[Variable(function, start) for start in row] for row in sums]
     with function.loop(length, step=step) as first:
-        vectors = [panel(first, p) for p in range(len(sums[0]))]
-        for i in range(step):
+        panels = (panel(first, p) for p in range(len(sums[0])))
+        for i, vectors in enumerate(zip(*panels, strict=True)):
             for r, row in enumerate(running):
                 factor = function.spread(number(first + i, r))
                 for variable, numbers in zip(row, vectors, strict=True):
-                    variable.set(function.fused(factor, numbers[i], variable.get()))
+                    variable.set(function.fused(factor, numbers, variable.get()))
     return [[variable.get() for variable in row] for row in running]
 
 
