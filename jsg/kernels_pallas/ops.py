@@ -67,7 +67,7 @@ def rotate_and_write(
         slots: The slot of each token, page * page_size + offset; 0 for tokens that must not be written.
         cache: The layer's part of the pool.
         norms: RMS norms of queries and keys, which are applied before rotation.
-        implementation: "triton", "reference", or None for the best that works here.
+        implementation: "triton", "native", "reference", or None for the best that works here.
 
     Returns:
         Queries in the dtype of `qkv`; query head n belongs to key-value head n // G. And the pool.
@@ -75,11 +75,19 @@ def rotate_and_write(
     Raises:
         NotImplementedError: The implementation that was named cannot do this case.
     """
-    if (implementation or best_implementation()) == "triton":
-        from jsg.kernels_pallas import rotate_and_write as kernel  # not at the top: a CPU does not need Pallas
+    match implementation or best_implementation():
+        case "triton":
+            from jsg.kernels_pallas import rotate_and_write as kernel  # not at the top: a CPU does not need Pallas
 
-        with _falling_back(implementation):
-            return kernel.rotate_and_write(qkv, cos, sin, slots, cache, norms, interpret=_interprets())
+            with _falling_back(implementation):
+                return kernel.rotate_and_write(qkv, cos, sin, slots, cache, norms, interpret=_interprets())
+        case "native":
+            from jsg.kernels_pallas.native import rotate_and_write as native
+
+            with _falling_back(implementation):
+                return native.rotate_and_write(qkv, cos, sin, slots, cache, norms)
+        case _:
+            pass
     return reference_write.rotate_and_write(qkv, cos, sin, slots, cache, norms)
 
 

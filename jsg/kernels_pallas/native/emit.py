@@ -313,12 +313,21 @@ class Function:
 
         Numbers too small for a normal float32 may become zero.
         """
+        self.store(numbers if kind == "float32" else self._bfloat16(numbers), address, offset)
+
+    def rounded(self, kind: str, numbers: Value) -> Value:
+        """Float32 as `store_as` would write them."""
         if kind == "float32":
-            return self.store(numbers, address, offset)
+            return numbers
+        bits = self.builder.zext(self._bfloat16(numbers).ir, vector(INT32))
+        return self._upper_half(self.builder.shl(bits, self._bits(16)))
+
+    def _bfloat16(self, numbers: Value) -> Value:
+        """The bits of float32 that are rounded to bfloat16."""
         if library.rounds_to_bfloat16():
             kinds = ir.FunctionType(vector(INT16), [vector(FLOAT)])
-            rounded = self.builder.asm(kinds, "vcvtneps2bf16 $1, $0", "=v,v", [numbers.ir], side_effect=False)
-            return self.store(Value(self, rounded), address, offset)
+            converted = self.builder.asm(kinds, "vcvtneps2bf16 $1, $0", "=v,v", [numbers.ir], side_effect=False)
+            return Value(self, converted)
         bits = self.builder.bitcast(numbers.ir, vector(INT32))
         upper = self.builder.lshr(bits, self._bits(16))
         is_odd = self.builder.and_(upper, self._bits(1))
@@ -326,7 +335,7 @@ class Function:
         is_nan = self.builder.fcmp_unordered("uno", numbers.ir, numbers.ir)
         quiet = self.builder.or_(upper, self._bits(0x40))
         chosen = self.builder.select(is_nan, quiet, self.builder.lshr(rounded, self._bits(16)))
-        return self.store(Value(self, self.builder.trunc(chosen, vector(INT16))), address, offset)
+        return Value(self, self.builder.trunc(chosen, vector(INT16)))
 
     def bfloat16_pairs(self, first: Value, second: Value) -> Value:
         """Two vectors of float32 that bfloat16 holds without rounding, as pairs of bfloat16."""
@@ -347,6 +356,10 @@ class Function:
     def narrowed(self, number: Value) -> Value:
         """An int64 as int32."""
         return Value(self, self.builder.trunc(number.ir, INT32))
+
+    def as_float(self, number: Value) -> Value:
+        """An int64 as float32."""
+        return Value(self, self.builder.sitofp(number.ir, FLOAT))
 
     def byte(self, number: Value) -> Value:
         """The lowest byte of an int64."""

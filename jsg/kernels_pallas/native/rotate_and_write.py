@@ -1,0 +1,179 @@
+"""Rotation of queries and keys and the write into the KV pool on a CPU, in one pass. See `ops.rotate_and_write`.
+
+Arithmetic is float32.
+"""
+
+import functools
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+from llvmlite import ir
+
+from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
+from jsg.kernels_pallas.native.calls import Buffer, Kernel, emit_handler
+from jsg.kernels_pallas.native.emit import INT32, LANES, Function, Value, Variable
+from jsg.kernels_pallas.native.library import registered
+from jsg.kernels_pallas.native.tiles import ITEM_BYTES, load_number, load_panel
+
+TOKENS = 4
+"""Tokens of an item: enough that a thread seldom asks for work, and few, so that eight tokens have two threads."""
+KINDS = ("float32", "bfloat16")
+
+
+class _Types(NamedTuple):
+    """The types of a call's numbers, and whether heads are normed."""
+
+    joint: str
+    pool: str
+    has_norms: bool
+
+
+class _Call(NamedTuple):
+    """The buffers of a call, in order. The pools that are written are those that are given."""
+
+    joint: Buffer
+    cos: Buffer
+    sin: Buffer
+    slots: Buffer
+    keys: Buffer
+    values: Buffer
+    queries: Buffer
+    new_keys: Buffer
+    new_values: Buffer
+    query_weight: Buffer | None = None
+    key_weight: Buffer | None = None
+    eps: Buffer | None = None
+
+
+def rotate_and_write(
+    qkv: Float[Array, "T K joint"],
+    cos: Float[Array, "T half"],
+    sin: Float[Array, "T half"],
+    slots: Int[Array, " T"],
+    cache: LayerCache,
+    norms: HeadNorms | None,
+) -> tuple[Float[Array, "T N H"], LayerCache]:
+    """See `ops.rotate_and_write`.
+
+    Raises:
+        NotImplementedError: Keys and values are in one array or have 8 bits, or half a head is no multiple of `LANES`.
+    """
+    half = cos.shape[1]
+    if len(cache) != 2 or half % LANES or any(str(x.dtype) not in KINDS for x in (qkv, *cache)):
+        raise NotImplementedError(
+            f"the CPU's kernel wants keys and values in arrays of their own, float32 or bfloat16, and halves of a head "
+            f"of a multiple of {LANES} numbers"
+        )
+    types = _Types(str(qkv.dtype), str(cache[0].dtype), norms is not None)
+    name = f"jsg_rotate{'_normed' if types.has_norms else ''}_{types.joint}_{types.pool}"
+    queries = (len(qkv), qkv.shape[1] * (qkv.shape[2] // (2 * half) - 2), 2 * half)
+    shapes = [jax.ShapeDtypeStruct(queries, qkv.dtype), *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cache)]
+    call = jax.ffi.ffi_call(
+        registered(name, functools.partial(_emit, types)), shapes, input_output_aliases={4: 1, 5: 2}
+    )
+    weights = () if norms is None else (norms.query, norms.key, jnp.float32(norms.eps))
+    rotated, *written = call(qkv, cos, sin, slots, *cache, *weights)
+    return rotated, cast(LayerCache, tuple(written))
+
+
+def _emit(types: _Types, module: ir.Module, name: str) -> None:
+    given = (3, 2, 2, 1, 4, 4, *((1, 1, 0) if types.has_norms else ()))
+
+    def named(buffers: list[Buffer]) -> _Call:
+        return _Call(*buffers[:6], *buffers[-3:], *buffers[6:-3])
+
+    def num_items(_: Function, buffers: list[Buffer]) -> Value:
+        return (buffers[0].sizes[0] + (TOKENS - 1)) // TOKENS
+
+    def item(function: Function, buffers: list[Buffer], index: Value) -> None:
+        call, first = named(buffers), index * TOKENS
+        with function.loop(function.smaller(first + TOKENS, call.joint.sizes[0]), start=first) as token:
+            slot = function.widened(function.load(INT32, call.slots.data, token * 4))
+            with function.loop(call.joint.sizes[1]) as head:
+                _emit_head(types, function, call, token, head, slot)
+
+    emit_handler(module, Kernel(name, (*given, 3, 4, 4), 3, num_items, item))
+
+
+def _emit_head(types: _Types, function: Function, call: _Call, token: Value, head: Value, slot: Value) -> None:
+    """The query heads, the key and the value of a key-value head."""
+    (_, kv_heads, width), head_dim = call.joint.sizes, call.cos.sizes[1] * 2
+    joint_bytes, pool_bytes = ITEM_BYTES[types.joint], ITEM_BYTES[types.pool]
+    group = width // head_dim - 2
+    source = function.address(call.joint.data, (token * kv_heads + head) * width * joint_bytes)
+    target = function.address(call.queries.data, (token * kv_heads + head) * group * head_dim * joint_bytes)
+    with function.loop(group) as query:
+        at = query * head_dim * joint_bytes
+        turned = _Turned(types, function, call, token, function.address(source, at), call.query_weight)
+        with function.loop(head_dim // 2, step=LANES) as dim:
+            for half, numbers in enumerate(turned.at(dim)):
+                function.store_as(types.joint, numbers, target, at + (head_dim // 2 * half + dim) * joint_bytes)
+    key = function.address(source, group * head_dim * joint_bytes)
+    value = function.address(key, head_dim * joint_bytes)
+    is_finite, is_kept = _is_finite(types, function, value, head_dim), function.constant(0) < slot
+    place = (slot * kv_heads + head) * head_dim
+    turned = _Turned(types, function, call, token, key, call.key_weight)
+    nothing, nan = function.zeros(), function.like(function.zeros(), float("nan"))
+    with function.loop(head_dim // 2, step=LANES) as dim:
+        for half, numbers in enumerate(turned.at(dim)):
+            stored = function.chosen(is_kept, function.chosen(is_finite, numbers, nan), nothing)
+            at = (place + head_dim // 2 * half + dim) * pool_bytes
+            function.store_as(types.pool, stored, call.new_keys.data, at)
+    with function.loop(head_dim, step=LANES) as dim:
+        numbers = function.floats(types.joint, value, dim * joint_bytes)
+        stored = function.chosen(function.both(is_kept, is_finite), numbers, nothing)
+        function.store_as(types.pool, stored, call.new_values.data, (place + dim) * pool_bytes)
+
+
+def _is_finite(types: _Types, function: Function, value: Value, head_dim: Value) -> Value:
+    """Whether all numbers of a value are finite: what is not finite does not differ from itself by zero."""
+    differences = Variable(function, function.zeros())
+    with function.loop(head_dim, step=LANES) as dim:
+        numbers = function.floats(types.joint, value, dim * ITEM_BYTES[types.joint])
+        differences.set(differences.get() + (numbers - numbers))
+    return function.total(differences.get()).equals(0.0)
+
+
+class _Turned:
+    """Code that reads a head and turns it, after it is normed if there are weights."""
+
+    def __init__(
+        self, types: _Types, function: Function, call: _Call, token: Value, source: Value, weight: Buffer | None
+    ) -> None:
+        self._types = types
+        self._function = function
+        self._half = call.cos.sizes[1]
+        self._source = source
+        self._angles = [function.address(x.data, token * self._half * 4) for x in (call.cos, call.sin)]
+        self._weight = weight
+        self._factor = None
+        if weight is not None and call.eps is not None:
+            self._factor = self._emit_factor(call.eps)
+
+    def at(self, dim: Value) -> tuple[Value, Value]:
+        """The numbers from `dim` on, and those half a head later."""
+        function = self._function
+        first, second = self._normed(dim), self._normed(self._half + dim)
+        cos, sin = (load_panel(function, angles, dim * 4) for angles in self._angles)
+        return first * cos - second * sin, second * cos + first * sin
+
+    def _normed(self, dim: Value) -> Value:
+        function, kind, at = self._function, self._types.joint, dim * ITEM_BYTES[self._types.joint]
+        numbers = function.floats(kind, self._source, at)
+        if self._weight is None or self._factor is None:
+            return numbers
+        normed = function.rounded(kind, numbers * self._factor)  # twice, as in training
+        return function.rounded(kind, normed * function.floats(kind, self._weight.data, at))
+
+    def _emit_factor(self, eps: Buffer) -> Value:
+        """One over the root of the mean square."""
+        function = self._function
+        squares = Variable(function, function.zeros())
+        with function.loop(self._half * 2, step=LANES) as dim:
+            numbers = function.floats(self._types.joint, self._source, dim * ITEM_BYTES[self._types.joint])
+            squares.set(function.fused(numbers, numbers, squares.get()))
+        mean = function.total(squares.get()) / function.as_float(self._half * 2)
+        root = function.intrinsic("llvm.sqrt.f32", mean + load_number(function, eps.data, 0))
+        return function.spread(function.like(root, 1.0) / root)
