@@ -48,14 +48,15 @@ def rows(count: int, depth: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape"),
+    ("kind", "shape", "is_long"),
     [
-        *itertools.product(["float32", "bfloat16", "int8"], SHAPES),
-        *itertools.product(["uint8"], GROUPED_SHAPES),
+        *((kind, shape, True) for kind in ("float32", "bfloat16", "int8") for shape in SHAPES),
+        *(("uint8", shape, True) for shape in GROUPED_SHAPES),
+        *((kind, shape, False) for kind in ("float32", "bfloat16", "int8") for shape in SHAPES[2::2]),
+        *(("uint8", shape, False) for shape in GROUPED_SHAPES[2::2]),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("is_long", [True, False])
 def test_it_is_what_numpy_says(kind: str, shape: tuple[int, int, int], is_long: bool, monkeypatch: pytest.MonkeyPatch):
     """With the register tiles of both kinds of processors; a processor computes what it has no registers for slowly."""
     monkeypatch.setattr(library, "has_long_registers", lambda: is_long)
@@ -88,6 +89,8 @@ def test_rows_in_bfloat16_are_multiplied_as_numpy_says(
     bound = 1e-7 * depth * (np.abs(exact) @ np.abs(meant)) + 1e-30
     assert found.dtype == np.float32
     assert (np.abs(found - exact @ meant) <= bound).all()
+    if shape not in BFLOAT16_SHAPES[-2:]:
+        return
     short = jax.jit(lambda x, kernel: ops.matmul(x, kernel, jnp.bfloat16))(x, stored)
     np.testing.assert_array_equal(np.asarray(short), np.asarray(jnp.asarray(found, jnp.bfloat16)))
 

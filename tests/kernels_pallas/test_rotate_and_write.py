@@ -1,6 +1,5 @@
 """The fused rotation and write, of a GPU (in interpret mode) and of a CPU, against its jnp reference."""
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -104,24 +103,18 @@ def make(case: Case) -> Arrays:
 
 
 @functools.cache
-def compiled(implementation: str) -> Callable[[Arrays], tuple[jax.Array, LayerCache]]:
+def compiled(implementation: str, *, rounds_often: bool = False) -> Callable[[Arrays], tuple[jax.Array, LayerCache]]:
     def call(a: Arrays) -> tuple[jax.Array, LayerCache]:
         norms = None if a.weights is None else HeadNorms(*a.weights, EPS)
         return ops.rotate_and_write(a.qkv, a.cos, a.sin, a.slots, a.cache, norms=norms, implementation=implementation)
 
-    return jax.jit(call, compiler_options=QUICKLY)
+    return jax.jit(call, compiler_options=QUICKLY | ({"xla_allow_excess_precision": False} if rounds_often else {}))
 
 
-def run(arrays: Arrays, implementation: str) -> list[np.ndarray]:
+def run(arrays: Arrays, implementation: str, *, rounds_often: bool = False) -> list[np.ndarray]:
     """Queries, keys and values as they come out, in float32."""
-    queries, (keys, values) = compiled(implementation)(arrays)
+    queries, (keys, values) = compiled(implementation, rounds_often=rounds_often)(arrays)
     return [np.asarray(x).astype(np.float32) for x in (queries, keys, values)]
-
-
-def expected_of(arrays: Arrays, implementation: str) -> list[np.ndarray]:
-    """What the reference makes. XLA leaves out a rounding of norms where it compiles it, and machine code does not."""
-    with contextlib.nullcontext() if implementation == "triton" else jax.disable_jit():
-        return run(arrays, "reference")
 
 
 def check(case: Case, arrays: Arrays, implementation: str = "triton") -> None:
@@ -129,7 +122,8 @@ def check(case: Case, arrays: Arrays, implementation: str = "triton") -> None:
     for name, got, expected, dtype in zip(
         ("queries", "keys", "values"),
         run(arrays, implementation),
-        expected_of(arrays, implementation),
+        # XLA leaves out a rounding of norms if it may, as Triton's kernel does, and machine code does not.
+        run(arrays, "reference", rounds_often=implementation == "native"),
         (case.dtype, case.pool or case.dtype, case.pool or case.dtype),
         strict=True,
     ):
@@ -153,8 +147,14 @@ def test_equals_the_reference_in_every_shape(case: Case):
     check(case, make(case))
 
 
-@pytest.mark.parametrize("case", [case for case in (*FAST, *SLOW) if is_native(case)], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [PLAIN, *SLOW[:1]], ids=lambda case: case.name)
 def test_machine_code_equals_the_reference(case: Case):
+    check(case, make(case), "native")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in SLOW[1:] if is_native(case)], ids=lambda case: case.name)
+def test_machine_code_equals_the_reference_in_every_shape(case: Case):
     check(case, make(case), "native")
 
 
