@@ -31,3 +31,11 @@ def test_rows_that_fill_no_vector_are_for_the_reference():
     with pytest.raises(NotImplementedError, match="multiple of 16"):
         ops.gated(gate_up, implementation="native")
     assert ops.gated(gate_up).shape == (2, 20)
+
+
+def test_what_is_asked_for_short_registers_is_not_remembered_for_long_ones(monkeypatch: pytest.MonkeyPatch):
+    before = library.rounds_to_bfloat16()
+    with monkeypatch.context() as patched:
+        patched.setattr(library, "has_long_registers", lambda: False)
+        assert not library.rounds_to_bfloat16()
+    assert library.rounds_to_bfloat16() == before

@@ -49,16 +49,19 @@ def has_long_registers() -> bool:
     return has_avx512()
 
 
-@functools.cache
 def has_avx512() -> bool:
     """Whether the processor has AVX-512."""
-    return bool(binding.get_host_cpu_features().get("avx512f"))
+    return _has("avx512f")
+
+
+def rounds_to_bfloat16() -> bool:
+    """Whether kernels round 16 float32 to bfloat16 in one instruction, as processors with AVX512-BF16 can."""
+    return has_long_registers() and _has("avx512bf16")
 
 
 @functools.cache
-def rounds_to_bfloat16() -> bool:
-    """Whether the processor rounds 16 float32 to bfloat16 in one instruction (AVX512-BF16)."""
-    return has_long_registers() and bool(binding.get_host_cpu_features().get("avx512bf16"))
+def _has(feature: str) -> bool:
+    return bool(binding.get_host_cpu_features().get(feature))
 
 
 def _engine(module: ir.Module) -> binding.ExecutionEngine:
