@@ -12,7 +12,7 @@ import json
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Literal, NamedTuple, final
 
 from jsg.constrained.chars.char_nfa import Nfa, NfaBuilder
@@ -34,6 +34,8 @@ _STATE_BYTES = 400  # an empty one, its places in two dicts included
 _MOVE_BYTES = 300
 _INDEX_BYTES = 40  # a place in a tuple, and an integer that is none of the small ones
 _CHARACTER_BYTES = 300
+_PIECE = 2000
+"""Steps of one move before a pause."""
 
 
 class PatternSet(NamedTuple):
@@ -173,16 +175,19 @@ class State:
     """Positions at which the next character may stand. Those of matches that began earlier come first.
 
     Attributes:
-        moves: For each class of characters three things: the next state; for each position of it, the index of the
-            position that it is reached from, -1 where a match begins; and the index of the position from which the
-            longest match ends, None where no match ends. A class is a bit for each set that has the character.
+        moves: That of each class of characters. A class is a bit for each set that has the character.
     """
 
     __slots__ = ("moves", "positions")
 
     def __init__(self, positions: tuple[int, ...]):
         self.positions = positions
-        self.moves: dict[int, tuple[State, tuple[int, ...], int | None]] = {}
+        self.moves: dict[int, Move] = {}
+
+
+Move = tuple[State, tuple[int, ...], int | None]
+"""The next state; for each position of it, the index of the position that it is reached from, -1 where a match begins;
+and the index of the position from which the longest match ends, None where no match ends."""
 
 
 @final
@@ -216,15 +221,27 @@ class PatternAutomaton:
         """The state before a text, with the positions of one of `tables.starts`, behind those of `begin`."""
         return self._state((*self._begin, *_numbers(self._starts[index])))
 
-    def move(self, state: State, char: str) -> tuple[State, tuple[int, ...], int | None]:
-        """The move that a character makes; see `State.moves`."""
+    def move(self, state: State, char: str) -> Move:
+        """The move that a character makes."""
+        making = self.making_of(state, char)
+        while True:
+            try:
+                next(making)
+            except StopIteration as made:
+                return made.value
+
+    def making_of(self, state: State, char: str) -> Generator[None, None, Move]:
+        """The move that a character makes, with a pause after each piece of its work.
+
+        The first move from a large state visits up to `MAX_TRANSITIONS` pairs, for which a server has no time at once.
+        """
         self.num_steps += 1
         char_class = self._class_of.get(char)
         if char_class is None:
             char_class = self._classify(char)
         move = state.moves.get(char_class)
         if move is None:
-            move = self._make_move(state, char_class)
+            move = yield from self._make_move(state, char_class)
         return move
 
     def _classify(self, char: str) -> int:
@@ -241,15 +258,21 @@ class PatternAutomaton:
         char_class = self._class_of[char] = sum(of_sets)
         return char_class
 
-    def _make_move(self, state: State, char_class: int) -> tuple[State, tuple[int, ...], int | None]:
+    def _make_move(self, state: State, char_class: int) -> Generator[None, None, Move]:
         follow, follow_start = self._follow, self._follow_start
         reached: dict[int, int] = {}
         ending: int | None = None
+        num_left = _PIECE
         for index, position in enumerate(state.positions):
+            if num_left < 0:
+                self.num_steps += _PIECE - num_left
+                num_left = _PIECE
+                yield
+            num_left -= 2
             if not char_class >> self._label[position] & 1:
                 continue
             following = follow[follow_start[position] : follow_start[position + 1]]
-            self.num_steps += len(following)
+            num_left -= len(following)
             for target in following:
                 if target:
                     reached.setdefault(target, index)
@@ -257,7 +280,7 @@ class PatternAutomaton:
                     ending = index
         for position in self._begin:
             reached.setdefault(position, -1)
-        self.num_steps += 2 * len(state.positions) + 4 * len(reached)
+        self.num_steps += _PIECE - num_left + 4 * len(reached)
         self._make_room(_MOVE_BYTES + _INDEX_BYTES * len(reached))
         if not state.moves:
             self._with_moves.append(state)
@@ -309,20 +332,30 @@ class TextReader:
         """`index` is that of the pattern."""
         self.num_steps = 0
         self._automaton = automaton
-        self._state = automaton.start(index)
-        self._may_end = 0 in self._state.positions
-        self._text = text
-        self._num_read = 0
+        self._reading = self._read_all(automaton.start(index), text)
 
     def read(self, max_steps: float = math.inf) -> bool | None:
-        """Reads on. Says whether all of the text matches; None if that takes more than about `max_steps` steps."""
-        automaton, text = self._automaton, self._text
-        before = automaton.num_steps
-        while self._num_read < len(text) and self._state.positions and automaton.num_steps - before < max_steps:
-            self._state, _, ending = automaton.move(self._state, text[self._num_read])
-            self._may_end = ending is not None
-            self._num_read += 1
-        self.num_steps += automaton.num_steps - before
-        if self._num_read == len(text):
-            return self._may_end
-        return None if self._state.positions else False
+        """Reads on. Says whether all of the text matches; None if that takes more than about `max_steps` steps.
+
+        Once it has said so, there is nothing more to read.
+        """
+        before = self._automaton.num_steps
+        try:
+            while self._automaton.num_steps - before < max_steps:
+                next(self._reading)
+        except StopIteration as said:
+            return said.value
+        finally:
+            self.num_steps += self._automaton.num_steps - before
+        return None
+
+    def _read_all(self, state: State, text: str) -> Generator[None, None, bool]:
+        """Reads a text, with a pause after each character and each piece of a move."""
+        may_end = 0 in state.positions
+        for char in text:
+            if not state.positions:
+                return False
+            state, _, ending = yield from self._automaton.making_of(state, char)
+            may_end = ending is not None
+            yield
+        return may_end

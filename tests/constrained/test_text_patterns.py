@@ -44,6 +44,16 @@ def test_a_text_is_read_in_parts_of_bounded_work() -> None:
     assert num_parts > 20 and reader.num_steps < (num_parts + 1) * 5000
 
 
+def test_one_character_of_a_text_is_read_in_parts_too() -> None:
+    pattern = f"({'.?' * 150}a?){{2}}"  # where almost each position may follow each, and a character is at most of them
+    reader, num_parts, steps = compiled(pattern).reader(pattern, "aab"), 0, 0
+    while (found := reader.read(2000)) is None:
+        num_parts += 1
+        assert reader.num_steps - steps < 6000
+        steps = reader.num_steps
+    assert found is True and num_parts > 20
+
+
 def test_work_is_linear_in_the_text_and_ends_where_nothing_can_match() -> None:
     made = compiled("(a|aa)+b", "(a*)*")
     short, long = (work(lambda n=n: made.reader("(a|aa)+b", "a" * n).read()) for n in (300, 3000))
