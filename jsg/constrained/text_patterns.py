@@ -34,7 +34,7 @@ _STATE_BYTES = 400  # an empty one, its places in two dicts included
 _MOVE_BYTES = 300
 _INDEX_BYTES = 40  # a place in a tuple, and an integer that is none of the small ones
 _CHARACTER_BYTES = 300
-_PIECE = 2000
+_PIECE = 200
 """Steps of one move before a pause."""
 
 

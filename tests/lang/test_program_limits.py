@@ -2,18 +2,20 @@
 
 import asyncio
 import dataclasses
+import itertools
 import time
 from typing import Any
 
 import pytest
 
+from jsg.constrained.text_patterns import PatternSet, TextPatterns, pattern_tables
 from jsg.errors import GraphError, RequestError
 from jsg.lang.executor.evaluation import Evaluator
 from jsg.lang.executor.frames import new_frame
 from jsg.lang.executor.limits import ProgramLimits, check_limits
 from jsg.lang.executor.posted import execute
 from jsg.lang.graphs.check import graph_from_json
-from jsg.lang.graphs.nodes import ArgumentRef, ValueRef
+from jsg.lang.graphs.nodes import ArgumentRef, Matches, TextValue, ValueRef
 from jsg.lang.ir import RoleBegin, RoleEnd, Text
 from jsg.lang.messages import messages_of
 from jsg.lang.streams.loop import running_loop
@@ -144,6 +146,26 @@ def test_m3_text_is_charged_piece_by_piece():
             assert evaluator._text_left == -20  # the last three were not even looked at
 
     asyncio.run(main())
+
+
+def test_patterns_read_beside_each_other_share_the_time_between_two_turns_of_other_tasks():
+    pattern = f"({'.?' * 150}){{2}}b"
+    condition = Matches(TextValue((ArgumentRef("a"),)), pattern)
+
+    async def most_steps(num_texts: int) -> int:
+        """Steps between two turns, while texts are read that differ in their last characters."""
+        patterns = TextPatterns((pattern,), pattern_tables(PatternSet("matches", (pattern,))))
+        frame = new_frame(graph_of(append(1)).block, None)
+        turns = [0]
+        async with asyncio.TaskGroup() as tasks:
+            evaluators = [Evaluator({"a": f"aaaaa{index}"}, tasks, 10**8, patterns) for index in range(num_texts)]
+            tests = [tasks.create_task(evaluator.holds(condition, frame)) for evaluator in evaluators]
+            while not all(test.done() for test in tests):
+                await asyncio.sleep(0)
+                turns.append(patterns._automaton.num_steps)
+        return max(after - before for before, after in itertools.pairwise(turns))
+
+    assert asyncio.run(most_steps(5)) < 3 * asyncio.run(most_steps(1))
 
 
 class TestManyShortTexts:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any, assert_never
 
-from jsg.constrained.text_patterns import TextPatterns
+from jsg.constrained.text_patterns import TextPatterns, TextReader
 from jsg.errors import RequestError
 from jsg.lang.executor import conditions
 from jsg.lang.executor.arguments import ArgumentValue
@@ -28,7 +28,10 @@ from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable, joined_report
 
 MATCH_COST = 64  # matching one character by a pattern takes as long as joining this many characters
-_STEPS = 2000  # of matching, before other tasks run: a tenth of a millisecond
+_STEPS = 2000  # of matching by all programs of the process together, before other tasks run: less than a millisecond
+
+
+_reading: set[TextReader] = set()  # those of all programs; each takes its part of `_STEPS`
 
 
 class Evaluator:
@@ -157,10 +160,14 @@ class Evaluator:
         else:
             reader = conditions.reader_of(text, pattern, self._patterns)
         num_charged = 0
-        while (found := reader.read(_STEPS)) is None:
-            self.charge(reader.num_steps - num_charged)
-            num_charged = reader.num_steps
-            await asyncio.sleep(0)
+        _reading.add(reader)
+        try:
+            while (found := reader.read(max(1, _STEPS // len(_reading)))) is None:
+                self.charge(reader.num_steps - num_charged)
+                num_charged = reader.num_steps
+                await asyncio.sleep(0)
+        finally:
+            _reading.discard(reader)
         return found
 
 
