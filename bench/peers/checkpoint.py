@@ -19,12 +19,13 @@ MAX_SOURCE_BYTES = 400_000
 DONE = "complete"
 
 
-def make_checkpoint(directory: Path, name: str) -> Path:
-    """The directory of the model, which is made once."""
-    path = directory / name
+def make_checkpoint(directory: Path, name: str, num_positions: int | None = None) -> Path:
+    """The directory of the model, which is made once; `num_positions` in place of those of the shape."""
+    path = directory / (name if num_positions is None else f"{name}-{num_positions}")
     if not (path / DONE).exists():
         ids = {f"{token}_id": number for number, token in enumerate(SPECIAL)}
         shape: dict[str, Any] = SHAPES[name] | ids | {"dtype": "float32"}
+        shape["max_position_embeddings"] = num_positions or shape["max_position_embeddings"]
         write_model(path, shape)
         lengths = _write_tokenizer(path, shape["vocab_size"])
         (path / "generation_config.json").write_text(json.dumps(ids), encoding="utf-8")

@@ -48,6 +48,7 @@ class Engine:
         weight_itemsize: Bytes of one weight of the layers.
         head_itemsize: Bytes of one weight of the head.
         kv_itemsize: Bytes of one number in its keys and values.
+        url: Its address; None where it is no server.
         facts: Its versions.
         settle: Waits until nothing is left to compile.
     """
@@ -58,6 +59,7 @@ class Engine:
     weight_itemsize: float
     head_itemsize: float
     kv_itemsize: int
+    url: str | None = None
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     settle: Callable[[], None] = lambda: None
 
@@ -72,6 +74,8 @@ class Setting:
         quantization: `none`, `int8` or `int4`, of jsg only.
         logs: A folder for what the engines write.
         num_threads: The cores for this process, which all engines use.
+        context_length: The most tokens of a prompt and its answer.
+        options: Further options of `jsg serve`.
     """
 
     model: Path
@@ -79,6 +83,8 @@ class Setting:
     quantization: str
     logs: Path
     num_threads: int
+    context_length: int = CONTEXT_LENGTH
+    options: Sequence[str] = ()
 
     def pool_gib(self, itemsize: int) -> int:
         """Whole GiB that hold the keys and values of `POOL_TOKENS`."""
@@ -94,8 +100,8 @@ def jsg(setting: Setting) -> Iterator[Engine]:
     """This jsg, with the interpreter that runs the bench."""
     itemsize = ITEMSIZES[setting.dtype]
     options = ["--dtype", setting.dtype, "--quantization", setting.quantization, "--port", "0"]
-    options += ["--max-running-requests", str(MAX_ROWS), "--max-total-tokens", str(POOL_TOKENS)]
-    log = setting.logs / "jsg.log"
+    options += ["--max-running-requests", str(MAX_ROWS), "--max-total-tokens", str(POOL_TOKENS), *setting.options]
+    log = setting.logs / f"jsg{''.join(setting.options)}.log"
     with contextlib.ExitStack() as stack:
         try:
             server = stack.enter_context(served(["serve", str(setting.model), *options], log=log))
@@ -114,6 +120,7 @@ def jsg(setting: Setting) -> Iterator[Engine]:
             weight_itemsize=BYTES_OF_JSG.get(setting.quantization, itemsize),
             head_itemsize=itemsize,
             kv_itemsize=itemsize,
+            url=server.url,
             settle=settle,
         )
 
@@ -124,7 +131,14 @@ def vllm(python: str) -> Start:
     @contextlib.contextmanager
     def start(setting: Setting) -> Iterator[Engine]:
         itemsize, port = ITEMSIZES[setting.dtype], free_port()
-        options = ["--dtype", setting.dtype, "--max-model-len", str(CONTEXT_LENGTH), "--max-num-seqs", str(MAX_ROWS)]
+        options = [
+            "--dtype",
+            setting.dtype,
+            "--max-model-len",
+            str(setting.context_length),
+            "--max-num-seqs",
+            str(MAX_ROWS),
+        ]
         options += ["--host", "127.0.0.1", "--port", str(port)]
         options += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
         command = [python, "-m", "vllm.entrypoints.cli.main", "serve", str(setting.model), *options]
@@ -146,6 +160,7 @@ def vllm(python: str) -> Start:
                 weight_itemsize=itemsize,
                 head_itemsize=itemsize,
                 kv_itemsize=itemsize,
+                url=url,
                 facts={"vllm": httpx.get(f"{url}/version").json()["version"]},
             )
 
@@ -172,6 +187,7 @@ def llama_cpp(python: str, kind: str | None) -> Start:
                 weight_itemsize=BYTES_OF_GGUF[weights],
                 head_itemsize=BYTES_OF_GGUF[weights],
                 kv_itemsize=2,
+                url=url,
                 facts=versions(python, "xllamacpp"),
             )
 

@@ -1,0 +1,261 @@
+"""Runs the workloads of the SGLang paper, with its ablations and beside other engines.
+
+    python -m bench.paper --output bench/results/paper-cpu-2026-11-27 --scale 0.1
+    python -m bench.paper --only judge,tips --arms full,no-cache --vllm-python .venv/peers/vllm/bin/python
+    python -m bench.paper --endpoint other=http://127.0.0.1:8000 --dialect vllm --model DIRECTORY
+
+Every engine gets the same programs with the same texts, which are synthetic, and they take turns. A round runs all
+programs of a workload at once, for programs per second, and then some of them alone, for their latency.
+`docs/paper.md` says what the workloads, arms and figures are.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.paper import report as reporting
+from bench.paper.arms import ARMS, FULL, Arm
+from bench.paper.measure import Measured, Target, measure
+from bench.paper.programs import WORKLOADS
+from bench.paper.recorded import Ways
+from bench.paper.texts import Texts
+from bench.paper.workload import Need, Workload
+from bench.peers import engines, machine
+from bench.peers.__main__ import started
+from bench.peers.checkpoint import SHAPES, make_checkpoint
+from bench.peers.engines import Engine, Setting, Start
+from bench.report import ROOT, Report
+from jsg.errors import JsgError
+from jsg.processing.tokenizer import load_tokenizer
+from jsg.sources import resolve_model
+
+NUM_POSITIONS = 16_384
+POOL_TOKENS = 65_536
+NUM_ALONE = 3
+QUICK = (0.01, "small", 1, 4)
+"""Scale, shape, rounds and most programs of `--quick`: every workload and arm, to see that they run."""
+FORGOTTEN = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""The shares of calls that find nothing cached, for the figure of batch size against hit rate."""
+PEERS: Mapping[str, frozenset[Need]] = {
+    "vllm": frozenset({"choices", "forms", "joins"}),
+    "compatible": frozenset({"joins"}),
+}
+"""What peers can do over OpenAI's API for completions. Where nothing can be joined, texts follow each other."""
+RAW = Ways(one_by_one=True)
+"""As one writes a program with an SDK alone: the whole text is sent with each call, and each call is waited for."""
+
+
+def runs_of(workload: Workload, seed: str, options: argparse.Namespace, tokenizer: Any) -> list[dict[str, Any]]:
+    """The arguments of the programs of a round."""
+    texts = Texts(f"{workload.name} {seed}", lambda text: len(tokenizer.encode(text)))
+    return workload.runs(texts, options.scale)[: options.most]
+
+
+def run_workload(
+    report: Report, workload: Workload, targets: Sequence[Target], options: argparse.Namespace, tokenizer: Any
+) -> None:
+    """Runs a workload on all engines that can, in turns, and adds its figures. Failures go to the header."""
+    found: dict[str, list[Measured]] = {target.name: [] for target in targets if workload.needs <= target.can}
+    for number in range(options.rounds + 1):
+        at_once = runs_of(workload, f"{number}", options, tokenizer)
+        alone = runs_of(workload, f"{number} alone", options, tokenizer)[:NUM_ALONE]
+        if not number:  # the first turn warms up
+            at_once, alone = at_once[:NUM_ALONE], []
+        for target in targets:
+            if target.name not in found:
+                continue
+            try:
+                measured = measure(workload, target, at_once, alone)
+            except JsgError as error:
+                del found[target.name]
+                report.header.setdefault("failures", {})[f"{workload.name}: {target.name}"] = str(error)
+                print(f"{workload.name}: {target.name} failed: {error}", flush=True)
+                continue
+            target.settle()
+            if number:
+                found[target.name].append(measured)
+    add_workload(report, workload, found)
+
+
+def add_workload(report: Report, workload: Workload, found: Mapping[str, Sequence[Measured]]) -> None:
+    """Adds the wall time of each engine, with the facts of the round whose time is the median."""
+    for name, rounds in found.items():
+        middle = sorted(rounds, key=lambda each: each.wall_s)[(len(rounds) - 1) // 2]
+        walls = [each.wall_s for each in rounds]
+        facts = middle.facts() | {"alone_s": statistics.median(s for each in rounds for s in each.alone_s)}
+        report.add(f"{workload.name}: {name}", "s wall", walls, workload=workload.name, target=name, **facts)
+    ours = found.get(FULL)
+    for name, rounds in found.items():
+        if ours is not None and name != FULL:
+            ratios = [theirs.wall_s / own.wall_s for theirs, own in zip(rounds, ours, strict=True)]
+            pairs = list(zip(rounds[0].states, ours[0].states, strict=True))
+            same = sum(left.text() == right.text() for left, right in pairs) / len(pairs)
+            facts = {"workload": workload.name, "beside": name, "same_answers": same}
+            report.add(f"{workload.name}: {name} / {FULL}", "ratio", ratios, **facts)
+
+
+def arm_targets(
+    stack: contextlib.ExitStack, report: Report, setting: Setting, arms: Mapping[str, Arm], can: frozenset[Need]
+) -> list[Target]:
+    """The arms on servers of this jsg. Those that only run programs in another way share a server."""
+    servers: dict[tuple[str, ...], Engine] = {}
+    targets = []
+    for name, arm in arms.items():
+        if arm.options not in servers:
+            own = dataclasses.replace(setting, options=(*setting.options, *arm.options))
+            found = started(report, stack, {name: engines.jsg}, own)
+            if not found:
+                continue
+            servers[arm.options] = found[0]
+        targets.append(target_of(name, servers[arm.options], ways=arm.ways, can=can))
+    return targets
+
+
+def target_of(name: str, engine: Engine, **fields: Any) -> Target:
+    """An engine that was started, as a target."""
+    assert engine.url is not None, "only servers run programs"
+    return Target(name=name, url=engine.url, settle=engine.settle, **fields)
+
+
+def peer_targets(
+    stack: contextlib.ExitStack, report: Report, setting: Setting, options: argparse.Namespace
+) -> list[Target]:
+    """The peers that the command line names, each twice: as the language runs programs, and as its users would."""
+    targets = [
+        Target(name=name, url=url, dialect=options.dialect, model=engines.model_at(url), can=PEERS[options.dialect])
+        for name, url in (each.split("=", 1) for each in options.endpoint)
+    ]
+    starts: dict[str, tuple[str, Start]] = {}
+    if options.vllm_python:
+        starts["vllm"] = ("vllm", engines.vllm(options.vllm_python))
+    if options.llama_python:
+        starts["llama.cpp"] = ("compatible", engines.llama_cpp(options.llama_python, None))
+    for name, (dialect, start) in starts.items():
+        for engine in started(report, stack, {name: start}, setting):
+            model = engines.model_at(engine.url or "")
+            targets.append(target_of(engine.name, engine, dialect=dialect, model=model, can=PEERS[dialect]))
+    return targets + [
+        dataclasses.replace(target, name=f"{target.name}, raw SDK", ways=RAW) for target in targets if options.raw
+    ]
+
+
+def run_group(
+    report: Report,
+    model: str | Path,
+    workloads: Sequence[Workload],
+    arms: Mapping[str, Arm],
+    options: argparse.Namespace,
+) -> None:
+    """Runs workloads on one model: the arms, and the peers if they can have this model."""
+    sees = options.pictures_model == model
+    can = frozenset[Need]({"pictures", "choices"} if sees else {"choices", "forms", "joins"})
+    setting = Setting(
+        model=Path(model),
+        dtype=options.dtype,
+        quantization="none",
+        logs=Path(tempfile.mkdtemp(prefix="bench-paper-")),
+        num_threads=max(machine.thread_counts()),
+        context_length=NUM_POSITIONS,
+        options=() if sees else ("--max-total-tokens", str(POOL_TOKENS)),
+    )
+    tokenizer = load_tokenizer(resolve_model(str(model)))
+    print(f"logs of the engines: {setting.logs}", flush=True)
+    with contextlib.ExitStack() as stack:
+        targets = arm_targets(stack, report, setting, arms, can)
+        if not sees:
+            targets += peer_targets(stack, report, setting, options)
+        for workload in workloads:
+            concerned = [each for each in targets if each.name not in ARMS or ARMS[each.name].concerns(workload)]
+            run_workload(report, workload, concerned, options, tokenizer)
+        if options.batches and not sees:
+            full = next(target for target in targets if target.name == FULL)
+            run_batches(report, full, options, tokenizer)
+
+
+def run_batches(report: Report, full: Target, options: argparse.Namespace, tokenizer: Any) -> None:
+    """Runs trees of thought with a growing share of calls that find nothing in the cache."""
+    workload = WORKLOADS["tree-deep"]
+    for share in FORGOTTEN:
+        target = dataclasses.replace(full, ways=Ways(forgotten=share))
+        measured = measure(workload, target, runs_of(workload, f"batches {share}", options, tokenizer), [])
+        facts = measured.facts() | {"forgotten": share}
+        report.add(f"{workload.name}: {share:.0%} of calls find nothing", "s wall", [measured.wall_s], **facts)
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parser().parse_args(arguments)
+    if options.quick:
+        options.scale, options.shape, options.rounds, options.most = QUICK
+    arms = chosen(options.arms, ARMS, "--arms")
+    workloads = chosen(options.only, WORKLOADS, "--only")
+    output = options.output
+    report = Report(
+        "bench.paper",
+        arguments,
+        output / "run.json" if output else None,
+        model=Path(options.model).name if options.model else options.shape,
+        dtype=options.dtype,
+        scale=options.scale,
+    )
+    model = options.model or make_checkpoint(options.directory, options.shape, NUM_POSITIONS)
+    seeing = [each for each in workloads.values() if "pictures" in each.needs]
+    reading = [each for each in workloads.values() if "pictures" not in each.needs]
+    if reading:
+        run_group(report, model, reading, arms, options)
+    if seeing:
+        run_group(report, options.pictures_model, seeing, arms, options)
+    report.close()
+    if output:
+        reporting.write({"header": report.header, "figures": [each.as_json() for each in report.figures]}, output)
+    if failures := report.header.get("failures"):
+        print(f"failures: {json.dumps(failures, indent=1)}")
+    return 1 if failures else 0
+
+
+def chosen[Value](names: str | None, all_of_them: Mapping[str, Value], option: str) -> dict[str, Value]:
+    """What an option with names, separated by commas, chooses. The arm `full` is always there."""
+    if names is None:
+        return dict(all_of_them)
+    listed = [FULL, *names.split(",")] if FULL in all_of_them else names.split(",")
+    if unknown := sorted(set(listed) - all_of_them.keys()):
+        raise SystemExit(f"{option} takes {', '.join(all_of_them)}, but got {', '.join(unknown)}")
+    return {name: value for name, value in all_of_them.items() if name in listed}
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m bench.paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--only", help=f"workloads, separated by commas, of {', '.join(WORKLOADS)}")
+    made.add_argument("--arms", help=f"arms beside {FULL}, separated by commas, of {', '.join(ARMS)}")
+    made.add_argument("--scale", type=float, default=0.1, help="the share of the published numbers of programs")
+    made.add_argument("--most", type=int, metavar="N", help="the most programs of a workload")
+    made.add_argument("--rounds", type=int, default=3, help="how often each engine runs each workload")
+    made.add_argument("--quick", action="store_true", help="few programs on a tiny model, to see that everything runs")
+    made.add_argument("--batches", action="store_true", help="also batch size and throughput against hit rate")
+    made.add_argument("--model", help="a directory or hub name; without it a checkpoint of --shape is made")
+    made.add_argument("--shape", choices=SHAPES, default="100m", help="the shape of the model that is made")
+    made.add_argument("--pictures-model", default="tiny-vision", help="the model of questions to pictures")
+    made.add_argument("--dtype", choices=engines.ITEMSIZES, default="float32", help="of all engines")
+    peers = made.add_argument_group("other engines (`make peers` sets them up)")
+    peers.add_argument("--vllm-python", metavar="PATH")
+    peers.add_argument("--llama-python", metavar="PATH", help="has xllamacpp, gguf and safetensors")
+    peers.add_argument("--endpoint", nargs="+", default=[], metavar="NAME=URL", help="servers that run already")
+    peers.add_argument("--dialect", choices=PEERS, default="vllm", help="of the servers of --endpoint")
+    peers.add_argument(
+        "--raw", action="store_true", help="also each peer as with its SDK only: calls of a program one by one"
+    )
+    made.add_argument("--directory", type=Path, default=ROOT / ".cache" / "peers", help="where checkpoints are kept")
+    made.add_argument("--output", type=Path, help="folder for the samples (JSON), a table and plots")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

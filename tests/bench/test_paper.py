@@ -1,0 +1,292 @@
+"""`bench.paper`: the shapes of its programs, what its arms take away, the least that a cache computes, the report."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.optimum import optimum
+from bench.paper import __main__ as paper
+from bench.paper import quality, report
+from bench.paper.arms import ARMS, FULL
+from bench.paper.measure import Measured, timed
+from bench.paper.programs import WORKLOADS
+from bench.paper.programs.forms import CHARACTER, FACTS, WORD
+from bench.paper.recorded import RecordedBackend, Ways
+from bench.paper.sequences import Sequences
+from bench.paper.texts import Texts
+from bench.report import Report
+from jsg.errors import UnsupportedError
+from jsg.lang.ir import Gen
+from jsg.processing.parts import JoinedPart, TextPart, TokenPart
+from tests.lang.scripted import ScriptedBackend
+
+CALLS = {"react": None, "agents": 5, "tree-deep": 30, "tree-wide": 39, "tips": 10, "judge": 7, "chains": 6} | {
+    "json-parts": 5,
+    "json-long": 4,
+    "chat-short": 4,
+    "chat-long": 4,
+}
+"""The calls of a published program; one where it is not here."""
+
+
+OBJECT = """{
+    "name": "Ab",
+    "house": "Slytherin",
+    "blood status": "Half-blood",
+    "occupation": "teacher",
+    "wand": {
+        "wood": "Ab",
+        "core": "Ab",
+        "length": 1.5
+    },
+    "alive": "Alive",
+    "patronus": "Ab",
+    "bogart": "Ab"
+}"""
+FORMED = {CHARACTER: OBJECT, WORD: '"Ab"', FACTS["latitude"][0]: "1.5"}
+
+
+READABLE = ("json", "json-parts", "json-long")
+
+
+def texts(seed: str = "0") -> Texts:
+    """Texts whose tokens are words."""
+    return Texts(seed, lambda text: len(text.split()))
+
+
+def said(prompt: str, gen: Gen) -> str:
+    """An answer that its form allows."""
+    form = gen.args.given().get("regex", "")
+    return next((text for allowed, text in FORMED.items() if form.startswith(allowed)), "1")
+
+
+def calls_of(backend: ScriptedBackend) -> list[Any]:
+    """The calls of the model."""
+    return [call for call in backend.calls if call.kind in ("generate", "select")]
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_program_has_the_calls_of_the_published_one(name: str):
+    workload = WORKLOADS[name]
+    (arguments,) = workload.runs(texts(), 1 / workload.count)
+    inner = ScriptedBackend(said)
+    backend = RecordedBackend(inner, Ways())
+    timed(workload, [arguments], backend)
+    expected = len(arguments["steps"]) if name == "react" else CALLS.get(name, 1)
+    assert len(calls_of(inner)) == len(backend.calls) == expected
+    gens = [call.what for call in calls_of(inner) if call.kind == "generate"]
+    assert all(gen.args.ignore_eos or gen.args.given().get("regex") for gen in gens), "every engine does as much"
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_scale_takes_fewer_programs_which_are_as_long(name: str):
+    workload = WORKLOADS[name]
+    few, more = (workload.runs(texts(), count / workload.count) for count in (2, 4))
+    assert (len(few), len(more)) == (2, 4)
+    assert workload.runs(texts(), 2 / workload.count) == few
+    assert workload.runs(texts("1"), 2 / workload.count) != few
+    lengths = [len(json.dumps(each, default=repr)) for each in (*few, *more)]
+    assert max(lengths) < 5 * min(lengths)
+
+
+class TestArms:
+    @pytest.mark.parametrize(("ways", "most"), [(Ways(one_by_one=True), 2), (Ways(), 10)])
+    def test_calls_of_one_program_follow_each_other_but_not_those_of_two(self, ways: Ways, most: int):
+        workload = WORKLOADS["chains"]
+        backend = Slow()
+        timed(workload, workload.runs(texts(), 2 / workload.count), RecordedBackend(backend, ways))
+        assert backend.most_running == most
+
+    def test_without_a_hint_nothing_is_computed_for_several_branches(self):
+        workload = WORKLOADS["judge"]
+        (arguments,) = workload.runs(texts(), 1 / workload.count)
+        sizes = {}
+        for hints in (True, False):
+            inner = ScriptedBackend()
+            timed(workload, [arguments], RecordedBackend(inner, Ways(hints_forks=hints)))
+            sizes[hints] = [call.what[0] for call in inner.calls if call.kind == "fork"]
+        assert sizes == {True: [6], False: [1] * 6}
+
+    def test_each_call_has_a_form_of_its_own_that_means_the_same(self):
+        workload = WORKLOADS["json"]
+        inner = ScriptedBackend(said)
+        timed(workload, workload.runs(texts(), 3 / workload.count), RecordedBackend(inner, Ways(compiles_always=True)))
+        forms = [call.what.args.given()["regex"] for call in calls_of(inner)]
+        assert len(set(forms)) == 3
+        assert all(form.startswith(CHARACTER) and re.fullmatch(form[len(CHARACTER) :], "") for form in forms)
+
+    def test_where_answers_mean_something_they_end_by_themselves(self):
+        workload = WORKLOADS["gsm8k"]
+        inner = ScriptedBackend()
+        timed(workload, workload.runs(texts(), 1 / workload.count), RecordedBackend(inner, Ways(ends_at=("\n",))))
+        (call,) = calls_of(inner)
+        assert (call.what.args.ignore_eos, call.what.args.stop) == (False, ("\n",))
+
+    def test_where_branches_cannot_be_joined_their_texts_follow_each_other(self):
+        workload = WORKLOADS["documents"]
+        (arguments,) = workload.runs(texts(), 1 / workload.count)
+        inner = Unjoined()
+        timed(workload, [arguments], RecordedBackend(inner, Ways()))
+        (call,) = calls_of(inner)
+        assert call.prompt == arguments["prefix"] + "".join(arguments["bodies"]) + arguments["question"]
+
+    def test_an_arm_is_for_workloads_on_which_it_can_make_a_difference(self):
+        concerned = {arm: {w for w in WORKLOADS if ARMS[arm].concerns(WORKLOADS[w])} for arm in ARMS}
+        assert concerned["no-cache"] == set(WORKLOADS)
+        assert concerned["no-jump"] == {"json", "json-parts"}
+        assert "judge" in concerned["one-by-one"] and "mmlu" not in concerned["one-by-one"]
+
+
+class Changed:
+    """A session some of whose methods are others."""
+
+    def __init__(self, session: Any, **methods: Any):
+        self._session = session
+        self._methods = methods
+
+    def __getattr__(self, name: str) -> Any:
+        return self._methods.get(name) or getattr(self._session, name)
+
+
+class Slow(ScriptedBackend):
+    """Counts the calls that run at once, each of which lets others begin before it ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_running = self.most_running = 0
+
+    def open(self, **_: Any) -> Any:
+        return self._slow(super().open())
+
+    def _slow(self, session: Any) -> Any:
+        async def generate(gen: Gen):
+            self.num_running += 1
+            self.most_running = max(self.most_running, self.num_running)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            self.num_running -= 1
+            async for piece in session.generate(gen):
+                yield piece
+
+        async def fork(size: int, offsets: Any = None):
+            return [self._slow(branch) for branch in await session.fork(size, offsets)]
+
+        async def join(branches: Any) -> None:
+            await session.join([branch._session for branch in branches])
+
+        return Changed(session, generate=generate, fork=fork, join=join)
+
+
+class Unjoined(ScriptedBackend):
+    """Joins nothing."""
+
+    def open(self, **_: Any) -> Any:
+        async def join(branches: Any) -> None:
+            raise UnsupportedError("no", "mode")
+
+        return Changed(super().open(), join=join)
+
+
+class TestLeast:
+    def test_of_prompts_alone_it_is_what_the_tree_of_them_has(self):
+        prompts = [(1, 2, 3), (1, 2, 4), (1, 2), (5,)]
+        found = Sequences()
+        for prompt in prompts:
+            found.generated([TokenPart(prompt)], [], [9], is_cut=True)
+        assert found.least() == optimum(prompts).num_edges
+
+    def test_a_prompt_that_is_there_computes_its_last_token_again(self):
+        found = Sequences()
+        for _ in range(3):
+            found.generated([TokenPart((1, 2))], [], [9], is_cut=True)
+        assert found.least() == 2 + 2
+
+    def test_an_answer_computes_all_its_tokens_but_the_last_of_one_that_was_cut(self):
+        for is_cut, least in ((True, 2 + 2), (False, 2 + 1)):
+            found = Sequences()
+            found.generated([TextPart("ab")], [(1, 2)], [3, 4], is_cut=is_cut)
+            found.generated([TokenPart((1, 2, 3, 4)), TextPart("c")], [(5,)], [6], is_cut=True)
+            assert found.least() == least
+
+    def test_a_joined_prompt_has_each_branch_behind_the_beginning(self):
+        found = Sequences()
+        parts = [TokenPart((1, 2)), JoinedPart(((TokenPart((3,)),), (TokenPart((4,)),))), TokenPart((5,))]
+        found.generated(parts, [], [9], is_cut=True)
+        found.generated([*parts[:2], TokenPart((6,))], [], [9], is_cut=True)
+        assert found.least() == 2 + 2 + 2
+
+    def test_the_last_token_of_a_choice_is_not_computed(self):
+        found = Sequences()
+        found.scored([TokenPart((1,)), TextPart("x")], [], (2,), [(3, 4), (3, 5), (6,)])
+        assert found.least() == 3
+
+
+def measured(wall_s: float, **changes: Any) -> Measured:
+    """A round of two programs."""
+    fields: dict[str, Any] = {
+        "programs": 2,
+        "wall_s": wall_s,
+        "alone_s": [0.5],
+        "first_s": [0.1, 0.3],
+        "calls": 2,
+        "prompt_tokens": 100,
+        "computed_tokens": 40,
+        "least_tokens": 38,
+        "generated_tokens": 20,
+        "steps": 10,
+        "states": [],
+    }
+    return Measured(**fields | changes)
+
+
+def test_the_report_has_the_ratios_and_says_what_is_not_known(tmp_path: Path):
+    made = Report("bench.paper", [], tmp_path / "run.json", model="m", dtype="float32")
+    state = type("State", (), {"text": lambda self: "t"})()
+    found = {
+        FULL: [measured(2.0, states=[state])],
+        "no-cache": [measured(3.0, states=[state], computed_tokens=100)],
+        "vllm": [measured(5.0, states=[state], computed_tokens=None, least_tokens=None, alone_s=[1.0])],
+    }
+    paper.add_workload(made, WORKLOADS["judge"], found)
+    made.close()
+    report.write(json.loads((tmp_path / "run.json").read_text()), tmp_path)
+    table = (tmp_path / "table.md").read_text()
+    assert "| LLM judge | 2 | 1 | 0.5 s | 2 | 100 | 40 | 20 | 60.0 % | 62.0 % |" in table
+    assert "| judge | 1.50 |" in table and "| judge | 60.0 % | 0.0 % |" in table
+    assert "| judge | 2.50 |" in table and "| judge | 2.00 |" in table
+    assert {file.name for file in tmp_path.glob("*.svg")} == {"throughput.svg", "latency.svg", "hits.svg"}
+
+
+def test_names_that_do_not_exist_are_refused():
+    with pytest.raises(SystemExit, match=r"--only takes mmlu, .*, but got mmmlu"):
+        paper.main(["--only", "mmmlu"])
+
+
+def test_every_workload_has_questions_that_the_embedded_models_can_answer():
+    assert {*quality.CASES, *quality.PICTURES} == set(WORKLOADS) - {"films"}
+    for name, case in quality.CASES.items():
+        arguments, score = case(quality.Facts(0))
+        workload = WORKLOADS[name]
+        (state,), _ = timed(workload, [arguments], RecordedBackend(ScriptedBackend(said), Ways(ends_at=("\n",))))
+        assert score(state) <= (1.0 if name in READABLE else 0.5)
+
+
+@pytest.mark.slow
+def test_every_workload_and_arm_runs(tmp_path: Path):
+    assert paper.main(["--quick", "--directory", str(tmp_path / "models"), "--output", str(tmp_path / "out")]) == 0
+    figures = json.loads((tmp_path / "out" / "run.json").read_text())["figures"]
+    ran = {(figure["facts"]["workload"], figure["facts"].get("target")) for figure in figures}
+    assert all((name, arm) in ran for name, w in WORKLOADS.items() for arm in ARMS if ARMS[arm].concerns(w))
+    known = [
+        each["facts"] for each in figures if each["facts"].get("best_hit_rate") and each["facts"]["target"] == FULL
+    ]
+    assert len(known) > 10 and all(facts["hit_rate"] > 0.96 * facts["best_hit_rate"] for facts in known)
+
+
+@pytest.mark.slow
+def test_answers_are_as_good_without_a_cache(tmp_path: Path):
+    assert quality.main(["--count", "2", "--arms", "no-cache", "--only", "mmlu,hellaswag,judge,lines,pictures"]) == 0
