@@ -119,7 +119,7 @@ def server(shared_server: ServerThread) -> RunningServer:
 
 @pytest.fixture(scope="session")
 def process_server(make_process: ProcessMaker) -> Iterator[ServerProcess]:
-    """A front process with its engine process, for the tests that measure their memory or watch over their lives."""
+    """A front process with its engine process, for the tests that measure its memory."""
     with make_process() as made:
         yield made
 
@@ -142,7 +142,8 @@ def http(server: RunningServer) -> httpx.Client:
 
 
 @pytest.fixture(scope="module")
-def battery(process_server: ServerProcess, tokenizer_dir: Path) -> Iterator[Battery]:
+def battery(shared_server: ServerThread, tokenizer_dir: Path) -> Iterator[Battery]:
     """One for all tests of a file."""
-    with firing(process_server, tokenizer_dir) as made:
+    shared_server.reset()
+    with firing(shared_server, tokenizer_dir) as made:
         yield made

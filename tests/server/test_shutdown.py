@@ -210,6 +210,7 @@ class TestDeath:
                 assert any("engine process ended" in line for line in lines)
             assert isinstance(server.join(), EngineDeadError)
 
+    @pytest.mark.slow  # the threads above show the same, but for the exit status
     def test_of_the_engine_process_ends_the_front(self, make_process: ProcessMaker, capfd):
         with make_process() as server:
             pid = server.stats()["pid"]
@@ -219,14 +220,6 @@ class TestDeath:
         said = capfd.readouterr().err
         assert "exit status -9" in said
         assert "Traceback" not in said
-
-    def test_of_the_front_is_the_engines_too(self, make_process: ProcessMaker):
-        with make_process() as server, open_stream(server) as lines:
-            pid = server.stats()["pid"]
-            server.process.kill()
-            wait_until(lambda: not is_running(pid))
-            with contextlib.suppress(httpx.TransportError):
-                list(lines)
 
 
 class TestStall:
