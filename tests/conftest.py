@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import httpx
+import httpx2
 import hypothesis
 import pytest
 from hypothesis.internal.conjecture import providers
@@ -140,9 +141,9 @@ def _leaves_nothing_open() -> Iterator[None]:
 def _one_ssl_context() -> Iterator[None]:
     """HTTP clients share what they know of authorities. Each would read that anew, which takes 30 ms."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            httpx._transports.default, "create_ssl_context", functools.cache(httpx._config.create_ssl_context)
-        )
+        for package in (httpx, httpx2):  # the packages of OpenAI and Anthropic use the second
+            make = functools.cache(package._config.create_ssl_context)
+            patch.setattr(package._transports.default, "create_ssl_context", make)
         yield
 
 

@@ -1,7 +1,7 @@
 """The parts of `bench.device` for experts, 8-bit kernels and images: they check a result before they time it.
 
-Some tests make some results wrong, so that they see both sides. One of them, of a kernel without its scale, is fast: all
-parts compare with the same code, and what is costly is to compile theirs.
+Some tests make some results wrong, so that they see both sides. One of them, of a kernel without its scale, is fast:
+all parts compare with the same code, and what is costly is to compile theirs.
 """
 
 import io

@@ -195,7 +195,6 @@ class TestEveryRoute:
             response = guarded.http.request(method, path, headers=bearer(key), json={} if method == "POST" else None)
             assert response.status_code != 401
 
-    @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS", "ODD"])
     @pytest.mark.parametrize(
         "target",
         [
@@ -214,8 +213,9 @@ class TestEveryRoute:
             *("/openapi.json", "/docs", "/redoc", "http://x/health", "*", "/health%3fx"),
         ],
     )
-    def test_nothing_that_looks_like_a_probe_is_one(self, guarded: RunningServer, method, target):
-        assert raw_status(guarded, target, method) in (400, 401)  # 400: what is no request at all
+    def test_nothing_that_looks_like_a_probe_is_one(self, guarded: RunningServer, target):
+        for method in ("GET", "HEAD", "POST", "OPTIONS", "ODD"):
+            assert raw_status(guarded, target, method) in (400, 401), method  # 400: what is no request at all
 
     @pytest.mark.parametrize("target", ["/health?x=/generate", "/%68ealth", "/ready"])
     def test_the_probes_under_any_spelling_show_what_probes_show(self, guarded: RunningServer, target):
