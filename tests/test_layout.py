@@ -58,14 +58,6 @@ def nodes_of(tree: ast.Module) -> list[ast.AST]:
     return list(ast.walk(tree))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _forgotten() -> Iterator[None]:
-    """A million nodes, which the garbage collector would visit to the end of the process."""
-    yield
-    nodes_of.cache_clear()
-    tree_of.cache_clear()
-
-
 def dotted(node: ast.expr) -> str:
     """The text of `a.b.c`; empty for anything else."""
     if isinstance(node, ast.Name):

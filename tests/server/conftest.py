@@ -15,6 +15,7 @@ from tests.server.mixed_run import MixedRun, a_mixed_run, quiet
 from tests.server.real_model import write_real_model
 from tests.server.running import ProcessMaker, RunningServer, ServerProcess, running
 from tests.server.scrape import scrape_until
+from tests.server.scripted import ScriptedServer
 from tests.server.threads import ServerMaker, ServerThread
 
 REAL_OPTIONS = (  # one shape for every step, so that little compiles; it is small, so that a prefill takes many steps
@@ -115,6 +116,19 @@ def server(shared_server: ServerThread) -> RunningServer:
     """The server that all tests share. Nothing runs and nothing is cached when a test begins; counters go on."""
     shared_server.reset()
     return shared_server
+
+
+@pytest.fixture(scope="session")
+def shared_scripted(tokenizer_dir: Path) -> ScriptedServer:
+    """One for all tests; see `scripted_server`."""
+    return ScriptedServer(tokenizer_dir)
+
+
+@pytest.fixture
+def scripted_server(shared_scripted: ScriptedServer) -> ScriptedServer:
+    """The application around a scripted engine that all tests share. It costs most when it gets its first request."""
+    shared_scripted.reset()
+    return shared_scripted
 
 
 @pytest.fixture(scope="session")

@@ -193,6 +193,10 @@ class ScriptedServer:
         door.front = Front(client, generator, chat, door.threads, EngineConfig(model_path="fake"), config, media)
         self.http = TestClient(create_app(door, config), raise_server_exceptions=False)
 
+    def reset(self) -> None:
+        """Makes the engine say what it says at first, and forgets the requests that came to it."""
+        vars(self.engine).update(vars(ScriptedClient(self.tokenizer)))
+
     @property
     def request(self) -> Request:
         """The last one that reached the engine."""

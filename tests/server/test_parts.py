@@ -14,8 +14,8 @@ TURN = 256  # <|im_start|>
 
 
 @pytest.fixture
-def server(tokenizer_dir: Path) -> ScriptedServer:
-    return ScriptedServer(tokenizer_dir)
+def server(scripted_server: ScriptedServer) -> ScriptedServer:
+    return scripted_server
 
 
 def generate(server: ScriptedServer, prompt: list, **body) -> dict:
