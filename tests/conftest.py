@@ -4,6 +4,7 @@ The environment is set before anything imports JAX, so that this process and its
 """
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
@@ -11,8 +12,11 @@ import pathlib
 import sys
 from collections.abc import Callable, Iterator
 
+import httpx
+import httpx2
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from tests.parity import RECORDS, Parity, read, write
 
@@ -20,8 +24,6 @@ ROOT = pathlib.Path(__file__).parent.parent
 COMPILE_CACHE = ROOT / ".cache" / "jax"
 MAPPINGS = pathlib.Path("/proc/self/maps")
 MANY_MAPPINGS = 20_000
-CONNECTING = (ROOT / "tests" / "lang", ROOT / "tests" / "server")
-"""The folders whose tests open connections."""
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that wants the network is wrong
@@ -41,6 +43,9 @@ pytest_plugins = ["tests.cpu_times", "tests.shape_checker"]
 
 hypothesis.settings.register_profile("jsg", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("jsg")
+# Else it reads the source of every module that is loaded, which takes seconds, and mixes the constants that it finds
+# into its examples: they would be others when a file of tests runs alone.
+providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -110,7 +115,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return
     if (jax := sys.modules.get("jax")) and num_mappings() > MANY_MAPPINGS:
         jax.clear_caches()
+        gc.unfreeze()
         gc.collect()
+        gc.freeze()
 
 
 def num_mappings() -> int:
@@ -119,11 +126,25 @@ def num_mappings() -> int:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _leaves_nothing_open(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Finds connections that were never closed in the file that left them, and not in one that runs later."""
+def _leaves_nothing_open() -> Iterator[None]:
+    """Finds connections that were never closed in the file that left them, and not in one that runs later.
+
+    What lives on, such as compiled programs, leaves the garbage collector: else each collection would visit all of it
+    again, which takes half a second.
+    """
     yield
-    if request.path.parent in CONNECTING:
-        gc.collect()
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_ssl_context() -> Iterator[None]:
+    """HTTP clients share what they know of authorities. Each would read that anew, which takes 30 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        for package in (httpx, httpx2):  # the packages of OpenAI and Anthropic use the second
+            make = functools.cache(package._config.create_ssl_context)
+            patch.setattr(package._transports.default, "create_ssl_context", make)
+        yield
 
 
 @pytest.fixture(scope="session")

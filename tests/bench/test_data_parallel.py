@@ -3,12 +3,16 @@
 import json
 import pathlib
 
+import pytest
+
 from bench import data_parallel
 
 
-def test_choosing_is_timed_for_every_length(tmp_path: pathlib.Path):
+def test_choosing_is_timed_for_every_length(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(data_parallel, "ROUTED_TIMES", 2)
+    monkeypatch.setattr(data_parallel, "ROUTED_LENS", (64, 512))
     output = tmp_path / "dp.json"
     data_parallel.main(["--only", "router", "--output", str(output)])
     figures = json.loads(output.read_text())["figures"]
-    assert len(figures) == len(data_parallel.ROUTED_LENS)
+    assert len(figures) == 2
     assert all(figure["min"] > 0 for figure in figures)

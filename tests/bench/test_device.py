@@ -120,6 +120,7 @@ def test_runs_as_a_whole(tmp_path: pathlib.Path, bare_environment: dict[str, str
     assert "decode B=4 ctx 264" in (tmp_path / "run.svg").read_text()
 
 
+@pytest.mark.slow  # others show processes that are scripted, and that each part can be imported
 def test_measures_the_rates_in_a_process_of_its_own(tmp_path: pathlib.Path, bare_environment: dict[str, str]):
     output = tmp_path / "run.json"
     arguments = ["--plan", "trial", "--samples", "1", "--only", "rates", "--output", str(output)]

@@ -1,7 +1,7 @@
 """The parts of `bench.device` for experts, 8-bit kernels and images: they check a result before they time it.
 
-In each fast test some results are wrong and others right, so that it sees both sides; all results are right in the slow
-tests.
+Some tests make some results wrong, so that they see both sides. One of them, of a kernel without its scale, is fast:
+all parts compare with the same code, and what is costly is to compile theirs.
 """
 
 import io
@@ -65,6 +65,7 @@ def test_experts_are_compared_and_timed(part: Noted):
     assert exact == 4 * 64 * 96 * 4, "24 tokens choose all of four experts"
 
 
+@pytest.mark.slow
 def test_a_product_of_experts_that_is_wrong_in_one_row_is_told(part: Noted, monkeypatch: pytest.MonkeyPatch):
     right = ops.grouped_matmul
 
@@ -132,6 +133,7 @@ def test_the_encoder_is_compared_and_timed(part: Noted):
     check_floors(figures)
 
 
+@pytest.mark.slow
 def test_tiles_that_are_written_to_others_places_are_told(part: Noted, monkeypatch: pytest.MonkeyPatch):
     right = step.encode
 

@@ -10,6 +10,7 @@ from bench.vision import APART, NO_RADIX, SHARED, Workload, measure_encoder, mea
 from jsg.models.config import ModelConfig
 
 TEXT = LLAMA_SMALL | {"num_hidden_layers": 1}
+TOWER = CLIP_SMALL | {"num_hidden_layers": 1}
 PATCHES = 16
 
 
@@ -19,7 +20,7 @@ def report() -> Report:
 
 
 def test_images_are_in_the_middle_of_prompts_and_the_same_for_each_question(tmp_path: pathlib.Path):
-    model = ModelConfig.from_directory(write_model(tmp_path, llava(TEXT, CLIP_SMALL)))
+    model = ModelConfig.from_directory(write_model(tmp_path, llava(TEXT, TOWER)))
     requests = Workload(num_images=2, num_questions=3, before_len=4, question_len=5).requests(model)
     assert [request.media[0].digest for request in requests[:2]] * 3 == [each.media[0].digest for each in requests]
     assert len({request.media[0].digest for request in requests}) == 2
@@ -30,7 +31,7 @@ def test_images_are_in_the_middle_of_prompts_and_the_same_for_each_question(tmp_
 
 @pytest.mark.usefixtures("late")
 def test_what_is_shared_is_neither_encoded_nor_computed_again(report: Report, tmp_path: pathlib.Path):
-    directory = write_model(tmp_path, llava(TEXT, CLIP_SMALL))
+    directory = write_model(tmp_path, llava(TEXT, TOWER))
     workload = Workload(num_images=2, num_questions=3, before_len=4, question_len=8, output_len=2)
     measure_questions(report, directory, rounds=1, workload=workload, max_running_requests=1, chunked_prefill_size=64)
     figures = {figure.name: figure for figure in report.figures}
@@ -46,7 +47,7 @@ def test_what_is_shared_is_neither_encoded_nor_computed_again(report: Report, tm
 
 
 def test_the_encoder_takes_tiles_and_frames(report: Report, tmp_path: pathlib.Path):
-    directory = write_model(tmp_path, llava_next_video(TEXT, CLIP_SMALL))
+    directory = write_model(tmp_path, llava_next_video(TEXT, TOWER))
     measure_encoder(report, directory, rounds=2, per_round=1, at_once=(2,))
     images, frames = report.figures
     assert images.name == "encoder, images, 2 at a time" and frames.name == "encoder, frames, 2 at a time"

@@ -1,6 +1,7 @@
 """`examples/dspy_rag.py`: DSPy itself, through LiteLLM and OpenAI's SDK, against a real server.
 
-LiteLLM asks for an older `openai` than the one these tests have, so DSPy may live in an environment of its own.
+LiteLLM asks for an older `openai` than the one these tests have, so DSPy may live in an environment of its own, which
+`make test-slow` sets up.
 """
 
 import importlib.util
@@ -22,10 +23,11 @@ def python() -> Path:
     if importlib.util.find_spec("dspy") is not None:
         return Path(sys.executable)
     if not OWN_PYTHON.exists():
-        pytest.skip("needs DSPy, which `make test-all` installs beside what the other tests use")
+        pytest.skip("needs DSPy, which `make test-slow` installs beside what the other tests use")
     return OWN_PYTHON
 
 
+@pytest.mark.slow
 def test_a_rag_program_with_a_bootstrap_optimiser(python: Path, tmp_path: Path) -> None:
     with jsg.Runtime(log_requests=True, **OPTIONS) as runtime:
         ended = subprocess.run(

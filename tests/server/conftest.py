@@ -15,6 +15,7 @@ from tests.server.mixed_run import MixedRun, a_mixed_run, quiet
 from tests.server.real_model import write_real_model
 from tests.server.running import ProcessMaker, RunningServer, ServerProcess, running
 from tests.server.scrape import scrape_until
+from tests.server.scripted import ScriptedServer
 from tests.server.threads import ServerMaker, ServerThread
 
 REAL_OPTIONS = (  # one shape for every step, so that little compiles; it is small, so that a prefill takes many steps
@@ -118,8 +119,21 @@ def server(shared_server: ServerThread) -> RunningServer:
 
 
 @pytest.fixture(scope="session")
+def shared_scripted(tokenizer_dir: Path) -> ScriptedServer:
+    """One for all tests; see `scripted_server`."""
+    return ScriptedServer(tokenizer_dir)
+
+
+@pytest.fixture
+def scripted_server(shared_scripted: ScriptedServer) -> ScriptedServer:
+    """The application around a scripted engine that all tests share. It costs most when it gets its first request."""
+    shared_scripted.reset()
+    return shared_scripted
+
+
+@pytest.fixture(scope="session")
 def process_server(make_process: ProcessMaker) -> Iterator[ServerProcess]:
-    """A front process with its engine process, for the tests that measure their memory or watch over their lives."""
+    """A front process with its engine process, for the tests that measure its memory."""
     with make_process() as made:
         yield made
 
@@ -142,7 +156,8 @@ def http(server: RunningServer) -> httpx.Client:
 
 
 @pytest.fixture(scope="module")
-def battery(process_server: ServerProcess, tokenizer_dir: Path) -> Iterator[Battery]:
+def battery(shared_server: ServerThread, tokenizer_dir: Path) -> Iterator[Battery]:
     """One for all tests of a file."""
-    with firing(process_server, tokenizer_dir) as made:
+    shared_server.reset()
+    with firing(shared_server, tokenizer_dir) as made:
         yield made

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -178,7 +179,7 @@ class ScriptedServer:
 
     def __init__(self, tokenizer_dir: Path, *, model_dir: Path | None = None, **knobs: Any) -> None:
         """With the pictures that the model in `model_dir` takes, if there is one."""
-        self.tokenizer = load_tokenizer(tokenizer_dir)
+        self.tokenizer = _tokenizer(tokenizer_dir)
         self.engine = ScriptedClient(self.tokenizer)
         client: Any = self.engine
         config = ServerConfig(**knobs)
@@ -191,6 +192,10 @@ class ScriptedServer:
         chat = ChatPrompt(self.tokenizer, INFO.max_request_tokens, reader)
         door.front = Front(client, generator, chat, door.threads, EngineConfig(model_path="fake"), config, media)
         self.http = TestClient(create_app(door, config), raise_server_exceptions=False)
+
+    def reset(self) -> None:
+        """Makes the engine say what it says at first, and forgets the requests that came to it."""
+        vars(self.engine).update(vars(ScriptedClient(self.tokenizer)))
 
     @property
     def request(self) -> Request:
@@ -211,6 +216,12 @@ class ScriptedServer:
 
     def anthropic(self) -> anthropic.Anthropic:
         return anthropic.Anthropic(base_url="http://testserver", api_key="none", max_retries=0, http_client=self.http)
+
+
+@functools.lru_cache(8)
+def _tokenizer(directory: Path) -> Tokenizer:
+    """That of a directory, which nobody changes after it was written."""
+    return load_tokenizer(directory)
 
 
 TOOL_TEMPLATE = (  # Hermes's form

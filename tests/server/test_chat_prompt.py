@@ -36,7 +36,7 @@ ROLES = st.sampled_from(["system", "user", "assistant"])
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(st.lists(st.fixed_dictionaries({"role": ROLES, "content": TEXTS}), min_size=1, max_size=4))
 def test_ordinary_contents_are_encoded_as_rendered(tokenizer, messages):
     assert list(ChatPrompt(tokenizer).encode(messages)) == rendered_ids(tokenizer, messages)
@@ -45,7 +45,7 @@ def test_ordinary_contents_are_encoded_as_rendered(tokenizer, messages):
 PIECES = st.lists(st.sampled_from([*SPECIAL_TOKENS, "<|im_", "start|>", "end|>", "<", " ", "x", "\n", "system"]))
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(st.lists(st.fixed_dictionaries({"role": ROLES, "content": PIECES.map("".join)}), min_size=1, max_size=4))
 def test_no_content_opens_or_closes_a_turn(tokenizer, messages):
     ids = ChatPrompt(tokenizer).encode(messages)
@@ -102,7 +102,7 @@ class TestContinuing:
         assert list(ids) == rendered_ids(tokenizer, CONVERSATION[:1]) + tokenizer.encode("The answer is (")
 
     @given(TEXTS.filter(lambda text: text == text.lstrip()))
-    @settings(max_examples=60)
+    @settings(max_examples=20)
     def test_nothing_of_it_is_lost(self, tokenizer, text):
         messages = [CONVERSATION[0], {"role": "assistant", "content": text}]
         ids = ChatPrompt(tokenizer).encode(messages, continue_final_message=True)

@@ -199,6 +199,7 @@ class TestDeath:
             assert result.get("jsg:engine_stats_age_seconds") < 60, "who has told nothing yet has no age"
         wait_until(lambda: server.http.get("/health").json() == {"status": "ok"})
 
+    @pytest.mark.slow  # `test_shutdown.py` does it with one process
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
     def test_processes_end_with_the_front(self, make_process: ProcessMaker, number: int):
         """In order; and where it was told twice, or killed, at once."""

@@ -66,7 +66,7 @@ def play(
 
 class TestTexts:
     @given(BYTES_AND_SPECIALS, BYTES_AND_SPECIALS, st.integers(1, 5), st.booleans(), st.booleans())
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=100, deadline=None)
     def test_pieces_add_up_to_the_whole(self, tokenizer, prompt, ids, size, echo, skips):
         names = TokenNames(tokenizer, as_ids=False)
         whole, pieces = play(
@@ -85,7 +85,7 @@ class TestTexts:
             assert whole["text"] == tokenizer.decode([*prompt, *ids], skip_special_tokens=skips)
 
     @given(TEXT_BYTES, TEXT_BYTES)
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=60, deadline=None)
     def test_offsets_are_places_in_the_text(self, tokenizer, prompt, answer):
         names = TokenNames(tokenizer, as_ids=False)
         prompt_ids = tokenizer.encode(prompt, parse_special=False)
@@ -99,7 +99,7 @@ class TestTexts:
 
     @given(BYTES_AND_SPECIALS, BYTES_AND_SPECIALS, st.booleans())
     @example([0], [169, 94, 0], False)  # two bytes that look like the beginning of a character until a third comes
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=100, deadline=None)
     def test_a_token_behind_a_character_that_was_cut_off_has_its_own_place(self, tokenizer, prompt, ids, skips):
         names = TokenNames(tokenizer, as_ids=False)
         whole, _ = play(
@@ -141,7 +141,7 @@ class TestTexts:
 
 class TestMessages:
     @given(BYTES_AND_SPECIALS, st.integers(1, 5))
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=60, deadline=None)
     def test_pieces_add_up_to_the_whole(self, tokenizer, ids, size):
         names = TokenNames(tokenizer, as_ids=False)
         whole, pieces = play(tokenizer, lambda answer: ChatChoice(0, answer, names), [1], ids, size)

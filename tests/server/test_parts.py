@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jsg.processing.parts import JoinedPart, OffsetPart, Part, TextPart, TokenPart
@@ -14,8 +14,8 @@ TURN = 256  # <|im_start|>
 
 
 @pytest.fixture
-def server(tokenizer_dir: Path) -> ScriptedServer:
-    return ScriptedServer(tokenizer_dir)
+def server(scripted_server: ScriptedServer) -> ScriptedServer:
+    return scripted_server
 
 
 def generate(server: ScriptedServer, prompt: list, **body) -> dict:
@@ -163,6 +163,7 @@ PARTS = st.lists(
 )
 
 
+@settings(max_examples=30)
 @given(parts=PARTS)
 def test_what_a_client_of_ours_sends_is_what_is_encoded(tokenizer_dir: Path, parts: list[Part]):
     """JSON and back loses nothing; and no combination of parts is a failure inside."""

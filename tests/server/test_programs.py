@@ -7,7 +7,6 @@ import json
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -30,8 +29,8 @@ from tests.server.threads import ServerMaker, ServerThread
 
 
 @pytest.fixture
-def server(tokenizer_dir: Path) -> ScriptedServer:
-    return ScriptedServer(tokenizer_dir)
+def server(scripted_server: ScriptedServer) -> ScriptedServer:
+    return scripted_server
 
 
 @sgl.function

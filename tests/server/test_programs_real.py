@@ -1,6 +1,6 @@
 """Prompts in parts, holds, choices and whole programs, on a real engine over a real socket.
 
-One file, so that one worker of the fast tests starts the real engine.
+`tests/lang/test_endpoint_real.py` is the fast one: there the language sends them, to one server for all its files.
 """
 
 import json
@@ -19,6 +19,8 @@ import pytest
 import jsg as sgl
 from tests.server.battery import rss_bytes
 from tests.server.running import RunningServer, ServerProcess
+
+pytestmark = pytest.mark.slow
 
 PROMPT = "In the beginning there was a prompt of some length, and it said: "
 

@@ -17,14 +17,14 @@ from jsg.server.front import FrontDoor
 from jsg.server.run import _listen, _uvicorn_config
 from jsg.server.telemetry.telemetry import Telemetry
 from tests.engine.fake_core import CRASHING, TOO_LARGE
-from tests.server.running import ProcessMaker, ServerProcess, free_port, is_listening, wait_until
+from tests.server.running import ProcessMaker, RunningServer, free_port, is_listening, wait_until
 from tests.server.scrape import scrape
 from tests.server.threads import ServerMaker
 
 
 class TestGreeting:
-    def test_the_printed_curl_line_works(self, process_server: ServerProcess):
-        line = next(line for line in process_server.greeting.splitlines() if line.startswith("curl "))
+    def test_the_printed_curl_line_works(self, server: RunningServer):
+        line = next(line for line in server.greeting.splitlines() if line.startswith("curl "))
         done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=20, check=True)
         assert json.loads(done.stdout)["object"] == "chat.completion"
 
@@ -58,6 +58,7 @@ class TestStart:
             assert scrape(server.http).get("jsg:engine_up") == 1
             assert "jsg:requests_running" in scrape(server.http).samples
 
+    @pytest.mark.slow  # the threads below show the same, but for the exit status
     def test_a_start_that_fails_ends_it(self, make_process: ProcessMaker, capfd):
         with make_process(engine={"model_path": TOO_LARGE}, wait=False) as server:
             assert server.end()[0] == 2

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +11,9 @@ from tests.server.scripted import ScriptedServer
 
 
 @pytest.fixture
-def server(tokenizer_dir: Path) -> ScriptedServer:
+def server(scripted_server: ScriptedServer) -> ScriptedServer:
     """Its engine holds "y" for three times as likely as "n", and everything else for certain."""
-    made = ScriptedServer(tokenizer_dir)
+    made = scripted_server
     likely, unlikely = (made.tokenizer.encode(char, add_special_tokens=False)[0] for char in "yn")
 
     def score(ids: Sequence[int], index: int) -> float:

@@ -17,8 +17,8 @@ TEXT = "one 22 three"
 
 
 @pytest.fixture
-def server(tokenizer_dir) -> ScriptedServer:
-    server = ScriptedServer(tokenizer_dir)
+def server(scripted_server: ScriptedServer) -> ScriptedServer:
+    server = scripted_server
     server.engine.answer = TEXT
     return server
 

@@ -12,8 +12,8 @@ CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_t
 
 
 @pytest.fixture
-def server(tokenizer_dir) -> ScriptedServer:
-    return ScriptedServer(tokenizer_dir)
+def server(scripted_server: ScriptedServer) -> ScriptedServer:
+    return scripted_server
 
 
 @sgl.function

@@ -93,7 +93,7 @@ class EngineThread(EngineChild):
         self.pass_on()
 
     def _run(self, beats_fd: int) -> None:
-        link, clock = FrontLink(self.address), _Clock(self)
+        link, clock, flush_ms = FrontLink(self.address), _Clock(self), END_FLUSH_MS
         heartbeat = HeartbeatSender(beats_fd, clock)
 
         def report(progress: Progress) -> None:
@@ -105,12 +105,12 @@ class EngineThread(EngineChild):
             serve(core, link, os.getppid(), clock)
         except JsgError as error:
             link.send(FromEngine(failure=Failure.of(error)))
-            self._status = 2
+            self._status, flush_ms = 2, END_DEADLINE_S * 1000  # on a busy machine too it arrives
         except SystemExit as end:
             self._status = int(end.code or 0)
         finally:
             heartbeat.stop()
-            link.close(END_FLUSH_MS)
+            link.close(flush_ms)
 
 
 class _Clock(LoopClock):
