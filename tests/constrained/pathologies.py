@@ -27,14 +27,15 @@ class Pathology(NamedTuple):
     """One grammar.
 
     Attributes:
-        kind, text, order: As a client would send it.
+        kind, order: As a client would send it.
+        content: The text that a client would send, or the value whose JSON that is.
         refusal: A part of the message with which it is refused; None: it is answered.
         is_long: It takes more than a third of a second.
         may_run_dry: Its text may be ended for want of steps, in which case it was answered up to there.
     """
 
     kind: GrammarKind
-    text: str
+    content: Any
     refusal: str | None
     is_long: bool = False
     may_run_dry: bool = False
@@ -42,7 +43,8 @@ class Pathology(NamedTuple):
 
     def spec(self) -> GrammarSpec:
         """The specification to compile. Raises GrammarError if reading it is refused."""
-        return GrammarSpec(self.kind, self.text, property_order=self.order)
+        text = self.content if isinstance(self.content, str) else json.dumps(self.content)
+        return GrammarSpec(self.kind, text, property_order=self.order)
 
 
 class Cost(NamedTuple):
@@ -122,12 +124,11 @@ def _ebnf(text: str, refusal: str | None = None, *, is_long: bool = False, may_r
 
 
 def _schema(schema: Any, refusal: str | None = None, *, is_long: bool = False, order: Any = "declared") -> Pathology:
-    text = schema if isinstance(schema, str) else json.dumps(schema)
-    return Pathology("json_schema", text, refusal, is_long, order=order)
+    return Pathology("json_schema", schema, refusal, is_long, order=order)
 
 
 def _choices(texts: list[str], refusal: str | None = None, *, is_long: bool = False) -> Pathology:
-    return Pathology("choices", json.dumps(texts), refusal, is_long)
+    return Pathology("choices", texts, refusal, is_long)
 
 
 _NESTED = "nesting"
