@@ -98,12 +98,15 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Undoes that an engine of an earlier test in this process caches every program, however small.
+    """Makes writes to the compile cache cheap in this process.
 
-    A write looks at the whole cache, so what is compiled in no time takes a tenth of a second to keep.
+    An engine of an earlier test may have set that every program is kept, however small. And before each write JAX adds
+    up the sizes of all files of the cache, at 0.1 ms for each: a run would pay a minute. So only the processes that
+    tests start, which this does not reach, see to it that the cache does not grow without end.
     """
     if jax := sys.modules.get("jax"):
         jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_S)
+        importlib.import_module("jax._src.lru_cache").LRUCache._evict_if_needed = lambda *_, **__: None
 
 
 @pytest.hookimpl(trylast=True)  # when the fixtures of the file are gone
