@@ -65,7 +65,7 @@ class Cost(NamedTuple):
     ran_dry: str | None = None
 
 
-def cost(pathology: Pathology, *, is_counted: bool = True) -> Cost:
+def cost(pathology: Pathology, *, is_counted: bool = True, num_tokens: int = STEPS) -> Cost:
     """Compiles a grammar, and reads tokens that it allows with the real vocabulary.
 
     Without `is_counted` the work of compiling is not counted, which takes as long as compiling once more.
@@ -83,13 +83,13 @@ def cost(pathology: Pathology, *, is_counted: bool = True) -> Cost:
     if isinstance(tables, str):
         return Cost(compile_work, tables)
     grammar = CompiledGrammar(tables, tekken())
-    num_steps, ran_dry = _read(grammar)
+    num_steps, ran_dry = _read(grammar, num_tokens)
     num_bytes = grammar.num_bytes - tables.num_bytes
     return Cost(compile_work, None, num_steps, num_bytes, ran_dry)
 
 
-def _read(grammar: CompiledGrammar) -> tuple[int, str | None]:
-    """Steps that the dearest question took, and why it came to an end before `STEPS` tokens, if it did."""
+def _read(grammar: CompiledGrammar, num_tokens: int) -> tuple[int, str | None]:
+    """Steps that the dearest question took, and why it came to an end before so many tokens, if it did."""
     masker, vocabulary = grammar.new_masker(), grammar.vocabulary
     mask = np.zeros(vocabulary.num_words, np.uint32)
     steps = [0]
@@ -101,7 +101,7 @@ def _read(grammar: CompiledGrammar) -> tuple[int, str | None]:
         finally:
             steps.append(masker.num_steps - before)
 
-    for number in range(STEPS):
+    for number in range(num_tokens):
         try:
             is_limited = ask(lambda: masker.fill_mask(mask))
             ask(masker.forced_bytes)
