@@ -187,7 +187,7 @@ def test_rollback_fork_and_replay_in_any_order(new_masker: MakeMasker, sample: s
     first = new_masker(grammar, vocabulary, memo_bytes, limits)
     reference = new_masker(grammar, vocabulary)
     cursors: list[tuple[GrammarMasker, list[int]]] = [(first, [])]
-    for step in range(60):
+    for step in range(40):
         i = int(rng.integers(len(cursors)))
         masker, history = cursors[i]
         what = rng.random()
