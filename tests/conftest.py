@@ -66,19 +66,25 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--shared-data must name a folder that exists, but got {str(folder)!r}")
 
 
-def pytest_collection(session: pytest.Session) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Begins the files of tests at another place in each worker, so that each compiles a part and reads the rest.
 
     All workers must collect all files. In the same order, each of them would rewrite and compile every file anew.
+    What collecting makes lives to the end, so the garbage collector would look through it for nothing: for 1.5 s.
     """
+    gc.disable()
     workers = getattr(session.config, "workerinput", None)
-    if workers is None or session.config.args != session.config.getini("testpaths"):
-        return
-    own, of = int(workers["workerid"].removeprefix("gw")), workers["workercount"]
-    files = sorted((ROOT / "tests").rglob("test_*.py"))
-    for file in files[len(files) * own // of : len(files) * (own + 1) // of]:
-        with contextlib.suppress(Exception, pytest.skip.Exception):  # which pytest reports when it imports the file
-            importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
+    if workers is not None and session.config.args == session.config.getini("testpaths"):
+        own, of = int(workers["workerid"].removeprefix("gw")), workers["workercount"]
+        files = sorted((ROOT / "tests").rglob("test_*.py"))
+        for file in files[len(files) * own // of : len(files) * (own + 1) // of]:
+            with contextlib.suppress(Exception, pytest.skip.Exception):  # which pytest reports when it imports the file
+                importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
@@ -97,12 +103,15 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Undoes that an engine of an earlier test in this process caches every program, however small.
+    """Makes writes to the compile cache cheap in this process.
 
-    A write looks at the whole cache, so what is compiled in no time takes a tenth of a second to keep.
+    An engine of an earlier test may have set that every program is kept, however small. And before each write JAX adds
+    up the sizes of all files of the cache, at 0.1 ms for each: a run would pay a minute. So only the processes that
+    tests start, which this does not reach, see to it that the cache does not grow without end.
     """
     if jax := sys.modules.get("jax"):
         jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_S)
+        importlib.import_module("jax._src.lru_cache").LRUCache._evict_if_needed = lambda *_, **__: None
 
 
 @pytest.hookimpl(trylast=True)  # when the fixtures of the file are gone

@@ -1,16 +1,25 @@
-"""Signatures are checked while the tests run, and no verdict depends on chance."""
-
 import random
 
+import jax.numpy as jnp
 import jaxtyping
 import pytest
 
-from jsg.models import slices
+from jsg.kernels_pallas import ops
+from tests.shape_checker import checked
 
 
-def test_a_wrong_type_is_seen_and_nothing_is_drawn_from_random():
+def test_a_wrong_shape_is_seen():
+    with pytest.raises(jaxtyping.TypeCheckError, match="gated"):
+        ops.gated(jnp.zeros((5, 3, 4)))
+
+
+def test_a_wrong_item_is_seen_and_nothing_is_drawn_from_random():
+    @jaxtyping.jaxtyped(typechecker=checked)
+    def total(numbers: list[int]) -> int:
+        return sum(numbers)
+
     before = random.getstate()
-    assert slices.outer_axis([3, 2], (3, 2), 0) == 0
-    with pytest.raises(jaxtyping.TypeCheckError, match="outer_axis"):
-        slices.outer_axis([2.5, 2], (3, 2), 0)  # pyright: ignore[reportArgumentType]
+    assert total([3, 2]) == 5
+    with pytest.raises(jaxtyping.TypeCheckError, match="total"):
+        total([2.5, 2])  # pyright: ignore[reportArgumentType]
     assert random.getstate() == before

@@ -27,14 +27,15 @@ class Pathology(NamedTuple):
     """One grammar.
 
     Attributes:
-        kind, text, order: As a client would send it.
+        kind, order: As a client would send it.
+        content: The text that a client would send, or the value whose JSON that is.
         refusal: A part of the message with which it is refused; None: it is answered.
         is_long: It takes more than a third of a second.
         may_run_dry: Its text may be ended for want of steps, in which case it was answered up to there.
     """
 
     kind: GrammarKind
-    text: str
+    content: Any
     refusal: str | None
     is_long: bool = False
     may_run_dry: bool = False
@@ -42,7 +43,8 @@ class Pathology(NamedTuple):
 
     def spec(self) -> GrammarSpec:
         """The specification to compile. Raises GrammarError if reading it is refused."""
-        return GrammarSpec(self.kind, self.text, property_order=self.order)
+        text = self.content if isinstance(self.content, str) else json.dumps(self.content)
+        return GrammarSpec(self.kind, text, property_order=self.order)
 
 
 class Cost(NamedTuple):
@@ -63,7 +65,7 @@ class Cost(NamedTuple):
     ran_dry: str | None = None
 
 
-def cost(pathology: Pathology, *, is_counted: bool = True) -> Cost:
+def cost(pathology: Pathology, *, is_counted: bool = True, num_tokens: int = STEPS) -> Cost:
     """Compiles a grammar, and reads tokens that it allows with the real vocabulary.
 
     Without `is_counted` the work of compiling is not counted, which takes as long as compiling once more.
@@ -81,13 +83,13 @@ def cost(pathology: Pathology, *, is_counted: bool = True) -> Cost:
     if isinstance(tables, str):
         return Cost(compile_work, tables)
     grammar = CompiledGrammar(tables, tekken())
-    num_steps, ran_dry = _read(grammar)
+    num_steps, ran_dry = _read(grammar, num_tokens)
     num_bytes = grammar.num_bytes - tables.num_bytes
     return Cost(compile_work, None, num_steps, num_bytes, ran_dry)
 
 
-def _read(grammar: CompiledGrammar) -> tuple[int, str | None]:
-    """Steps that the dearest question took, and why it came to an end before `STEPS` tokens, if it did."""
+def _read(grammar: CompiledGrammar, num_tokens: int) -> tuple[int, str | None]:
+    """Steps that the dearest question took, and why it came to an end before so many tokens, if it did."""
     masker, vocabulary = grammar.new_masker(), grammar.vocabulary
     mask = np.zeros(vocabulary.num_words, np.uint32)
     steps = [0]
@@ -99,7 +101,7 @@ def _read(grammar: CompiledGrammar) -> tuple[int, str | None]:
         finally:
             steps.append(masker.num_steps - before)
 
-    for number in range(STEPS):
+    for number in range(num_tokens):
         try:
             is_limited = ask(lambda: masker.fill_mask(mask))
             ask(masker.forced_bytes)
@@ -122,12 +124,11 @@ def _ebnf(text: str, refusal: str | None = None, *, is_long: bool = False, may_r
 
 
 def _schema(schema: Any, refusal: str | None = None, *, is_long: bool = False, order: Any = "declared") -> Pathology:
-    text = schema if isinstance(schema, str) else json.dumps(schema)
-    return Pathology("json_schema", text, refusal, is_long, order=order)
+    return Pathology("json_schema", schema, refusal, is_long, order=order)
 
 
 def _choices(texts: list[str], refusal: str | None = None, *, is_long: bool = False) -> Pathology:
-    return Pathology("choices", json.dumps(texts), refusal, is_long)
+    return Pathology("choices", texts, refusal, is_long)
 
 
 _NESTED = "nesting"

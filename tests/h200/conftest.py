@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     else:
         mark = pytest.mark.skip(reason="compiled for an H200 by `make test-h200`")
     for item in items:
-        if HERE in item.path.parents:
+        if str(item.path).startswith(f"{HERE}/"):  # comparing paths takes 50 times as long
             item.add_marker(mark)
 
 

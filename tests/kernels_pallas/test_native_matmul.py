@@ -23,76 +23,74 @@ multiply = jax.jit(ops.matmul)
 
 
 def kernel(kind: str, depth: int, panels: int) -> tuple[Panels, np.ndarray]:
-    """A kernel in panels, and what it means in float64."""
+    """A kernel in panels, and what it means in float64. It is made by NumPy: JAX would compile that for each shape."""
     rng, columns = np.random.default_rng(depth), panels * PANEL_WIDTH
     numbers, scale = rng.standard_normal((depth, columns)), None
     if kind == "int8":
         numbers, scale = np.round(numbers * 40).clip(-127, 127), rng.random((1, columns)).astype(np.float32)
     if kind == "uint8":  # scales of five significant bits and of both signs
         numbers, scale = rng.integers(-8, 8, (depth, columns)), rng.integers(-31, 32, (depth // SCALE_GROUP, columns))
-        stored = jnp.asarray((numbers[::2] + 8) | (numbers[1::2] + 8) << 4, kind)
-        scale, meant = jnp.asarray(scale / 64, jnp.bfloat16), numbers * np.repeat(scale / 64, SCALE_GROUP, 0)
+        stored = ((numbers[::2] + 8) | (numbers[1::2] + 8) << 4).astype(kind)
+        scale, meant = (scale / 64).astype(jnp.bfloat16), numbers * np.repeat(scale / 64, SCALE_GROUP, 0)
     else:
-        stored = jnp.asarray(numbers, kind)
-        meant = np.asarray(stored, np.float64) * (1 if scale is None else scale)
-    parts = [(stored, TOGETHER[kind])] + ([] if scale is None else [(jnp.asarray(scale), 1)])
-    return Panels(*(in_panels(*part) for part in parts)), meant
+        stored = numbers.astype(jnp.dtype(kind))
+        meant = stored.astype(np.float64) * (1 if scale is None else scale)
+    parts = [(stored, TOGETHER[kind])] + ([] if scale is None else [(scale, 1)])
+    return Panels(*(jnp.asarray(in_panels(*part)) for part in parts)), meant
 
 
-def in_panels(numbers: jax.Array, together: int) -> jax.Array:
+def in_panels(numbers: np.ndarray, together: int) -> np.ndarray:
     return numbers.reshape(len(numbers) // together, together, -1, PANEL_WIDTH).transpose(2, 0, 3, 1)
 
 
-def rows(count: int, depth: int) -> np.ndarray:
-    return np.random.default_rng(count).standard_normal((count, depth)).astype(np.float32)
+def rows(count: int, depth: int, dtype: str = "float32") -> np.ndarray:
+    return np.random.default_rng(count).standard_normal((count, depth)).astype(np.float32).astype(jnp.dtype(dtype))
 
 
-@pytest.mark.parametrize(
-    ("kind", "shape", "is_long"),
-    [
-        *((kind, shape, True) for kind in ("float32", "bfloat16", "int8") for shape in SHAPES),
-        *(("uint8", shape, True) for shape in GROUPED_SHAPES),
-        *((kind, shape, False) for kind in ("float32", "bfloat16", "int8") for shape in SHAPES[2::2]),
-        *(("uint8", shape, False) for shape in GROUPED_SHAPES[2::2]),
-    ],
-    ids=str,
-)
-def test_it_is_what_numpy_says(kind: str, shape: tuple[int, int, int], is_long: bool, monkeypatch: pytest.MonkeyPatch):
+def products(factors: list[tuple[np.ndarray, Panels]], *dtype: jnp.dtype) -> list[np.ndarray]:
+    """All of them in one program: to compile one costs as much as to compile one with a single product."""
+    run = jax.jit(lambda factors: [ops.matmul(x, kernel, *dtype) for x, kernel in factors])
+    return [np.asarray(product) for product in run(factors)]
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "uint8"])
+@pytest.mark.parametrize("is_long", [True, False], ids=["long registers", "short registers"])
+def test_it_is_what_numpy_says(kind: str, is_long: bool, monkeypatch: pytest.MonkeyPatch):
     """With the register tiles of both kinds of processors; a processor computes what it has no registers for slowly."""
     monkeypatch.setattr(library, "has_long_registers", lambda: is_long)
-    count, depth, panels = shape
-    stored, meant = kernel(kind, depth, panels)
-    x = rows(count, depth)
-    found = np.asarray(jax.jit(lambda x, kernel: ops.matmul(x, kernel))(x, stored))
-    # Every product is rounded once, so an error is at most that of as many roundings of the largest partial sum.
-    bound = 1e-7 * depth * (np.abs(x).astype(np.float64) @ np.abs(meant)) + 1e-30
+    shapes = GROUPED_SHAPES if kind == "uint8" else SHAPES
+    kernels = [kernel(kind, depth, panels) for _, depth, panels in shapes]
+    inputs = [rows(count, depth) for count, depth, _ in shapes]
+    found = products([(x, stored) for x, (stored, _) in zip(inputs, kernels, strict=True)])
+    for shape, x, (_, meant), product in zip(shapes, inputs, kernels, found, strict=True):
+        assert_near(product, x, meant, shape)
+
+
+def assert_near(found: np.ndarray, x: np.ndarray, meant: np.ndarray, shape: tuple[int, int, int]) -> None:
+    """Every product is rounded once, so an error is at most that of as many roundings of the largest partial sum."""
+    exact = x.astype(np.float64)
+    bound = 1e-7 * len(meant) * (np.abs(exact) @ np.abs(meant)) + 1e-30
     assert found.dtype == np.float32
-    assert (np.abs(found - x.astype(np.float64) @ meant) <= bound).all()
+    assert (np.abs(found - exact @ meant) <= bound).all(), shape
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "int8", "uint8"])
-@pytest.mark.parametrize("shape", BFLOAT16_SHAPES, ids=str)
 @pytest.mark.parametrize("unit", ["matrix unit", "other registers"])
-def test_rows_in_bfloat16_are_multiplied_as_numpy_says(
-    kind: str, shape: tuple[int, int, int], unit: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_rows_in_bfloat16_are_multiplied_as_numpy_says(kind: str, unit: str, monkeypatch: pytest.MonkeyPatch):
     """Every processor can compute what the matrix unit computes, and does it for few rows."""
     if unit == "matrix unit" and not amx.is_available():
         pytest.skip("this processor has no matrix unit, or the system does not let us use it")
     monkeypatch.setattr(amx, "is_available", lambda: True)
     monkeypatch.setattr(amx_matmul, "MAX_FEW", 0 if unit == "matrix unit" else 1000)
-    count, depth, panels = shape
-    stored, meant = kernel(kind, depth, panels)
-    x = jnp.asarray(rows(count, depth), jnp.bfloat16)
-    found = np.asarray(jax.jit(lambda x, kernel: ops.matmul(x, kernel))(x, stored))
-    exact = np.asarray(x, np.float64)
-    bound = 1e-7 * depth * (np.abs(exact) @ np.abs(meant)) + 1e-30
-    assert found.dtype == np.float32
-    assert (np.abs(found - exact @ meant) <= bound).all()
-    if shape not in BFLOAT16_SHAPES[-2:]:
-        return
-    short = jax.jit(lambda x, kernel: ops.matmul(x, kernel, jnp.bfloat16))(x, stored)
-    np.testing.assert_array_equal(np.asarray(short), np.asarray(jnp.asarray(found, jnp.bfloat16)))
+    kernels = [kernel(kind, depth, panels) for _, depth, panels in BFLOAT16_SHAPES]
+    inputs = [rows(count, depth, "bfloat16") for count, depth, _ in BFLOAT16_SHAPES]
+    factors = [(x, stored) for x, (stored, _) in zip(inputs, kernels, strict=True)]
+    found = products(factors)
+    for shape, x, (_, meant), product in zip(BFLOAT16_SHAPES, inputs, kernels, found, strict=True):
+        assert_near(product, x, meant, shape)
+    if kind == "bfloat16":  # a kernel's type has nothing to do with a result's
+        for short, product in zip(products(factors[-2:], jnp.bfloat16), found[-2:], strict=True):
+            np.testing.assert_array_equal(short, product.astype(jnp.bfloat16))
 
 
 @pytest.mark.parametrize(
@@ -104,17 +102,17 @@ def test_rows_in_bfloat16_are_multiplied_as_numpy_says(
 )
 def test_a_row_has_the_same_bits_in_every_batch(kind: str, dtype: str):
     stored, _ = kernel(kind, 96, 13)
-    x = jnp.asarray(rows(40, 96), dtype)
-    whole = np.asarray(multiply(x, stored))
-    for count in (1, 2, 3, 5, 8, 11, 16, 33):
-        np.testing.assert_array_equal(np.asarray(multiply(x[:count], stored)), whole[:count])
-        np.testing.assert_array_equal(np.asarray(multiply(x[-count:], stored)), whole[-count:])
+    x = rows(40, 96, dtype)
+    parts = [part for count in (1, 2, 3, 5, 8, 11, 16, 33) for part in (slice(count), slice(-count, None))]
+    whole, *found = products([(x, stored), *((x[part], stored) for part in parts)])
+    for part, product in zip(parts, found, strict=True):
+        np.testing.assert_array_equal(product, whole[part], str(part))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_in_4_bits_what_is_not_finite_stays_in_its_row(dtype: str):
     stored, _ = kernel("uint8", 32, 4)
-    x = np.array(jnp.asarray(rows(5, 32), dtype))
+    x = rows(5, 32, dtype)
     clean = np.asarray(multiply(x, stored))
     x[1, 7], x[3, 2] = np.nan, np.inf
     spoilt = np.asarray(multiply(x, stored))
@@ -125,7 +123,7 @@ def test_in_4_bits_what_is_not_finite_stays_in_its_row(dtype: str):
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_what_is_not_finite_stays_in_its_row_and_in_its_column(kind: str):
     stored, _ = kernel(kind, 32, 4)
-    x = np.array(jnp.asarray(rows(9, 32), kind))
+    x = rows(9, 32, kind)
     clean = np.asarray(multiply(x, stored))
     x[4, 7] = np.nan
     x[6, 2] = np.inf
@@ -135,14 +133,14 @@ def test_what_is_not_finite_stays_in_its_row_and_in_its_column(kind: str):
     assert np.isnan(spoilt[4]).all() and not np.isfinite(spoilt[6]).any()
     values = np.asarray(stored.values).copy()
     values[2, 9, 5] = np.nan
-    column = np.asarray(multiply(jnp.asarray(rows(9, 32), kind), Panels(jnp.asarray(values))))
+    column = np.asarray(multiply(rows(9, 32, kind), Panels(jnp.asarray(values))))
     assert np.isnan(column[:, 2 * PANEL_WIDTH + 5]).all()
     assert np.isfinite(np.delete(column, 2 * PANEL_WIDTH + 5, axis=1)).all()
 
 
 def test_threads_that_call_it_together_do_not_disturb_each_other():
     stored, _ = kernel("float32", 64, 25)
-    inputs = [rows(count, 64) for count in range(1, 17)]
+    inputs = [factor * rows(count, 64) for factor in range(1, 5) for count in (1, 3, 8, 16)]
     expected = [np.asarray(multiply(x, stored)) for x in inputs]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for _ in range(20):

@@ -31,8 +31,18 @@ def logits(config: ModelConfig, model: nnx.Module) -> np.ndarray:
     return np.concatenate([prompt, *(paged.decode({1: token})[1][None] for token in (7, 8))])
 
 
-@pytest.mark.parametrize("variant", ["llama_tied", "llama_biases"])
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("variant", "quantization"),
+    [
+        ("llama_tied", "none"),
+        ("llama_biases", "int8"),
+        ("llama_tied", "int4"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("llama_biases", "none"), ("llama_tied", "int8"), ("llama_biases", "int4"))
+        ),
+    ],
+)
 def test_logits_are_those_of_the_plain_model(tmp_path: Path, variant: str, quantization: str):
     config = config_of(variant, tmp_path)
     plain, laid_out = (load_model(tmp_path, config, quantization=quantization) for _ in range(2))

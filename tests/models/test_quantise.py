@@ -164,14 +164,17 @@ def test_channels_stand_where_their_kernels_do(tmp_path, name: str):
     """Joint kernels and stacks of experts: each column beside its own scale, and each group of its inputs."""
     config = config_of("mixtral", tmp_path)
     plain, small = (params(load_model(tmp_path, config, quantization=each)) for each in ("none", name))
+    numbers = jax.jit(lambda kernels: {path: kernel.restored(jnp.float32) for path, kernel in kernels.items()})(
+        {path: value for path, value in small.items() if isinstance(value, Quantised)}
+    )
     for path, value in small.items():
-        if isinstance(value, Quantised):
+        if path in numbers:
             axis = -2 if value.scale.ndim == 3 and "mlp" in path else 0
             steps = np.abs(np.asarray(value.scale, np.float32))
             if name == "int8":
                 np.testing.assert_allclose(steps, np.abs(plain[path]).max(axis, keepdims=True) / 127, rtol=2e-7)
             steps = steps.repeat(value.shape[axis] // steps.shape[axis], axis)
-            assert (np.abs(restored(value) - plain[path]) <= 0.501 * steps).all()
+            assert (np.abs(np.asarray(numbers[path]) - plain[path]) <= 0.501 * steps).all()
         else:
             np.testing.assert_array_equal(value, plain[path])
 

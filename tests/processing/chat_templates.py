@@ -1,6 +1,7 @@
 """Small chat templates that write turns in the ways of published models."""
 
 import dataclasses
+import functools
 
 from jsg.processing.chat_template import ChatTemplate
 
@@ -142,6 +143,7 @@ class Style:
     has_thoughts: bool = False
     wants_parts: bool = False
 
+    @functools.cache  # noqa: B019 — styles live as long as the module
     def compiled(self) -> ChatTemplate:
         return ChatTemplate(self.source, bos_token="<s>", eos_token="</s>")
 

@@ -16,7 +16,7 @@ from jsg.sources import resolve_model
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
 from tests.processing.conftest import KINDS
 
-PROPERTY = settings(deadline=None, derandomize=True, max_examples=150)
+PROPERTY = settings(deadline=None, derandomize=True, max_examples=60)
 TEXTS = st.text(alphabet=st.sampled_from("ab é中😀 \n.<|s>"), max_size=12)
 
 

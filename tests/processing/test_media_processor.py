@@ -15,21 +15,21 @@ SIZES = [(1, 1), (1, 2), (1, 200), (200, 1), (3, 90), (57, 33), (32, 32), (31, 6
 SMALL = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
 PINPOINTS = [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96]]
 CASES = {
-    "clip": ("CLIP", {"image_processor_type": "CLIPImageProcessor", **SMALL}),
+    "clip": ("clip", {"image_processor_type": "CLIPImageProcessor", **SMALL}),
     "clip of old": (
-        "CLIP",
+        "clip",
         {"feature_extractor_type": "CLIPFeatureExtractor", "size": 32, "crop_size": 32},
     ),
     "clip by lines": (
-        "CLIP",
+        "clip",
         {"image_processor_type": "CLIPImageProcessorFast", "size": 31, "crop_size": 37, "resample": 2, "do_pad": True},
     ),
     "without resizing": (
-        "CLIP",
+        "clip",
         {"image_processor_type": "CLIPImageProcessor", **SMALL, "do_resize": False},
     ),
     "without cropping": (
-        "CLIP",
+        "clip",
         {
             "image_processor_type": "CLIPImageProcessor",
             "size": {"height": 24, "width": 24},
@@ -38,7 +38,7 @@ CASES = {
         },
     ),
     "other numbers": (
-        "CLIP",
+        "clip",
         {
             "image_processor_type": "CLIPImageProcessorPil",
             **SMALL,
@@ -47,14 +47,14 @@ CASES = {
             "image_std": [1, 0.5, 0.25],
         },
     ),
-    "llava": ("Llava", {"image_processor_type": "LlavaImageProcessor", **SMALL}),
-    "llava, padded": ("Llava", {"image_processor_type": "LlavaImageProcessor", **SMALL, "do_pad": True}),
+    "llava": ("llava", {"image_processor_type": "LlavaImageProcessor", **SMALL}),
+    "llava, padded": ("llava", {"image_processor_type": "LlavaImageProcessor", **SMALL, "do_pad": True}),
     "llava-next": (
-        "LlavaNext",
+        "llava_next",
         {"image_processor_type": "LlavaNextImageProcessor", **SMALL, "image_grid_pinpoints": PINPOINTS},
     ),
     "llava-next, other base": (
-        "LlavaNext",
+        "llava_next",
         {
             "image_processor_type": "LlavaNextImageProcessorFast",
             "size": {"height": 40, "width": 36},
@@ -78,14 +78,10 @@ def _processor(directory, fields: dict, name: str = "preprocessor_config.json", 
     return PixelProcessor(read_pixel_config(directory, kind))
 
 
-def _theirs(name: str, fields: dict, image: np.ndarray) -> np.ndarray:
-    """The tiles of Hugging Face's processor of this name: [tiles, 3, side, side].
-
-    It is imported here, because that takes seconds, and every process of a test run imports this file.
-    """
-    family = {"CLIP": "clip", "Llava": "llava", "LlavaNext": "llava_next"}[name]
+def _theirs(family: str, fields: dict, image: np.ndarray) -> np.ndarray:
+    """The tiles of Hugging Face's processor: [tiles, 3, side, side]. Its import takes a second, so it is made here."""
     module = importlib.import_module(f"transformers.models.{family}.image_processing_pil_{family}")
-    cls = getattr(module, f"{name}ImageProcessorPil")
+    cls = getattr(module, {"clip": "CLIP", "llava": "Llava", "llava_next": "LlavaNext"}[family] + "ImageProcessorPil")
     arguments = {name: value for name, value in fields.items() if not name.endswith("_type")}
     pixels = cls(**arguments)(pillow.fromarray(image), return_tensors="np")["pixel_values"]
     return pixels[0] if pixels.ndim == 5 else pixels
@@ -93,24 +89,24 @@ def _theirs(name: str, fields: dict, image: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("case", CASES)
 def test_tiles_are_those_of_hugging_face(case, tmp_path):
-    name, fields = CASES[case]
+    family, fields = CASES[case]
     processor = _processor(tmp_path, fields)
     for size in SIZES:
         image = _image(size)
-        ours, theirs = processor.image(image), _theirs(name, fields, image)
+        ours, theirs = processor.image(image), _theirs(family, fields, image)
         assert ours.pixels.dtype == np.float32 and ours.size == size
         assert len(ours.pixels) == 1 + ours.grid[0] * ours.grid[1]
         np.testing.assert_allclose(ours.pixels, theirs, rtol=0, atol=1e-6, err_msg=str(size))
 
 
-@pytest.mark.parametrize("name", ["CLIP", "LlavaNext"])
-def test_tiles_of_real_sizes_are_those_of_hugging_face(name, tmp_path):
+@pytest.mark.parametrize(("family", "name"), [("clip", "CLIP"), ("llava_next", "LlavaNext")])
+def test_tiles_of_real_sizes_are_those_of_hugging_face(family, name, tmp_path):
     sides = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
     fields = {"image_processor_type": f"{name}ImageProcessor", **sides}
     image = _image((480, 641))
     ours = _processor(tmp_path, fields).image(image)
     assert ours.grid == ((2, 2) if name == "LlavaNext" else (0, 0))
-    np.testing.assert_allclose(ours.pixels, _theirs(name, fields, image), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(ours.pixels, _theirs(family, fields, image), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +127,7 @@ def test_a_video_is_processed_frame_by_frame(tmp_path):
     processor = _processor(tmp_path, {"video_processor": fields}, "processor_config.json", "video")
     frames = [_image((45, 70), seed) for seed in range(3)]
     ours = processor.video(np.stack(frames))
-    theirs = np.concatenate([_theirs("CLIP", SMALL, frame) for frame in frames])
+    theirs = np.concatenate([_theirs("clip", SMALL, frame) for frame in frames])
     assert ours.mode == "video" and ours.size == (45, 70)
     np.testing.assert_allclose(ours.pixels, theirs, rtol=0, atol=1e-6)
 

@@ -9,7 +9,7 @@ from jsg.processing.tokenizer import Tokenizer
 from jsg.types import FinishReason, FinishType, SamplingParams
 
 LENGTH = FinishReason(FinishType.LENGTH)
-PROPERTY = settings(deadline=None, derandomize=True, max_examples=120)
+PROPERTY = settings(deadline=None, derandomize=True, max_examples=50)
 
 
 def _reference(tokenizer: Tokenizer, sampling: SamplingParams, ids: Sequence[int]) -> tuple[str, int, str | None]:

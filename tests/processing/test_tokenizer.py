@@ -25,7 +25,7 @@ TEXTS = [
     "naïve café 中文字符 😀 👩‍👩‍👧 ꙮ \x00",
     "punctuation , is . not ' s tidied",
 ]
-PROPERTY = settings(deadline=None, derandomize=True, max_examples=100)
+PROPERTY = settings(deadline=None, derandomize=True, max_examples=50)
 
 
 @functools.cache
@@ -57,7 +57,7 @@ def test_encode_equals_the_library_and_decode_gives_the_text_back(
 
 
 def test_other_threads_get_their_turns_while_a_large_text_is_encoded(tokenizer: Tokenizer) -> None:
-    text = "".join(TEXTS[2:]) * 10_000
+    text = "".join(TEXTS[2:]) * 4_000
     num_turns = 0
     with ThreadPoolExecutor(1) as pool:
         encoding = pool.submit(tokenizer.encode, text)

@@ -145,12 +145,12 @@ def test_any_name_without_a_list_of_tools() -> None:
     "text",
     [
         '<tool_call>{"a": "' * 5_000,
-        "<tool_call>" + " " * 60_000,
-        " " * 60_000 + "x",
-        '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * 60_000,
-        '<tool_call>{"x": "' + "x" * 60_000,
-        '<tool_call>{"name": "f", "arguments": {}}' + "\n" * 60_000,
-        '<tool_call>{"x":' + "[" * 60_000,
+        "<tool_call>" + " " * 30_000,
+        " " * 30_000 + "x",
+        '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * 30_000,
+        '<tool_call>{"x": "' + "x" * 30_000,
+        '<tool_call>{"name": "f", "arguments": {}}' + "\n" * 30_000,
+        '<tool_call>{"x":' + "[" * 30_000,
     ],
     ids=range(7),
 )

@@ -22,6 +22,7 @@ TALKS = [
 ]
 
 
+@functools.cache
 def _turns(style: Style) -> ChatTurns:
     return ChatTurns(style.source, bos_token="<s>", eos_token="</s>")
 

@@ -62,10 +62,10 @@ def _texts(alphabet: str, lengths: range, per_length: int) -> list[str]:
 
 
 AMBIGUOUS = {
-    r".*a.{40}": _texts("ab", range(36, 60), 2),
-    r"(?:a|b)*a(?:a|b){90,120}": _texts("ab", range(85, 140, 5), 2),
-    r".*a.{70}b.{3}": _texts("ab", range(70, 90), 2),
-    r"(?:[a-z]+ ?){40,100}": [*_texts("ab ", range(36, 110, 9), 2), *("a" * n for n in (39, 40, 150))],
+    r".*a.{40}": _texts("ab", range(36, 60, 2), 2),
+    r"(?:a|b)*a(?:a|b){90,120}": _texts("ab", range(85, 140, 5), 1),
+    r".*a.{70}b.{3}": _texts("ab", range(70, 90, 2), 2),
+    r"(?:[a-z]+ ?){40,100}": [*_texts("ab ", range(36, 110, 9), 1), *("a" * n for n in (39, 40, 150))],
     r"(?:[a-z]{1,40}[a-m ]{1,40}){1,40}": [
         *_texts("ax ", range(1, 300, 52), 2),
         "x" * 40,
@@ -73,17 +73,17 @@ AMBIGUOUS = {
         "xa" * 40,
         "xa" * 41,
     ],
-    r"(?:a|ab|ba){50,70}": [*_texts("ab", range(45, 145, 8), 3), *("a" * n for n in (49, 50, 70, 71))],
+    r"(?:a|ab|ba){50,70}": [*_texts("ab", range(45, 145, 8), 1), *("a" * n for n in (49, 50, 70, 71))],
     r"(?:aa|aaa){40,50}": ["a" * n for n in (79, 80, 81, 110, 149, 150, 151)],
     r"(?:a{2,3},?){30,33}": [*("aa," * n for n in range(28, 36)), *("a" * n for n in (59, 60, 61, 98, 99, 100))],
     r"(?:(?:ab?){1,30}b?){3,9}c": [f"{'ab' * n}{b}c" for n in (2, 3, 30, 270, 271) for b in ("", "b", "bb")],
     r"(?:[ab]{1,70}[bc]{1,70}){2}": _texts("abc", range(1, 290, 20), 2),
     r"a{0,100}a{0,100}b": [f"{'a' * n}b" for n in (0, 1, 100, 101, 199, 200, 201)],
-    r"(?:é|éa|a){70,90}": [*("é" * n for n in (69, 70, 90, 91)), *_texts("éa", range(60, 140, 5), 3)],
+    r"(?:é|éa|a){70,90}": [*("é" * n for n in (69, 70, 90, 91)), *_texts("éa", range(60, 140, 5), 1)],
 }
 
 
-AMBIGUOUS[".*" * 30 + "a.{60}"] = _texts("ab", range(56, 76, 6), 2)  # so much so that it takes too long to see it
+AMBIGUOUS[".*" * 30 + "a.{60}"] = _texts("ab", range(58, 76, 8), 2)  # so much so that it takes too long to see it
 
 
 @pytest.mark.parametrize("pattern", AMBIGUOUS)
@@ -189,7 +189,7 @@ def _check_random_repeat(seed: int) -> None:
         if "read in several ways" not in str(error):
             raise
         return
-    for text, expected in _expected(pattern, _texts("ab", range(0, 120, 7), 2)).items():
+    for text, expected in _expected(pattern, _texts("ab", range(0, 120, 14), 2)).items():
         assert accepts(machine, text) == expected, (pattern, text)
     assert not machine.num_dropped, pattern
 

@@ -111,8 +111,8 @@ def test_masks_of_real_vocabularies_are_what_brute_force_says_of_sampled_tokens(
     brute = BruteForce(grammar, vocabulary)
     for token in tokenize(vocabulary, text.encode()):
         mask = allowed(masker, vocabulary)
-        sampled = rng.integers(0, vocabulary.size, 50).tolist()
-        likely = rng.choice(sorted(mask), min(20, len(mask)), replace=False).tolist()
+        sampled = rng.integers(0, vocabulary.size, 20).tolist()
+        likely = rng.choice(sorted(mask), min(10, len(mask)), replace=False).tolist()
         for other in (*sampled, *likely, *vocabulary.eos_ids):
             assert (other in mask) == brute.is_allowed(other), vocabulary.text_of(other)
         assert token in mask and masker.accept(token)
@@ -145,11 +145,11 @@ def test_masks_with_slices_are_those_of_walks_over_everything(sample: str):
     spelled = [vocabulary.tokens.index(bytes([byte])) for byte in text.encode()]
     compared = 0
     for place, token in enumerate(spelled):
-        if place % max(len(spelled) // 60, 1) == 0:
+        if place % max(len(spelled) // 25, 1) == 0:
             assert sliced.mask_key() == walked.mask_key()
             compared += 1
         assert sliced.accept(token) and walked.accept(token)
-    assert sliced.mask_key() == walked.mask_key() and compared >= min(50, len(spelled))
+    assert sliced.mask_key() == walked.mask_key() and compared >= min(20, len(spelled))
 
 
 def test_far_from_the_ends_of_a_count_masks_are_shared():
@@ -187,7 +187,7 @@ def test_rollback_fork_and_replay_in_any_order(new_masker: MakeMasker, sample: s
     first = new_masker(grammar, vocabulary, memo_bytes, limits)
     reference = new_masker(grammar, vocabulary)
     cursors: list[tuple[GrammarMasker, list[int]]] = [(first, [])]
-    for step in range(60):
+    for step in range(40):
         i = int(rng.integers(len(cursors)))
         masker, history = cursors[i]
         what = rng.random()

@@ -64,9 +64,10 @@ SCHEMAS = {
 MEMBERS = [(name, value) for name in ("a", "ab", "b") for value in (1, 2, "x")]
 
 
-def texts(longest: int) -> Iterator[str]:
-    for count in range(longest + 1):
-        for row in itertools.product(MEMBERS, repeat=count):
+def texts() -> Iterator[str]:
+    """Objects of up to three members: all of up to two, and every fourth of three."""
+    for count in range(4):
+        for row in itertools.islice(itertools.product(MEMBERS, repeat=count), 0, None, 4 if count == 3 else 1):
             yield "{" + ", ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in row) + "}"
 
 
@@ -80,7 +81,7 @@ def first(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def test_what_is_taken_is_valid_for_both_readers(name: str, order: str) -> None:
     schema = SCHEMAS[name]
     validator = jsonschema.Draft202012Validator(schema)
-    taken = verdicts(schema, list(texts(3)), order=order)
+    taken = verdicts(schema, list(texts()), order=order)
     assert any(len(json.loads(text)) > 1 for text in taken)
     for text in taken:
         assert validator.is_valid(json.loads(text)), text
@@ -104,7 +105,7 @@ def test_what_is_lost_for_it(name: str, lost: str) -> None:
     """Objects without a repeated name that are valid and yet not taken: where all members must serve what one must."""
     schema = SCHEMAS[name]
     validator = jsonschema.Draft202012Validator(schema)
-    for text in texts(3):
+    for text in texts():
         value = json.loads(text)
         if len(value) < text.count(":") or not validator.is_valid(value) or accepts(schema, text, order="free"):
             continue
