@@ -139,8 +139,9 @@ def test_what_is_not_finite_stays_in_its_row_and_in_its_column(kind: str):
 
 
 def test_threads_that_call_it_together_do_not_disturb_each_other():
-    stored, _ = kernel("float32", 64, 25)
-    inputs = [factor * rows(count, 64) for factor in range(1, 5) for count in (1, 3, 8, 16)]
+    """The largest products take helpers so long that one that was returned before they end is read too soon."""
+    stored, _ = kernel("float32", 512, 49)
+    inputs = [factor * rows(count, 512) for factor in range(1, 5) for count in (1, 3, 16, 64)]
     expected = [np.asarray(multiply(x, stored)) for x in inputs]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for _ in range(20):
