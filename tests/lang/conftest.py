@@ -9,6 +9,7 @@ from jsg.lang.http.runtime import Runtime
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.sources import resolve_model
 from tests.conftest import COMPILE_CACHE
+from tests.engine.late import late_programs
 from tests.processing.conftest import all_tokenizers, directories  # noqa: F401
 
 SMALL = {
@@ -22,6 +23,14 @@ SMALL = {
 """Options of a server that takes little memory and compiles one shape of a step."""
 
 
+def new_engine(compile_cache_dir: str, **knobs: bool) -> jsg.Engine:
+    """An engine of the embedded model whose programs are compiled when first needed; see `tests/engine/late.py`."""
+    with late_programs():
+        return jsg.Engine(
+            max_running_requests=4, chunked_prefill_size=64, compilation_cache_dir=compile_cache_dir, **knobs
+        )
+
+
 @pytest.fixture(scope="session")
 def tiny() -> Tokenizer:
     """The tokenizer of the embedded model."""
@@ -31,7 +40,7 @@ def tiny() -> Tokenizer:
 @pytest.fixture(scope="package")
 def engine(compile_cache_dir: str) -> Iterator[jsg.Engine]:
     """An engine in this process. A test that counts cached tokens flushes its cache first."""
-    with jsg.Engine(max_running_requests=4, chunked_prefill_size=64, compilation_cache_dir=compile_cache_dir) as engine:
+    with new_engine(compile_cache_dir) as engine:
         yield engine
 
 
