@@ -84,6 +84,7 @@ def _prepare_cheaply() -> None:
     nobody = COMPILE_CACHE / "no-certificates"
     nobody.mkdir(mode=0o700, exist_ok=True)
     os.environ["SSL_CERT_DIR"] = str(nobody)
+    os.environ.pop("SSL_CERT_FILE", None)
 
 
 def pytest_collection(session: pytest.Session) -> None:
