@@ -1,6 +1,9 @@
 """What tests of several files of the language share: the tokenizer, one engine and one server of the embedded model."""
 
+import subprocess
 from collections.abc import Iterator
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -21,6 +24,7 @@ SMALL = {
     "compilation_cache_dir": str(COMPILE_CACHE),
 }
 """Options of a server that takes little memory and compiles one shape of a step."""
+LATE_SERVER = "tests.lang.late_server"
 
 
 def new_engine(compile_cache_dir: str, **knobs: bool) -> jsg.Engine:
@@ -46,6 +50,16 @@ def engine(compile_cache_dir: str) -> Iterator[jsg.Engine]:
 
 @pytest.fixture(scope="package")
 def runtime() -> Iterator[Runtime]:
-    """A server in a separate process. A test that counts cached tokens flushes its cache first."""
-    with Runtime(**SMALL, served_model_name="small") as runtime:
+    """A server in a separate process. A test that counts cached tokens flushes its cache first.
+
+    Its engine compiles what it runs, which is a third of its programs.
+    """
+    start = subprocess.Popen
+
+    def popen(arguments: list[str], **options: Any) -> subprocess.Popen[str]:
+        return start([LATE_SERVER if each == "jsg.cli" else each for each in arguments], **options)
+
+    with mock.patch.object(subprocess, "Popen", popen):
+        made = Runtime(**SMALL, served_model_name="small")
+    with made as runtime:
         yield runtime

@@ -11,14 +11,15 @@ from jsg.errors import RequestError
 from tests.lang.graph_programs import run_here
 from tests.lang.test_remote_graph import GraphServer
 
+
+WAYS = ("run", "stream", "batch", "arun", "here", "server")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _few_objects() -> None:
     """Leaves all that exists to the end of the process: the tests look for what is garbage again and again."""
     gc.collect()
     gc.freeze()
-
-
-WAYS = ("run", "stream", "batch", "arun", "here", "server")
 
 
 def fail(prompt, gen):
