@@ -11,7 +11,6 @@ from jsg.errors import RequestError
 from tests.lang.graph_programs import run_here
 from tests.lang.test_remote_graph import GraphServer
 
-
 WAYS = ("run", "stream", "batch", "arun", "here", "server")
 
 
