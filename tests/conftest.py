@@ -39,6 +39,16 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = str(MIN_COMPILE_S)
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(4 * 2**30)  # only a bounded cache is locked between processes
 
+FAST = "not slow"
+"""Which tests `-m` chooses where it says nothing else: see `addopts` in `pyproject.toml`."""
+COMPILE_QUICKLY = (
+    "--xla_backend_optimization_level=1",
+    "--xla_cpu_parallel_codegen_split_count=1",
+    "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
+)
+"""For XLA. The programs are the same to the last operation, and their machine code is nearly as fast. It takes half the
+time to compile them. Without any optimisation it takes a quarter, but then tests of long traffic take twice as long."""
+
 pytest_plugins = ["tests.cpu_times", "tests.shape_checker"]
 
 hypothesis.settings.register_profile("jsg", deadline=None, derandomize=True, print_blob=True)
@@ -64,6 +74,22 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = config.getoption("--shared-data")
     if folder is not None and not folder.is_dir():
         raise pytest.UsageError(f"--shared-data must name a folder that exists, but got {str(folder)!r}")
+    if FAST in config.getoption("markexpr") and not config.getoption("h200", default=False):
+        _prepare_cheaply()
+
+
+def _prepare_cheaply() -> None:
+    """Leaves out of this process, its workers and the processes of tests what fast tests need not pay for.
+
+    The slow tests compile as a server does, so the machine code that serves is tested too.
+    """
+    flags = os.environ.get("XLA_FLAGS", "").split()  # a worker has those of the process that started it
+    os.environ["XLA_FLAGS"] = " ".join((*(flag for flag in flags if flag not in COMPILE_QUICKLY), *COMPILE_QUICKLY))
+    # No fast test speaks to a real server over TLS, and each client would read all certificates of this machine.
+    nobody = COMPILE_CACHE / "no-certificates"
+    nobody.mkdir(mode=0o700, exist_ok=True)
+    os.environ["SSL_CERT_DIR"] = str(nobody)
+    os.environ.pop("SSL_CERT_FILE", None)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -43,7 +43,7 @@ BUSY = {**DETERMINISTIC, **SMALL_POOL, "chunked_prefill_size": 23}
 def test_deterministic_mode_is_bitwise_the_same_under_traffic_that_evicts_and_retracts(new_core_of, alone):
     """An engine of its own: how much is admitted depends on what it has seen before."""
     core = new_core_of(**BUSY)
-    for seed in range(3):
+    for seed in range(2):
         check_bitwise(core, alone, seed)
     stats = core.stats()
     for counter in ("num_retracts", "num_evicted_tokens", "cached_tokens", "num_aborted"):
@@ -104,14 +104,13 @@ def test_default_mode_differs_in_the_last_bits_only(core_of, knobs: dict):
     reference = core_of(chunked_prefill_size=128, disable_radix_cache=True)
     busy = core_of(**SMALL_POOL, **knobs)
     num_tokens = num_ties = 0
-    for seed in range(2):
-        arrivals = small.traffic(seed, logprobs=small.VOCAB)
-        outcomes = small.run(busy, arrivals)
-        for _, request in arrivals:
-            expected = small.alone(reference, request)
-            num_tokens += len(expected.token_ids)
-            num_ties += differs_at_a_tie(request, outcomes[request.rid], expected)
-    assert num_tokens > 300
+    arrivals = small.traffic(0, logprobs=small.VOCAB)
+    outcomes = small.run(busy, arrivals)
+    for _, request in arrivals:
+        expected = small.alone(reference, request)
+        num_tokens += len(expected.token_ids)
+        num_ties += differs_at_a_tie(request, outcomes[request.rid], expected)
+    assert num_tokens > 150
     assert num_ties <= 1 + num_tokens // 10_000
 
 

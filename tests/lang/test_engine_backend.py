@@ -17,6 +17,7 @@ from jsg.lang.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Select, Text
 from jsg.lang.tokens.session import TokenSession
 from jsg.types import GrammarSpec
 from tests.constrained.vocabularies import sentencepiece, tekken, tokenize
+from tests.lang.conftest import new_engine
 from tests.lang.fake_model import asynchronous
 
 GREEDY = SamplingArgs(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -225,9 +226,7 @@ class TestSameAnswer:
                 await branch.close()
             return texts
 
-        with jsg.Engine(
-            deterministic=True, max_running_requests=4, chunked_prefill_size=64, compilation_cache_dir=compile_cache_dir
-        ) as engine:
+        with new_engine(compile_cache_dir, deterministic=True) as engine:
             backend = engine.as_backend()
             warm = [asyncio.run(run(backend, cold=False)) for _ in range(2)]
             assert warm[0] == warm[1] == asyncio.run(run(backend, cold=True))
@@ -356,7 +355,7 @@ class TestAnswers:
             await gen(session)
 
     def test_a_closed_engine_says_so(self, compile_cache_dir: str):
-        engine = jsg.Engine(max_running_requests=4, chunked_prefill_size=64, compilation_cache_dir=compile_cache_dir)
+        engine = new_engine(compile_cache_dir)
         backend = engine.as_backend()
         engine.close()
 

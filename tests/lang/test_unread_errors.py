@@ -14,6 +14,13 @@ from tests.lang.test_remote_graph import GraphServer
 WAYS = ("run", "stream", "batch", "arun", "here", "server")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _few_objects() -> None:
+    """Leaves all that exists to the end of the process: the tests look for what is garbage again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 def fail(prompt, gen):
     if gen.name == "bad":
         raise RequestError("no bad")

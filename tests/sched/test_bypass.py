@@ -26,7 +26,7 @@ def sampling(max_new: int) -> SamplingParams:
 
 
 def offer(shape: EngineShape, *, num_steps: int, cold: tuple[int, ...] = COLD, hot_new: int = 3) -> Answer:
-    """One cold request, and before every step two more hot ones; what the cold one saw by then."""
+    """One cold request, and before each of so many steps two more hot ones, until the cold one has its answer."""
     engine = SimulatedEngine(shape, TokenModel(broken_every=NEVER))
     for number in range(4):
         engine.add(hot(number))
@@ -36,6 +36,8 @@ def offer(shape: EngineShape, *, num_steps: int, cold: tuple[int, ...] = COLD, h
         engine.add(hot(number, hot_new))
         engine.add(hot(number + 1, hot_new))
         engine.step()
+        if engine.answers["cold"].finish is not None:
+            break
     return engine.answers["cold"]
 
 

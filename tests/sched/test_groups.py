@@ -272,7 +272,7 @@ def family_prompt(rng: random.Random, longest: int) -> tuple[int, ...]:
     return tuple([*family, *rng.choices(range(VOCAB), k=rng.randrange(1, 4))][:longest])
 
 
-@pytest.mark.parametrize("num_runs", [16, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_runs", [7, pytest.param(50, marks=pytest.mark.slow)])
 def test_groups_of_random_traffic_read_what_their_members_would(num_runs: int, monkeypatch: pytest.MonkeyPatch):
     """The simulated device looks at every group: see `SimulatedDevice`."""
     monkeypatch.setattr(admission, "DECAY_STEPS", 5)

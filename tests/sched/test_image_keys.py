@@ -355,7 +355,7 @@ def random_images(rng: random.Random, plain: Request, limit: int) -> Request:
     )
 
 
-@pytest.mark.parametrize("num_examples", [12, pytest.param(80, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_examples", [6, pytest.param(80, marks=pytest.mark.slow)])
 def test_images_change_no_answer(num_examples: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(admission, "DECAY_STEPS", 5)
     happened: Counter[str] = Counter()

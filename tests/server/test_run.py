@@ -100,6 +100,12 @@ class TestListener:
                 pass
             assert ("asks for no key" in caplog.text) is is_warned
 
+    def test_an_address_that_is_taken_is_named(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(ConfigError, match=f"free address of this machine, but 127.0.0.1 with {port} gave: "):
+                _listen(ServerConfig(port=port))
+
     def test_answers_do_not_wait_for_acknowledgements(self):
         listener = _listen(ServerConfig(port=0))
         with contextlib.closing(listener), socket.create_connection(listener.getsockname()):

@@ -27,7 +27,7 @@ from tests.engine.lettered import Outcome, greedy, traffic
 from tests.engine.small import DETERMINISTIC, PAGE_SIZE, check_core
 from tests.engine.taught import BUSY, check_bitwise, check_matches, outcome_of, run
 
-COSTLY = tuple(GrammarSpec("regex", f"[a-z0-9 ]*{letter}[a-z0-9 ]{{14}}") for letter in "abcdefghijkl")
+COSTLY = tuple(GrammarSpec("regex", f"[a-z0-9 ]*{letter}[a-z0-9 ]{{14}}") for letter in "abcdefgh")
 """Each with as many states as texts have ways to go on."""
 STEP = 2_000
 """Of work: about as much as one of their masks takes for the small vocabulary."""
@@ -149,7 +149,7 @@ def always_new(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whoever_sits_steps_out_answers_the_same(new_taught_core_of, taught_alone, put_offs: list):
     """There is room in a step for some of the masks only; chunks, tokens and drafts are put off."""
     core = new_taught_core_of(**BUSY)
-    for seed, num_steps in enumerate((1, 500, 2_000)):
+    for seed, num_steps in enumerate((1, 500)):
         check_bitwise(limit(core, num_steps), taught_alone, seed)
     assert set(put_offs) == {(True, False), (False, False), (False, True)}
 
