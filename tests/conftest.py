@@ -4,7 +4,6 @@ The environment is set before anything imports JAX, so that this process and its
 """
 
 import contextlib
-import functools
 import gc
 import importlib
 import os
@@ -12,8 +11,6 @@ import pathlib
 import sys
 from collections.abc import Callable, Iterator
 
-import httpx
-import httpx2
 import hypothesis
 import pytest
 from hypothesis.internal.conjecture import providers
@@ -170,16 +167,6 @@ def _leaves_nothing_open() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_ssl_context() -> Iterator[None]:
-    """HTTP clients share what they know of authorities. Each would read that anew, which takes 30 ms."""
-    with pytest.MonkeyPatch.context() as patch:
-        for package in (httpx, httpx2):  # the packages of OpenAI and Anthropic use the second
-            make = functools.cache(package._config.create_ssl_context)
-            patch.setattr(package._transports.default, "create_ssl_context", make)
-        yield
 
 
 @pytest.fixture(scope="session")

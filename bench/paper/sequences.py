@@ -58,7 +58,7 @@ class Sequences:
             self._needs(place, choice[:-1])
 
     def least(self) -> int | None:
-        """The tokens that a cache without limits computes beside answers. None with pictures, which have other tokens."""
+        """The tokens that a cache without limits computes beside answers. None if there were pictures."""
         if self._has_media:
             return None
         repeated = sum(count - (place in self._needed - self._generated) for place, count in self._ends.items())
