@@ -223,26 +223,19 @@ class PatternAutomaton:
 
     def move(self, state: State, char: str) -> Move:
         """The move that a character makes."""
-        making = self.making_of(state, char)
-        while True:
-            try:
-                next(making)
-            except StopIteration as made:
-                return made.value
-
-    def making_of(self, state: State, char: str) -> Generator[None, None, Move]:
-        """The move that a character makes, with a pause after each piece of its work.
-
-        The first move from a large state visits up to `MAX_TRANSITIONS` pairs, for which a server has no time at once.
-        """
-        self.num_steps += 1
-        char_class = self._class_of.get(char)
-        if char_class is None:
-            char_class = self._classify(char)
+        char_class = self.class_of(char)
         move = state.moves.get(char_class)
         if move is None:
-            move = yield from self._make_move(state, char_class)
+            for _ in self.make_move(state, char_class):
+                pass
+            move = state.moves[char_class]
         return move
+
+    def class_of(self, char: str) -> int:
+        """The class of a character; see `State.moves`."""
+        self.num_steps += 1
+        char_class = self._class_of.get(char)
+        return self._classify(char) if char_class is None else char_class
 
     def _classify(self, char: str) -> int:
         starts, bounds, code = self._bounds_start, self._bounds, ord(char)
@@ -258,7 +251,11 @@ class PatternAutomaton:
         char_class = self._class_of[char] = sum(of_sets)
         return char_class
 
-    def _make_move(self, state: State, char_class: int) -> Generator[None, None, Move]:
+    def make_move(self, state: State, char_class: int) -> Generator[None, None, None]:
+        """Makes the move that `state` has not yet for a class of characters, with a pause after each piece of work.
+
+        From a large state it visits up to `MAX_TRANSITIONS` pairs, for which a server has no time at once.
+        """
         follow, follow_start = self._follow, self._follow_start
         reached: dict[int, int] = {}
         ending: int | None = None
@@ -284,8 +281,7 @@ class PatternAutomaton:
         self._make_room(_MOVE_BYTES + _INDEX_BYTES * len(reached))
         if not state.moves:
             self._with_moves.append(state)
-        move = state.moves[char_class] = self._state(tuple(reached)), tuple(reached.values()), ending
-        return move
+        state.moves[char_class] = self._state(tuple(reached)), tuple(reached.values()), ending
 
     def _state(self, positions: tuple[int, ...]) -> State:
         state = self._states.get(positions)
@@ -351,11 +347,14 @@ class TextReader:
 
     def _read_all(self, state: State, text: str) -> Generator[None, None, bool]:
         """Reads a text, with a pause after each character and each piece of a move."""
-        may_end = 0 in state.positions
+        automaton, may_end = self._automaton, 0 in state.positions
         for char in text:
             if not state.positions:
                 return False
-            state, _, ending = yield from self._automaton.making_of(state, char)
+            char_class = automaton.class_of(char)
+            if char_class not in state.moves:
+                yield from automaton.make_move(state, char_class)
+            state, _, ending = state.moves[char_class]
             may_end = ending is not None
             yield
         return may_end
