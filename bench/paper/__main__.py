@@ -6,7 +6,7 @@
 
 Every engine gets the same programs with the same texts, which are synthetic, and they take turns. A round runs all
 programs of a workload at once, for programs per second, and then some of them alone, for their latency.
-`docs/paper.md` says what the workloads, arms and figures are.
+`docs/benchmarking.md` says what the workloads, arms and figures are.
 """
 
 import argparse
@@ -33,21 +33,29 @@ from bench.peers.checkpoint import SHAPES, make_checkpoint
 from bench.peers.engines import Engine, Setting, Start
 from bench.report import ROOT, Report
 from jsg.errors import JsgError
+from jsg.lang.remote.dialects import DIALECTS, Dialect
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.sources import resolve_model
 
 NUM_POSITIONS = 16_384
 POOL_TOKENS = 65_536
 NUM_ALONE = 3
-QUICK = (0.01, "small", 1, 4)
-"""Scale, shape, rounds and most programs of `--quick`: every workload and arm, to see that they run."""
+QUICK = {"scale": 0.01, "shape": "small", "rounds": 1, "most": 4}
+"""The defaults with `--quick`: every workload and arm, to see that they run."""
 FORGOTTEN = (0.0, 0.25, 0.5, 0.75, 1.0)
 """The shares of calls that find nothing cached, for the figure of batch size against hit rate."""
-PEERS: Mapping[str, frozenset[Need]] = {
-    "vllm": frozenset({"choices", "forms", "joins"}),
-    "compatible": frozenset({"joins"}),
+EVERYTHING = frozenset[Need]({"choices", "forms", "joins"})
+LLAMA_CPP = dataclasses.replace(
+    DIALECTS["compatible"], text_fields={**DIALECTS["compatible"].text_fields, "ignore_eos": "ignore_eos"}
+)
+PEERS: Mapping[str, tuple[Dialect | None, frozenset[Need]]] = {
+    "jsg": (None, EVERYTHING),
+    "sglang": (DIALECTS["sglang"], EVERYTHING),
+    "vllm": (DIALECTS["vllm"], EVERYTHING),
+    "llama.cpp": (LLAMA_CPP, frozenset[Need]({"joins"})),
 }
-"""What peers can do over OpenAI's API for completions. Where nothing can be joined, texts follow each other."""
+"""For each kind of server the fields that its completions API takes, and what it can do with them. The language speaks
+to jsg in its own way. Where nothing can be joined, texts follow each other."""
 RAW = Ways(one_by_one=True)
 """As one writes a program with an SDK alone: the whole text is sent with each call, and each call is waited for."""
 
@@ -128,19 +136,22 @@ def peer_targets(
     stack: contextlib.ExitStack, report: Report, setting: Setting, options: argparse.Namespace
 ) -> list[Target]:
     """The peers that the command line names, each twice: as the language runs programs, and as its users would."""
+    dialect, can = PEERS[options.dialect]
     targets = [
-        Target(name=name, url=url, dialect=options.dialect, model=engines.model_at(url), can=PEERS[options.dialect])
+        Target(name=name, url=url, dialect=dialect, model=engines.model_at(url), can=can)
         for name, url in (each.split("=", 1) for each in options.endpoint)
     ]
-    starts: dict[str, tuple[str, Start]] = {}
+    starts: dict[str, Start] = {}
     if options.vllm_python:
-        starts["vllm"] = ("vllm", engines.vllm(options.vllm_python))
+        starts["vllm"] = engines.vllm(options.vllm_python)
     if options.llama_python:
-        starts["llama.cpp"] = ("compatible", engines.llama_cpp(options.llama_python, None))
-    for name, (dialect, start) in starts.items():
+        starts["llama.cpp"] = engines.llama_cpp(options.llama_python, None)
+    for name, start in starts.items():
+        dialect, can = PEERS[name]
         for engine in started(report, stack, {name: start}, setting):
-            model = engines.model_at(engine.url or "")
-            targets.append(target_of(engine.name, engine, dialect=dialect, model=model, can=PEERS[dialect]))
+            targets.append(
+                target_of(engine.name, engine, dialect=dialect, model=engines.model_at(engine.url or ""), can=can)
+            )
     return targets + [
         dataclasses.replace(target, name=f"{target.name}, raw SDK", ways=RAW) for target in targets if options.raw
     ]
@@ -155,7 +166,7 @@ def run_group(
 ) -> None:
     """Runs workloads on one model: the arms, and the peers if they can have this model."""
     sees = options.pictures_model == model
-    can = frozenset[Need]({"pictures", "choices"} if sees else {"choices", "forms", "joins"})
+    can = frozenset[Need]({"pictures"}) if sees else EVERYTHING
     setting = Setting(
         model=Path(model),
         dtype=options.dtype,
@@ -175,24 +186,30 @@ def run_group(
             concerned = [each for each in targets if each.name not in ARMS or ARMS[each.name].concerns(workload)]
             run_workload(report, workload, concerned, options, tokenizer)
         if options.batches and not sees:
-            full = next(target for target in targets if target.name == FULL)
-            run_batches(report, full, options, tokenizer)
+            for full in (target for target in targets if target.name == FULL):
+                run_batches(report, full, options, tokenizer)
 
 
 def run_batches(report: Report, full: Target, options: argparse.Namespace, tokenizer: Any) -> None:
     """Runs trees of thought with a growing share of calls that find nothing in the cache."""
     workload = WORKLOADS["tree-deep"]
     for share in FORGOTTEN:
-        target = dataclasses.replace(full, ways=Ways(forgotten=share))
-        measured = measure(workload, target, runs_of(workload, f"batches {share}", options, tokenizer), [])
+        # What a fork computes ahead would be for nothing where its branches find nothing.
+        target = dataclasses.replace(full, ways=Ways(forgotten=share, hints_forks=False))
+        at_once, alone = (runs_of(workload, f"{kind} {share}", options, tokenizer) for kind in ("batches", "alone"))
+        measured = measure(workload, target, at_once, alone[:1])
         facts = measured.facts() | {"forgotten": share}
         report.add(f"{workload.name}: {share:.0%} of calls find nothing", "s wall", [measured.wall_s], **facts)
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = parser().parse_args(arguments)
+    made = parser()
+    options = made.parse_args(arguments)
     if options.quick:
-        options.scale, options.shape, options.rounds, options.most = QUICK
+        made.set_defaults(**QUICK)
+        options = made.parse_args(arguments)
+    if options.rounds < 1 or not options.scale > 0 or (options.most is not None and options.most < 1):
+        raise SystemExit("--rounds and --most must be at least 1, and --scale must be larger than 0")
     arms = chosen(options.arms, ARMS, "--arms")
     workloads = chosen(options.only, WORKLOADS, "--only")
     output = options.output

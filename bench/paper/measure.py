@@ -14,6 +14,7 @@ from bench.paper.recorded import TIMEOUT_S, NotedBackend, RecordedBackend, Ways
 from bench.paper.sequences import Sequences
 from bench.paper.workload import Need, Workload
 from jsg.lang.backend import Backend
+from jsg.lang.remote.dialects import Dialect
 from jsg.lang.state import ProgramState
 
 COUNTERS = ("prompt_tokens", "cached_tokens", "num_steps")
@@ -27,7 +28,7 @@ class Target:
     Attributes:
         name: Its name in the report.
         url: Its address.
-        dialect: "jsg", or that of a server with OpenAI's API.
+        dialect: The fields that a server with OpenAI's API takes; None for a jsg server.
         model: The name of its model, for such a server.
         can: What it is able to do.
         ways: How programs are run on it.
@@ -36,7 +37,7 @@ class Target:
 
     name: str
     url: str
-    dialect: str = "jsg"
+    dialect: Dialect | None = None
     model: str = ""
     can: frozenset[Need] = frozenset[Need]({"choices", "forms", "joins"})
     ways: Ways = dataclasses.field(default_factory=Ways)
@@ -44,7 +45,7 @@ class Target:
 
     def opened(self) -> tuple[Backend, Sequences | None]:
         """A backend of it; and for a jsg server the tokens of all prompts."""
-        if self.dialect == "jsg":
+        if self.dialect is None:
             sequences = Sequences()
             return NotedBackend(self.url, sequences, self.ways.forgotten), sequences
         url = f"{self.url}/v1"
@@ -52,7 +53,7 @@ class Target:
 
     def counters(self) -> Mapping[str, int] | None:
         """The counters of a jsg server; None for another one."""
-        if self.dialect != "jsg":
+        if self.dialect is not None:
             return None
         info = httpx.get(f"{self.url}/get_server_info", timeout=60).json()["internal_states"]
         return {name: sum(state[name] for state in info) for name in COUNTERS}
@@ -130,14 +131,16 @@ def measure(
     """
     inner, sequences = target.opened()
     backend = RecordedBackend(inner, target.ways)
-    if target.dialect == "jsg":
+    if target.dialect is None:
         httpx.post(f"{target.url}/flush_cache", timeout=60).raise_for_status()
     before = target.counters()
-    states, wall_s = timed(workload, at_once, backend)
-    after = target.counters()
-    calls, least = list(backend.calls), sequences.least() if sequences else None
-    alone_s = [timed(workload, [arguments], backend)[1] for arguments in alone]
-    asyncio.run(backend.close())
+    try:
+        states, wall_s = timed(workload, at_once, backend)
+        after = target.counters()
+        calls, least = list(backend.calls), sequences.least() if sequences else None
+        alone_s = [timed(workload, [arguments], backend)[1] for arguments in alone]
+    finally:
+        asyncio.run(backend.close())
     prompt_tokens = sum(call.prompt_tokens or 0 for call in calls)
     grown = {name: after[name] - before[name] for name in after} if before and after else None
     if grown is not None:

@@ -39,16 +39,19 @@ Case = tuple[dict[str, Any], Score]
 
 
 class Facts:
-    """Sentences that end before a capital."""
+    """Sentences that end before a capital. None comes twice before all have come: no prompt gives its answer away."""
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)
         with example("tiny_model"):
             self.capitals: dict[str, str] = importlib.import_module("words").CAPITALS
+        self._left: list[str] = []
 
     def asked(self, count: int) -> list[tuple[str, str]]:
         """Sentences, and what comes next."""
-        chosen = self.random.sample(sorted(self.capitals), count)
+        if len(self._left) < count:
+            self._left = self.random.sample(sorted(self.capitals), len(self.capitals))
+        chosen, self._left = self._left[:count], self._left[count:]
         return [(f"The capital of {country} is", f" {self.capitals[country]}") for country in chosen]
 
     def known(self, count: int) -> str:
@@ -142,19 +145,18 @@ def tips(facts: Facts) -> Case:
 
 def judge(facts: Facts) -> Case:
     pairs = facts.asked(6)
-    dimensions = [(f"\n{asked}", 16) for asked, _ in pairs]
+    ways = [(f"\n{asked}", 16) for asked, _ in pairs]
     grade = "\none -> 1\ntwo -> 2\nthree -> 3\nfour ->"
-    return {
-        "article": facts.known(12),
-        "dimensions": dimensions,
-        "asked": grade,
-    }, lambda state: (right(*(asked + answer for asked, answer in pairs))(state) + state["score"].strip().isdigit()) / 2
+    arguments = {"prompt": facts.known(12), "ways": ways, "temperature": 0, "asked": grade, "num_tokens": 2}
+    judged = right(*(asked + answer for asked, answer in pairs))
+    return arguments, lambda state: (judged(state) + state["answer"].strip().isdigit()) / 2
 
 
 def chains(facts: Facts) -> Case:
     ((asked, answer),) = facts.asked(1)
     ways = [(f"\n{way} {asked}", 16) for way in ("First,", "By numbers,", "Backwards,", "Again,", "At last,")]
-    arguments = {"question": facts.known(3), "ways": ways, "temperature": 0, "asked": f"\n{asked}"}
+    fixed = {"temperature": 0, "num_tokens": 16}
+    arguments = {"prompt": facts.known(3), "ways": ways, "asked": f"\n{asked}"} | fixed
     return arguments, lambda state: float(state["answer"].startswith(answer))
 
 
@@ -188,7 +190,7 @@ def beside(num_bodies: int) -> Callable[[Facts], Case]:
         ((asked, answer),) = facts.asked(1)
         body = facts.random.randrange(num_bodies)
         bodies[body] += f"{asked}{answer}.\n"
-        return {"prefix": "Some facts.\n", "bodies": bodies, "question": asked}, lambda state: float(
+        return {"prefix": "Some facts.\n", "bodies": bodies, "offsets": None, "question": asked}, lambda state: float(
             state["answer"].startswith(answer)
         )
 

@@ -100,9 +100,18 @@ def draw(run: Run) -> dict[str, Any]:
         axes = figure.subplots()
         height = 0.85 / len(names)
         for number, name in enumerate(names):
-            places = [index + number * height for index, engines in enumerate(found.values()) if name in engines]
-            values = [value(engines[name], engines[FULL]) for engines in found.values() if name in engines]
-            axes.barh(places, values, height, label=name, color=f"C{number % 10}")
+            drawn = [
+                (index + number * height, drawable)
+                for index, engines in enumerate(found.values())
+                if name in engines and (drawable := value(engines[name], engines[FULL])) is not None
+            ]
+            axes.barh(
+                [place for place, _ in drawn],
+                [width for _, width in drawn],
+                height,
+                label=name,
+                color=f"C{number % 10}",
+            )
         axes.set_yticks([index + 0.4 for index in range(len(found))], [WORKLOADS[name].title for name in found])
         axes.invert_yaxis()
         axes.set_xlabel(title)
@@ -112,7 +121,7 @@ def draw(run: Run) -> dict[str, Any]:
     if found:
         plots["throughput"] = bars("programs/s beside `full`", lambda its, full: full["wall_s"] / its["wall_s"])
         plots["latency"] = bars("one program alone, s", lambda its, _: its["alone_s"])
-        plots["hits"] = bars("hit rate", lambda its, _: its["hit_rate"] or 0.0)
+        plots["hits"] = bars("hit rate", lambda its, _: its["hit_rate"])
     batches = [figure["facts"] for figure in run["figures"] if "forgotten" in figure["facts"]]
     if batches:
         figure = Figure(figsize=(8, 3), layout="constrained")

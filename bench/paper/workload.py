@@ -1,7 +1,7 @@
 """What a workload of the paper is: a program, the arguments of its runs, and what it asks of an engine."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
 from bench.paper.texts import Texts
@@ -24,7 +24,6 @@ class Workload:
         count: The runs of the published script.
         needs: What an engine must be able to do.
         branches: Whether a program has calls that need not wait for each other.
-        score: For runs whose answers mean something: how good an answer is, from 0 to 1.
     """
 
     name: str
@@ -38,6 +37,3 @@ class Workload:
     def runs(self, texts: Texts, scale: float) -> list[dict[str, Any]]:
         """The arguments of all runs. A scale below 1 takes fewer of them, which are as long as before."""
         return self.arguments(texts, max(1, round(self.count * scale)))
-
-
-Workloads = Mapping[str, Workload]

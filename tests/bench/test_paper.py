@@ -12,7 +12,7 @@ from bench.optimum import optimum
 from bench.paper import __main__ as paper
 from bench.paper import quality, report
 from bench.paper.arms import ARMS, FULL
-from bench.paper.measure import Measured, timed
+from bench.paper.measure import Measured, Target, timed
 from bench.paper.programs import WORKLOADS
 from bench.paper.programs.forms import CHARACTER, FACTS, WORD
 from bench.paper.recorded import RecordedBackend, Ways
@@ -258,12 +258,57 @@ def test_the_report_has_the_ratios_and_says_what_is_not_known(tmp_path: Path):
     assert "| LLM judge | 2 | 1 | 0.5 s | 2 | 100 | 40 | 20 | 60.0 % | 62.0 % |" in table
     assert "| judge | 1.50 |" in table and "| judge | 60.0 % | 0.0 % |" in table
     assert "| judge | 2.50 |" in table and "| judge | 2.00 |" in table
+    axes = report.draw(json.loads((tmp_path / "run.json").read_text()))["hits"].axes[0]
+    assert len(axes.patches) == 2, "of vllm it is not known, which is not 0"
     assert {file.name for file in tmp_path.glob("*.svg")} == {"throughput.svg", "latency.svg", "hits.svg"}
 
 
-def test_names_that_do_not_exist_are_refused():
-    with pytest.raises(SystemExit, match=r"--only takes mmlu, .*, but got mmmlu"):
-        paper.main(["--only", "mmmlu"])
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--only", "mmmlu"], r"--only takes mmlu, .*, but got mmmlu"),
+        (["--arms", "none"], r"--arms takes full, .*, but got none"),
+        (["--rounds", "0"], "at least 1"),
+        (["--scale", "0"], "larger than 0"),
+        (["--most", "0"], "at least 1"),
+    ],
+)
+def test_what_cannot_run_is_refused(arguments: list[str], why: str):
+    with pytest.raises(SystemExit, match=why):
+        paper.main(arguments)
+
+
+@pytest.mark.parametrize(("given", "rounds"), [([], 1), (["--rounds", "2"], 2)])
+def test_a_quick_run_has_other_defaults_and_does_what_is_asked(
+    given: list[str], rounds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    asked = []
+    monkeypatch.setattr(paper, "make_checkpoint", lambda *_: tmp_path)
+    monkeypatch.setattr(paper, "run_group", lambda *arguments: asked.append(arguments[-1]))
+    assert paper.main(["--quick", "--only", "judge", *given]) == 0
+    assert [(options.shape, options.rounds, options.most) for options in asked] == [("small", rounds, 4)]
+
+
+def test_batches_are_measured_with_a_growing_share_of_calls_that_find_nothing(monkeypatch: pytest.MonkeyPatch):
+    ran = []
+
+    def measure(workload, target, at_once, alone):
+        ran.append((target.ways.forgotten, target.ways.hints_forks))
+        return measured(1.0, computed_tokens=round(100 * target.ways.forgotten))
+
+    monkeypatch.setattr(paper, "measure", measure)
+    monkeypatch.setattr(paper, "runs_of", lambda *_: [{}])
+    made = Report("bench.paper", [], None, model="m", dtype="float32")
+    paper.run_batches(made, Target(name=FULL, url=""), paper.parser().parse_args([]), None)
+    assert ran == [(share, False) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    plots = report.draw({"header": made.header, "figures": [each.as_json() for each in made.figures]})
+    assert list(plots) == ["batches"]
+
+
+def test_no_question_gives_its_answer_away():
+    facts = quality.Facts(0)
+    known, pairs = facts.known(40), facts.asked(20)
+    assert not any(sentence in known for sentence, _ in pairs)
 
 
 def test_every_workload_has_questions_that_the_embedded_models_can_answer():

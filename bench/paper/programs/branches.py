@@ -12,27 +12,16 @@ NUM_TIPS = 5
 
 
 @sgl.function
-def judge(s, article, dimensions, asked):
-    s += article
-    forks = s.fork(len(dimensions))
-    for fork, (dimension, num_tokens) in zip(forks, dimensions, strict=True):
-        fork += dimension + sgl.gen("judgment", max_tokens=num_tokens, temperature=0, ignore_eos=True)
-    forks.join()
-    for fork, (dimension, _) in zip(forks, dimensions, strict=True):
-        s += dimension + fork["judgment"]
-    s += asked + sgl.gen("score", max_tokens=2, temperature=0, ignore_eos=True)
-
-
-@sgl.function
-def chains(s, question, ways, temperature, asked):
-    s += question
+def merge(s, prompt, ways, temperature, asked, num_tokens):
+    """Branches, whose answers follow each other behind the prompt, and an answer that comes of them."""
+    s += prompt
     forks = s.fork(len(ways))
-    for fork, (way, num_tokens) in zip(forks, ways, strict=True):
-        fork += way + sgl.gen("chain", max_tokens=num_tokens, temperature=temperature, ignore_eos=True)
+    for fork, (way, length) in zip(forks, ways, strict=True):
+        fork += way + sgl.gen("part", max_tokens=length, temperature=temperature, ignore_eos=True)
     forks.join()
     for fork, (way, _) in zip(forks, ways, strict=True):
-        s += way + fork["chain"]
-    s += asked + sgl.gen("answer", max_tokens=16, temperature=0, ignore_eos=True)
+        s += way + fork["part"]
+    s += asked + sgl.gen("answer", max_tokens=num_tokens, temperature=0, ignore_eos=True)
 
 
 @sgl.function
@@ -57,9 +46,11 @@ def judge_runs(texts: Texts, count: int) -> list[dict[str, Any]]:
     """Articles of several hundred tokens."""
     return [
         {
-            "article": f"You judge articles.\nArticle {index}: {texts.text(texts.length(700, 400, 1200))}",
-            "dimensions": [(f"\nJudge its {dimension}:", texts.length(90, 30, 256)) for dimension in DIMENSIONS],
+            "prompt": f"You judge articles.\nArticle {index}: {texts.text(texts.length(700, 400, 1200))}",
+            "ways": [(f"\nJudge its {dimension}:", texts.length(90, 30, 256)) for dimension in DIMENSIONS],
+            "temperature": 0,
             "asked": "\nAll in all, from 1 to 10:",
+            "num_tokens": 2,
         }
         for index in range(count)
     ]
@@ -69,10 +60,11 @@ def chain_runs(texts: Texts, count: int) -> list[dict[str, Any]]:
     """Questions without examples, five chains for each."""
     return [
         {
-            "question": f"Question {index}: {texts.text(texts.length(60, 25, 150))}",
+            "prompt": f"Question {index}: {texts.text(texts.length(60, 25, 150))}",
             "ways": [(f"\nAnswer: {way}", texts.length(110, 40, 256)) for way in WAYS],
             "temperature": 0.3,
             "asked": "\nSo the answer is",
+            "num_tokens": 16,
         }
         for index in range(count)
     ]
@@ -97,6 +89,6 @@ def tip_runs(texts: Texts, count: int) -> list[dict[str, Any]]:
 
 WORKLOADS = (
     Workload(name="tips", title="skeleton of thought", program=tips, arguments=tip_runs, count=100, branches=True),
-    Workload(name="judge", title="LLM judge", program=judge, arguments=judge_runs, count=20, branches=True),
-    Workload(name="chains", title="several chains", program=chains, arguments=chain_runs, count=50, branches=True),
+    Workload(name="judge", title="LLM judge", program=merge, arguments=judge_runs, count=20, branches=True),
+    Workload(name="chains", title="several chains", program=merge, arguments=chain_runs, count=50, branches=True),
 )

@@ -11,18 +11,9 @@ NUM_DOCUMENTS = 10
 
 
 @sgl.function
-def lines(s, prefix, bodies, question):
+def beside(s, prefix, bodies, offsets, question):
     s += prefix
-    forks = s.fork(len(bodies), [OFFSET * index for index in range(len(bodies))])
-    forks += lambda index: bodies[index]
-    forks.join("concate_and_append")
-    s += question + sgl.gen("answer", max_tokens=16, temperature=0, ignore_eos=True)
-
-
-@sgl.function
-def documents(s, prefix, bodies, question):
-    s += prefix
-    forks = s.fork(len(bodies))
+    forks = s.fork(len(bodies), offsets)
     forks += lambda index: bodies[index]
     forks.join("concate_and_append")
     s += question + sgl.gen("answer", max_tokens=16, temperature=0, ignore_eos=True)
@@ -32,10 +23,9 @@ def line_runs(texts: Texts, count: int) -> list[dict[str, Any]]:
     """One document in four parts, to which all questions are asked."""
     prefix = f"A document of lines. {texts.text(40)}\n"
     bodies = [f"Part {part}:\n{texts.text(texts.between(700, 900))}\n" for part in range(NUM_BODIES)]
-    return [
-        {"prefix": prefix, "bodies": bodies, "question": f"\nWhat is in line {index}? {texts.text(8)}\nAnswer:"}
-        for index in range(count)
-    ]
+    offsets = [OFFSET * part for part in range(NUM_BODIES)]
+    shared = {"prefix": prefix, "bodies": bodies, "offsets": offsets}
+    return [shared | {"question": f"\nWhat is in line {n}? {texts.text(8)}\nAnswer:"} for n in range(count)]
 
 
 def document_runs(texts: Texts, count: int) -> list[dict[str, Any]]:
@@ -45,9 +35,10 @@ def document_runs(texts: Texts, count: int) -> list[dict[str, Any]]:
         [f"Document {number}: {texts.text(texts.length(220, 120, 360))}\n" for number in range(NUM_DOCUMENTS)]
         for _ in range((count + 9) // 10)
     ]
+    shared = {"prefix": prefix, "offsets": None}
     return [
-        {"prefix": prefix, "bodies": sets[index // 10], "question": f"\nQuestion {index}: {texts.text(15)}\nAnswer:"}
-        for index in range(count)
+        shared | {"bodies": sets[n // 10], "question": f"\nQuestion {n}: {texts.text(15)}\nAnswer:"}
+        for n in range(count)
     ]
 
 
@@ -56,7 +47,7 @@ WORKLOADS = (
     Workload(
         name="lines",
         title="line retrieval",
-        program=lines,
+        program=beside,
         arguments=line_runs,
         count=10,
         needs=JOINS,
@@ -65,7 +56,7 @@ WORKLOADS = (
     Workload(
         name="documents",
         title="questions to ten documents",
-        program=documents,
+        program=beside,
         arguments=document_runs,
         count=100,
         needs=JOINS,
