@@ -156,13 +156,19 @@ class RecordedSession:
         return selection
 
     async def fork(self, size: int, position_ids_offset: Sequence[int] | None = None) -> Sequence[Session]:
-        if self._ways.hints_forks:
-            branches = await self._session.fork(size, position_ids_offset)
-        else:  # a fork into one branch has no prompt in common with another
-            offsets = position_ids_offset or (0,) * size
-            branches = [branch for offset in offsets for branch in await self._session.fork(1, [offset])]
+        try:
+            branches = await self._forked(size, position_ids_offset)
+        except UnsupportedError:  # texts that follow each other need no offsets
+            branches = await self._forked(size, None)
         turn = self._turn if isinstance(self._turn, asyncio.Lock) else None
         return [RecordedSession(branch, self._backend, self._ways, turn) for branch in branches]
+
+    async def _forked(self, size: int, offsets: Sequence[int] | None) -> Sequence[Session]:
+        if self._ways.hints_forks:
+            return await self._session.fork(size, offsets)
+        # A fork into one branch has no prompt in common with another.
+        each = [None] * size if offsets is None else [[offset] for offset in offsets]
+        return [branch for offset in each for branch in await self._session.fork(1, offset)]
 
     async def join(self, branches: Sequence[Session]) -> None:
         ours = [branch for branch in branches if isinstance(branch, RecordedSession)]

@@ -126,8 +126,9 @@ class TestArms:
         (call,) = calls_of(inner)
         assert (call.what.args.ignore_eos, call.what.args.stop) == (False, ("\n",))
 
-    def test_where_branches_cannot_be_joined_their_texts_follow_each_other(self):
-        workload = WORKLOADS["documents"]
+    @pytest.mark.parametrize("name", ["documents", "lines"])
+    def test_where_branches_cannot_be_joined_their_texts_follow_each_other(self, name: str):
+        workload = WORKLOADS[name]
         (arguments,) = workload.runs(texts(), 1 / workload.count)
         inner = Unjoined()
         timed(workload, [arguments], RecordedBackend(inner, Ways()))
@@ -182,13 +183,20 @@ class Slow(ScriptedBackend):
 
 
 class Unjoined(ScriptedBackend):
-    """Joins nothing."""
+    """Joins nothing, and has no say in positions."""
 
     def open(self, **_: Any) -> Any:
+        session: Any = super().open()
+
+        async def fork(size: int, offsets: Any = None) -> Any:
+            if offsets is not None:
+                raise UnsupportedError("no", "position_ids_offset")
+            return await session.fork(size)
+
         async def join(branches: Any) -> None:
             raise UnsupportedError("no", "mode")
 
-        return Changed(super().open(), join=join)
+        return Changed(session, fork=fork, join=join)
 
 
 class TestLeast:
