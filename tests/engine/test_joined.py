@@ -19,7 +19,7 @@ from jsg.errors import RequestError
 from jsg.types import Request, SamplingParams
 from tests.engine import dense, small
 from tests.engine.front.background import start_client
-from tests.sched.simulated import positions
+from tests.sched.token_model import positions
 
 MAX_ERROR = 1e-4
 MARGIN = 2e-4

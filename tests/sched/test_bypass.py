@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from jsg.sched.bypass import BypassLedger
 from jsg.types import Request, SamplingParams
-from tests.sched.simulated import VOCAB, Answer, EngineShape, SimulatedEngine, TokenModel
+from tests.sched.simulated import Answer, EngineShape, SimulatedEngine
+from tests.sched.token_model import VOCAB, TokenModel
 
 HOT = tuple([1, 2, 3, 4] * 4)
 COLD = tuple([5, 6] * 8)

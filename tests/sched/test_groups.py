@@ -18,8 +18,9 @@ from jsg.sched.groups import PrefixGrouping, find_groups
 from jsg.sched.request import Placement
 from jsg.types import Request, SamplingParams
 from tests.sched import test_traffic
-from tests.sched.simulated import VOCAB, EngineShape, SimulatedEngine, TokenModel
+from tests.sched.simulated import EngineShape, SimulatedEngine
 from tests.sched.test_traffic import Traffic, check_wild, run_traffic
+from tests.sched.token_model import VOCAB, TokenModel
 
 # The partition.
 

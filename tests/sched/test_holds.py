@@ -10,8 +10,9 @@ from jsg.errors import QueueFullError, RequestError
 from jsg.sched.batch import Batch
 from jsg.sched.holds import num_to_end
 from jsg.types import FinishReason, FinishType, Request, SamplingParams
-from tests.sched.simulated import EngineShape, SimulatedEngine, TokenModel
+from tests.sched.simulated import EngineShape, SimulatedEngine
 from tests.sched.test_scheduler import PREFIX, make_engine, make_request, planned
+from tests.sched.token_model import TokenModel
 
 
 def hold(rid: str, tokens: tuple[int, ...] = PREFIX, **fields: Any) -> Request:

@@ -19,8 +19,9 @@ from jsg.sched.request import Placement, new_running_request
 from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionShape, VisionStore
 from jsg.types import FinishType, Request, SamplingParams
 from tests.sched.integrity import check_vision
-from tests.sched.simulated import FRAME_ROWS, TILE_ROWS, VOCAB, EngineShape, SimulatedEngine, TokenModel
+from tests.sched.simulated import EngineShape, SimulatedEngine
 from tests.sched.test_traffic import Traffic, abort_somebody, check_wild, random_request
+from tests.sched.token_model import FRAME_ROWS, TILE_ROWS, VOCAB, TokenModel
 
 PLACEHOLDER = VOCAB - 2
 no_lock: Any = None

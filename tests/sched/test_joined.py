@@ -17,9 +17,10 @@ from jsg.errors import ContextLengthError, JsgError, QueueFullError, RequestErro
 from jsg.sched import joined as joined_requests
 from jsg.types import FinishType, Request, SamplingParams
 from tests.sched.integrity import check_scheduler
-from tests.sched.simulated import VOCAB, Answer, EngineShape, SimulatedEngine, TokenModel
+from tests.sched.simulated import Answer, EngineShape, SimulatedEngine
 from tests.sched.test_position_jumps import engine_out_of_words
 from tests.sched.test_scheduler import PREFIX, make_engine, make_request, planned
+from tests.sched.token_model import VOCAB, TokenModel
 
 BRANCHES = ((1, 2, 3, 4, 5), (1, 2, 7), (6, 6, 6, 6, 6, 6, 6, 6))
 

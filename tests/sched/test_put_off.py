@@ -15,9 +15,10 @@ from jsg.sched.buckets import BucketKey
 from jsg.sched.put_off import put_off
 from jsg.sched.vision_store import NUM_FIXED_ROWS
 from jsg.types import RequestOutput
-from tests.sched.simulated import TILE_ROWS, EngineShape, SimulatedEngine
+from tests.sched.simulated import EngineShape, SimulatedEngine
 from tests.sched.test_image_keys import SHAPE, image, request
 from tests.sched.test_traffic import Traffic, abort_somebody, check_wild, random_request, shapes, traffics
+from tests.sched.token_model import TILE_ROWS
 
 
 class PuttingOff(SimulatedEngine):

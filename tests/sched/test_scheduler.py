@@ -12,7 +12,8 @@ from jsg.sched.buckets import Phase
 from jsg.types import FinishType, Request, SamplingParams
 from tests.cache.integrity import check_cache
 from tests.sched.integrity import check_scheduler
-from tests.sched.simulated import VOCAB, EngineShape, SimulatedEngine, TokenModel
+from tests.sched.simulated import EngineShape, SimulatedEngine
+from tests.sched.token_model import VOCAB, TokenModel
 
 PREFIX = (1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4)
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from jsg.config import POLICIES
 from jsg.sched import admission
 from jsg.types import FinishType, Request, SamplingParams
-from tests.sched.simulated import VOCAB, EngineShape, SimulatedEngine
+from tests.sched.simulated import EngineShape, SimulatedEngine
+from tests.sched.token_model import VOCAB
 
 NAMESPACES = ("", "", "", "tenant")
 PRIORITIES = (0, 0, 0, 10, -3)
