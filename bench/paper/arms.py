@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Literal
 
 from bench.paper.recorded import Ways
 from bench.paper.workload import Workload
@@ -21,7 +22,7 @@ class Arm:
     title: str
     options: tuple[str, ...] = ()
     ways: Ways = dataclasses.field(default_factory=Ways)
-    is_for: str = "all"
+    is_for: Literal["all", "branches", "forms"] = "all"
 
     def concerns(self, workload: Workload) -> bool:
         """Whether it can make a difference to this workload."""
@@ -30,7 +31,7 @@ class Arm:
                 return workload.branches
             case "forms":
                 return "forms" in workload.needs
-            case _:
+            case "all":
                 return True
 
 

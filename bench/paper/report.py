@@ -45,6 +45,7 @@ def markdown(run: Run) -> str:
     ]
     if arms:
         parts += [
+            "; ".join(f"`{arm}`: {ARMS[arm].title}" for arm in arms) + ".",
             "The wall time of each arm divided by that of `full`; above 1 the arm is slower.",
             table(["workload", *arms], [[w, *(ratio(e, arm, "wall_s") for arm in arms)] for w, e in rows]),
             "The hit rate of each arm.",
