@@ -138,7 +138,7 @@ def test_the_json_of_graphs_stays_as_clients_know_it():
     assert graph_from_json(AS_CLIENTS_WROTE_IT).to_json() == AS_CLIENTS_WROTE_IT
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(PLANS)
 def test_any_graph_comes_back(plan):
     graph = planned.trace(plan=plan)
@@ -337,7 +337,7 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_whatever_is_changed_in_a_graph_it_reads_or_is_refused(data):
     graph = everything.trace().to_dict()

@@ -131,7 +131,7 @@ async def run(session: Session, toy: Toy, steps: Sequence[Step]) -> list[str]:
     return [*values, text]
 
 
-@settings(max_examples=80)
+@settings(max_examples=400)
 @given(
     steps=STEPS,
     num_ahead=st.integers(1, 40),
@@ -151,7 +151,7 @@ def test_f17_speculation_never_changes_a_greedy_result(steps, num_ahead, tells, 
     assert ahead == plain
 
 
-@settings(max_examples=100)
+@settings(max_examples=500)
 @given(
     steps=st.lists(st.one_of(FORESEEN, GENS, GENS), min_size=2, max_size=8)
     | STEPS.filter(lambda steps: len(steps) > 2),
@@ -206,7 +206,7 @@ def test_f17_a_whole_turn_has_the_values_of_gens_asked_for_one_by_one(steps, num
         event("matched" if sum(isinstance(item, Gen) for item in items) > 1 else "matched, one gen at most")
 
 
-@settings(max_examples=30)
+@settings(max_examples=100)
 @given(st.data())
 def test_a_saved_gen_has_the_tokens_that_its_own_call_would_have_made(data):
     """And the prompt that it saved is the one that this call would have sent."""

@@ -161,8 +161,8 @@ def test_scheduling_changes_no_answer_at_length(policy: str, overlaps: bool):
 
 def test_drafts_change_no_answer():
     """Right or wrong, beside chunks and other requests, with retracts and tokens that end a request on the way."""
-    happened = play_traffic(24, draft_len=st.just(5), right_drafts=st.sampled_from([0.5, 0.9, 1.0]))
-    check_wild(happened, ("drafts", "drafts beside chunks", "retracts", "hits"), 10)
+    happened = play_traffic(40, draft_len=st.just(5), right_drafts=st.sampled_from([0.5, 0.9, 1.0]))
+    check_wild(happened, ("drafts", "drafts beside chunks", "retracts", "hits"), 20)
 
 
 @pytest.mark.slow

@@ -145,11 +145,11 @@ def test_masks_with_slices_are_those_of_walks_over_everything(sample: str):
     spelled = [vocabulary.tokens.index(bytes([byte])) for byte in text.encode()]
     compared = 0
     for place, token in enumerate(spelled):
-        if place % max(len(spelled) // 25, 1) == 0:
+        if place % max(len(spelled) // 60, 1) == 0:
             assert sliced.mask_key() == walked.mask_key()
             compared += 1
         assert sliced.accept(token) and walked.accept(token)
-    assert sliced.mask_key() == walked.mask_key() and compared >= min(20, len(spelled))
+    assert sliced.mask_key() == walked.mask_key() and compared >= min(50, len(spelled))
 
 
 def test_far_from_the_ends_of_a_count_masks_are_shared():

@@ -59,11 +59,11 @@ def test_random_texts_are_valid(schema: dict[str, Any], whitespace: str, order: 
     document = normalise(read_json(text, "schema", LIMITS))
     automaton = texts.machine_of(schema_grammar(text, whitespace, order))  # pyright: ignore[reportArgumentType]
     count = 0
-    for found in walks(automaton, 20):
+    for found in walks(automaton, 40):
         validator.validate(json.loads(found))
         assert shapes_oracle.is_valid(document, shapes_oracle.parse(found)), found
         count += 1
-    assert count >= 10
+    assert count >= 20
 
 
 def _compiled(data: pathlib.Path, share: int) -> Iterator[tuple[str, dict[str, Any], Any]]:
