@@ -200,12 +200,13 @@ def _agreement(part: Part, core: EngineCore) -> None:
 @contextlib.contextmanager
 def _reading_alone(core: EngineCore) -> Iterator[None]:
     """Keeps the scheduler from forming groups inside the `with`."""
-    config = core.scheduler._config
-    core.scheduler._config = dataclasses.replace(config, buckets=dataclasses.replace(config.buckets, grouped=()))
+    batcher = core.scheduler._batcher
+    buckets = batcher._buckets
+    batcher._buckets = dataclasses.replace(buckets, grouped=())
     try:
         yield
     finally:
-        core.scheduler._config = config
+        batcher._buckets = buckets
 
 
 @contextlib.contextmanager

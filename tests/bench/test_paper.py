@@ -329,23 +329,24 @@ def test_every_workload_has_questions_that_the_embedded_models_can_answer():
 
 
 @pytest.mark.parametrize(
-    "names",
+    ("names", "arms"),
     [
-        pytest.param(("hellaswag", "judge", "json", "documents"), marks=pytest.mark.slow, id="one-of-each-kind"),
-        pytest.param(tuple(WORKLOADS), marks=[pytest.mark.slow, pytest.mark.long], id="all"),
+        pytest.param(("judge", "json"), (FULL, "no-cache", "no-hint", "compiles"), marks=pytest.mark.slow, id="some"),
+        pytest.param(tuple(WORKLOADS), tuple(ARMS), marks=[pytest.mark.slow, pytest.mark.long], id="all"),
     ],
 )
-def test_workloads_run_on_every_arm(names: tuple[str, ...], tmp_path: Path):
+def test_workloads_run_on_arms(names: tuple[str, ...], arms: tuple[str, ...], tmp_path: Path):
     where = ["--directory", str(tmp_path / "models"), "--output", str(tmp_path / "out")]
-    assert paper.main(["--quick", "--only", ",".join(names), *where]) == 0
+    assert paper.main(["--quick", "--only", ",".join(names), "--arms", ",".join(arms), *where]) == 0
     figures = json.loads((tmp_path / "out" / "run.json").read_text())["figures"]
     ran = {(figure["facts"]["workload"], figure["facts"].get("target")) for figure in figures}
-    assert all((name, arm) in ran for name in names for arm in ARMS if ARMS[arm].concerns(WORKLOADS[name]))
+    assert all((name, arm) in ran for name in names for arm in arms if ARMS[arm].concerns(WORKLOADS[name]))
     full = [figure["facts"] for figure in figures if figure["facts"].get("target") == FULL]
     known = [facts for facts in full if facts["best_hit_rate"] is not None]
-    assert len(known) >= 4 and all(facts["hit_rate"] >= 0.96 * facts["best_hit_rate"] for facts in known)
+    assert len(known) >= 2 and all(facts["hit_rate"] >= 0.96 * facts["best_hit_rate"] for facts in known)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_answers_are_as_good_without_a_cache(tmp_path: Path):
     assert quality.main(["--count", "2", "--arms", "no-cache", "--only", "mmlu,hellaswag,judge,lines,pictures"]) == 0

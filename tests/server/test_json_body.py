@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from jsg.errors import RequestError
 from jsg.server.http.body import MAX_ITEMS, Body, Checked, Prompts, TokenIds
 from jsg.server.http.field_rules import FieldRules
-from jsg.server.http.json_body import MAX_DEPTH, MAX_PARTS, _num_parts, _validate, parse_json
+from jsg.server.http.json_body import MAX_DEPTH, MAX_PARTS, MAX_TEXTS, _num_parts, _validate, parse_json
 from jsg.server.http.validation import describe_invalid
 from jsg.server.native.generate import GenerateBody
 
@@ -86,6 +86,13 @@ def test_parts_have_a_limit_and_are_not_counted_in_texts():
     assert f"at most {MAX_PARTS} lists, objects and names" in str(refusal(json.dumps({"a": [[]] * MAX_PARTS}).encode()))
     code = '{"key": ["\\"[[[" + \'{\\\\\'], x: {}} ' * MAX_PARTS
     assert parse_json(json.dumps({"text": code}).encode()) == {"text": code}
+
+
+def test_texts_have_a_limit_and_quotes_in_texts_are_none():
+    assert parse_json(json.dumps({"a": [""] * (MAX_TEXTS - 1)}).encode())
+    assert f"at most {MAX_TEXTS} texts" in str(refusal(json.dumps({"a": [""] * MAX_TEXTS}).encode()))
+    quoted = '"' * 3 * MAX_TEXTS
+    assert parse_json(json.dumps({"text": quoted}).encode()) == {"text": quoted}
 
 
 @hypothesis.settings(max_examples=30)  # each counts 32768 lists

@@ -29,6 +29,7 @@ from jsg.server.text_threads import LONG_BYTES, TextThreads
 
 MAX_DEPTH = 64  # of lists and objects in each other; code that reads the value later may recurse
 MAX_PARTS = 2**16  # lists, objects and names; a million of them stop the whole process while garbage is collected
+MAX_TEXTS = 2**17  # names too; the parser makes all of a list in one go, and a million take it 50 ms
 MAX_NUMBER_CHARS = 100  # parsing a number of a million digits takes minutes
 MAX_INLINE_BYTES = 2**15  # a larger body is parsed in a thread, which costs 0.1 ms
 MAX_QUOTE_CHARS = 40
@@ -67,6 +68,8 @@ def parse_json(raw: bytes) -> dict[str, Any]:
         ) from None
     if text.startswith("\ufeff"):
         raise RequestError("the body must begin with its JSON object, but begins with a byte order mark; leave it out")
+    if _num_texts(raw) > MAX_TEXTS:
+        raise RequestError(f"the body must have at most {MAX_TEXTS} texts, but has more; send several requests")
     if _num_parts(raw) > MAX_PARTS:
         raise RequestError(
             f"the body must have at most {MAX_PARTS} lists, objects and names, but has more; send several requests"
@@ -235,13 +238,24 @@ _PART_SIGNS = (b"[", b"{", b":")
 _PLAIN = frozenset({int, float, bool, type(None)})
 
 
+def _num_texts(raw: bytes) -> int:
+    """How many texts JSON has, names too. Quotes inside texts count only if that makes no difference."""
+    at_most = raw.count(b'"') // 2
+    return at_most if at_most <= MAX_TEXTS else _without_escapes(raw).count(b'"') // 2
+
+
 def _num_parts(raw: bytes) -> int:
     """How many lists, objects and names JSON text has. Signs inside strings count only if that makes no difference."""
     at_most = sum(map(raw.count, _PART_SIGNS))
     if at_most <= MAX_PARTS:
         return at_most
-    outside = b"".join(raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+    outside = b"".join(_without_escapes(raw).split(b'"')[::2])
     return sum(map(outside.count, _PART_SIGNS))
+
+
+def _without_escapes(raw: bytes) -> bytes:
+    """JSON without the quotes that are inside its texts."""
+    return raw.replace(b"\\\\", b"").replace(b'\\"', b"")
 
 
 def _num_media_chars(root: dict[str, Any]) -> int:
