@@ -43,7 +43,7 @@ class BareStep:
         pool_tokens: int | None = None,
         page_size: int = 1,
         is_shuffled: bool = True,
-        compiler_options: Mapping[str, str | bool] | None = None,
+        compiler_options: Mapping[str, str | bool | int] | None = None,
     ):
         """Allocates everything.
 

@@ -17,6 +17,10 @@ from jsg.sched.batch import Batch
 from jsg.sched.put_off import put_off
 from jsg.types import Request, RequestOutput
 
+STEPS_PER_FIRST_RUN = 16
+"""While requests run, a program that was compiled in the background makes a first run only every so many steps. On a
+GPU a run of the largest shape takes as long as twenty steps that decode."""
+
 
 class EngineCore:
     """An engine for tokens and for one thread. `offline/` puts text around it, and `child/process.py` a socket.
@@ -81,7 +85,7 @@ class EngineCore:
 
         The device works on the new step while the host handles the old one. Where a grammar may force text behind the
         next token, or has proposed tokens, the old step is taken first, because the new one depends on it. A program
-        that was compiled in the background makes one of its first runs here.
+        that was compiled in the background makes one of its first runs here, if no request runs or now and then.
         """
         try:
             return self._step()
@@ -90,7 +94,8 @@ class EngineCore:
             raise
 
     def _step(self) -> list[RequestOutput]:
-        self._runner.warm_one()
+        if not self._serves or self._num_steps % STEPS_PER_FIRST_RUN == 0:
+            self._runner.warm_one()
         if self._profiler is not None and self._serves:
             self._profiler.before_step()
         outputs, self._outputs = self._outputs, []

@@ -87,8 +87,7 @@ def grouped_matmul(
     if rows.dtype != kernels.dtype and scale is None:
         raise NotImplementedError(f"the Triton kernel wants rows of the kernels' dtype, {kernels.dtype}")
     (num_rows, depth), width = rows.shape, kernels.shape[2]
-    name = "grouped_matmul_float32" if rows.dtype == jnp.float32 else "grouped_matmul"
-    cut = Sizes(**sizes_for(name, rows=num_rows))
+    cut = default_sizes(num_rows, rows.dtype, kernels.dtype)
     read = (sizes, rows, kernels) if scale is None else (sizes, rows, kernels, scale)
     return pl.pallas_call(
         functools.partial(grouped_matmul_kernel, cut, depth, width),
@@ -99,6 +98,12 @@ def grouped_matmul(
         compiler_params=plgpu.CompilerParams(num_warps=cut.num_warps, num_stages=cut.num_stages),
         interpret=interpret,
     )(*read)
+
+
+def default_sizes(num_rows: int, dtype: jnp.dtype, stored: jnp.dtype) -> Sizes:
+    """The best sizes on this device for so many rows of `dtype`, and kernels that are stored in `stored`."""
+    name = "grouped_matmul_8_bits" if stored.itemsize == 1 else "grouped_matmul"
+    return Sizes(**sizes_for("grouped_matmul_float32" if dtype == jnp.float32 else name, rows=num_rows))
 
 
 def grouped_matmul_kernel(

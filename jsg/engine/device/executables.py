@@ -34,15 +34,20 @@ CACHE_BYTES = 4 * 2**30
 COMPILE_THREADS = 2
 """XLA compiles without the GIL, so two programs at a time use both cores of the smallest machine of ours."""
 
-COMPILER_OPTIONS: Mapping[str, Mapping[str, bool]] = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
+COMPILER_OPTIONS: Mapping[str, Mapping[str, bool | int]] = {
+    "gpu": {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
+}
 """XLA's options for every program, by platform. With the matmuls of cuBLASLt a dense layer is 9 launches, because they
-add the residual stream themselves. XLA's own Triton matmuls split their sums and leave 10 to 12 launches. Both were
-counted in the step compiled for an H200; which is faster was not measured on a device."""
-QUANTISED_OPTIONS: Mapping[str, Mapping[str, bool]] = {"gpu": {"xla_gpu_enable_triton_gemm": True}}
+add the residual stream themselves. XLA's own Triton matmuls split their sums and leave 10 to 12 launches. Autotuning
+would stop the steps that run while the other programs are compiled, and copy matmul operands into memory that the KV
+pool needs. On an H200 decode steps are as fast without it, and as fast as with XLA's own matmuls (docs/performance.md).
+"""
+QUANTISED_OPTIONS: Mapping[str, Mapping[str, bool | int]] = {"gpu": {"xla_gpu_enable_triton_gemm": True}}
 """XLA's options for programs with kernels in 8 bits. cuBLASLt cannot multiply these with wider rows, so XLA would write
-each kernel in bfloat16 at every step. XLA's own matmuls convert each block as they read it. Programs that encode images
-have no kernels in 8 bits and keep the options above, because XLA's own matmuls cannot do some of theirs. Programs with
-kernels in 4 bits keep them too: XLA writes these in bfloat16 anyhow, and cuBLASLt then needs fewer launches."""
+each kernel in bfloat16 at every step. XLA's own matmuls convert each block as they read it, and autotuning finds the
+sizes of their blocks. Programs that encode images have no kernels in 8 bits and keep the options above, because XLA's
+own matmuls cannot do some of theirs. Programs with kernels in 4 bits keep them too: XLA writes these in bfloat16
+anyhow, and cuBLASLt then needs fewer launches."""
 
 
 ANY_KIND = ""
@@ -81,8 +86,8 @@ class Executables:
         *,
         forbid_compile: bool,
         runs_before_ready: int = 0,
-        compiler_options: Mapping[str, str | bool] | None = None,
-        options_by_kind: Mapping[str, Mapping[str, str | bool]] | None = None,
+        compiler_options: Mapping[str, str | bool | int] | None = None,
+        options_by_kind: Mapping[str, Mapping[str, str | bool | int]] | None = None,
         mesh: Mesh | None = None,
     ):
         """Declares no program yet.
@@ -234,7 +239,7 @@ class Executables:
         """The compiled program, for its memory analysis."""
         return self._compiled[name]
 
-    def compiler_options(self, name: Hashable) -> dict[str, str | bool] | None:
+    def compiler_options(self, name: Hashable) -> dict[str, str | bool | int] | None:
         """XLA's options for this program; None where it has none."""
         kind = str(name[0]) if isinstance(name, tuple) else ""
         return dict(self._options.get(kind, self._options[ANY_KIND])) or None

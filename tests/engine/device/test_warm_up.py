@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from jsg.engine import startup
-from jsg.engine.core import EngineCore
+from jsg.engine.core import STEPS_PER_FIRST_RUN, EngineCore
 from jsg.engine.device.executables import Executables
 from jsg.engine.device.programs import DRAWN, GREEDY, SAMPLED, SCORED
 from jsg.errors import MemoryPlanError
+from jsg.types import Request, SamplingParams
 from tests.engine import small
 from tests.engine.small import check_core
 
@@ -88,7 +89,9 @@ def test_the_first_runs_touch_the_dump_row_and_the_dump_page_only(core: EngineCo
     check_core(core)
 
 
-def test_what_is_compiled_in_the_background_runs_once_a_step(core: EngineCore, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_compiled_in_the_background_runs_once_a_step_while_no_request_does(
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch
+):
     names = core._executables.cold()
     essential = set(core._runner.programs.essential())
     assert len(names) == 2 and not essential & set(names)
@@ -110,7 +113,22 @@ def test_what_is_compiled_in_the_background_runs_once_a_step(core: EngineCore, m
     assert core.flush_cache()
 
 
-def test_answers_are_the_same_while_programs_make_their_first_runs(core: EngineCore, core_of):
+def test_while_requests_run_first_runs_are_seldom(core: EngineCore):
+    for rid in "ab":
+        core.add(Request(rid=rid, input_ids=(5, 6, 7), sampling=SamplingParams(max_new_tokens=20, ignore_eos=True)))
+    left, num_steps = sum(core._executables._cold.values()), 0
+    while not core.scheduler.is_idle:
+        core.step()
+        num_steps += 1
+    num_runs = left - sum(core._executables._cold.values())
+    assert num_steps > STEPS_PER_FIRST_RUN
+    assert 0 < num_runs <= 1 + num_steps // STEPS_PER_FIRST_RUN
+
+
+def test_answers_are_the_same_while_programs_make_their_first_runs(
+    core: EngineCore, core_of, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("jsg.engine.core.STEPS_PER_FIRST_RUN", 1)
     traffic = small.traffic(5, count=8)
     expected = small.run(core_of(**small.DETERMINISTIC), traffic)
     outcomes = small.run(core, traffic)
