@@ -1,12 +1,12 @@
 """Measures the memory of `jsg serve` on a CPU beside its weights and its KV pool, after traffic.
 
-    python -m bench.memory [--dtype bfloat16] [--output FILE]
+    python -m bench.memory [--dtype bfloat16] [--output FILE] [-- OPTIONS]
 
 The model is the 100M shape of `bench.peers`, with the same pool. The server gets some of the workloads of that bench,
 32 prompts at a time, long prompts and JSON by a schema, until nothing is left to compile. Then it is idle for a while,
 in which it gives back what it no longer needs. What counts is PSS: a page of a library that k processes share is 1/k
 in each of them, so other programs with the same libraries make the figure smaller, and none should run. The exit status
-is 1 if more is left beside weights and pool than `LIMIT_MIB`.
+is 1 if more is left beside weights and pool than `LIMIT_MIB`. What stands behind `--` are options of the server.
 """
 
 import argparse
@@ -59,12 +59,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--divisor", type=int, default=1, help="divides lengths and numbers of requests, for a try")
     parser.add_argument("--directory", type=Path, default=ROOT / ".cache" / "peers", help="where checkpoints are kept")
     parser.add_argument("--output", type=Path, help="JSON file with every sample")
+    parser.add_argument("serve", nargs="*", metavar="OPTIONS", help="options of the server")
     options = parser.parse_args(arguments)
     report = Report("bench.memory", arguments, options.output, shape=options.shape, dtype=options.dtype)
     model = make_checkpoint(options.directory, options.shape)
     config, itemsize = ModelConfig.from_directory(model), ITEMSIZES[options.dtype]
     logs = Path(tempfile.mkdtemp(prefix="bench-memory-"))
-    setting = Setting(model=model, dtype=options.dtype, quantization="none", logs=logs, num_threads=1)
+    setting = Setting(
+        model=model, dtype=options.dtype, quantization="none", logs=logs, num_threads=1, options=tuple(options.serve)
+    )
     with engines.jsg(setting) as engine:
         for name in TRAFFIC:
             engine.client.run(WORKLOADS[name](Draw(name, config.vocab_size, options.divisor)))

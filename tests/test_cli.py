@@ -18,6 +18,7 @@ from jsg.errors import RequestError
 from tests.server.byte_tokenizer import CHAT_TEMPLATE, write_byte_tokenizer
 
 ROOT = Path(__file__).parent.parent
+FEW_PROGRAMS = ("--deterministic", "--max-running-requests", "4")
 
 
 def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
@@ -306,7 +307,7 @@ class TestEndToEnd:
         import httpx
 
         process = subprocess.Popen(
-            [sys.executable, "-m", "jsg.cli", "serve", "--port", "0", "--max-total-tokens", "4096"],
+            [sys.executable, "-m", "jsg.cli", "serve", "--port", "0", "--max-total-tokens", "4096", *FEW_PROGRAMS],
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | {"PYTHONPATH": str(ROOT)},

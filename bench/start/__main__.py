@@ -1,12 +1,12 @@
 """Measures the time from the start of `jsg serve` to its first answer, with empty caches and with full ones.
 
-    python -m bench.start [--rounds N] [--output FILE]
+    python -m bench.start [--rounds N] [--output FILE] [-- OPTIONS]
 
 "Empty" is a new machine, with no compiled programs, no compiled kernels and no Python byte code: the server gets a new
 home and a new folder for byte code. "Full" is the next start, after the first one has compiled everything. For each
 start the report says where the time went, by process and stage. Work in XLA's own threads is only in the CPU time of
 all processes. The machine should be quiet, because wall time is measured; the report has its load. The model is the
-embedded one.
+embedded one. What stands behind `--` are options of the server; the targets are for none.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,10 +52,10 @@ class Start(NamedTuple):
     stages: list[Stage]
 
 
-def start(home: Path, *, waits_for_caches: bool) -> Start:
+def start(home: Path, options: Sequence[str], *, waits_for_caches: bool) -> Start:
     """Starts a server in a home, asks it, and stops it. On demand it stops only when everything is compiled."""
     notes = Path(tempfile.mkdtemp(dir=home))
-    with _server(home, notes) as (process, http, started_at):
+    with _server(home, notes, options) as (process, http, started_at):
         while not _has_answered(http, QUESTION):
             assert process.poll() is None, "the server ended before it answered"
             assert time.monotonic() - started_at < LIMIT_S, "the server does not answer"
@@ -70,7 +70,9 @@ def start(home: Path, *, waits_for_caches: bool) -> Start:
 
 
 @contextlib.contextmanager
-def _server(home: Path, notes: Path) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client, float]]:
+def _server(
+    home: Path, notes: Path, options: Sequence[str]
+) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client, float]]:
     """A server whose caches are all in one home, its client, and the time of its start."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -82,7 +84,7 @@ def _server(home: Path, notes: Path) -> Iterator[tuple[subprocess.Popen[bytes], 
         "PYTHONPATH": os.pathsep.join([str(SPY), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]).rstrip(":"),
         "BENCH_START_NOTES": str(notes),
     }
-    command = [sys.executable, "-m", "jsg.cli", "serve", "--port", str(port)]
+    command = [sys.executable, "-m", "jsg.cli", "serve", "--port", str(port), *options]
     started_at = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     try:
@@ -104,13 +106,14 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.start", description=__doc__)
     parser.add_argument("--output", type=Path, help="JSON file with every sample")
     parser.add_argument("--rounds", type=int, default=3, help="number of starts with empty and with full caches")
+    parser.add_argument("serve", nargs="*", metavar="OPTIONS", help="options of the server")
     options = parser.parse_args(arguments)
     report = Report("bench.start", arguments, options.output, model="tiny")
     starts: dict[str, list[Start]] = {"empty": [], "full": []}
     for _ in range(options.rounds):
         with tempfile.TemporaryDirectory() as home:  # mode 0700, as a folder of caches must be
-            starts["empty"].append(start(Path(home), waits_for_caches=True))
-            starts["full"].append(start(Path(home), waits_for_caches=False))
+            starts["empty"].append(start(Path(home), options.serve, waits_for_caches=True))
+            starts["full"].append(start(Path(home), options.serve, waits_for_caches=False))
     for arm, made in starts.items():
         report_stages(report, arm, made[-1].stages)
     for arm, made in starts.items():

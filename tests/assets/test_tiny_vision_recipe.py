@@ -38,6 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_its_output_has_the_files_of_the_shipped_model(folder):
     assert {path.name for path in folder.iterdir()} == {path.name for path in ASSETS.iterdir()}
     for path in folder.iterdir():
@@ -46,6 +47,7 @@ def test_its_output_has_the_files_of_the_shipped_model(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_jsg_loads_it(folder):
     config, model = load_directory(folder)
     assert config.vision is not None and model.vision is not None

@@ -22,6 +22,7 @@ from jsg.engine.device.programs import VARIANTS
 ROOT = pathlib.Path(__file__).parents[2]
 ALLOWED = ("jax", "jaxlib", "flax", "numpy", "jaxtyping", "ml_dtypes", "llvmlite")
 """What a device machine has; it needs llvmlite only where a CPU is the device, as in these tests."""
+TRIED_ALONE = ("experts", "quantised", "encoder", "xla-no-graphs")
 BLOCK = "import sys; sys.modules.update(dict.fromkeys({names!r}))"
 """As `sitecustomize.py` on the path: these imports fail, in child processes too."""
 
@@ -80,10 +81,20 @@ def test_every_part_imports_with_few_packages(bare_environment: dict[str, str]):
 
 
 @pytest.mark.slow
-def test_runs_as_a_whole(tmp_path: pathlib.Path, bare_environment: dict[str, str]):
+@pytest.mark.parametrize(
+    ("without", "kinds_without"),
+    [
+        pytest.param(TRIED_ALONE, {"expert-routes", "experts", "quantised", "encode"}, id="most"),
+        pytest.param((), set(), marks=pytest.mark.long, id="all"),
+    ],
+)
+def test_runs_as_a_whole(
+    tmp_path: pathlib.Path, bare_environment: dict[str, str], without: tuple[str, ...], kinds_without: set[str]
+):
+    """With the parts that `test_device_models.py` tries alone it is long."""
     output = tmp_path / "run.json"
     # They go the way of xla-no-graphs and xla-default.
-    left_out = {"xla-skip-temp", "xla-skip-profiled", "xla-no-split-k", "xla-ftz", "xla-no-autotune"}
+    left_out = {"xla-skip-temp", "xla-skip-profiled", "xla-no-split-k", "xla-ftz", "xla-no-autotune", *without}
     chosen = [name for name in catalogue.PARTS if name not in left_out]
     arguments = ["--plan", "trial", "--samples", "2", "--commit", "abc", "--only", ",".join(chosen)]
     done = run_program([*arguments, "--output", str(output)], bare_environment)
@@ -96,7 +107,7 @@ def test_runs_as_a_whole(tmp_path: pathlib.Path, bare_environment: dict[str, str
     assert set(run["header"]["part_s"]) == set(chosen) - set(torch_parts)
     assert run["header"]["commit"] == "abc"
     kinds = {figure["facts"]["kind"] for figure in run["figures"]}
-    assert kinds == {
+    assert kinds | kinds_without == {
         *("copy", "matmul", "error", "decode", "prefill", "decode-shared", "attention", "attention-cascade"),
         *("engine", "engine-alone", "engine-load", "cascade-gain", "agreement", "start-cold", "start-warm"),
         *("sampling", "attention-prefill", "compare", "expert-routes", "experts", "quantised", "encode"),

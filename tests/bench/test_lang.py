@@ -18,7 +18,8 @@ from bench.lang.sharing import measure_sharing
 from bench.lang.workloads import PROGRAMS, Sizes
 from bench.report import Report
 
-KNOBS = {"max_running_requests": 8, "max_total_tokens": 4096, "context_length": 1024}
+KNOBS = {"max_running_requests": 8, "max_total_tokens": 4096, "context_length": 1024, "deterministic": True}
+"""A deterministic engine compiles a third of the programs."""
 SMALL = Sizes(passage_words=20, thought_tokens=3, depth=2, num_dimensions=2)
 
 

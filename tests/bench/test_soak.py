@@ -301,6 +301,7 @@ def test_one_minute(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # `test_one_minute` does the same to an engine in a shorter time
 def test_three_minutes(tmp_path):
     faulthandler.cancel_dump_traceback_later()  # it takes longer than pytest waits before it shows what hangs
     result = run(Soak(minutes=3.0, pause_s=1.0), tmp_path / "log")  # so that other tests have a core meanwhile

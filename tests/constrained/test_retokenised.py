@@ -169,13 +169,15 @@ def _grammar(schema: Any, vocabulary: Vocabulary, whitespace: str, order: str) -
 
 GRID = list(itertools.product(VOCABULARIES, aids.WHITESPACES, aids.ORDERS))
 QUICK = [("tekken", "flexible", "free"), ("tekken", "fixed", "declared"), ("sentencepiece", "compact", "free")]
+LONG_IF = {"declared": [], "free": [pytest.mark.long]}
 
 
 @pytest.mark.parametrize(
     ("name", "whitespace", "order"),
-    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in GRID],
+    [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow, *LONG_IF[case[2]]]) for case in GRID],
 )
 def test_valid_values_are_taken_however_they_are_written_and_cut(name: str, whitespace: str, order: str) -> None:
+    """In any order they are long: a fast one with each vocabulary is in any order."""
     vocabulary = VOCABULARIES[name]()
     reader = Reader(_grammar(SCHEMA, vocabulary, whitespace, order))
     for value in VALUES:
@@ -233,8 +235,9 @@ def test_some_instances_of_maskbench(shared_data: Data, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", VOCABULARIES)
+@pytest.mark.parametrize("name", ["tekken", pytest.param("sentencepiece", marks=pytest.mark.long)])
 def test_many_instances_of_maskbench(shared_data: Data, name: str) -> None:
+    """With the vocabulary that more of the other tests use it is long."""
     cases = aids.maskbench(shared_data("maskbench-dev.jsonl").parent, 7, len(name))
     taken, stopped = _check_maskbench(cases, VOCABULARIES[name])
     assert taken > 500 and stopped > 500

@@ -28,7 +28,15 @@ IN_ALL_SHAPES = ("llama_gqa_head_dim", "mixtral")
 """The others are compared in deterministic mode, which has fewer programs."""
 
 
-@pytest.fixture(scope="module", params=sorted(FAMILIES))
+IN_CI = ("llama_gqa_head_dim", "qwen3_biases")
+"""The other families are long. Experts and one head of keys have other tests on several devices, and to a window it is
+all the same where heads are."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name in IN_CI else pytest.mark.long) for name in sorted(FAMILIES)],
+)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str):
     """Answers by number of devices, of a small random model of one family."""
     variant = request.param
@@ -84,10 +92,17 @@ def test_a_step_adds_up_twice_a_layer_and_once_for_the_embedding(family):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "quantization", "count"),
-    [("llama_biases", "int8", 2), ("mixtral", "fp8", 2), ("wide", "int4", 2)],
+    [
+        pytest.param("llama_biases", "int8", 2, marks=pytest.mark.long),
+        ("mixtral", "fp8", 2),
+        ("wide", "int4", 2),
+    ],
 )
 def test_pages_and_few_bits(tmp_path: Path, compile_cache_dir: str, variant: str, quantization: str, count: int):
-    """Quantised kernels have scales that are shared out too; pages of several tokens are copied on every device."""
+    """Quantised kernels have scales that are shared out too; pages of several tokens are copied on every device.
+
+    Integers in 8 bits are long: on two hosts, and as experts, they are not.
+    """
     with mock.patch.dict(VARIANTS, WIDE):
         write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
     common = {"variant": variant, "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 12}
@@ -128,15 +143,17 @@ def test_they_add_up_as_often_and_say_what_they_share(by_experts):
 
 @pytest.mark.slow
 def test_experts_of_their_own_in_8_bits_and_bit_for_bit(tmp_path: Path, compile_cache_dir: str):
-    """Deterministically an answer has the same bits alone, and from other chunks, as beside others."""
+    """Deterministically an answer has the same bits alone, and from other chunks, as beside others.
+
+    All engines are deterministic, because such ones run a third of the programs.
+    """
     write_checkpoint(tmp_path, "mixtral", random_tensors("mixtral", 0))
     common = {"variant": "mixtral", "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 12}
-    knobs = {"quantization": "int8"}
-    runs = [{**common, "tp_size": 1, "knobs": knobs}, {**common, "tp_size": 4, "knobs": knobs | {"ep_size": 4}}]
-    runs += [{**common, "tp_size": 4, "knobs": {"ep_size": 2, "deterministic": True}}]
-    alone, several, deterministic = answers(runs)
+    knobs = {"quantization": "int8", **small.DETERMINISTIC}
+    runs = [{**common, "tp_size": count, "knobs": knobs | {"ep_size": groups}} for count, groups in ((1, 1), (4, 2))]
+    alone, several = answers(runs)
     assert several["tokens"] == alone["tokens"]
-    assert deterministic["scored_alone"] == deterministic["prompt_logprobs"] + deterministic["logprobs"]
+    assert several["scored_alone"] == several["prompt_logprobs"] + several["logprobs"]
 
 
 @pytest.mark.slow

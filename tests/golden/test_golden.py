@@ -98,10 +98,20 @@ def test_rope_scaling_and_window_matter(golden: Golden) -> None:
     assert golden.difference(paged.extend({1: golden.tokens})[1]) > 100 * MAX_DIFFERENCE
 
 
-@pytest.mark.parametrize("golden", variants(WEIGHTS), indirect=True)
+@pytest.mark.parametrize(
+    "golden",
+    [
+        pytest.param(name, marks=[] if name in WEIGHTS else [pytest.mark.slow, pytest.mark.long])
+        for name in sorted(VARIANTS)
+    ],
+    indirect=True,
+)
 @pytest.mark.parametrize("place", [pytest.param("first", marks=pytest.mark.slow), "last"])
 def test_every_weight_matters(golden: Golden, place: str) -> None:
-    """One changed number in any tensor of the first layer, or of the last or around the layers, is seen."""
+    """One changed number in any tensor of the first layer, or of the last or around the layers, is seen.
+
+    Variants that have no other names of tensors are long.
+    """
     layer = 0 if place == "first" else golden.config.num_layers - 1
     names = [name for name in golden.tensors if name.startswith(f"model.layers.{layer}.")]
     if place == "last":

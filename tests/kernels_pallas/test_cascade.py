@@ -32,27 +32,47 @@ def test_equals_the_definition_in_arrays_without_room(case: cases.Case):
     check(case, TWO, has_room=False)
 
 
+TYPES = {
+    (ONE, "float32", None): "shared",
+    (TWO._replace(splits=5), "bfloat16", None): "shared-by-two-tiles",
+    (TWO._replace(splits=5), "bfloat16", "float8_e4m3fn"): "shared-pages-of-16",
+    (ONE, "bfloat16", "float8_e5m2"): "shared",
+}
+"""The case of each type that is not long."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", SHARED, ids=lambda case: case.name)
 @pytest.mark.parametrize(
-    ("sizes", "dtype", "pool_dtype"),
+    ("case", "sizes", "dtype", "pool_dtype"),
     [
-        (ONE, "float32", None),
-        (TWO._replace(splits=5), "bfloat16", None),
-        (TWO._replace(splits=5), "bfloat16", "float8_e4m3fn"),
-        (ONE, "bfloat16", "float8_e5m2"),
+        pytest.param(
+            case,
+            *types,
+            marks=() if case.name == name else pytest.mark.long,
+            id="-".join(map(str, (case.name, *types[1:]))),
+        )
+        for types, name in TYPES.items()
+        for case in SHARED
     ],
 )
 def test_equals_the_definition_in_every_type(case: cases.Case, sizes: Sizes, dtype: str, pool_dtype: str | None):
+    """All but one case of each type are long."""
     check(dataclasses.replace(case, softcap=3.0), sizes, dtype, pool_dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "dtype", "pool_dtype"),
-    [("qwen2.5-7b", "bfloat16", "float8_e4m3fn"), *((model, "bfloat16", None) for model in cases.MODELS)],
+    [
+        ("qwen2.5-7b", "bfloat16", "float8_e4m3fn"),
+        *(
+            pytest.param(model, "bfloat16", None, marks=() if model in ("phi-2", "gemma-2b") else pytest.mark.long)
+            for model in cases.MODELS
+        ),
+    ],
 )
 def test_equals_the_definition_with_the_heads_of_real_models(model: str, dtype: str, pool_dtype: str | None):
+    """Long but for heads of 80 numbers that share nothing, of 256 that share all keys, and a group of seven."""
     check(cases.for_model(named("shared-pages-of-16"), model), ONE, dtype, pool_dtype, has_room=False)
 
 
@@ -81,8 +101,16 @@ def random_groups(rng: np.random.Generator, num_rows: int, page_size: int) -> ca
     )
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        0,
+        pytest.param(1, marks=pytest.mark.slow),
+        *(pytest.param(seed, marks=[pytest.mark.slow, pytest.mark.long]) for seed in range(2, 8)),
+    ],
+)
 def test_equals_the_definition_whatever_the_groups(seed: int):
+    """One seed for each size of a page is not long."""
     rng = np.random.default_rng(seed)
     case = random_groups(rng, num_rows=8, page_size=(1, 4)[seed % 2])
     assert case.shared

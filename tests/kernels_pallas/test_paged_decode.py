@@ -33,8 +33,9 @@ def test_equals_the_definition(name: str, splits: int, block_k: int):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", cases.DECODE, ids=lambda case: case.name)
-@pytest.mark.parametrize(("splits", "block_k"), [(1, 64), (3, 16)])
+@pytest.mark.parametrize(("splits", "block_k"), [pytest.param(1, 64, marks=pytest.mark.long), (3, 16)])
 def test_equals_the_definition_in_the_whole_table(case: cases.Case, splits: int, block_k: int):
+    """The table without splits is long: a fast test has one such case, and one split joins nothing."""
     check(case, sizes(splits, block_k), has_room=False)
 
 
@@ -49,18 +50,27 @@ def test_equals_the_definition_with_the_heads_of_real_models(model: str, name: s
     check(cases.for_model(named(name), model), sizes(2, 32), dtype, pool_dtype, has_room=False)
 
 
+TYPES = (
+    ("decode", "float32", None),
+    ("decode-pages-of-16", "bfloat16", None),
+    ("decode", "bfloat16", "float8_e4m3fn"),
+    ("decode-pages-of-16", "bfloat16", "float8_e5m2"),
+)
+CORNERS = dict(zip(TYPES, ("qwen2.5-7b", "llama-3-8b", "llama-3.2-1b", "gemma-2b"), strict=True))
+"""Each type with the heads of another model. Those with a head of keys for each head of queries cost most."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model", cases.MODELS)
 @pytest.mark.parametrize(
-    ("name", "dtype", "pool_dtype"),
+    ("model", "name", "dtype", "pool_dtype"),
     [
-        ("decode", "float32", None),
-        ("decode-pages-of-16", "bfloat16", None),
-        ("decode", "bfloat16", "float8_e4m3fn"),
-        ("decode-pages-of-16", "bfloat16", "float8_e5m2"),
+        pytest.param(model, *types, marks=() if CORNERS[types] == model else pytest.mark.long)
+        for types in TYPES
+        for model in cases.MODELS
     ],
 )
 def test_equals_the_definition_in_every_shape_and_type(model: str, name: str, dtype: str, pool_dtype: str | None):
+    """All but one model of each type are long."""
     check(cases.for_model(named(name), model), sizes(2, 32), dtype, pool_dtype, has_room=False)
 
 

@@ -51,13 +51,22 @@ def short_tiles_apart(inputs: AttentionInputs) -> AttentionInputs:
     return inputs._replace(num_short_tiles=jnp.int32(leading))
 
 
-@pytest.mark.parametrize("how", ["singles", "tiles", "short-tiles-apart"])
+def marks_of(case: cases.Case, how: str) -> list[pytest.MarkDecorator]:
+    if case in FAST:
+        return []
+    return [pytest.mark.slow, *([pytest.mark.long] if case.name.startswith("decode-") and how != "singles" else [])]
+
+
 @pytest.mark.parametrize(
-    "case",
-    [*FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in cases.CASES if case not in FAST)],
-    ids=lambda case: case.name,
+    ("case", "how"),
+    [
+        pytest.param(case, how, marks=marks_of(case, how), id=f"{case.name}-{how}")
+        for case in (*FAST, *(case for case in cases.CASES if case not in FAST))
+        for how in ("singles", "tiles", "short-tiles-apart")
+    ],
 )
 def test_equals_naive_attention(case: cases.Case, how: str):
+    """Steps of decoding as if they were prompts are long, but for the fast ones."""
     arrays = with_room(cases.make(case, singles=how == "singles"))
     if how == "short-tiles-apart":
         arrays = dataclasses.replace(arrays, inputs=short_tiles_apart(arrays.inputs))

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +61,11 @@ SLOW = (
     Case("f32-activations-bf16-pool", pool="bfloat16", norms=True),
     Case("pages-of-64", page_size=64),
 )
+LONG = ("one-token", "mha", "head-dim-96", "head-dim-256", "group-of-7", "pages-of-64")
+
+
+def in_ci_or_long(case: Case) -> Any:
+    return pytest.param(case, marks=[pytest.mark.long] if case.name in LONG else [], id=case.name)
 
 
 def is_native(case: Case) -> bool:
@@ -142,8 +147,9 @@ def test_equals_the_reference(case: Case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", SLOW, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [in_ci_or_long(case) for case in SLOW])
 def test_equals_the_reference_in_every_shape(case: Case):
+    """Shapes that differ in one number from another are long."""
     check(case, make(case))
 
 
@@ -153,8 +159,9 @@ def test_machine_code_equals_the_reference(case: Case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in SLOW[1:] if is_native(case)], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [in_ci_or_long(case) for case in SLOW[1:] if is_native(case)])
 def test_machine_code_equals_the_reference_in_every_shape(case: Case):
+    """Shapes that differ in one number from another are long."""
     check(case, make(case), "native")
 
 

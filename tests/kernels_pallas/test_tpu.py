@@ -122,17 +122,25 @@ def attend(case: cases.Case, arrays: cases.Arrays) -> np.ndarray:
     return np.asarray(run(arrays.queries, interleaved(arrays), arrays.inputs).astype(jnp.float32))
 
 
+LONG = ("decode-mha", "decode-8-kv-heads", "decode-pages-of-24", "decode-window", "decode-softcap")
+
+
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("singles", [True, False], ids=["singles", "tiles"])
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(c, marks=() if c.name == "mixed" else pytest.mark.slow, id=c.name)
+        pytest.param(
+            c,
+            marks=() if c.name == "mixed" else [pytest.mark.slow, *([pytest.mark.long] if c.name in LONG else [])],
+            id=c.name,
+        )
         for c in map(for_tpu, cases.CASES)
         if not c.shared
     ],
 )
 def test_equals_naive_attention(case: cases.Case, singles: bool):
+    """Steps of decoding that differ in one number from another case are long."""
     arrays = with_room(cases.make(case, singles=singles))
     out = attend(case, arrays)
     np.testing.assert_allclose(out[: len(arrays.expected)], arrays.expected, atol=2e-6)
@@ -290,14 +298,22 @@ def check_lowered(text: str) -> None:
     assert text.count("tf.aliasing_output") == NUM_LAYERS + 1, "the pool of each layer, and the page table"
 
 
+ENDS = (BUCKETS.decode[0], BUCKETS.decode[-1], BUCKETS.extend[-1])
+
+
 @pytest.mark.parametrize(
     "key",
     [
-        pytest.param(key, marks=() if key in (BUCKETS.decode[1], BUCKETS.extend[0]) else pytest.mark.slow, id=str(key))
-        for key in BUCKETS.all
+        *(pytest.param(key, id=str(key)) for key in (BUCKETS.decode[1], BUCKETS.extend[0])),
+        *(
+            pytest.param(key, marks=[pytest.mark.slow, *([] if key in ENDS else [pytest.mark.long])], id=str(key))
+            for key in BUCKETS.all
+            if key not in (BUCKETS.decode[1], BUCKETS.extend[0])
+        ),
     ],
 )
 def test_every_bucket_lowers_for_a_tpu_with_the_kernel_and_the_pool_donated(key: BucketKey, lower):
+    """What lies between the smallest and the largest bucket is long."""
     check_lowered(lower(key, TPU).as_text())
 
 

@@ -8,6 +8,7 @@ runs, each {"directory", "count", "groups", "options"} and what else is asked fo
 - "is_measured": memory is measured, and nothing is compared.
 """
 
+import functools
 import json
 import math
 import sys
@@ -52,11 +53,22 @@ def sent(*arguments: Any, is_in_place: bool) -> Any:
     return assemble(*arguments, is_in_place=False)
 
 
+@functools.cache
+def kept(directory: Path, config: ModelConfig, options: tuple[tuple[str, Any], ...]) -> list[tuple[str, jax.Array]]:
+    checkpoint.PIECE_BYTES, in_place.ROUNDED_BYTES = PIECE_BYTES, ROUNDED_BYTES  # and not those of the run before
+    return leaves(load_model(directory, config, **dict(options)))
+
+
+def on_one_device(directory: Path, config: ModelConfig, options: dict[str, Any]) -> list[tuple[str, jax.Array]]:
+    """The parameters on one device. They are loaded once for all runs that differ in how several devices are filled."""
+    return kept(directory, config, tuple(sorted(options.items())))
+
+
 def compare(directory: Path, run: dict[str, Any]) -> dict[str, Any]:
     """One device and several: the same configuration, whose heads may be repeated for the several."""
     count, groups, options = run["count"], run.get("groups", 1), run["options"]
     config = ModelConfig.from_directory(directory).over_devices(count, groups)
-    whole = leaves(load_model(directory, config, **options))
+    whole = on_one_device(directory, config, options)
     checkpoint.PIECE_BYTES = run.get("piece_bytes", PIECE_BYTES)
     in_place.ROUNDED_BYTES = run.get("piece_bytes", ROUNDED_BYTES)
     loading.assemble = sent if run.get("is_sent") else assemble

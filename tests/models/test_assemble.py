@@ -27,7 +27,8 @@ ROUNDED = 8 * MIB
 
 PIECES, SENT = {"piece_bytes": 600}, {"is_sent": True}
 """Pieces of a few rows, which end inside of heads where they may; and what accelerators do."""
-INT8, INT4 = {"quantization": "int8"}, {"quantization": "int4"}
+INT8, INT4, FP8 = ({"quantization": name} for name in ("int8", "int4", "fp8"))
+BFLOAT16 = {"dtype": "bfloat16"}
 
 # A checkpoint of this variant; converted by `jsg convert` for so many devices, or not; and what is loaded of it.
 Loads = tuple[str, int | None, list[dict[str, Any]]]
@@ -48,22 +49,34 @@ FAST: dict[str, Loads] = {
 SLOW: dict[str, Loads] = {
     "heads": ("llama_gqa_head_dim", None, [run(4, **SENT)]),
     "dummy": ("llama_biases", None, [run(2, {"load_format": "dummy"}), run(2, {"load_format": "dummy"}, **SENT)]),
-    "bits": ("mixtral_three_of_five", None, [run(4, INT8, **PIECES), run(4, INT8, **SENT)]),
-    "fp8": ("mixtral", None, [run(2, {"quantization": "fp8"}, **each) for each in ({}, PIECES, SENT)]),
-    "bfloat16": ("qwen3_biases", None, [run(4, {"dtype": "bfloat16"}, **each) for each in ({}, PIECES, SENT)]),
+    "bits": ("mixtral_three_of_five", None, [run(4, INT8, **SENT)]),
+    "fp8": ("mixtral", None, [run(2, FP8, **SENT)]),
+    "bfloat16": ("qwen3_biases", None, [run(4, BFLOAT16, **PIECES)]),
     "experts": ("mixtral", None, [run(2, groups=2), run(4, groups=4)]),
-    "experts in 8 bits": ("mixtral", None, [run(4, INT8, groups=4), run(4, {"quantization": "fp8"}, groups=2)]),
-    "4 bits": ("wide", None, [run(4, INT4, **PIECES), run(4, INT4, **SENT)]),
-    "experts in 4 bits": ("wide experts", None, [run(2, INT4, groups=2), run(2, INT4, **PIECES), run(2, INT4, **SENT)]),
-    "4 bits for four": ("wide", 4, [run(2, INT4), run(2, INT4, **SENT)]),
-    "for one": ("llama_gqa_head_dim", 1, [run(2), run(4), run(2, INT8), run(2, **SENT)]),
-    "for four": ("llama_gqa_head_dim", 4, [run(2, INT8), run(2, **SENT)]),
+    "experts in 8 bits": ("mixtral", None, [run(4, INT8, groups=4)]),
+    "4 bits": ("wide", None, [run(4, INT4, **PIECES)]),
+    "experts in 4 bits": ("wide experts", None, [run(2, INT4, groups=2)]),
+    "4 bits for four": ("wide", 4, [run(2, INT4, **SENT)]),
+    "for one": ("llama_gqa_head_dim", 1, [run(2), run(2, **SENT)]),
+    "for four": ("llama_gqa_head_dim", 4, [run(2, INT8)]),
 }
+LONG: dict[str, Loads] = {
+    "bits": ("mixtral_three_of_five", None, [run(4, INT8, **PIECES)]),
+    "fp8": ("mixtral", None, [run(2, FP8), run(2, FP8, **PIECES)]),
+    "bfloat16": ("qwen3_biases", None, [run(4, BFLOAT16), run(4, BFLOAT16, **SENT)]),
+    "experts in 8 bits": ("mixtral", None, [run(4, FP8, groups=2)]),
+    "4 bits": ("wide", None, [run(4, INT4, **SENT)]),
+    "experts in 4 bits": ("wide experts", None, [run(2, INT4, **PIECES), run(2, INT4, **SENT)]),
+    "4 bits for four": ("wide", 4, [run(2, INT4)]),
+    "for one": ("llama_gqa_head_dim", 1, [run(4), run(2, INT8)]),
+    "for four": ("llama_gqa_head_dim", 4, [run(2, **SENT)]),
+}
+LOADS = {"fast": FAST, "slow": SLOW, "long": LONG}
 
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
-    """What `shared_out.py` says, in one process, of the fast loads or of the slow ones."""
+    """What `shared_out.py` says, in one process, of the fast loads, of the slow ones or of the long ones."""
 
     def directory_of(variant: str, converted_for: int | None) -> str:
         directory = tmp_path_factory.mktemp(variant)
@@ -76,8 +89,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dic
         return str(directory / "made")
 
     @functools.cache
-    def all_of(is_slow: bool) -> dict[str, list[dict[str, Any]]]:
-        loads = SLOW if is_slow else FAST
+    def all_of(kind: str) -> dict[str, list[dict[str, Any]]]:
+        loads = LOADS[kind]
         told = [
             {"directory": directory, **each}
             for variant, converted_for, runs in loads.values()
@@ -89,16 +102,27 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dic
         left = iter(results)
         return {name: list(itertools.islice(left, len(runs))) for name, (_, _, runs) in loads.items()}
 
-    return lambda name: all_of(name.startswith("slow: "))[name.removeprefix("slow: ")]
+    def load(name: str) -> list[dict[str, Any]]:
+        kind, _, name = name.rpartition(": ")
+        return all_of(kind or "fast")[name]
+
+    return load
 
 
 def slow(*names: str) -> list[Any]:
     return [pytest.param(f"slow: {name}", marks=pytest.mark.slow) for name in names]
 
 
-@pytest.mark.parametrize("name", [*FAST, *slow(*SLOW)])
+def long(*names: str) -> list[Any]:
+    return [pytest.param(f"long: {name}", marks=[pytest.mark.slow, pytest.mark.long]) for name in names]
+
+
+@pytest.mark.parametrize("name", [*FAST, *slow(*SLOW), *long(*LONG)])
 def test_devices_hold_what_one_would(loaded, name: str):
-    """Bit for bit, also in 8 bits and of random weights, however tensors are cut and whoever wrote them."""
+    """Bit for bit, also in 8 bits and of random weights, however tensors are cut and whoever wrote them.
+
+    Other ways to load what the slow members load are long.
+    """
     for result in loaded(name):
         assert result["differing"] == []
         assert result["num_shared_out"] > 4
@@ -124,10 +148,20 @@ def test_groups_of_devices_hold_experts_of_their_own(loaded, name: str):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="only Linux tells it there")
-@pytest.mark.parametrize("kind", ["safetensors", "orbax"])
-@pytest.mark.parametrize("variant", ["llama_mha", "mixtral"])
+@pytest.mark.parametrize(
+    ("variant", "kind"),
+    [
+        ("llama_mha", "safetensors"),
+        pytest.param("llama_mha", "orbax", marks=pytest.mark.long),
+        pytest.param("mixtral", "safetensors", marks=pytest.mark.long),
+        ("mixtral", "orbax"),
+    ],
+)
 def test_the_host_holds_what_its_devices_hold_and_one_tensor(tmp_path: pathlib.Path, variant: str, kind: str):
-    """On one device and on two, of a checkpoint for two; all experts of a layer are one parameter. In 8 bits too."""
+    """On one device and on two, of a checkpoint for two; all experts of a layer are one parameter. In 8 bits too.
+
+    Each model with the other kind of checkpoint is long.
+    """
     (tmp_path / "config.json").write_text(json.dumps(VARIANTS[variant] | LARGE))
     shapes = checkpoint_shapes(abstract_model(ModelConfig.from_directory(tmp_path), np.float32))
     rng = np.random.default_rng(0)

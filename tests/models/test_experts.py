@@ -99,15 +99,22 @@ def test_numbers_of_experts_are_checked(tmp_path, changes: dict, message: str):
     [
         ("reference", "none", (2,)),
         *(
-            pytest.param(*case, (1, 2, 4), marks=pytest.mark.slow)
-            for case in (("reference", "none"), ("triton", "none"), ("triton", "int8"))
+            pytest.param(*case, (1, 2, 4), marks=[pytest.mark.slow, *more])
+            for case, more in (
+                (("reference", "none"), [pytest.mark.long]),
+                (("triton", "none"), [pytest.mark.long]),
+                (("triton", "int8"), []),
+            )
         ),
     ],
 )
 def test_devices_with_experts_of_their_own_make_what_one_makes(
     tmp_path, implementation: str, quantization: str, groups: tuple[int, ...]
 ):
-    """Four devices in one, two and four groups; some of them without a token. What is not finite stays alone."""
+    """Four devices in one, two and four groups; some of them without a token. What is not finite stays alone.
+
+    In one, two and four groups it is long without quantisation.
+    """
     write_checkpoint(tmp_path, "mixtral", random_tensors("mixtral", 0))
     told = [{"implementation": implementation, "quantization": quantization, "groups": count} for count in groups]
     for result in said("tests.models.shared_experts", str(tmp_path), told=told):

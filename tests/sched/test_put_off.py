@@ -95,8 +95,16 @@ def play(engine: PuttingOff, traffic: Traffic) -> None:
     engine.happened["retracts"] += engine.scheduler.totals.num_retracts
 
 
-@pytest.mark.parametrize("num_examples", [10, pytest.param(240, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "num_examples",
+    [
+        10,
+        pytest.param(80, marks=pytest.mark.slow),
+        pytest.param(240, marks=[pytest.mark.slow, pytest.mark.long]),
+    ],
+)
 def test_what_is_put_off_changes_no_answer(num_examples: int, monkeypatch: pytest.MonkeyPatch):
+    """Hundreds of examples are long."""
     monkeypatch.setattr(admission, "DECAY_STEPS", 5)
     happened: Counter[str] = Counter()
 

@@ -153,9 +153,16 @@ def test_scheduling_changes_no_answer():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overlaps", [True, False])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "overlaps"),
+    [
+        pytest.param(policy, overlaps, marks=() if overlaps == (number % 2 == 0) else pytest.mark.long)
+        for number, policy in enumerate(POLICIES)
+        for overlaps in (True, False)
+    ],
+)
 def test_scheduling_changes_no_answer_at_length(policy: str, overlaps: bool):
+    """Every second policy with steps that overlap and the others without them; the rest of this grid is long."""
     check_wild(play_traffic(60, policy=st.just(policy), overlaps=st.just(overlaps)), COMMON, 50)
 
 
@@ -166,8 +173,9 @@ def test_drafts_change_no_answer():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("right_drafts", [0.5, 0.9, 1.0])
+@pytest.mark.parametrize("right_drafts", [0.9, *(pytest.param(part, marks=pytest.mark.long) for part in (0.5, 1.0))])
 def test_drafts_change_no_answer_at_length(right_drafts: float):
+    """Drafts that are never wrong, or as often as not, are long: the test before draws them too."""
     happened = play_traffic(50, draft_len=st.just(5), right_drafts=st.just(right_drafts))
     check_wild(happened, ("drafts", "drafts beside chunks", "retracts", "hits"), 20)
 

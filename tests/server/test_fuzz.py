@@ -196,8 +196,17 @@ all_paths = st.sampled_from(sorted(VALID))
 damages = st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=4) | st.sampled_from(list(b'{}[]":,\\0e-'.split()))))
 
 
-@pytest.mark.parametrize("num_examples", [30, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "num_examples",
+    [
+        30,
+        pytest.param(300, marks=pytest.mark.slow),
+        pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.long]),
+    ],
+)
 class TestMutated:
+    """A thousand examples are long."""
+
     def test_spoiled_bodies(self, small: RunningServer, num_examples):
         @hypothesis.settings(max_examples=num_examples, suppress_health_check=list(hypothesis.HealthCheck))
         @hypothesis.given(spoilt=spoiled(BODIES), as_utf8=st.booleans())
@@ -221,7 +230,8 @@ FAST = {("POST /tokenize", "positive"), ("POST /v1/score", "negative"), ("GET /d
 def cases() -> Iterator[Any]:
     """Every operation with what its description allows, and, where something is said of its input, with the rest.
 
-    A fast one of each kind of failure, because to describe what a body may be takes most of a second.
+    A fast one of each kind of failure, because to describe what a body may be takes most of a second. Fifty examples
+    of each are long.
     """
     for route in routes_of(create_app(FrontDoor(), ServerConfig())):
         if not route.include_in_schema:
@@ -232,7 +242,10 @@ def cases() -> Iterator[Any]:
             for mode in ("positive", "negative") if has_input else ("positive",):
                 if (label, mode) in FAST:
                     yield pytest.param(label, mode, 4, id=f"{label} {mode}")
-                yield pytest.param(label, mode, 50, marks=pytest.mark.slow, id=f"{label} {mode} more")
+                yield pytest.param(label, mode, 15, marks=pytest.mark.slow, id=f"{label} {mode} more")
+                yield pytest.param(
+                    label, mode, 50, marks=[pytest.mark.slow, pytest.mark.long], id=f"{label} {mode} many"
+                )
 
 
 @pytest.fixture(scope="module")

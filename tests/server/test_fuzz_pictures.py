@@ -19,7 +19,6 @@ pytestmark = pytest.mark.slow
 
 PNG = png(0, (3, 4))
 FILE, URL = base64_of(PNG), data_url(PNG)
-NUM_EXAMPLES = 300
 FRAMES = f"{FILE},{FILE}"  # one alone has too few tokens
 RICH: dict[str, dict[str, Any]] = {
     "/generate": {
@@ -92,29 +91,32 @@ def test_what_is_spoiled_is_right_before(server: RunningServer, path, body):
     assert response.status_code == 200, response.text
 
 
+@pytest.mark.parametrize("num_examples", [100, pytest.param(300, marks=pytest.mark.long)])
 class TestMutated:
-    def test_spoiled_bodies(self, server: RunningServer):
-        @hypothesis.settings(max_examples=NUM_EXAMPLES, suppress_health_check=list(hypothesis.HealthCheck))
+    """Three hundred examples are long."""
+
+    def test_spoiled_bodies(self, server: RunningServer, num_examples: int):
+        @hypothesis.settings(max_examples=num_examples, suppress_health_check=list(hypothesis.HealthCheck))
         @hypothesis.given(spoilt=spoiled(BODIES, any_source), as_utf8=st.booleans())
         def run(spoilt, as_utf8):
             check_spoiled(server, spoilt, as_utf8)
 
         run()
 
-    def test_damaged_bytes(self, server: RunningServer):
+    def test_damaged_bytes(self, server: RunningServer, num_examples: int):
         """Most bytes of these bodies are those of a picture in base64."""
 
-        @hypothesis.settings(max_examples=NUM_EXAMPLES, suppress_health_check=list(hypothesis.HealthCheck))
+        @hypothesis.settings(max_examples=num_examples, suppress_health_check=list(hypothesis.HealthCheck))
         @hypothesis.given(where=st.sampled_from(placed), cuts=damages)
         def run(where, cuts):
             check_damaged(server, *where, cuts)
 
         run()
 
-    def test_any_source(self, server: RunningServer):
+    def test_any_source(self, server: RunningServer, num_examples: int):
         """Whole bodies around what may be a picture."""
 
-        @hypothesis.settings(max_examples=NUM_EXAMPLES, suppress_health_check=list(hypothesis.HealthCheck))
+        @hypothesis.settings(max_examples=num_examples, suppress_health_check=list(hypothesis.HealthCheck))
         @hypothesis.given(
             way=st.sampled_from(sorted(IMAGE_WAYS)), kind=st.sampled_from(["image_data", "video_data"]),
             source=sources, given=any_source,

@@ -125,6 +125,8 @@ def test_listeners_are_found_where_they_listen():
 
 @pytest.mark.slow
 def test_two_hosts_serve_together_and_end_together(make_hosts):
+    """Text, a grammar and a picture, by one model that can look at it: a host takes half a minute to start."""
+
     def start_a_wrong_one(command: list[str]) -> None:
         wrong = [*command, "--node-rank", "1", "--page-size", "4"]
         done = subprocess.run([sys.executable, "-m", "jsg.cli", *wrong], capture_output=True, text=True, timeout=60)
@@ -132,7 +134,7 @@ def test_two_hosts_serve_together_and_end_together(make_hosts):
         assert "the leader refuses this host: " in done.stderr
         assert "Traceback" not in done.stderr
 
-    with make_hosts(before=start_a_wrong_one) as hosts:
+    with make_hosts("--max-total-tokens", "2048", before=start_a_wrong_one, served="tiny-vision") as hosts:
         http = hosts.leader.http
         sampling = {"max_new_tokens": 12, "temperature": 0}
         first, again = (
@@ -144,21 +146,15 @@ def test_two_hosts_serve_together_and_end_together(make_hosts):
         body = {"messages": [{"role": "user", "content": "a"}], "response_format": schema, "max_tokens": 100}
         answer = http.post("/v1/chat/completions", json=body, timeout=60).json()
         assert json.loads(answer["choices"][0]["message"]["content"]).keys() == {"city"}
+        picture = base64.b64encode(square()).decode()
+        body = {"text": "<image>\nWhat color is the square?", "image_data": picture, "sampling_params": sampling}
+        assert http.post("/generate", json=body, timeout=60).json()["text"] == " Red."
         assert listeners(engine_pid(hosts.leader)) <= {ADDRESS}
         assert listeners(hosts.follower.pid) <= {ADDRESS, "127.0.0.1"}  # the address that faces the leader
         hosts.leader.process.send_signal(signal.SIGTERM)
         assert hosts.exit_status_of_leader() == 0
         assert hosts.follower.wait(END_S) == 0
         assert "Traceback" not in hosts.said.read_text()
-
-
-@pytest.mark.slow
-def test_two_hosts_look_at_a_picture(make_hosts):
-    picture = base64.b64encode(square()).decode()
-    question = "<image>\nWhat color is the square?"
-    body = {"text": question, "image_data": picture, "sampling_params": {"temperature": 0, "max_new_tokens": 8}}
-    with make_hosts("--max-total-tokens", "2048", served="tiny-vision") as hosts:
-        assert hosts.leader.http.post("/generate", json=body, timeout=60).json()["text"] == " Red."
 
 
 def end(hosts: Hosts) -> None:

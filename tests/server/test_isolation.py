@@ -143,8 +143,12 @@ NUM_WITHIN = 40
 
 
 @pytest.mark.slow
+@pytest.mark.long
 class TestTiming:
-    """How well the time to the first token tells a prompt that is cached for somebody from one that is not."""
+    """How well the time to the first token tells a prompt that is cached for somebody from one that is not.
+
+    It is long because it takes thousands of requests, and a machine that does nothing else.
+    """
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -69,8 +69,10 @@ def test_random_grammars_are_read_as_they_are_written():
 
 
 @pytest.mark.slow
-def test_many_random_grammars_are_read_as_they_are_written():
-    assert sum(compare(seed) for seed in range(50, 2500)) > 1500
+@pytest.mark.parametrize(("end", "least"), [(700, 395), pytest.param(2500, 1500, marks=pytest.mark.long)])
+def test_many_random_grammars_are_read_as_they_are_written(end: int, least: int):
+    """All of them are long, and a quarter is not."""
+    assert sum(compare(seed) for seed in range(50, end)) > least
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,10 @@ def test_masks_of_random_grammars():
 
 
 @pytest.mark.slow
-def test_masks_of_many_random_grammars():
-    assert sum(check_walk(seed) for seed in range(15, 800)) > 10_000
+@pytest.mark.parametrize(("end", "least"), [(215, 2_500), pytest.param(800, 10_000, marks=pytest.mark.long)])
+def test_masks_of_many_random_grammars(end: int, least: int):
+    """All of them are long, and a quarter is not."""
+    assert sum(check_walk(seed) for seed in range(15, end)) > least
 
 
 def machine_of(expr: ir.Expr, limits: Limits = LIMITS, **rules: ir.Expr) -> Machine:

@@ -99,7 +99,9 @@ def test_texts_of_some_of_maskbench_are_valid(shared_data: Data) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_texts_of_maskbench_are_valid(shared_data: Data) -> None:
+    """Twice as many schemas as the test before, and each in every setting."""
     counts = _walk(aids.maskbench(shared_data("maskbench-dev.jsonl").parent, 6, 2), 1)
     assert counts["grammars"] > 150 * len(SETTINGS) and counts["texts"] > 4 * counts["without end"], counts
 
@@ -112,7 +114,9 @@ def test_texts_of_some_of_the_test_suite_are_valid(shared_data: Data) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_texts_of_the_test_suite_are_valid(shared_data: Data) -> None:
+    """Twice as many schemas as the test before, and each in every setting."""
     data = shared_data("json-schema-test-suite").parent
     counts = _walk(scoreboard.json_schema_suite(data), 3)
     assert counts["grammars"] > 550 * len(SETTINGS) and counts["texts"] > 10 * counts["without end"], counts

@@ -112,5 +112,6 @@ def test_maskbench_sample(shared_data: Data) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_maskbench(shared_data: Data) -> None:
     assert _check(shared_data("maskbench-dev.jsonl"), 5, 6) > 600

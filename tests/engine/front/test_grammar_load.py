@@ -83,6 +83,7 @@ def test_grammars_that_were_dropped_leave_nothing_in_the_vocabulary_they_shared(
     assert resident_bytes() - after_some <= GROWTH_BYTES
 
 
+@pytest.mark.long  # it is a soak; the two before find what grammars leave behind in their own code
 def test_thousands_of_schemas_leave_the_memory_of_an_engine_flat_and_a_stream_flowing(new_taught_core_of):
     core = new_taught_core_of(**small.DETERMINISTIC)
     keys: dict[str, str] = {}

@@ -156,11 +156,22 @@ def test_whoever_sits_steps_out_answers_the_same(new_taught_core_of, taught_alon
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("always_new")
-@pytest.mark.parametrize("knobs", [{}, {"page_size": PAGE_SIZE}, {"disable_overlap_schedule": True}], ids=str)
-@pytest.mark.parametrize("jump", ["off", "draft"])
+@pytest.mark.parametrize(
+    ("knobs", "jump"),
+    [
+        ({}, "off"),
+        pytest.param({}, "draft", marks=pytest.mark.long),
+        pytest.param({"page_size": PAGE_SIZE}, "off", marks=pytest.mark.long),
+        ({"page_size": PAGE_SIZE}, "draft"),
+        pytest.param({"disable_overlap_schedule": True}, "off", marks=pytest.mark.long),
+        ({"disable_overlap_schedule": True}, "draft"),
+    ],
+    ids=str,
+)
 def test_whoever_sits_steps_out_answers_the_same_in_much_traffic(
     new_taught_core_of, taught_alone, jump: JumpForward, knobs: dict
 ):
+    """Half of this grid is long: each knob is there with one way to jump."""
     core = new_taught_core_of(**BUSY, **knobs)
     for seed in range(6):
         check_bitwise(limit(core, (1, 500, 2_000)[seed % 3]), taught_alone, seed, jump)
