@@ -40,6 +40,7 @@ LAST_WORDS_MS = 100  # for the last messages of an engine that has ended
 START_LAST_WORDS_MS = 2000  # where it ended before it was ready: a message should say why
 ENGINE_GRAMMAR_BYTES = 64 * 2**20  # tables that the engine keeps for later requests; those that run keep their own
 WATCH_S = 1.0  # how often the heartbeat is looked at
+MAX_MESSAGES = 16  # that are taken at once, so that the event loop has its turn even behind a very fast engine
 
 
 @dataclasses.dataclass(slots=True)
@@ -64,6 +65,18 @@ class _Outbox:
         fields: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["requests"] = list(self.requests.values())
         return ToEngine(**fields)
+
+
+async def receive_waiting(socket: zmq.asyncio.Socket) -> list[bytes]:
+    """The next message, and those that have arrived behind it: together at most `MAX_MESSAGES`.
+
+    Where the engine is faster than the front, each stream then sends the tokens of several steps in one event. If each
+    step were taken by itself, steps would pile up in the socket, and every stream would be late by all of them.
+    """
+    messages = [await socket.recv()]
+    while len(messages) < MAX_MESSAGES and socket.get(zmq.EVENTS) & zmq.POLLIN:
+        messages.append(await socket.recv())
+    return messages
 
 
 @final
@@ -392,7 +405,8 @@ class EngineClient:
     async def _read(self) -> None:
         decoder = msgspec.msgpack.Decoder(FromEngine)
         while True:
-            self._take(decoder.decode(await self._socket.recv()))
+            for message in await receive_waiting(self._socket):
+                self._take(decoder.decode(message))
             await asyncio.sleep(0)  # `recv` does not wait while there are messages, and other tasks need their turn
 
     def _take(self, message: FromEngine) -> None:

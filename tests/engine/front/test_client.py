@@ -13,11 +13,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import zmq
+import zmq.asyncio
 
 from jsg.config import EngineConfig
 from jsg.engine.child.protocol import Progress
 from jsg.engine.front.children import EngineChild
-from jsg.engine.front.client import EngineClient
+from jsg.engine.front.client import MAX_MESSAGES, EngineClient, receive_waiting
 from jsg.errors import (
     ContextLengthError,
     EngineDeadError,
@@ -413,7 +415,7 @@ PARENT = f"""
 import asyncio, sys
 from jsg.config import EngineConfig
 from jsg.engine.front.children import EngineChild
-from jsg.engine.front.client import EngineClient
+from jsg.engine.front.client import MAX_MESSAGES, EngineClient, receive_waiting
 
 async def main():
     config = EngineConfig()
@@ -462,6 +464,26 @@ def test_requests_of_one_moment_travel_in_one_message(use: Use, monkeypatch):
         assert len(sent) == 1
 
     use(main)
+
+
+def test_steps_that_wait_are_taken_together():
+    """Otherwise a front that is slower than the engine falls behind without end, and no event has several tokens."""
+
+    async def main() -> list[int]:
+        context = zmq.asyncio.Context()
+        with context.socket(zmq.PAIR) as front, context.socket(zmq.PAIR) as engine:
+            front.bind("inproc://steps")
+            engine.connect("inproc://steps")
+            for number in range(MAX_MESSAGES + 3):
+                await engine.send(b"%d" % number)
+            taken = [await receive_waiting(front), await receive_waiting(front)]
+            await engine.send(b"%d" % (MAX_MESSAGES + 3))
+            taken.append(await receive_waiting(front))
+        context.term()
+        assert [int(number) for part in taken for number in part] == [*range(MAX_MESSAGES + 4)]
+        return [len(part) for part in taken]
+
+    assert asyncio.run(main()) == [MAX_MESSAGES, 3, 1]
 
 
 def test_config_survives_the_command_line():
