@@ -218,9 +218,13 @@ def test_whole_experts_need_no_width_that_devices_divide(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_grammars_and_pictures(compile_cache_dir: str):
-    """The embedded models, with masks, drafts and the encoder, through `jsg.Engine`."""
-    answers, several = (said("tests.engine.parallel_embedded", count, compile_cache_dir) for count in ("1", "2"))
+@pytest.mark.parametrize("mode", [("deterministic",), pytest.param((), marks=pytest.mark.long, id="usual")])
+def test_grammars_and_pictures(compile_cache_dir: str, mode: tuple[str, ...]):
+    """The embedded models, with masks, drafts and the encoder, through `jsg.Engine`.
+
+    Deterministic engines have a third of the programs; others are long.
+    """
+    answers, several = (said("tests.engine.parallel_embedded", count, compile_cache_dir, *mode) for count in ("1", "2"))
     assert several == answers
     for text in answers[:6]:
         assert json.loads(text).keys() == {"name", "size"}
