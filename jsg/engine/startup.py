@@ -17,7 +17,7 @@ from jsg.cache.pool import HEADS_AXIS, make_pool
 from jsg.cache.radix import RadixCache
 from jsg.config import EngineConfig
 from jsg.engine.child.protocol import ModelInfo, Progress
-from jsg.engine.device.devices import Device, open_device
+from jsg.engine.device.devices import Device, check_number_types, open_device
 from jsg.engine.device.executables import (
     COMPILER_OPTIONS,
     QUANTISED_OPTIONS,
@@ -293,6 +293,7 @@ def _settle(config: EngineConfig, directory: Path, device: Device, party: Party 
             f"--deterministic needs --tp-size 1 or 2, but got {config.tp_size}: the order in which more devices add up "
             "depends on where a token lies; leave one of them out"
         )
+    check_number_types(device, kv_cache_dtype=config.kv_cache_dtype, quantization=config.quantization)
     on_cpu = device.platform == "cpu"
     context_length = config.context_length or model.max_position_embeddings
     if context_length > model.max_position_embeddings:

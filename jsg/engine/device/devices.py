@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 FRACTION = "XLA_CLIENT_MEM_FRACTION"
 FRACTIONS = (FRACTION, "XLA_PYTHON_CLIENT_MEM_FRACTION")  # JAX raises where both are set
+E4M3_CAPABILITY = (8, 9)
+FP8_KERNEL_CAPABILITY = (9, 0)
 OUTSIDE_BYTES = 2**30
 """Memory that JAX does not reserve, for the CUDA context and loaded programs. Not measured on a device."""
 
@@ -50,6 +52,7 @@ class Device:
         gpu: What `nvidia-smi` listed before JAX started; None where it is not known.
         why: Why the device was chosen.
         count: Devices of that kind that the engine uses together.
+        capability: The compute capability of a GPU from NVIDIA, such as (9, 0); None for any other device.
     """
 
     platform: str
@@ -57,6 +60,7 @@ class Device:
     gpu: Gpu | None
     why: str
     count: int = 1
+    capability: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
@@ -118,7 +122,33 @@ def open_device(mem_fraction: float, count: int = 1) -> Device:
             f"JAX sees {seen} GPUs and reserves memory on each, but this engine uses the first {count} only; "
             f"name those in {VISIBLE}"
         )
-    return Device(platform=device.platform, kind=device.device_kind, gpu=choice.gpu, why=choice.why, count=count)
+    major, _, minor = str(getattr(device, "compute_capability", "")).partition(".")
+    return Device(
+        platform=device.platform,
+        kind=device.device_kind,
+        gpu=choice.gpu,
+        why=choice.why,
+        count=count,
+        capability=(int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None,
+    )
+
+
+def check_number_types(device: Device, *, kv_cache_dtype: str, quantization: str) -> None:
+    """Refuses options for 8-bit floating-point numbers that this GPU cannot run, or only slowly.
+
+    Both limits were found by compiling for the cards: below 8.9 no kernel of ours with e4m3 can be lowered, and below
+    9.0 XLA writes every kernel in fp8 anew in bfloat16 in every step.
+
+    Raises:
+        ConfigError: The message names the option to use instead.
+    """
+    if device.capability is None:
+        return
+    card = f"the {device.kind} has compute capability {'.'.join(map(str, device.capability))}"
+    if kv_cache_dtype == "fp8_e4m3" and device.capability < E4M3_CAPABILITY:
+        raise ConfigError(f"--kv-cache-dtype fp8_e4m3 needs compute capability 8.9, but {card}; use fp8_e5m2")
+    if quantization == "fp8" and device.capability < FP8_KERNEL_CAPABILITY:
+        raise ConfigError(f"--quantization fp8 needs compute capability 9.0, but {card}; use int8, which takes as much")
 
 
 def choose(gpus: tuple[Gpu, ...], mem_fraction: float, environment: Mapping[str, str], count: int = 1) -> Choice:

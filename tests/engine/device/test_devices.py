@@ -11,9 +11,9 @@ import pytest
 
 from jsg.engine import nvidia_smi
 from jsg.engine.device import devices as device
-from jsg.engine.device.devices import Device, choose
+from jsg.engine.device.devices import Device, check_number_types, choose
 from jsg.engine.nvidia_smi import Gpu, find_gpus, parse_gpus
-from jsg.errors import MemoryPlanError
+from jsg.errors import ConfigError, MemoryPlanError
 
 ROOT = pathlib.Path(__file__).parents[2]
 GIB = 2**30
@@ -174,3 +174,33 @@ class TestChoice:
         chosen = choose((FREE,), 0.85, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5"})
         assert chosen.environment == {nvidia_smi.VISIBLE: FREE.uuid}
         assert "XLA_PYTHON_CLIENT_MEM_FRACTION limits its memory" in chosen.why
+
+
+class TestNumberTypes:
+    A100, L4, H100, BLACKWELL, CPU = (8, 0), (8, 9), (9, 0), (12, 0), None
+
+    @pytest.mark.parametrize(
+        ("capability", "options", "remedy"),
+        [
+            (A100, {"kv_cache_dtype": "fp8_e4m3"}, "needs compute capability 8.9, but the X has .* 8.0; use fp8_e5m2"),
+            (L4, {"quantization": "fp8"}, "needs compute capability 9.0, but the X has .* 8.9; use int8"),
+        ],
+    )
+    def test_what_a_card_cannot_run_is_refused_with_a_remedy(self, capability, options: dict, remedy: str):
+        card = Device(platform="gpu", kind="X", gpu=None, why="", capability=capability)
+        with pytest.raises(ConfigError, match=remedy):
+            check_number_types(card, **{"kv_cache_dtype": "auto", "quantization": "none"} | options)
+
+    @pytest.mark.parametrize(
+        ("capability", "kv_cache_dtype", "quantization"),
+        [
+            (A100, "fp8_e5m2", "int8"),
+            (L4, "fp8_e4m3", "int8"),
+            (H100, "fp8_e4m3", "fp8"),
+            (BLACKWELL, "fp8_e4m3", "fp8"),
+            (CPU, "fp8_e4m3", "fp8"),
+        ],
+    )
+    def test_what_it_can_run_is_not(self, capability, kv_cache_dtype: str, quantization: str):
+        card = Device(platform="gpu", kind="X", gpu=None, why="", capability=capability)
+        check_number_types(card, kv_cache_dtype=kv_cache_dtype, quantization=quantization)
