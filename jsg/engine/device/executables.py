@@ -12,6 +12,7 @@ has made these runs on padding.
 import dataclasses
 import functools
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -31,8 +32,9 @@ logger = logging.getLogger(__name__)
 
 CACHE_BYTES = 4 * 2**30
 """Size of the persistent cache. JAX locks only a bounded cache, and two engines may share it."""
-COMPILE_THREADS = 2
-"""XLA compiles without the GIL, so two programs at a time use both cores of the smallest machine of ours."""
+COMPILE_THREADS = max(2, min(8, len(os.sched_getaffinity(0)) // 2))
+"""How many programs are compiled at a time. XLA compiles without the GIL, so two use both cores of a small machine. On a
+large one each compilation uses several threads by itself, so there are half as many as cores."""
 
 COMPILER_OPTIONS: Mapping[str, Mapping[str, bool | int]] = {
     "gpu": {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
