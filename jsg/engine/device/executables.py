@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 
 CACHE_BYTES = 4 * 2**30
 """Size of the persistent cache. JAX locks only a bounded cache, and two engines may share it."""
-COMPILE_THREADS = max(2, min(8, len(os.sched_getaffinity(0)) // 2))
-"""How many programs are compiled at a time. XLA compiles without the GIL, so two use both cores of a small machine. On a
-large one each compilation uses several threads by itself, so there are half as many as cores."""
+COMPILE_THREADS = max(2, min(8, (os.cpu_count() or 1) // 2))
+"""How many programs are compiled at a time. XLA compiles without the GIL, so two use both cores of a small machine. A
+compilation uses several threads at times, so a large machine has half as many compilations as cores."""
 
 COMPILER_OPTIONS: Mapping[str, Mapping[str, bool | int]] = {
     "gpu": {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
