@@ -73,8 +73,9 @@ test-slow: WORKERS = 2
 test-slow: $(INSTALLED) $(DSPY_INSTALLED)
 	$(PYTEST) -m "slow and not long and not gpu" $(PYTEST_ARGS)
 
-test-long: $(INSTALLED) ## the rest of large grids, long soaks, public suites, real clients (needs a network); CI does not run it
+test-long: $(INSTALLED) $(H200_INSTALLED) ## the rest of large grids, long soaks, public suites, real clients (needs a network); CI does not run it
 	$(PYTEST) -m long $(PYTEST_ARGS)
+	PYTHONPATH=$(H200) $(PYTEST) --dist worksteal tests/h200 --h200 -m long $(PYTEST_ARGS)
 
 test-h200: $(H200_INSTALLED) ## compile every program of a step for an H200, which needs no GPU, and look at the result
 	PYTHONPATH=$(H200) $(PYTEST) --dist worksteal tests/h200 --h200 $(PYTEST_ARGS)

@@ -28,9 +28,20 @@ def seeing(num_layers: int, quantization: str = "none") -> model.Model:
 
 
 @pytest.mark.parametrize("is_video", [False, True], ids=["tiles", "frames"])
-@pytest.mark.parametrize("count", OTHER_ENCODE_SIZES)
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(
+            count, marks=() if count in (min(OTHER_ENCODE_SIZES), max(OTHER_ENCODE_SIZES)) else pytest.mark.long
+        )
+        for count in OTHER_ENCODE_SIZES
+    ],
+)
 def test_encoding(count: int, is_video: bool):
-    """Features are written into the pool where it lies, and no kernel of the tower is written anew."""
+    """Features are written into the pool where it lies, and no kernel of the tower is written anew.
+
+    Sizes between the smallest and the largest are long.
+    """
     num_layers = CLIP_L_336["num_hidden_layers"] if count == max(OTHER_ENCODE_SIZES) else 4
     of, name = seeing(num_layers), ("encode", count, is_video)
     program = of.programs.program(name)

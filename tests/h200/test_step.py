@@ -46,9 +46,16 @@ def max_temporary_bytes(key: BucketKey) -> int:
     return key.num_tokens * 3 * LLAMA_8B["intermediate_size"] * jnp.bfloat16.dtype.itemsize + WORKSPACE_BYTES
 
 
-@pytest.mark.parametrize("key", model.BUCKETS.all, ids=lambda key: f"{key.phase}-{key.num_tokens}-{key.num_groups}")
+CORNERS = {keys[end] for keys in (model.BUCKETS.decode, model.BUCKETS.extend, model.BUCKETS.grouped) for end in (0, -1)}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [pytest.param(key, marks=() if key in CORNERS else pytest.mark.long) for key in model.BUCKETS.all],
+    ids=lambda key: f"{key.phase}-{key.num_tokens}-{key.num_groups}",
+)
 def test_forward_of_every_bucket(key: BucketKey):
-    """With few layers, for all are alike."""
+    """With few layers, for all are alike. What is neither the smallest nor the largest of its kind is long."""
     deep, shallow = (of.programs.program(("forward", key)) for of in (llama(3), llama(2)))
     check_forward(deep, llama(3))
     assert deep.temporary_bytes <= max_temporary_bytes(key)
