@@ -15,7 +15,7 @@ import itertools
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 
 import msgspec
 import zmq
@@ -74,7 +74,7 @@ async def receive_waiting(socket: zmq.asyncio.Socket) -> list[bytes]:
     step were taken by itself, steps would pile up in the socket, and every stream would be late by all of them.
     """
     messages = [await socket.recv()]
-    while len(messages) < MAX_MESSAGES and socket.get(zmq.EVENTS) & zmq.POLLIN:
+    while len(messages) < MAX_MESSAGES and cast(int, socket.get(zmq.EVENTS)) & zmq.POLLIN:
         messages.append(await socket.recv())
     return messages
 
