@@ -97,7 +97,7 @@ class TestArms:
     @pytest.mark.parametrize(("ways", "most"), [(Ways(one_by_one=True), 1), (Ways(), 5)])
     def test_calls_of_one_program_follow_each_other(self, ways: Ways, most: int):
         workload = WORKLOADS["chains"]
-        backend = Slow()
+        backend = Slow(most)
         timed(workload, workload.runs(texts(), 1 / workload.count), RecordedBackend(backend, ways))
         assert backend.most_running == most
 
@@ -154,11 +154,12 @@ class Changed:
 
 
 class Slow(ScriptedBackend):
-    """Counts the calls that run at once, each of which lets others begin before it ends."""
+    """Counts the calls that run at once. None of them ends before so many run, and each lets others begin after that."""
 
-    def __init__(self):
+    def __init__(self, expected: int):
         super().__init__()
         self.num_running = self.most_running = 0
+        self._expected, self._are_there = expected, asyncio.Event()
 
     def open(self, **_: Any) -> Any:
         return self._slow(super().open())
@@ -167,6 +168,9 @@ class Slow(ScriptedBackend):
         async def generate(gen: Gen):
             self.num_running += 1
             self.most_running = max(self.most_running, self.num_running)
+            if self.num_running == self._expected:
+                self._are_there.set()
+            await asyncio.wait_for(self._are_there.wait(), 60)
             for _ in range(50):
                 await asyncio.sleep(0)
             self.num_running -= 1
