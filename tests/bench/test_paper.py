@@ -154,7 +154,7 @@ class Changed:
 
 
 class Slow(ScriptedBackend):
-    """Counts the calls that run at once. None of them ends before so many run, and each lets others begin after that."""
+    """Counts the calls that run at once. None ends before so many run, and each lets others begin after that."""
 
     def __init__(self, expected: int):
         super().__init__()
