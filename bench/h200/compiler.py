@@ -1,8 +1,8 @@
 """Compiles functions for NVIDIA H200s on a machine that has none, and reads what came out.
 
-XLA's CUDA plugin needs no GPU to compile, only a description of one (`h200_target_config.txtpb`). The tests read the
-memory analysis, the optimised program, the machine code, and the list of launches, which XLA writes to a folder. None
-of these says how fast the program is, or that its results are right.
+XLA's CUDA plugin needs no GPU to compile, only a description of one (`h200_target_config.txtpb`, which JAX 0.11.2 gave
+on an H200 on 2026-11-27). The tests read the memory analysis, the optimised program, the machine code, and the list of
+launches, which XLA writes to a folder. None of these says how fast the program is, or that its results are right.
 """
 
 import dataclasses

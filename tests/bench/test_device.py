@@ -1,5 +1,6 @@
 """`python -m bench.device`: parts that fail, crash or hang cost no other, and everything runs on four packages."""
 
+import contextlib
 import importlib.metadata
 import io
 import json
@@ -16,8 +17,10 @@ from bench import plot_roofline
 from bench import report as reporting
 from bench.device import __main__ as program
 from bench.device import catalogue, coordinator, events, steps, summary
+from bench.device.engine import _reading_alone
 from bench.device.plan import ACCELERATOR, PLANS, TRIAL, Plan
 from jsg.engine.device.programs import VARIANTS
+from tests.sched import test_groups
 
 ROOT = pathlib.Path(__file__).parents[2]
 ALLOWED = ("jax", "jaxlib", "flax", "numpy", "jaxtyping", "ml_dtypes", "llvmlite")
@@ -78,6 +81,19 @@ def test_every_part_imports_with_few_packages(bare_environment: dict[str, str]):
     assert done.returncode == 0, done.stderr
     blocked = subprocess.run([sys.executable, "-c", "import msgspec"], cwd=ROOT, env=bare_environment, check=False)
     assert blocked.returncode == 1
+
+
+def test_without_cascade_no_step_reads_for_a_group():
+    """Otherwise a load would be compared with itself."""
+    engine = test_groups.make_engine()
+    for number in range(5):
+        engine.add(test_groups.make_request(f"r{number}", (*test_groups.PREFIX, number)))
+    shared = []
+    for step in range(6):
+        with _reading_alone(engine) if step % 2 else contextlib.nullcontext():
+            engine.step()
+        shared.append(bool(test_groups.shared_by(engine)))
+    assert shared == [False, False, True, False, True, False]
 
 
 @pytest.mark.slow

@@ -122,15 +122,20 @@ def open_device(mem_fraction: float, count: int = 1) -> Device:
             f"JAX sees {seen} GPUs and reserves memory on each, but this engine uses the first {count} only; "
             f"name those in {VISIBLE}"
         )
-    major, _, minor = str(getattr(device, "compute_capability", "")).partition(".")
     return Device(
         platform=device.platform,
         kind=device.device_kind,
         gpu=choice.gpu,
         why=choice.why,
         count=count,
-        capability=(int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None,
+        capability=_capability(getattr(device, "compute_capability", "")),
     )
+
+
+def _capability(text: str) -> tuple[int, int] | None:
+    """The numbers of "9.0"; None for what GPUs of other makers say, such as "gfx942"."""
+    major, _, minor = text.partition(".")
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
 
 
 def check_number_types(device: Device, *, kv_cache_dtype: str, quantization: str) -> None:

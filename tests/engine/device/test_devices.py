@@ -177,6 +177,12 @@ class TestChoice:
 
 
 class TestNumberTypes:
+    @pytest.mark.parametrize(
+        ("text", "capability"), [("9.0", (9, 0)), ("12.1", (12, 1)), ("gfx942", None), ("9", None), ("", None)]
+    )
+    def test_what_jax_says_of_a_card_is_read(self, text: str, capability: tuple[int, int] | None):
+        assert device._capability(text) == capability
+
     A100, L4, H100, BLACKWELL, CPU = (8, 0), (8, 9), (9, 0), (12, 0), None
 
     @pytest.mark.parametrize(
