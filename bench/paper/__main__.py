@@ -48,16 +48,20 @@ EVERYTHING = frozenset[Need]({"choices", "forms", "joins"})
 LLAMA_CPP = dataclasses.replace(
     DIALECTS["compatible"], text_fields={**DIALECTS["compatible"].text_fields, "ignore_eos": "ignore_eos"}
 )
+HUGGING_FACE = Dialect(
+    chat_fields={},
+    text_fields={name: name for name in ("temperature", "top_p", "seed", "stop", "max_tokens")},
+    has_logprobs=False,
+)
 PEERS: Mapping[str, tuple[Dialect | None, frozenset[Need]]] = {
     "jsg": (None, EVERYTHING),
     "sglang": (DIALECTS["sglang"], EVERYTHING),
     "vllm": (DIALECTS["vllm"], EVERYTHING),
     "llama.cpp": (LLAMA_CPP, frozenset[Need]({"joins"})),
+    "hugging face": (HUGGING_FACE, frozenset[Need]({"joins"})),
 }
 """For each kind of server the fields that its completions API takes, and what it can do with them. The language speaks
 to jsg in its own way. Where nothing can be joined, texts follow each other."""
-RAW = Ways(one_by_one=True)
-"""As one writes a program with an SDK alone: the whole text is sent with each call, and each call is waited for."""
 
 
 def runs_of(workload: Workload, seed: str, options: argparse.Namespace, tokenizer: Any) -> list[dict[str, Any]]:
@@ -146,14 +150,21 @@ def peer_targets(
         starts["vllm"] = engines.vllm(options.vllm_python)
     if options.llama_python:
         starts["llama.cpp"] = engines.llama_cpp(options.llama_python, None)
+    if options.torch_python:
+        starts["hugging face"] = engines.hugging_face_server(options.torch_python)
     for name, start in starts.items():
         dialect, can = PEERS[name]
+        ways = Ways(endless=name == "hugging face")
         for engine in started(report, stack, {name: start}, setting):
-            targets.append(
-                target_of(engine.name, engine, dialect=dialect, model=engines.model_at(engine.url or ""), can=can)
-            )
+            model = engine.model or engines.model_at(engine.url or "")
+            targets.append(target_of(engine.name, engine, dialect=dialect, model=model, can=can, ways=ways))
+    # As one writes a program with an SDK alone: the whole text is sent with each call, and each call is waited for.
     return targets + [
-        dataclasses.replace(target, name=f"{target.name}, raw SDK", ways=RAW) for target in targets if options.raw
+        dataclasses.replace(
+            target, name=f"{target.name}, raw SDK", ways=dataclasses.replace(target.ways, one_by_one=True)
+        )
+        for target in targets
+        if options.raw
     ]
 
 
@@ -264,6 +275,7 @@ def parser() -> argparse.ArgumentParser:
     peers = made.add_argument_group("other engines (`make peers` sets them up)")
     peers.add_argument("--vllm-python", metavar="PATH")
     peers.add_argument("--llama-python", metavar="PATH", help="has xllamacpp, gguf and safetensors")
+    peers.add_argument("--torch-python", metavar="PATH", help="has torch, accelerate and transformers[serving] 5")
     peers.add_argument("--endpoint", nargs="+", default=[], metavar="NAME=URL", help="servers that run already")
     peers.add_argument("--dialect", choices=PEERS, default="vllm", help="of the servers of --endpoint")
     peers.add_argument(

@@ -61,6 +61,7 @@ class Ways:
         forgotten: The share of calls that find nothing in the cache.
         ends_at: Texts at which an answer ends, and it also ends where the model ends it. Without them an answer has as
             many tokens as the program says.
+        endless: The engine ends no answer by itself, so no call asks it not to.
     """
 
     one_by_one: bool = False
@@ -68,6 +69,7 @@ class Ways:
     compiles_always: bool = False
     forgotten: float = 0.0
     ends_at: tuple[str, ...] = ()
+    endless: bool = False
 
 
 class RecordedBackend:
@@ -145,6 +147,8 @@ class RecordedSession:
             changes["regex"] = self._backend.fresh(form)
         if self._ways.ends_at and form is None:
             changes |= {"ignore_eos": False, "stop": self._ways.ends_at}
+        if self._ways.endless:
+            changes["ignore_eos"] = None
         return dataclasses.replace(gen, args=dataclasses.replace(gen.args, **changes)) if changes else gen
 
     async def select(self, select: Select) -> Selection:

@@ -144,7 +144,8 @@ def starts_of(options: argparse.Namespace) -> dict[str, Start]:
             f"openvino {kind}": engines.openvino(options.openvino_python, kind) for kind in options.openvino_weights
         }
     if options.torch_python:
-        found["hugging face"] = engines.hugging_face(options.torch_python)
+        for way in ("static", "continuous"):
+            found[f"hugging face, {way}"] = engines.hugging_face(options.torch_python, way)
     return found
 
 

@@ -204,7 +204,7 @@ class WorkerClient:
             rows = found[begin : begin + self._max_rows]
             said = self.ask({"prompts": [request.prompt for request in rows], "max_tokens": rows[0].max_tokens})
             for request, count in zip(rows, said["output_tokens"], strict=True):
-                answer = Answer(len(request.prompt), count, None, "", said["first_s"], said["last_s"])
+                answer = Answer(len(request.prompt), count, None, "", said.get("first_s"), said.get("last_s"))
                 answers.append(checked(request, answer))
         return Ran(self._clock() - started, answers)
 

@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
@@ -27,6 +27,7 @@ CONTEXT_LENGTH = 2048
 POOL_TOKENS = 43_008
 START_LIMIT_S = 600
 END_LIMIT_S = 30
+HUGGING_FACE_BLOCK = 32
 ITEMSIZES = {"float32": 4, "bfloat16": 2}
 GGUF_KINDS = {"float32": "f32", "bfloat16": "bf16"}
 BYTES_OF_JSG = {"int8": 1.0, "int4": 0.5 + 2 / 32}  # int4: 32 numbers of 4 bits have a scale in bfloat16
@@ -49,6 +50,7 @@ class Engine:
         head_itemsize: Bytes of one weight of the head.
         kv_itemsize: Bytes of one number in its keys and values.
         url: Its address; None where it is no server.
+        model: The name by which a server knows the model; None for the first one that it lists.
         facts: Its versions.
         settle: Waits until nothing is left to compile.
     """
@@ -60,6 +62,7 @@ class Engine:
     head_itemsize: float
     kv_itemsize: int
     url: str | None = None
+    model: str | None = None
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     settle: Callable[[], None] = lambda: None
 
@@ -217,19 +220,19 @@ def openvino(python: str, kind: str | None) -> Start:
     return start
 
 
-def hugging_face(python: str) -> Start:
-    """`generate` of Hugging Face transformers with static batches, in a worker process."""
+def hugging_face(python: str, way: Literal["static", "continuous"]) -> Start:
+    """Hugging Face transformers in a worker process: `generate` with static batches, or its continuous batching."""
 
     @contextlib.contextmanager
     def start(setting: Setting) -> Iterator[Engine]:
         itemsize = ITEMSIZES[setting.dtype]
         script = HERE.parent / "pytorch" / "generate_worker.py"
-        command = [python, str(script), str(setting.model), setting.dtype, str(setting.num_threads)]
-        with _worker("hugging-face", command, setting) as (process, facts):
+        options = [str(setting.model), setting.dtype, str(setting.num_threads), way, str(POOL_TOKENS)]
+        with _worker(f"hugging-face-{way}", [python, str(script), *options], setting) as (process, facts):
             yield Engine(
-                name="hugging face",
+                name=f"hugging face, {way}",
                 pid=process.pid,
-                client=WorkerClient(process, MAX_ROWS),
+                client=WorkerClient(process, MAX_ROWS if way == "static" else POOL_TOKENS),
                 weight_itemsize=itemsize,
                 head_itemsize=itemsize,
                 kv_itemsize=itemsize,
@@ -237,6 +240,54 @@ def hugging_face(python: str) -> Start:
             )
 
     return start
+
+
+def hugging_face_server(python: str) -> Start:
+    """Continuous batching of `transformers serve`. No answer ends before it is as long as was asked."""
+
+    @contextlib.contextmanager
+    def start(setting: Setting) -> Iterator[Engine]:
+        itemsize, port = ITEMSIZES[setting.dtype], free_port()
+        model, hub = endless(setting.model, setting.logs / "hugging-face-model"), setting.logs / "hub"
+        hub.mkdir(exist_ok=True)  # it looks for models there before it answers
+        options = ["--continuous-batching", "--device", "cpu", "--dtype", setting.dtype]
+        options += [
+            "--cb-block-size",
+            str(HUGGING_FACE_BLOCK),
+            "--cb-num-blocks",
+            str(POOL_TOKENS // HUGGING_FACE_BLOCK),
+        ]
+        options += ["--host", "127.0.0.1", "--port", str(port)]
+        command = [python, "-m", "transformers.cli.transformers", "serve", str(model), *options]
+        env = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(hub), "OMP_NUM_THREADS": str(setting.num_threads)}
+        with _process("hugging-face-server", command, setting, env) as process:
+            url = f"http://127.0.0.1:{port}"
+            wait_until_healthy(process, url)
+            yield Engine(
+                name="hugging face",
+                pid=process.pid,
+                client=HttpClient(url, str(model), lambda schema: {}),
+                weight_itemsize=itemsize,
+                head_itemsize=itemsize,
+                kv_itemsize=itemsize,
+                url=url,
+                model=str(model),
+                facts=versions(python, "transformers"),
+            )
+
+    return start
+
+
+def endless(model: Path, directory: Path) -> Path:
+    """Makes a directory with the files of a checkpoint by which Hugging Face's server knows no token that ends."""
+    directory.mkdir()
+    for file in model.iterdir():
+        (directory / file.name).symlink_to(file.resolve())
+    for name in ("config.json", "generation_config.json"):
+        fields = json.loads((model / name).read_text()) if (model / name).exists() else {}
+        (directory / name).unlink(missing_ok=True)
+        (directory / name).write_text(json.dumps(fields | {"eos_token_id": None}))
+    return directory
 
 
 def gguf_file(python: str, model: Path, kind: str) -> Path:

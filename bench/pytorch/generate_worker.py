@@ -1,17 +1,28 @@
-"""Generates static batches with Hugging Face transformers: `PYTHON generate_worker.py DIRECTORY DTYPE THREADS`.
+"""Generates with Hugging Face transformers: `PYTHON generate_worker.py DIRECTORY DTYPE THREADS WAY TOKENS`.
 
 The interpreter of `--torch-python` runs this file, which imports nothing of jsg. It says its versions, then reads one
 JSON object per line, {"prompts": lists of ids of one length, "max_tokens": tokens}, and answers each with one: the
-tokens that each row has got, and the seconds until the first and the last of them.
+tokens that each row has got, and, if they are seen, the seconds until the first and the last of them. WAY is "static"
+or "continuous", and a continuous batch has keys and values of at most TOKENS.
 """
 
+import contextlib
+import functools
 import json
 import sys
 import time
 
 import torch  # pyright: ignore[reportMissingImports]
-from transformers import AutoModelForCausalLM, StoppingCriteria
+from transformers import (
+    AutoModelForCausalLM,
+    ContinuousBatchingConfig,
+    ContinuousBatchingManager,
+    GenerationConfig,
+    StoppingCriteria,
+)
 from transformers import __version__ as transformers_version
+
+PAGE_TOKENS = 32
 
 
 class Watch(StoppingCriteria):
@@ -36,13 +47,35 @@ def generate(model: torch.nn.Module, prompts: list[list[int]], max_tokens: int) 
     return {"output_tokens": [made] * len(prompts), **seen}
 
 
-def main(directory: str, dtype: str, num_threads: str) -> None:
+def generate_continuously(
+    manager: ContinuousBatchingManager, prompts: list[list[int]], max_tokens: int
+) -> dict[str, object]:
+    asked = manager.add_requests(prompts, max_new_tokens=max_tokens)
+    made: dict[str, int] = {}
+    while len(made) < len(asked):
+        result = manager.get_result(timeout=1)
+        if result is None and not manager.is_running():
+            raise SystemExit("continuous batching has ended")
+        if result is not None and result.is_finished():
+            made[result.request_id] = len(result.generated_tokens)
+    return {"output_tokens": [made[each] for each in asked]}
+
+
+def main(directory: str, dtype: str, num_threads: str, way: str, num_tokens: str) -> None:
     torch.set_num_threads(int(num_threads))
     kind = getattr(torch, dtype)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=kind, attn_implementation="sdpa").eval()
-    print(json.dumps({"torch": torch.__version__, "transformers": transformers_version}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(generate(model, **json.loads(line))), flush=True)
+    with contextlib.ExitStack() as stack:
+        if way == "continuous":
+            config = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
+            pool = ContinuousBatchingConfig(page_size=PAGE_TOKENS, num_blocks=int(num_tokens) // PAGE_TOKENS)
+            manager = model.continuous_batching_context_manager(config, continuous_batching_config=pool)
+            answer = functools.partial(generate_continuously, stack.enter_context(manager))
+        else:
+            answer = functools.partial(generate, model)
+        print(json.dumps({"torch": torch.__version__, "transformers": transformers_version}), flush=True)
+        for line in sys.stdin:
+            print(json.dumps(answer(**json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

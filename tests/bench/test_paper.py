@@ -126,6 +126,13 @@ class TestArms:
         (call,) = calls_of(inner)
         assert (call.what.args.ignore_eos, call.what.args.stop) == (False, ("\n",))
 
+    def test_an_engine_whose_answers_have_no_end_is_not_asked_for_that(self):
+        workload = WORKLOADS["gsm8k"]
+        inner = ScriptedBackend()
+        timed(workload, workload.runs(texts(), 1 / workload.count), RecordedBackend(inner, Ways(endless=True)))
+        (call,) = calls_of(inner)
+        assert "ignore_eos" not in call.what.args.given()
+
     @pytest.mark.parametrize("name", ["documents", "lines"])
     def test_where_branches_cannot_be_joined_their_texts_follow_each_other(self, name: str):
         workload = WORKLOADS[name]

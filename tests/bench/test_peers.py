@@ -226,10 +226,23 @@ def test_a_peer_that_fails_ends_no_other(config, monkeypatch: pytest.MonkeyPatch
 
 def test_an_engine_that_does_not_start_says_why(tmp_path: Path):
     setting = Setting(model=tmp_path, dtype="float32", quantization="none", logs=tmp_path, num_threads=1)
-    with pytest.raises(CannotStartError, match="No such file"), engines.hugging_face(str(tmp_path / "no"))(setting):
+    with (
+        pytest.raises(CannotStartError, match="No such file"),
+        engines.hugging_face(str(tmp_path / "no"), "static")(setting),
+    ):
         pass
     with pytest.raises(CannotStartError, match="must be one of f32"):
         engines.gguf_file("python", tmp_path, "q3")
+
+
+def test_a_checkpoint_for_hugging_face_s_server_has_no_token_that_ends(tmp_path: Path):
+    model = write_model(tmp_path / "model", LLAMA_SMALL | {"eos_token_id": 2})
+    (model / "model.safetensors").write_bytes(b"weights")
+    made = engines.endless(model, tmp_path / "made")
+    assert json.loads((made / "config.json").read_text()) == LLAMA_SMALL | {"eos_token_id": None}
+    assert json.loads((made / "generation_config.json").read_text()) == {"eos_token_id": None}
+    assert (made / "model.safetensors").read_bytes() == b"weights"
+    assert json.loads((model / "config.json").read_text())["eos_token_id"] == 2
 
 
 def test_objects_are_judged_by_the_fields_of_the_schema():
