@@ -22,6 +22,7 @@ from typing import Any
 
 from bench.paper import report as reporting
 from bench.paper.arms import ARMS, FULL, Arm
+from bench.paper.data import DataError, runs_from
 from bench.paper.measure import Measured, Target, measure
 from bench.paper.programs import WORKLOADS
 from bench.paper.recorded import Ways
@@ -64,10 +65,16 @@ PEERS: Mapping[str, tuple[Dialect | None, frozenset[Need]]] = {
 to jsg in its own way. Where nothing can be joined, texts follow each other."""
 
 
-def runs_of(workload: Workload, seed: str, options: argparse.Namespace, tokenizer: Any) -> list[dict[str, Any]]:
-    """The arguments of the programs of a round."""
-    texts = Texts(f"{workload.name} {seed}", lambda text: len(tokenizer.encode(text)))
-    return workload.runs(texts, options.scale)[: options.most]
+def runs_of(workload: Workload, turn: int, options: argparse.Namespace, tokenizer: Any) -> list[dict[str, Any]]:
+    """The arguments of the programs of a turn, each of which has texts of its own."""
+
+    def num_tokens(text: str) -> int:
+        return len(tokenizer.encode(text))
+
+    if (path := options.data.get(workload.name)) is not None:
+        count = min(workload.num_runs(options.scale), options.most or sys.maxsize)
+        return runs_from(workload, path, turn, count, num_tokens)
+    return workload.runs(Texts(f"{workload.name} {turn}", num_tokens), options.scale)[: options.most]
 
 
 def run_workload(
@@ -76,8 +83,8 @@ def run_workload(
     """Runs a workload on all engines that can, in turns, and adds its figures. Failures go to the header."""
     found: dict[str, list[Measured]] = {target.name: [] for target in targets if workload.needs <= target.can}
     for number in range(options.rounds + 1):
-        at_once = runs_of(workload, f"{number}", options, tokenizer)
-        alone = runs_of(workload, f"{number} alone", options, tokenizer)[:NUM_ALONE]
+        at_once = runs_of(workload, 2 * number, options, tokenizer)
+        alone = runs_of(workload, 2 * number + 1, options, tokenizer)[:NUM_ALONE]
         if not number:  # the first turn warms up
             at_once, alone = at_once[:NUM_ALONE], []
         for target in targets:
@@ -204,10 +211,10 @@ def run_group(
 def run_batches(report: Report, full: Target, options: argparse.Namespace, tokenizer: Any) -> None:
     """Runs trees of thought with a growing share of calls that find nothing in the cache."""
     workload = WORKLOADS["tree-deep"]
-    for share in FORGOTTEN:
+    for number, share in enumerate(FORGOTTEN):
         # What a fork computes ahead would be for nothing where its branches find nothing.
         target = dataclasses.replace(full, ways=Ways(forgotten=share, hints_forks=False))
-        at_once, alone = (runs_of(workload, f"{kind} {share}", options, tokenizer) for kind in ("batches", "alone"))
+        at_once, alone = (runs_of(workload, 2 * number + turn, options, tokenizer) for turn in range(2))
         measured = measure(workload, target, at_once, alone[:1])
         facts = measured.facts() | {"forgotten": share}
         report.add(f"{workload.name}: {share:.0%} of calls find nothing", "s wall", [measured.wall_s], **facts)
@@ -223,6 +230,11 @@ def main(arguments: Sequence[str]) -> int:
         raise SystemExit("--rounds and --most must be at least 1, and --scale must be larger than 0")
     arms = chosen(options.arms, ARMS, "--arms")
     workloads = chosen(options.only, WORKLOADS, "--only")
+    options.data = {name: Path(path) for name, _, path in (each.partition("=") for each in options.data)}
+    if unknown := sorted(options.data.keys() - WORKLOADS.keys()):
+        raise SystemExit(
+            f"--data takes NAME=PATH, and NAME is one of {', '.join(WORKLOADS)}, but got {', '.join(unknown)}"
+        )
     output = options.output
     report = Report(
         "bench.paper",
@@ -231,14 +243,18 @@ def main(arguments: Sequence[str]) -> int:
         model=Path(options.model).name if options.model else options.shape,
         dtype=options.dtype,
         scale=options.scale,
+        data={name: path.name for name, path in options.data.items()} or "synthetic",
     )
     model = options.model or make_checkpoint(options.directory, options.shape, NUM_POSITIONS)
     seeing = [each for each in workloads.values() if "pictures" in each.needs]
     reading = [each for each in workloads.values() if "pictures" not in each.needs]
-    if reading:
-        run_group(report, model, reading, arms, options)
-    if seeing:
-        run_group(report, options.pictures_model, seeing, arms, options)
+    try:
+        if reading:
+            run_group(report, model, reading, arms, options)
+        if seeing:
+            run_group(report, options.pictures_model, seeing, arms, options)
+    except DataError as error:
+        raise SystemExit(f"--data: {error}") from error
     report.close()
     if output:
         reporting.write({"header": report.header, "figures": [each.as_json() for each in report.figures]}, output)
@@ -268,6 +284,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, default=3, help="how often each engine runs each workload")
     made.add_argument("--quick", action="store_true", help="few programs on a tiny model, to see that everything runs")
     made.add_argument("--batches", action="store_true", help="also batch size and throughput against hit rate")
+    made.add_argument(
+        "--data", nargs="+", default=[], metavar="NAME=PATH", help="real data of a workload in place of synthetic texts"
+    )
     made.add_argument("--model", help="a directory or hub name; without it a checkpoint of --shape is made")
     made.add_argument("--shape", choices=SHAPES, default="100m", help="the shape of the model that is made")
     made.add_argument("--pictures-model", default="tiny-vision", help="the model of questions to pictures")

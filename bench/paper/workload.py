@@ -34,6 +34,10 @@ class Workload:
     needs: frozenset[Need] = frozenset()
     branches: bool = False
 
+    def num_runs(self, scale: float) -> int:
+        """How many runs a scale takes."""
+        return max(1, round(self.count * scale))
+
     def runs(self, texts: Texts, scale: float) -> list[dict[str, Any]]:
         """The arguments of all runs. A scale below 1 takes fewer of them, which are as long as before."""
-        return self.arguments(texts, max(1, round(self.count * scale)))
+        return self.arguments(texts, self.num_runs(scale))

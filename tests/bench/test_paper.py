@@ -12,6 +12,7 @@ from bench.optimum import optimum
 from bench.paper import __main__ as paper
 from bench.paper import quality, report
 from bench.paper.arms import ARMS, FULL
+from bench.paper.data import DataError, runs_from
 from bench.paper.measure import Measured, Target, timed
 from bench.paper.programs import WORKLOADS
 from bench.paper.programs.forms import CHARACTER, FACTS, WORD
@@ -361,3 +362,69 @@ def test_workloads_run_on_arms(names: tuple[str, ...], arms: tuple[str, ...], tm
 @pytest.mark.long
 def test_answers_are_as_good_without_a_cache(tmp_path: Path):
     assert quality.main(["--count", "2", "--arms", "no-cache", "--only", "mmlu,hellaswag,judge,lines,pictures"]) == 0
+
+
+class TestData:
+    """Real data in place of synthetic texts."""
+
+    def runs(self, name: str, path: Path, number: int = 0, count: int = 3) -> list[dict[str, Any]]:
+        return runs_from(WORKLOADS[name], path, number, count, lambda text: len(text.split()))
+
+    def lines(self, path: Path, rows: list[Any]) -> Path:
+        path.write_text("\n".join(map(json.dumps, rows)))
+        return path
+
+    def test_gsm8k_has_shots_and_questions_that_no_round_before_had(self, tmp_path: Path):
+        rows = [{"question": f"q{n}", "answer": "one two"} for n in range(16)]
+        first, second = (self.runs("gsm8k", self.lines(tmp_path / "f", rows), number) for number in range(2))
+        assert first[0]["examples"].startswith("Question: q0\nAnswer: one two\n\nQuestion: q1\n")
+        assert [run["question"] for run in first] == [f"Question: q{n}\nAnswer:" for n in (5, 6, 7)]
+        assert first[0]["num_tokens"] == 2
+        assert second[0]["examples"].startswith("Question: q8\n") and "q13" in second[0]["question"]
+
+    def test_hellaswag_has_its_right_endings_as_examples(self, tmp_path: Path):
+        rows = [{"ctx": f"c{n}", "endings": ["a", "b", "c", "d"], "label": n % 4} for n in range(23)]
+        runs = self.runs("hellaswag", self.lines(tmp_path / "f", rows))
+        assert runs[0]["examples"].startswith("c0 a\nc1 b\n") and runs[0]["examples"].endswith("c19 d\n")
+        assert [run["question"] for run in runs] == ["c20", "c21", "c22"]
+        assert runs[0]["choices"] == [" a", " b", " c", " d"]
+
+    def test_each_subject_of_mmlu_has_its_share(self, tmp_path: Path):
+        for kind, rows in (("dev", 5), ("test", 4)):
+            (tmp_path / kind).mkdir()
+            for subject in ("art_history", "biology"):
+                text = "".join(f'"{kind}, {n}",w,x,y,z,B\n' for n in range(rows))
+                (tmp_path / kind / f"{subject}_{kind}.csv").write_text(text)
+        runs = self.runs("mmlu", tmp_path, count=4)
+        assert ["about art history." in run["examples"] for run in runs] == [True, True, False, False]
+        assert runs[0]["question"] == "test, 0\nA. w\nB. x\nC. y\nD. z\nAnswer:"
+        assert "dev, 0\nA. w\nB. x\nC. y\nD. z\nAnswer: B\n\n" in runs[0]["examples"]
+        (later, *_) = self.runs("mmlu", tmp_path, 1, 4)
+        assert later["question"].startswith("test, 2") and later["examples"] != runs[0]["examples"]
+
+    def test_other_workloads_take_the_arguments_of_their_programs(self, tmp_path: Path):
+        rows = [{"intro": f"i{n}", "num_tokens": 9} for n in range(4)]
+        assert self.runs("json", self.lines(tmp_path / "f", rows), 1) == [rows[3], rows[0], rows[1]]
+
+    @pytest.mark.parametrize(
+        ("name", "text", "says"),
+        [
+            ("json", '{"intro": "x"}', "must have the fields ['intro', 'num_tokens'], but one has ['intro']"),
+            ("json", "[]", "but one has list"),
+            ("json", "no", "a JSON object in each line"),
+            ("json", "\n", "is empty"),
+            ("gsm8k", '{"question": "x"}', "is not one of gsm8k: KeyError('answer')"),
+            ("mmlu", "x", "must have files test/SUBJECT_test.csv"),
+        ],
+    )
+    def test_a_file_of_another_kind_is_refused(self, tmp_path: Path, name: str, text: str, says: str):
+        path = tmp_path / "f"
+        path.write_text(text)
+        with pytest.raises(DataError, match=re.escape(says)):
+            self.runs(name, path)
+
+    def test_a_file_that_is_not_there_is_named(self, tmp_path: Path):
+        with pytest.raises(DataError, match=r"none\.jsonl cannot be read"):
+            self.runs("gsm8k", tmp_path / "none.jsonl")
+        with pytest.raises(SystemExit, match="NAME is one of mmlu"):
+            paper.main(["--data", "other=x"])
