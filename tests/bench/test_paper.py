@@ -1,6 +1,7 @@
 """`bench.paper`: the shapes of its programs, what its arms take away, the least that a cache computes, the report."""
 
 import asyncio
+import itertools
 import json
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from bench.optimum import optimum
 from bench.paper import __main__ as paper
-from bench.paper import quality, report
+from bench.paper import quality, report, tree
 from bench.paper.arms import ARMS, FULL
 from bench.paper.data import DataError, runs_from
 from bench.paper.measure import Measured, Target, timed
@@ -428,3 +429,32 @@ class TestData:
             self.runs("gsm8k", tmp_path / "none.jsonl")
         with pytest.raises(SystemExit, match="NAME is one of mmlu"):
             paper.main(["--data", "other=x"])
+
+
+class TestTree:
+    """What the radix tree costs."""
+
+    def test_a_method_inside_another_counts_once_and_all_are_plain_afterwards(self, monkeypatch: pytest.MonkeyPatch):
+        now = itertools.count()
+        monkeypatch.setattr(tree.time, "perf_counter", lambda: next(now))
+
+        class Kind:
+            def inner(self) -> int:
+                return 1
+
+            def outer(self) -> int:
+                return self.inner() + 1
+
+        plain, watch = (Kind.inner, Kind.outer), tree.Stopwatch()
+        with watch.on(Kind, ("inner", "outer")):
+            assert Kind().outer() == 2 and Kind().inner() == 1
+        assert (watch.calls, watch.seconds) == (2, 2.0)
+        assert (Kind.inner, Kind.outer) == plain
+
+    @pytest.mark.slow
+    def test_a_run_times_all_that_the_steps_ask_of_the_tree(self, tmp_path: Path):
+        output = tmp_path / "tree.json"
+        options = ["--shape", "small", "--requests", "4", "--rounds", "1", "--directory", str(tmp_path)]
+        tree.main([*options, "--output", str(output)])
+        wall, share = json.loads(output.read_text())["figures"]
+        assert 0 < share["median"] < 100 and share["facts"]["calls"] >= 4 * 4 and wall["median"] > 0
