@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import time
+import weakref
 
 import pytest
 
@@ -122,4 +123,24 @@ def test_who_cancels_knows_it(caplog):
         s.cancel()
 
     ran("batch", GraphServer(fail), cancelled)
+    assert logged(caplog) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_variable_that_the_way_taken_does_not_set_is_no_failure(way, caplog):
+    @sgl.function
+    def branching(s):
+        s += "p" + sgl.gen("a")
+        sgl.cond(s, sgl.equals(s["a"], "A"), lambda s: s.set_var("b", "B"), lambda s: s.set_var("c", "C"))
+
+    state = ran(way, GraphServer(fail), branching)
+    assert state["b"] == "B"
+    history = weakref.ref(state._history())
+    del state
+    for _ in range(3000):
+        if history() is None:
+            break
+        gc.collect()
+        time.sleep(0.01)
+    assert history() is None
     assert logged(caplog) == []

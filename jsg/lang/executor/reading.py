@@ -75,8 +75,13 @@ class GraphState(RunState):
     def _everything(self) -> Variable:
         return self.ended
 
+    def _known(self, name: str) -> Variable | None:
+        return self.variables.get(name)
+
     def _variables(self) -> Mapping[str, Variable]:
-        return self.variables
+        """Leaves out those that the way which the run took does not set."""
+        kept = self.variables.items()
+        return {name: variable for name, variable in kept if not isinstance(variable.error, UnknownVariableError)}
 
     def _text_log(self) -> Variable:
         return self.log

@@ -136,9 +136,12 @@ class RemoteState(GraphState):
 
     def _finish(self, result: Mapping[str, Any]) -> None:
         errors = [_error(error) for error in result["errors"]]
-        for error in errors:
-            self._fails_with(error)
         failed = result["failed"]
+        ended_by = (failed["text"], failed["return_value"])
+        for number, error in enumerate(errors):
+            # A variable that only the other side of a `cond` sets is no failure of the run.
+            if number in ended_by or not isinstance(error, UnknownVariableError):
+                self._fails_with(error)
         self._counts = dict(result["usage"])
         self._calls = list(result.get("timeline", ()))  # servers of earlier versions send none
         for name, variable in self.variables.items():
