@@ -20,6 +20,11 @@ from jsg.lang.streams.variables import Variable
 
 What = Literal["nothing", "text", "turns"]
 
+_ADVICE = (
+    "write `await s.aget(name)`, `await s.atext()`, `await s.settle()`, `async for ... in s.text_async_iter()`; or "
+    "`state = await program.arun(...)`, whose variables are all known"
+)
+
 
 class Readable(abc.ABC):
     """A state whose variables and text can be read. Every state is one."""
@@ -314,21 +319,20 @@ class RunState(Readable):
         return name in self._variables()
 
 
-def check_may_block(programs: asyncio.AbstractEventLoop, *, is_async_body: bool = False) -> None:
+def check_may_block(
+    programs: asyncio.AbstractEventLoop, *, is_async_body: bool = False, advice: str = _ADVICE
+) -> None:
     """Raises ProgramError where a wait would block an event loop. In the cell of a notebook it may.
 
     Args:
         programs: The loop on which programs run, which nobody may block.
         is_async_body: Whether an async body of a program runs on the loop of this thread.
+        advice: What to write instead.
     """
     running = asyncio._get_running_loop()
     if running is None or (_is_in_notebook() and running is not programs and not is_async_body):
         return
-    raise ProgramError(
-        "reading waits, and would stop the event loop that runs here: write `await s.aget(name)`, `await s.atext()`, "
-        "`await s.settle()`, `async for ... in s.text_async_iter()`; or `state = await program.arun(...)`, whose "
-        "variables are all known"
-    )
+    raise ProgramError(f"waiting would stop the event loop that runs here: {advice}")
 
 
 def _is_in_notebook() -> bool:

@@ -91,7 +91,7 @@ class Run:
 
     def check_may_block(self) -> None:
         """Raises ProgramError where a wait would block the event loop that does what is waited for."""
-        is_async_body = any(run.is_async_body_here() for run in (self, *_BODIES.get()))
+        is_async_body = self.is_async_body_here() or is_async_body_here()
         check_may_block(self.stream.runner.loop.loop, is_async_body=is_async_body)
 
     async def settle(self) -> None:
@@ -129,3 +129,8 @@ def calling_run() -> Run | None:
     """Gives the run of the program whose body runs, or None."""
     bodies = _BODIES.get()
     return bodies[-1] if bodies else None
+
+
+def is_async_body_here() -> bool:
+    """Says whether the running code was called by an async body that runs on the event loop of this thread."""
+    return any(run.is_async_body_here() for run in _BODIES.get())

@@ -6,7 +6,7 @@ from typing import Any, final
 
 from jsg.errors import ProgramError, UnknownVariableError
 from jsg.lang.reading import RunState, What, check_may_block
-from jsg.lang.run import calling_run
+from jsg.lang.run import is_async_body_here
 from jsg.lang.streams.history import History, usage_of
 from jsg.lang.streams.loop import shared_loop
 from jsg.lang.streams.stream import Stream
@@ -87,9 +87,7 @@ class GraphState(RunState):
         return self.log
 
     def _check_may_block(self) -> None:
-        caller = calling_run()
-        is_async_body = caller is not None and caller.is_async_body_here()
-        check_may_block(shared_loop().loop, is_async_body=is_async_body)
+        check_may_block(shared_loop().loop, is_async_body=is_async_body_here())
 
     def _interrupt(self) -> None:
         self.cancel()
