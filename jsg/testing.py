@@ -119,9 +119,14 @@ class ScriptedBackend:
         """Does nothing, because nothing is cached."""
         return True
 
-    async def server_info(self) -> dict[str, Any]:
-        """Gives the name of the model, "scripted"."""
+    @property
+    def model_info(self) -> dict[str, Any]:
+        """The name of the model, "scripted"."""
         return {"model_path": "scripted"}
+
+    async def server_info(self) -> dict[str, Any]:
+        """Gives `model_info`."""
+        return self.model_info
 
     async def close(self) -> None:
         """Does nothing, because nothing is open."""

@@ -33,6 +33,11 @@ def test_one_answer_for_all_calls_or_one_after_the_other():
         assert (state["a"], state["b"]) == ("one", "two")
 
 
+def test_it_names_its_model_as_other_backends_do():
+    backend = ScriptedBackend("x")
+    assert backend.model_info == sgl.get_server_info(backend) == {"model_path": "scripted"}
+
+
 def test_a_mapping_knows_the_end_of_the_prompt_with_and_without_the_markers_of_turns():
     script = {"": "any", "is x?": "an x", "What is x?": "the longest counts", "[assistant]So: ": "y"}
     with ScriptedBackend(script) as backend:

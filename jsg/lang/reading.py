@@ -142,7 +142,8 @@ class RunState(Readable):
     def usage(self) -> dict[str, int]:
         """Gives `calls`, `prompt_tokens`, `cached_tokens` and `completion_tokens` (generated) of all calls of the run.
 
-        The calls of branches and of called programs count. Waits for the end; in the program for what is appended.
+        The calls of branches and of called programs count, and of gens that one call of a remote API answered only
+        this one. Waits for the end; in the program for what is appended.
         """
         self._wait_done(self._everything())
         return self._usage()

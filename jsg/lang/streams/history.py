@@ -121,9 +121,12 @@ class History:
 
 
 def usage_of(metas: Iterable[Mapping[str, Any] | None]) -> dict[str, int]:
-    """Sums up the calls of the model and their tokens, from the reports of the variables that they set."""
+    """Sums up the calls of the model and their tokens, from the reports of the variables that they set.
+
+    Remote APIs report how many calls a gen took: none, where the call for a gen before it answered it too.
+    """
     reported = {id(meta): meta for meta in _reports(metas)}  # a gen's reasoning has the same as its answer
-    total = {"calls": len(reported)}
+    total = {"calls": sum(meta.get("api_calls", 1) for meta in reported.values())}
     for name in _TOKENS:
         values = [meta.get(name) for meta in reported.values()]
         total[name] = sum(value for value in values if isinstance(value, int))
