@@ -170,8 +170,9 @@ class SglFunction(batch.Batchable[ProgramState]):
     ) -> "_Call":
         self.check_arguments(args, kwargs)
         run = Run(shared_loop(), _chosen(backend), given.over(PUBLISHED), self.num_api_spec_tokens)
-        state = ProgramState(run.stream, run)
-        return _Call(state, run, lambda: self.func(state, *args, **{**self.bound, **kwargs}), self.is_async)
+        own = ProgramState(run.stream, run)  # whose reads wait for what the body has appended, and not for its end
+        state = ProgramState(run.stream, run, is_callers=True)
+        return _Call(state, run, lambda: self.func(own, *args, **{**self.bound, **kwargs}), self.is_async)
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any], which: str = "") -> None:
         """Raises ProgramError where the arguments do not fit the parameters of the function."""
@@ -219,7 +220,7 @@ class _Call:
     """One run of a program.
 
     Attributes:
-        state: The state that the body is given.
+        state: The state for whoever runs the program.
         run: The run.
         body: Calls the function.
         is_async: The function is `async def`.

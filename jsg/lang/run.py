@@ -96,15 +96,25 @@ class Run:
 
     async def settle(self) -> None:
         """Waits until all is done that the run started, the programs that it called too. Raises nothing of it."""
-        await self.called_ended()
-        for stream in self._streams():
-            await stream.read("nothing").done()
+        await self.all_done().done()
 
     async def called_ended(self) -> None:
         """Waits for the bodies of the programs that the body called, and for all that they started."""
         for called in tuple(self._called):
             await called.ended.done()
             await called.settle()
+
+    def all_done(self) -> Variable:
+        """Gives a variable that is done behind the body, when all is done that it and the programs it called started."""
+        done = Variable()
+
+        def body_ended() -> None:  # so that it starts nothing more
+            awaited = [stream.read("nothing") for stream in self._streams()]
+            awaited += [called.all_done() for called in tuple(self._called)]
+            gather(awaited).when_done(lambda: done.finish(None))
+
+        self.ended.when_done(body_ended)
+        return done
 
     def all_ended(self) -> Variable:
         """Gives a variable that is done when the run has ended, and each program that it called."""

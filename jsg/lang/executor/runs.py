@@ -55,7 +55,7 @@ class LocalState(GraphState):
         if what == "nothing":
             return self._at_end()
         read = Variable()
-        execution.submitted.when_done(lambda: _copy(execution.stream.read(what), read))
+        execution.submitted.when_done(lambda: read.finish_as(execution.stream.read(what)))
         return read
 
     def _failure(self) -> BaseException | None:
@@ -63,18 +63,6 @@ class LocalState(GraphState):
 
     def _usage(self) -> dict[str, int]:
         return self._execution.usage()
-
-
-def _copy(source: Variable, target: Variable) -> None:
-    """Ends `target` as `source` ends."""
-
-    def copy() -> None:
-        if source.error is not None:
-            target.fail(source.error)
-        else:
-            target.finish(source.now(), source.meta)
-
-    source.when_done(copy)
 
 
 @final
