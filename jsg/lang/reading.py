@@ -320,9 +320,7 @@ class RunState(Readable):
         return name in self._variables()
 
 
-def check_may_block(
-    programs: asyncio.AbstractEventLoop, *, is_async_body: bool = False, advice: str = _ADVICE
-) -> None:
+def check_may_block(programs: asyncio.AbstractEventLoop, *, is_async_body: bool = False, advice: str = _ADVICE) -> None:
     """Raises ProgramError where a wait would block an event loop. In the cell of a notebook it may.
 
     Args:

@@ -10,6 +10,7 @@ from typing import Any
 
 from jsg.errors import AbortedError
 from jsg.lang.ir import Gen, Select
+from jsg.lang.places import raised_place
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +113,9 @@ class History:
             self._known.add(id(error))
             text = f"{type(error).__name__}: {error}"
             shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
-            self._unread.append("; ".join([shown, *getattr(error, "__notes__", ())]))
+            place = raised_place(error)
+            where = [] if place is None else ["in the program: {}:{}".format(*place)]
+            self._unread.append("; ".join([shown, *(getattr(error, "__notes__", None) or where)]))
 
     def read(self, error: BaseException) -> None:
         """Notes that a reader was told of an error. Whoever knows of one knows that the run has failed."""
