@@ -56,6 +56,9 @@ class SglFunction(batch.Batchable[ProgramState]):
         self.__module__ = func.__module__
         self.__doc__ = func.__doc__
 
+    def __repr__(self) -> str:
+        return f"<program {self.__qualname__}{inspect.signature(self.func)}>"
+
     def bind(self, **kwargs: Any) -> "SglFunction":
         """Gives the program with these arguments bound."""
         unknown = kwargs.keys() - self._own
@@ -153,11 +156,12 @@ class SglFunction(batch.Batchable[ProgramState]):
             backend: As in `run`.
 
         Raises:
-            TraceError: The program cannot be traced.
+            TraceError: The program reads a value before it appends anything.
         """
         from jsg.lang.executor.compiled import cache_prefix
+        from jsg.lang.tracing.tracer import opening
 
-        cache_prefix(self.trace(), as_backend(backend))
+        cache_prefix(opening(self), as_backend(backend))
 
     # Pieces of runs.
 

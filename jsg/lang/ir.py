@@ -43,10 +43,10 @@ class Expr:
         return ExprList((*parts_of(other), *parts_of(self)))
 
     def __format__(self, spec: str) -> str:
-        """Raises ProgramError: the text would hold how Python writes the record, and no call would be made."""
+        """Raises ProgramError: the text would hold the record, and no call would be made."""
         raise ProgramError(
-            f"an expression ({type(self).__name__}) was put into text by an f-string or format, which makes no call of the "
-            'model; join them by +: "Q: " + gen("a")'
+            f"an expression ({type(self).__name__}) was put into text by an f-string or format, which makes no call of "
+            'the model; join them by +: "Q: " + gen("a")'
         )
 
 

@@ -105,7 +105,7 @@ class Run:
             await called.settle()
 
     def all_done(self) -> Variable:
-        """Gives a variable that is done behind the body, when all is done that it and the programs it called started."""
+        """Gives a variable that is done when the body has ended, and all that it and the programs it called started."""
         done = Variable()
 
         def body_ended() -> None:  # so that it starts nothing more

@@ -147,3 +147,9 @@ def test_a_program_may_count_its_own_calls():
         return before, s.usage()["calls"], len(s.timeline())
 
     assert counting.run(backend=ScriptedBackend("A")).ret_value == (1, 2, 2)
+
+
+def test_a_program_shows_its_name_and_its_parameters():
+    def capital(s, country="France"): ...
+
+    assert repr(sgl.function(capital)).endswith("<locals>.capital(s, country='France')>")
