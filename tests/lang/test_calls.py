@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import sys
+import threading
 import types
 
 import pytest
@@ -308,3 +309,68 @@ def test_a_body_reads_what_it_has_appended_so_far_in_any_thread():
         return first, s.text()
 
     assert program.run(backend=ScriptedBackend("A")).ret_value == ("pA", "pAq")
+
+
+def test_programs_may_be_called_hundreds_deep():
+    @sgl.function
+    def program(s, n):
+        s += "p"
+        if n:
+            program(n - 1)
+        s += sgl.gen("x")
+
+    async def main(read):
+        gate = Gate()
+        opener = threading.Thread(target=lambda: (gate.wait_reached(300), gate.open()))
+        opener.start()
+        async with asyncio.timeout(60):
+            read = await read(await program.arun(299, backend=waiting(gate), stream=True))
+        opener.join()
+        return read
+
+    assert asyncio.run(main(lambda state: state.settle())) is None
+    assert asyncio.run(main(lambda state: state.ausage()))["calls"] == 300
+
+
+@sgl.function
+def grandchild(s):
+    s += "p" + sgl.gen("x")
+
+
+@sgl.function
+def child(s):
+    grandchild()
+
+
+@pytest.mark.parametrize("way", ["arun", "sync", "cancel"])
+def test_what_a_called_program_called_belongs_to_the_run_though_the_called_one_has_ended(way):
+    gate = Gate()
+    backend = waiting(gate)
+
+    @sgl.function
+    def program(s):
+        called = child()
+        called.ret_value
+        called._run.stream.ended.wait_done(30)
+        gate.wait_reached()
+        s += "q"
+
+    async def main():
+        task = asyncio.create_task(program.arun(backend=backend))
+        done, _ = await asyncio.wait([task], timeout=0.1)
+        gate.open()
+        assert not done
+        return await task
+
+    if way == "arun":
+        assert asyncio.run(main()).usage()["calls"] == 1
+        return
+    state = program.run(backend=backend)
+    if way == "cancel":
+        state.cancel()
+        backend.wait_closed()
+        assert [gen.name for gen in backend.inner.aborted] == ["x"]
+        return
+    threading.Timer(0.01, gate.open).start()
+    state.sync()
+    assert state.usage()["calls"] == 1
