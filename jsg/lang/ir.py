@@ -242,7 +242,7 @@ def parts_of(value: Any) -> tuple[Expr, ...]:
 def _advice(value: Any) -> str:
     """Gives the end of a message about what was appended in place of an expression."""
     if value is None:
-        return "; s.user(...) appends by itself, and what is appended by += is user(...)"
+        return ", which s.user(...) and its like give, because they append by themselves"
     if isinstance(value, bool | int | float):
         return "; write str(...)"
     if hasattr(value, "get_meta_info"):

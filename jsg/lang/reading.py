@@ -44,11 +44,15 @@ class Readable(abc.ABC):
         return self._wait(self._find(name))
 
     def text(self) -> str:
-        """Gives all text that was appended so far, the answers of the model included."""
+        """Gives all text, the answers of the model included: in a body so far, for its caller that at its end."""
         return self._wait(self._read("text"))
 
     def sync(self) -> None:
-        """Waits until all that was appended so far is done. Raises the error that ended this state early."""
+        """Waits until all that was appended is done: in a body so far, for its caller until the run has ended.
+
+        Raises:
+            Exception: It ended this state early.
+        """
         self._wait(self._read("nothing"))
 
     async def aget(self, name: str) -> Any:
@@ -85,7 +89,7 @@ class Readable(abc.ABC):
 
     @abc.abstractmethod
     def _read(self, what: What) -> Variable:
-        """Gives a variable that is done when all is done that was appended so far."""
+        """Gives a variable that is done when all is done that was appended, as `text` and `sync` say."""
 
     @abc.abstractmethod
     def _wait(self, variable: Variable, timeout: float | None = None) -> Any:
@@ -106,7 +110,7 @@ class RunState(Readable):
         """Aborts what is under way."""
 
     def messages(self) -> list[dict[str, Any]]:
-        """Gives the turns so far: `role`, and `content`, which is text, or a list of parts if one is no text.
+        """Gives the turns, as `text` gives the text: `role` and `content`, a text or, with pictures, a list of parts.
 
         With `separate_reasoning` a turn has its reasoning as `reasoning_content`.
         """

@@ -350,7 +350,6 @@ def test_what_a_called_program_called_belongs_to_the_run_though_the_called_one_h
     @sgl.function
     def program(s):
         called = child()
-        called.ret_value
         called._run.stream.ended.wait_done(30)
         gate.wait_reached()
         s += "q"

@@ -510,7 +510,7 @@ def test_what_people_write_who_know_other_languages_gets_an_error_that_helps():
         (write_in_f_string, r"put into text by an f-string or format.*join them by \+"),
         (write_format, r"put into text by an f-string or format.*join them by \+"),
         (make_another, "a state changes in place: write s \\+= .*fork"),
-        (append_a_turn_that_was_appended, r"got NoneType.*s\.user\(\.\.\.\) appends"),
+        (append_a_turn_that_was_appended, r"got NoneType, which s\.user\(\.\.\.\) and its like give"),
         (append_a_number, r"got int; write str\(\.\.\.\)"),
         (append_a_called_program, r"got ProgramState; append one of its variables.*plain function"),
         (append_what_is_not_called, "got function; call it"),
