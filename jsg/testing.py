@@ -119,9 +119,14 @@ class ScriptedBackend:
         """Does nothing, because nothing is cached."""
         return True
 
-    async def server_info(self) -> dict[str, Any]:
-        """Gives the name of the model, "scripted"."""
+    @property
+    def model_info(self) -> dict[str, Any]:
+        """The name of the model, "scripted"."""
         return {"model_path": "scripted"}
+
+    async def server_info(self) -> dict[str, Any]:
+        """Gives `model_info`."""
+        return self.model_info
 
     async def close(self) -> None:
         """Does nothing, because nothing is open."""
@@ -204,7 +209,10 @@ class ScriptedSession:
         return call
 
     async def _reply(self, call: Call) -> "_Reply":
-        reply, form = _reply(await self._backend._take(call), call)
+        said = await self._backend._take(call)
+        if not _is_answer(said):
+            raise self._failed(call, f"{said!r}, which is no answer: that is a text, a list of its pieces or a Piece")
+        reply, form = _reply(said, call)
         if form is not None:
             raise self._failed(call, f"{reply.text!r}, which {form}")
         return reply
@@ -220,6 +228,12 @@ class _Answers:
     """The script of one kind of call."""
 
     def __init__(self, name: str, script: Script[Any, Any] | None):
+        is_known = isinstance(script, str | Piece | Exception | Sequence | Mapping | None) or callable(script)
+        if not is_known or isinstance(script, type):
+            raise ScriptError(
+                f"{name} must be a text, an exception, a list of texts, a dict of them or a function, but got a "
+                f"{type(script).__name__}"
+            )
         self._name = name
         self._script = script
         self._unused = list(script) if isinstance(script, Mapping) else []
@@ -286,6 +300,12 @@ class _Reply:
     @property
     def text(self) -> str:
         return "".join(self.pieces)
+
+
+def _is_answer(said: Any) -> bool:
+    if isinstance(said, Sequence) and not isinstance(said, str):
+        return all(isinstance(piece, str) for piece in said)
+    return isinstance(said, str | Piece)
 
 
 def _reply(answer: Answer, call: Call) -> tuple[_Reply, str | None]:

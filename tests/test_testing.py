@@ -33,6 +33,11 @@ def test_one_answer_for_all_calls_or_one_after_the_other():
         assert (state["a"], state["b"]) == ("one", "two")
 
 
+def test_it_names_its_model_as_other_backends_do():
+    backend = ScriptedBackend("x")
+    assert backend.model_info == sgl.get_server_info(backend) == {"model_path": "scripted"}
+
+
 def test_a_mapping_knows_the_end_of_the_prompt_with_and_without_the_markers_of_turns():
     script = {"": "any", "is x?": "an x", "What is x?": "the longest counts", "[assistant]So: ": "y"}
     with ScriptedBackend(script) as backend:
@@ -210,3 +215,19 @@ def test_branches_and_pictures():
     with ScriptedBackend({"Look: 0": "zero", "Look: 1": "one"}) as backend:
         assert program.run(backend=backend)["x"] == ["zero", "one"]
     assert backend.calls[0].prompt.startswith("<image 8>Look: ")
+
+
+@pytest.mark.parametrize("script", [3, iter(["x"]), {"is": 3}.items(), TimeoutError])
+@pytest.mark.parametrize("name", ["answers", "choices"])
+def test_what_is_no_script_is_refused_at_once(name, script):
+    with pytest.raises(ScriptError, match=rf"{name} must be a text, .* a list .*, but got a {type(script).__name__}"):
+        ScriptedBackend(**{name: script})
+
+
+@pytest.mark.parametrize("said", [None, 3, TimeoutError, ["a", 3]])
+def test_what_is_no_answer_is_named_with_its_call(said):
+    backend = ScriptedBackend(lambda prompt, gen: said)
+    with pytest.raises(ScriptError, match=r"which is no answer: .*; it is said to the gen 'city'"):
+        capital.run("Peru", backend=backend)["city"]
+    with pytest.raises(ScriptError, match="which is no answer"):
+        backend.check()

@@ -14,7 +14,10 @@ from typing import Any, Literal, Unpack, overload
 
 from jsg.errors import ProgramError
 from jsg.lang.backend import Backend, BackendSource
+from jsg.lang.reading import check_may_block
+from jsg.lang.run import is_async_body_here
 from jsg.lang.run_args import BatchArgs
+from jsg.lang.streams.loop import shared_loop
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Items = Iterable[Mapping[str, Any] | Sequence[Any]]
@@ -78,11 +81,14 @@ class Batchable[State](abc.ABC):
 
         Raises:
             ProgramError: An item does not fit the parameters of the program: nothing was run, or of an iterable that
-                is read as it goes, the items before. A keyword is an argument of the program.
+                is read as it goes, the items before. A keyword is an argument of the program. An event loop runs here,
+                which the batch would stop: use `arun_batch`.
         """
         work = self._batch(batch_kwargs, backend, dict(run_args))
         if isinstance(work, list):
             return iter(work) if generator_style else work
+        advice = "write `await program.arun_batch(...)`"
+        check_may_block(shared_loop().loop, is_async_body=is_async_body_here(), advice=advice)
         runs = _Batch(work, num_workers(num_threads, work.size), progress_bar)
         return runs.iterate() if generator_style else runs.run()
 

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, NoReturn, Self, final
 
 from jsg.errors import ProgramError
 from jsg.lang.ir import Expr, Role, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
@@ -20,6 +20,10 @@ class Extendable(abc.ABC):
     @abc.abstractmethod
     def extend(self, value: "Expr | str") -> Self:
         """Appends text or an expression; does the same as `+=`."""
+
+    def __add__(self, other: Any) -> NoReturn:
+        """Raises ProgramError, because there are no two states of one prompt without a fork."""
+        raise ProgramError("a state changes in place: write s += ...; for another continuation of it, fork it")
 
     @abc.abstractmethod
     def set_var(self, name: str, value: Any) -> None:

@@ -56,6 +56,9 @@ class SglFunction(batch.Batchable[ProgramState]):
         self.__module__ = func.__module__
         self.__doc__ = func.__doc__
 
+    def __repr__(self) -> str:
+        return f"<program {self.__qualname__}{inspect.signature(self.func)}>"
+
     def bind(self, **kwargs: Any) -> "SglFunction":
         """Gives the program with these arguments bound."""
         unknown = kwargs.keys() - self._own
@@ -153,11 +156,12 @@ class SglFunction(batch.Batchable[ProgramState]):
             backend: As in `run`.
 
         Raises:
-            TraceError: The program cannot be traced.
+            TraceError: The program reads a value before it appends anything.
         """
         from jsg.lang.executor.compiled import cache_prefix
+        from jsg.lang.tracing.tracer import opening
 
-        cache_prefix(self.trace(), as_backend(backend))
+        cache_prefix(opening(self), as_backend(backend))
 
     # Pieces of runs.
 
@@ -170,8 +174,9 @@ class SglFunction(batch.Batchable[ProgramState]):
     ) -> "_Call":
         self.check_arguments(args, kwargs)
         run = Run(shared_loop(), _chosen(backend), given.over(PUBLISHED), self.num_api_spec_tokens)
-        state = ProgramState(run.stream, run)
-        return _Call(state, run, lambda: self.func(state, *args, **{**self.bound, **kwargs}), self.is_async)
+        own = ProgramState(run.stream, run)  # whose reads wait for what the body has appended, and not for its end
+        state = ProgramState(run.stream, run, is_callers=True)
+        return _Call(state, run, lambda: self.func(own, *args, **{**self.bound, **kwargs}), self.is_async)
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any], which: str = "") -> None:
         """Raises ProgramError where the arguments do not fit the parameters of the function."""
@@ -219,7 +224,7 @@ class _Call:
     """One run of a program.
 
     Attributes:
-        state: The state that the body is given.
+        state: The state for whoever runs the program.
         run: The run.
         body: Calls the function.
         is_async: The function is `async def`.

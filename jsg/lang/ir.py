@@ -9,7 +9,7 @@ import operator
 from collections.abc import Collection
 from typing import Any, Literal
 
-from jsg.errors import RequestError
+from jsg.errors import ProgramError, RequestError
 from jsg.parameters import Dtype, named, with_fields
 from jsg.processing.parts import MediaFile
 
@@ -41,6 +41,13 @@ class Expr:
     def __radd__(self, other: "Expr | str") -> "ExprList":
         """Gives `other`, followed by this expression."""
         return ExprList((*parts_of(other), *parts_of(self)))
+
+    def __format__(self, spec: str) -> str:
+        """Raises ProgramError: the text would hold the record, and no call would be made."""
+        raise ProgramError(
+            f"an expression ({type(self).__name__}) was put into text by an f-string or format, which makes no call of "
+            'the model; join them by +: "Q: " + gen("a")'
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -227,4 +234,20 @@ def parts_of(value: Any) -> tuple[Expr, ...]:
             return (value,)
         case str():
             return (Text(value),) if str.__len__(value) else ()  # traced text has no `len`
-    raise TypeError(f"a program is extended by text or by gen, select, image, ..., but got {type(value).__name__}")
+    raise TypeError(
+        f"a program is extended by text or by gen, select, image, ..., but got {type(value).__name__}{_advice(value)}"
+    )
+
+
+def _advice(value: Any) -> str:
+    """Gives the end of a message about what was appended in place of an expression."""
+    if value is None:
+        return ", which s.user(...) and its like give, because they append by themselves"
+    if isinstance(value, bool | int | float):
+        return "; write str(...)"
+    if hasattr(value, "get_meta_info"):
+        return (
+            "; append one of its variables or its text, or make what is called a plain function that is given s, if it "
+            "is to extend this prompt"
+        )
+    return "; call it" if callable(value) else ""

@@ -20,6 +20,11 @@ from jsg.lang.streams.variables import Variable
 
 What = Literal["nothing", "text", "turns"]
 
+_ADVICE = (
+    "write `await s.aget(name)`, `await s.atext()`, `await s.settle()`, `async for ... in s.text_async_iter()`; or "
+    "`state = await program.arun(...)`, whose variables are all known"
+)
+
 
 class Readable(abc.ABC):
     """A state whose variables and text can be read. Every state is one."""
@@ -39,11 +44,15 @@ class Readable(abc.ABC):
         return self._wait(self._find(name))
 
     def text(self) -> str:
-        """Gives all text that was appended so far, the answers of the model included."""
+        """Gives all text, the answers of the model included: in a body so far, for its caller that at its end."""
         return self._wait(self._read("text"))
 
     def sync(self) -> None:
-        """Waits until all that was appended so far is done. Raises the error that ended this state early."""
+        """Waits until all that was appended is done: in a body so far, for its caller until the run has ended.
+
+        Raises:
+            Exception: It ended this state early.
+        """
         self._wait(self._read("nothing"))
 
     async def aget(self, name: str) -> Any:
@@ -80,7 +89,7 @@ class Readable(abc.ABC):
 
     @abc.abstractmethod
     def _read(self, what: What) -> Variable:
-        """Gives a variable that is done when all is done that was appended so far."""
+        """Gives a variable that is done when all is done that was appended, as `text` and `sync` say."""
 
     @abc.abstractmethod
     def _wait(self, variable: Variable, timeout: float | None = None) -> Any:
@@ -101,7 +110,7 @@ class RunState(Readable):
         """Aborts what is under way."""
 
     def messages(self) -> list[dict[str, Any]]:
-        """Gives the turns so far: `role`, and `content`, which is text, or a list of parts if one is no text.
+        """Gives the turns, as `text` gives the text: `role` and `content`, a text or, with pictures, a list of parts.
 
         With `separate_reasoning` a turn has its reasoning as `reasoning_content`.
         """
@@ -137,7 +146,8 @@ class RunState(Readable):
     def usage(self) -> dict[str, int]:
         """Gives `calls`, `prompt_tokens`, `cached_tokens` and `completion_tokens` (generated) of all calls of the run.
 
-        The calls of branches and of called programs count. Waits for the end; in the program for what is appended.
+        The calls of branches and of called programs count, and of gens that one call of a remote API answered only
+        this one. Waits for the end; in the program for what is appended.
         """
         self._wait_done(self._everything())
         return self._usage()
@@ -314,21 +324,18 @@ class RunState(Readable):
         return name in self._variables()
 
 
-def check_may_block(programs: asyncio.AbstractEventLoop, *, is_async_body: bool = False) -> None:
+def check_may_block(programs: asyncio.AbstractEventLoop, *, is_async_body: bool = False, advice: str = _ADVICE) -> None:
     """Raises ProgramError where a wait would block an event loop. In the cell of a notebook it may.
 
     Args:
         programs: The loop on which programs run, which nobody may block.
         is_async_body: Whether an async body of a program runs on the loop of this thread.
+        advice: What to write instead.
     """
     running = asyncio._get_running_loop()
     if running is None or (_is_in_notebook() and running is not programs and not is_async_body):
         return
-    raise ProgramError(
-        "reading waits, and would stop the event loop that runs here: write `await s.aget(name)`, `await s.atext()`, "
-        "`await s.settle()`, `async for ... in s.text_async_iter()`; or `state = await program.arun(...)`, whose "
-        "variables are all known"
-    )
+    raise ProgramError(f"waiting would stop the event loop that runs here: {advice}")
 
 
 def _is_in_notebook() -> bool:

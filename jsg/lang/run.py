@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Iterator
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 from jsg.errors import AbortedError
 from jsg.lang.backend import Backend
@@ -12,7 +14,7 @@ from jsg.lang.reading import check_may_block
 from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.stream import Stream
-from jsg.lang.streams.variables import Variable, gather
+from jsg.lang.streams.variables import Variable
 
 _BODIES: contextvars.ContextVar["tuple[Run, ...]"] = contextvars.ContextVar("jsg_bodies", default=())
 
@@ -45,7 +47,7 @@ class Run:
         if caller is not None:
             called = caller._called
             called.add(self)
-            self.stream.ended.when_done(lambda: called.discard(self))
+            self.all_ended().when_done(lambda: called.discard(self))
             if caller._cancelled is not None:  # after the entry above, which a cancel that comes now finds
                 self.cancel(caller._cancelled)
 
@@ -91,30 +93,59 @@ class Run:
 
     def check_may_block(self) -> None:
         """Raises ProgramError where a wait would block the event loop that does what is waited for."""
-        is_async_body = any(run.is_async_body_here() for run in (self, *_BODIES.get()))
+        is_async_body = self.is_async_body_here() or is_async_body_here()
         check_may_block(self.stream.runner.loop.loop, is_async_body=is_async_body)
 
     async def settle(self) -> None:
         """Waits until all is done that the run started, the programs that it called too. Raises nothing of it."""
-        await self.called_ended()
-        for stream in self._streams():
-            await stream.read("nothing").done()
+        await self.all_done().done()
 
     async def called_ended(self) -> None:
         """Waits for the bodies of the programs that the body called, and for all that they started."""
         for called in tuple(self._called):
-            await called.ended.done()
             await called.settle()
+
+    def all_done(self) -> Variable:
+        """Gives a variable that is done when the body has ended, and all that it and the programs it called started."""
+        return self._behind_bodies(lambda run: [stream.read("nothing") for stream in run._streams()])
 
     def all_ended(self) -> Variable:
         """Gives a variable that is done when the run has ended, and each program that it called."""
-        done = Variable()
+        return self._behind_bodies(lambda run: [run.stream.ended])
 
-        def body_ended() -> None:  # so that it calls no more programs
-            awaited = gather([self.stream.ended, *(called.all_ended() for called in tuple(self._called))])
-            awaited.when_done(lambda: done.finish(None))
+    def _behind_bodies(self, awaited: "Callable[[Run], Sequence[Variable]]") -> Variable:
+        """Gives a variable that is done when all of `awaited` is, of this run and of each program that it called.
 
-        self.ended.when_done(body_ended)
+        Nothing of it calls itself, because programs may be called hundreds deep.
+
+        Args:
+            awaited: Gives what is awaited of a run whose body has ended, so that it starts nothing more.
+        """
+        done, lock, num_missing = Variable(), threading.Lock(), 1
+
+        def count(change: int) -> None:
+            nonlocal num_missing
+            with lock:
+                num_missing += change
+                is_last = not num_missing
+            if is_last:
+                done.finish(None)
+
+        def visit(first: Run) -> None:
+            runs = [first]
+            while runs:
+                run = runs.pop()
+                if not run.ended.is_done:
+                    run.ended.when_done(functools.partial(visit, run))
+                    continue
+                variables, called = awaited(run), tuple(run._called)
+                count(len(variables) + len(called))
+                for variable in variables:
+                    variable.when_done(functools.partial(count, -1))
+                runs.extend(called)
+                count(-1)
+
+        visit(self)
         return done
 
     def _streams(self) -> Iterator[Stream]:
@@ -129,3 +160,8 @@ def calling_run() -> Run | None:
     """Gives the run of the program whose body runs, or None."""
     bodies = _BODIES.get()
     return bodies[-1] if bodies else None
+
+
+def is_async_body_here() -> bool:
+    """Says whether the running code was called by an async body that runs on the event loop of this thread."""
+    return any(run.is_async_body_here() for run in _BODIES.get())

@@ -25,9 +25,11 @@ class ProgramState(RunState, Extendable):
     `await program(...)` gives the state of a called program at its end.
     """
 
-    def __init__(self, stream: Stream, run: Run):
+    def __init__(self, stream: Stream, run: Run, *, is_callers: bool = False):
+        """With `is_callers` it is the state of whoever runs the program, who reads it as it is at its end."""
         self._stream = stream
         self._run = run
+        self._is_callers = is_callers
         if stream is not run.stream:
             # A fork that nobody references needs its prefix no longer. The program's own stream ends with its body.
             weakref.finalize(self, stream.release).atexit = False
@@ -102,7 +104,12 @@ class ProgramState(RunState, Extendable):
             self._stream.forget(expected)
 
     def _read(self, what: What) -> Variable:
-        return self._stream.read(what)
+        if not self._is_callers:
+            return self._stream.read(what)
+        read = Variable()
+        ended = self._run.all_done() if what == "nothing" else self._run.ended
+        ended.when_done(lambda: read.finish_as(self._stream.read(what)))
+        return read
 
     def _log(self) -> tuple[Variable, Variable | None]:
         return self._stream.log, self._stream.read("size") if self._run.is_in_body() else None

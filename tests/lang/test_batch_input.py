@@ -2,7 +2,9 @@
 
 import asyncio
 import itertools
+import sys
 import threading
+import types
 
 import pytest
 
@@ -130,3 +132,31 @@ def test_a_list_is_checked_before_anything_runs_and_what_is_no_input_is_named(pr
 def test_the_progress_bar_of_an_input_of_unknown_size_counts(capsys):
     plain.run_batch(items([], range(7)), backend=echoing(), progress_bar=True)
     assert "7/?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("generator_style", [False, True])
+def test_a_batch_that_would_stop_a_running_loop_is_an_error_and_runs_nothing(program, generator_style):
+    async def main():
+        program.run_batch([("x",)], generator_style=generator_style, backend=backend)
+
+    backend = echoing()
+    with pytest.raises(ProgramError, match=r"would stop the event loop that runs here: .*await program\.arun_batch"):
+        asyncio.run(main())
+
+    @sgl.function
+    async def calling(s):
+        program.run_batch([("x",)], generator_style=generator_style, backend=backend)
+
+    with pytest.raises(ProgramError, match="would stop the event loop"):
+        calling.run(backend=backend)
+    assert backend.calls == []
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_cell_of_a_notebook_may_wait_for_a_batch(program, monkeypatch):
+    async def cell():
+        return [state["a"] for state in program.run_batch([("x",), ("y",)], backend=echoing())]
+
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: object()))
+    assert asyncio.run(cell()) == ["<x>", "<y>"]

@@ -1,7 +1,9 @@
 """Programs that call programs, and reads where an event loop runs."""
 
 import asyncio
+import concurrent.futures
 import sys
+import threading
 import types
 
 import pytest
@@ -221,3 +223,153 @@ def test_a_cell_of_a_notebook_may_block_its_loop_but_no_async_body_may(monkeypat
 
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=object))
     asyncio.run(cell())
+
+
+@sgl.function
+def reading_leaf(s):
+    s += sgl.user("q") + sgl.assistant(sgl.gen("x"))
+    if s["x"]:
+        s += sgl.user("r")
+    forks = s.fork(2)
+    forks += sgl.assistant(sgl.gen("y"))
+    forks.join()
+
+
+@sgl.function
+async def awaiting_leaf(s):
+    s += sgl.user("q") + sgl.assistant(sgl.gen("x"))
+    if await s.aget("x"):
+        s += sgl.user("r")
+    forks = s.fork(2)
+    forks += sgl.assistant(sgl.gen("y"))
+    forks.join()
+
+
+WHOLE = {
+    "text": "[user]q[/user][assistant]A[/assistant][user]r[/user]",
+    "messages": [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "A"},
+        {"role": "user", "content": "r"},
+    ],
+    "sync": {"x": "A", "y": ["A", "A"]},
+    "error": {"x": "A", "y": ["A", "A"]},
+}
+
+
+def read_whole(state, name):
+    read = getattr(state, name)()
+    if name in ("text", "messages"):
+        return read
+    assert read is None
+    return {name: variable.now() for name, variable in state._variables().items()}  # waits for nothing more
+
+
+async def read_whole_async(state, name):
+    read = await getattr(state, {"sync": "settle"}.get(name, f"a{name}"))()
+    if name in ("text", "messages"):
+        return read
+    assert read is None
+    return {name: variable.now() for name, variable in state._variables().items()}
+
+
+@pytest.mark.parametrize("read", WHOLE)
+@pytest.mark.parametrize("leaf", [reading_leaf, awaiting_leaf])
+def test_whoever_runs_or_calls_a_program_reads_it_as_it_is_at_its_end(leaf, read):
+    async def answer(prompt, gen):
+        await asyncio.sleep(0.001)
+        return "A"
+
+    @sgl.function
+    def caller(s):
+        return read_whole(leaf(), read)
+
+    @sgl.function
+    async def async_caller(s):
+        return await read_whole_async(leaf(), read)
+
+    async def main():
+        return await read_whole_async(await leaf.arun(backend=backend, stream=True), read)
+
+    backend = ScriptedBackend(answer)
+    assert read_whole(leaf.run(backend=backend), read) == WHOLE[read]
+    assert read_whole(leaf.run(backend=backend, stream=True), read) == WHOLE[read]
+    assert caller.run(backend=backend).ret_value == WHOLE[read]
+    assert async_caller.run(backend=backend).ret_value == WHOLE[read]
+    assert asyncio.run(main()) == WHOLE[read]
+
+
+def test_a_body_reads_what_it_has_appended_so_far_in_any_thread():
+    @sgl.function
+    def program(s):
+        s += "p" + sgl.gen("x")
+        with concurrent.futures.ThreadPoolExecutor() as pool:  # which knows nothing of the body
+            first = pool.submit(s.text).result()
+        s += "q"
+        return first, s.text()
+
+    assert program.run(backend=ScriptedBackend("A")).ret_value == ("pA", "pAq")
+
+
+def test_programs_may_be_called_hundreds_deep():
+    @sgl.function
+    def program(s, n):
+        s += "p"
+        if n:
+            program(n - 1)
+        s += sgl.gen("x")
+
+    async def main(read):
+        gate = Gate()
+        opener = threading.Thread(target=lambda: (gate.wait_reached(300), gate.open()))
+        opener.start()
+        async with asyncio.timeout(60):
+            read = await read(await program.arun(299, backend=waiting(gate), stream=True))
+        opener.join()
+        return read
+
+    assert asyncio.run(main(lambda state: state.settle())) is None
+    assert asyncio.run(main(lambda state: state.ausage()))["calls"] == 300
+
+
+@sgl.function
+def grandchild(s):
+    s += "p" + sgl.gen("x")
+
+
+@sgl.function
+def child(s):
+    grandchild()
+
+
+@pytest.mark.parametrize("way", ["arun", "sync", "cancel"])
+def test_what_a_called_program_called_belongs_to_the_run_though_the_called_one_has_ended(way):
+    gate = Gate()
+    backend = waiting(gate)
+
+    @sgl.function
+    def program(s):
+        called = child()
+        called._run.stream.ended.wait_done(30)
+        gate.wait_reached()
+        s += "q"
+
+    async def main():
+        task = asyncio.create_task(program.arun(backend=backend))
+        done, _ = await asyncio.wait([task], timeout=0.1)
+        gate.open()
+        assert not done
+        return await task
+
+    if way == "arun":
+        assert asyncio.run(main()).usage()["calls"] == 1
+        return
+    state = program.run(backend=backend)
+    if way == "cancel":
+        state.cancel()
+        backend.wait_closed()
+        assert [gen.name for gen in backend.inner.aborted] == ["x"]
+        return
+    threading.Timer(0.01, gate.open).start()
+    state.sync()
+    assert state.usage()["calls"] == 1

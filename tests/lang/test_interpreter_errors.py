@@ -478,3 +478,44 @@ def test_a_cancelled_branch_fails_concate_and_append_at_the_read():
         program.run(backend=backend)
         backend.wait_closed()
         assert [call.kind for call in backend.calls] in ([], ["fork"])
+
+
+def test_what_people_write_who_know_other_languages_gets_an_error_that_helps():
+    @sgl.function
+    def called(s):
+        s += "text"
+
+    def write_in_f_string(s):
+        s += f"Q: {sgl.gen('a')}"
+
+    def write_format(s):
+        s += "Q: {}".format(sgl.gen("a"))
+
+    def make_another(s):
+        s = s + "text"
+
+    def append_a_turn_that_was_appended(s):
+        s += s.user("text")
+
+    def append_a_number(s):
+        s += 3
+
+    def append_a_called_program(s):
+        s += called()
+
+    def append_what_is_not_called(s):
+        s += sgl.user
+
+    cases = [
+        (write_in_f_string, r"put into text by an f-string or format.*join them by \+"),
+        (write_format, r"put into text by an f-string or format.*join them by \+"),
+        (make_another, "a state changes in place: write s \\+= .*fork"),
+        (append_a_turn_that_was_appended, r"got NoneType, which s\.user\(\.\.\.\) and its like give"),
+        (append_a_number, r"got int; write str\(\.\.\.\)"),
+        (append_a_called_program, r"got ProgramState; append one of its variables.*plain function"),
+        (append_what_is_not_called, "got function; call it"),
+    ]
+    for body, message in cases:
+        with pytest.raises((ProgramError, TypeError), match=message):
+            sgl.function(lambda s, body=body: body(s)).run(backend=ScriptedBackend("x"))
+    assert "Gen(name='a'" in repr(sgl.gen("a"))  # as debuggers and errors show it

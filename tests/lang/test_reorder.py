@@ -3,7 +3,7 @@
 import pytest
 
 import jsg as sgl
-from jsg.errors import ConfigError, ProgramError
+from jsg.errors import ConfigError, ProgramError, TraceError
 from jsg.lang.executor.compiled import constant_prefix
 from jsg.lang.graphs.reorder import reorder, varying_arguments
 from jsg.lang.ir import Text
@@ -156,6 +156,25 @@ def test_cache_computes_the_constant_beginning_and_runs_nothing():
     assert where.log == [(kind, LONG + "Expand ") for kind in ("hint", "close")]
     with pytest.raises(ConfigError, match="needs a backend that keeps prefixes"):
         tip.cache(backend())
+
+
+def test_cache_takes_what_comes_before_the_first_value_that_the_body_reads():
+    @sgl.function
+    def reading(s, question):
+        s += LONG + sgl.gen("tool", choices=["a", "b"])
+        if s["tool"] == "a":
+            s += question
+
+    @sgl.function
+    def branching(s, style):
+        if style == "a":
+            s += LONG
+
+    where = CountingBackend()
+    reading.cache(where)
+    assert where.log == [(kind, LONG) for kind in ("hint", "close")]
+    with pytest.raises(TraceError, match="'style' is compared"):
+        branching.cache(where)
 
 
 def test_an_argument_that_is_gone_is_refused_by_name():

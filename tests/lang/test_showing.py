@@ -58,6 +58,21 @@ def test_keys_are_the_names_of_the_variables_and_a_state_becomes_a_dict(where):
 
 
 @pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize(("word", "names"), [("yes", ["a", "b"]), ("no", ["a", "c"])])
+def test_a_variable_of_the_way_not_taken_is_none_of_the_state(where, word, names):
+    @sgl.function
+    def branching(s):
+        s += "p" + sgl.gen("a")
+        sgl.cond(s, sgl.equals(s["a"], "yes"), lambda s: s.set_var("b", "B"), lambda s: s.set_var("c", "C"))
+
+    state = ran(where, GraphServer(lambda prompt, gen: word), branching)
+    assert state.keys() == list(state) == names
+    assert list(dict(state)) == names
+    assert [name in state for name in "abc"] == [name in names for name in "abc"]
+    assert "UnknownVariableError" not in repr(state) + state._repr_html_()
+
+
+@pytest.mark.parametrize("where", WHERE)
 def test_a_state_is_printed_and_what_it_holds_is_escaped_in_html(where):
     state = ran(where)
     assert str(state) == repr(state)
@@ -132,3 +147,9 @@ def test_a_program_may_count_its_own_calls():
         return before, s.usage()["calls"], len(s.timeline())
 
     assert counting.run(backend=ScriptedBackend("A")).ret_value == (1, 2, 2)
+
+
+def test_a_program_shows_its_name_and_its_parameters():
+    def capital(s, country="France"): ...
+
+    assert repr(sgl.function(capital)).endswith("<locals>.capital(s, country='France')>")

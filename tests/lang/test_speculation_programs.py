@@ -46,6 +46,8 @@ def test_the_papers_extraction_needs_a_third_of_the_input_tokens(wire, closing):
         assert (state["name"], state["born"], state["field"]) == (" Ada Lovelace", " 1815", " mathematics")
         assert state.text() == f"{ARTICLE}\n{PAGE}"
         assert state.get_meta_info("field")["api_calls"] == (0 if ahead else 1)
+        assert state.usage()["calls"] == (1 if ahead else 3)
+        assert len(state.timeline()) == 3
         spent.append(wire.prompt_tokens - before)
     assert spent[1] * 3 <= spent[0]
     assert backend.usage().saved_calls == 2
@@ -69,7 +71,7 @@ def test_a_turn_of_several_gens(wire, closing, kind):
     state = extract.run(temperature=0, max_new_tokens=40, backend=backend)
     assert (state["name"], state["born"]) == (" Ada Lovelace", " 1815")
     assert state.messages()[2] == {"role": "assistant", "content": "Name: Ada Lovelace\nBorn: 1815"}
-    assert len(wire.requests) == 1
+    assert len(wire.requests) == state.usage()["calls"] == 1
 
 
 def test_f17_a_batch_of_sixteen_at_once(wire, closing):

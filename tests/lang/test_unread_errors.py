@@ -2,7 +2,10 @@
 
 import asyncio
 import gc
+import inspect
+import json
 import time
+import weakref
 
 import pytest
 
@@ -123,3 +126,37 @@ def test_who_cancels_knows_it(caplog):
 
     ran("batch", GraphServer(fail), cancelled)
     assert logged(caplog) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_variable_that_the_way_taken_does_not_set_is_no_failure(way, caplog):
+    @sgl.function
+    def branching(s):
+        s += "p" + sgl.gen("a")
+        sgl.cond(s, sgl.equals(s["a"], "A"), lambda s: s.set_var("b", "B"), lambda s: s.set_var("c", "C"))
+
+    state = ran(way, GraphServer(fail), branching)
+    assert state["b"] == "B"
+    history = weakref.ref(state._history())
+    del state
+    for _ in range(3000):
+        if history() is None:
+            break
+        gc.collect()
+        time.sleep(0.01)
+    assert history() is None
+    assert logged(caplog) == []
+
+
+def test_what_a_body_raised_is_logged_with_its_line(caplog):
+    @sgl.function
+    def failing(s):
+        json.loads("{")  # HERE
+
+    @sgl.function
+    def program(s):
+        failing()
+
+    program.run(backend=GraphServer(fail)).usage()
+    lines, start = inspect.getsourcelines(failing.func)
+    assert f"; in the program: {__file__}:{start + len(lines) - 1}" in soon_logged(caplog)

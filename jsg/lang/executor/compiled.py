@@ -37,9 +37,9 @@ from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import shared_loop, wait_for
 
 
-def cache_prefix(graph: Graph, backend: Backend) -> None:
+def cache_prefix(nodes: Iterable[AnyNode], backend: Backend) -> None:
     """Computes the constant beginning of all runs. Raises ConfigError where the backend keeps no prefixes."""
-    prefix = constant_prefix(node for node in graph.block.nodes if node.stream == MAIN_STREAM)
+    prefix = constant_prefix(node for node in nodes if node.stream == MAIN_STREAM)
 
     async def compute() -> None:
         session = backend.open()

@@ -6,7 +6,7 @@ from typing import Any, final
 
 from jsg.errors import ProgramError, UnknownVariableError
 from jsg.lang.reading import RunState, What, check_may_block
-from jsg.lang.run import calling_run
+from jsg.lang.run import is_async_body_here
 from jsg.lang.streams.history import History, usage_of
 from jsg.lang.streams.loop import shared_loop
 from jsg.lang.streams.stream import Stream
@@ -75,16 +75,19 @@ class GraphState(RunState):
     def _everything(self) -> Variable:
         return self.ended
 
+    def _known(self, name: str) -> Variable | None:
+        return self.variables.get(name)
+
     def _variables(self) -> Mapping[str, Variable]:
-        return self.variables
+        """Leaves out those that the way which the run took does not set."""
+        kept = self.variables.items()
+        return {name: variable for name, variable in kept if not isinstance(variable.error, UnknownVariableError)}
 
     def _text_log(self) -> Variable:
         return self.log
 
     def _check_may_block(self) -> None:
-        caller = calling_run()
-        is_async_body = caller is not None and caller.is_async_body_here()
-        check_may_block(shared_loop().loop, is_async_body=is_async_body)
+        check_may_block(shared_loop().loop, is_async_body=is_async_body_here())
 
     def _interrupt(self) -> None:
         self.cancel()

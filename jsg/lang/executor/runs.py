@@ -55,7 +55,7 @@ class LocalState(GraphState):
         if what == "nothing":
             return self._at_end()
         read = Variable()
-        execution.submitted.when_done(lambda: _copy(execution.stream.read(what), read))
+        execution.submitted.when_done(lambda: read.finish_as(execution.stream.read(what)))
         return read
 
     def _failure(self) -> BaseException | None:
@@ -63,18 +63,6 @@ class LocalState(GraphState):
 
     def _usage(self) -> dict[str, int]:
         return self._execution.usage()
-
-
-def _copy(source: Variable, target: Variable) -> None:
-    """Ends `target` as `source` ends."""
-
-    def copy() -> None:
-        if source.error is not None:
-            target.fail(source.error)
-        else:
-            target.finish(source.now(), source.meta)
-
-    source.when_done(copy)
 
 
 @final
@@ -136,9 +124,12 @@ class RemoteState(GraphState):
 
     def _finish(self, result: Mapping[str, Any]) -> None:
         errors = [_error(error) for error in result["errors"]]
-        for error in errors:
-            self._fails_with(error)
         failed = result["failed"]
+        ended_by = (failed["text"], failed["return_value"])
+        for number, error in enumerate(errors):
+            # A variable that only the other side of a `cond` sets is no failure of the run.
+            if number in ended_by or not isinstance(error, UnknownVariableError):
+                self._fails_with(error)
         self._counts = dict(result["usage"])
         self._calls = list(result.get("timeline", ()))  # servers of earlier versions send none
         for name, variable in self.variables.items():

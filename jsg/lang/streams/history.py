@@ -10,6 +10,7 @@ from typing import Any
 
 from jsg.errors import AbortedError
 from jsg.lang.ir import Gen, Select
+from jsg.lang.places import raised_place
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +113,9 @@ class History:
             self._known.add(id(error))
             text = f"{type(error).__name__}: {error}"
             shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
-            self._unread.append("; ".join([shown, *getattr(error, "__notes__", ())]))
+            place = raised_place(error)
+            where = [] if place is None else ["in the program: {}:{}".format(*place)]
+            self._unread.append("; ".join([shown, *(getattr(error, "__notes__", None) or where)]))
 
     def read(self, error: BaseException) -> None:
         """Notes that a reader was told of an error. Whoever knows of one knows that the run has failed."""
@@ -121,9 +124,12 @@ class History:
 
 
 def usage_of(metas: Iterable[Mapping[str, Any] | None]) -> dict[str, int]:
-    """Sums up the calls of the model and their tokens, from the reports of the variables that they set."""
+    """Sums up the calls of the model and their tokens, from the reports of the variables that they set.
+
+    Remote APIs report how many calls a gen took: none, where the call for a gen before it answered it too.
+    """
     reported = {id(meta): meta for meta in _reports(metas)}  # a gen's reasoning has the same as its answer
-    total = {"calls": len(reported)}
+    total = {"calls": sum(meta.get("api_calls", 1) for meta in reported.values())}
     for name in _TOKENS:
         values = [meta.get(name) for meta in reported.values()]
         total[name] = sum(value for value in values if isinstance(value, int))

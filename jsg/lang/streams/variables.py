@@ -75,6 +75,10 @@ class Variable:
         """Lets each read raise `error`. Does nothing where the variable is done."""
         self._end(None, error, None)
 
+    def finish_as(self, source: "Variable") -> None:
+        """Ends it as another one ends, when that one ends."""
+        source.when_done(lambda: self._end(source._value, source.error, source.meta))
+
     def _end(self, value: Any, error: BaseException | None, meta: dict[str, Any] | None) -> None:
         with self._lock:
             if self.is_done:

@@ -11,7 +11,7 @@ from typing import Any
 from jsg.errors import JsgError, ProgramError, TraceError
 from jsg.lang.graphs.check import check_graph
 from jsg.lang.graphs.graph import Graph
-from jsg.lang.graphs.nodes import MAIN_STREAM, Argument, ArgumentRef, Block, Open, Piece
+from jsg.lang.graphs.nodes import MAIN_STREAM, AnyNode, Argument, ArgumentRef, Block, Open, Piece
 from jsg.lang.ir import SamplingArgs
 from jsg.lang.tracing import scope
 from jsg.lang.tracing.recorder import Recorder
@@ -45,6 +45,24 @@ def trace(program: Any, constants: Mapping[str, Any] | None = None) -> Graph:
     )
     check_graph(graph)
     return graph
+
+
+def opening(program: Any) -> tuple[AnyNode, ...]:
+    """Gives the first nodes of every run of a program: all that a trace has up to where it can go no further.
+
+    Raises:
+        TraceError: It can go no further than the beginning.
+    """
+    recorder = Recorder()
+    arguments = _arguments(program, {}, recorder)
+    tracing = Tracer(recorder)
+    try:
+        with scope.inside(tracing):
+            tracing.call(program, (), arguments)
+    except TraceError:
+        if all(isinstance(node, Open) for node in recorder.nodes):
+            raise
+    return tuple(recorder.nodes)
 
 
 def _arguments(program: Any, constants: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
