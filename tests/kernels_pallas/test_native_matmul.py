@@ -17,8 +17,18 @@ SHAPES = ((1, 2, 1), (3, 6, 2), (4, 48, 7), (8, 34, 13), (17, 64, 25), (50, 20, 
 """(rows, depth, panels): every register tile, whole and in part; items that are whole and in part."""
 GROUPED_SHAPES = ((1, 32, 1), (3, 64, 2), (4, 96, 7), (8, 32, 13), (17, 64, 25), (50, 32, 3), (64, 128, 12))
 """Likewise for kernels in 4 bits, whose inputs are whole groups."""
-BFLOAT16_SHAPES = ((1, 32, 1), (2, 64, 7), (3, 32, 13), (16, 96, 5), (17, 64, 25), (31, 32, 2), (40, 128, 6))
-"""Likewise for rows in bfloat16: row tiles of 16 that are whole, in part, and alone or in pairs."""
+BFLOAT16_SHAPES = (
+    (1, 32, 1),
+    (2, 64, 7),
+    (3, 32, 13),
+    (16, 96, 5),
+    (17, 64, 25),
+    (31, 32, 2),
+    (40, 128, 6),
+    (70, 16384, 3),
+)
+"""Likewise for rows in bfloat16: row tiles of 16 that are whole, in part, and alone or in pairs; rows that are too long
+to be kept all together."""
 multiply = jax.jit(ops.matmul)
 
 

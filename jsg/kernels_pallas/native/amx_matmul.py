@@ -26,6 +26,9 @@ from jsg.kernels_pallas.native.tiles import (
 
 AHEAD_BYTES = 4096
 """How far behind what is read memory is asked for what follows."""
+KEPT_BYTES = 1 << 20
+"""Rows that all panels are multiplied with before the next ones: half of the second-level cache of processors that have
+a matrix unit. A thousand rows of 2048 inputs took 0.7 of the time then, and of 768 inputs 0.9 (Xeon, 2026-11-27)."""
 MAX_FEW = 2
 """Rows for which reading the kernel takes so long that the matrix unit has nothing to gain."""
 FEW_TILES = ((4, 2), (2, 4), (1, 6))
@@ -59,18 +62,27 @@ def emit_item(types: Types, function: Function, buffers: list[Buffer], first: Va
     scratch = _allocate(function, depth * (2 * LANES * FEW_ROWS.panels)) if types.has_scale else None
     amx.configure(function, num_rows)
 
-    def emit_group(block: _Block, panel: Value, panels: int) -> None:
+    def emit_group(block: _Block, start: Value, end: Value, panel: Value, panels: int) -> None:
         panels_read = [Panel.at(function, types, buffers, panel + p) for p in range(panels)]
         read = _Reading(types, panels_read, depth, scratch)
         step = ROWS * len(block.rows)
         emit_block = functools.partial(_emit_block, types, function, buffers, block)
-        emit_block(function.constant(0), panel, panels, functools.partial(_read_first, function, read))
-        with function.loop(num_rows, start=step, step=step) as row:
+        emit_block(start, panel, panels, functools.partial(_read_first, function, read))
+        with function.loop(end, start=start + step, step=step) as row:
             emit_block(row, panel, panels, functools.partial(_read_again, function, read))
 
     for block, is_taken in ((FEW_ROWS, num_rows <= ROWS), (MANY_ROWS, function.constant(ROWS) < num_rows)):
         with function.when(is_taken):
-            emit_panels(function, first, first + width, block.panels, functools.partial(emit_group, block))
+            # Each group of panels passes over all rows, which stay in the cache if there are not too many of them.
+            step = ROWS * len(block.rows)
+            kept = function.larger_int(
+                function.constant(KEPT_BYTES // 2) // depth // step * step, function.constant(step)
+            )
+            with function.loop(num_rows, step=kept) as start:
+                end = function.smaller(start + kept, num_rows)
+                emit_panels(
+                    function, first, first + width, block.panels, functools.partial(emit_group, block, start, end)
+                )
     amx.release(function)
     if scratch is not None:
         function.builder.call(function.external("free", ir.FunctionType(ir.VoidType(), [POINTER])), [scratch.ir])

@@ -388,9 +388,9 @@ class Function:
         return Value(self, self.builder.call(function.ir, [value.ir for value in values]))
 
     @contextlib.contextmanager
-    def loop(self, stop: Value | int, *, start: Value | int = 0, step: int = 1) -> Iterator[Value]:
+    def loop(self, stop: Value | int, *, start: Value | int = 0, step: Value | int = 1) -> Iterator[Value]:
         """A loop over start, start + step, ... below stop."""
-        first, last = (x if isinstance(x, Value) else self.constant(x) for x in (start, stop))
+        first, last, stride = (x if isinstance(x, Value) else self.constant(x) for x in (start, stop, step))
         test, body, done = (self.builder.append_basic_block(name) for name in ("test", "body", "done"))
         before = self.builder.block
         self.builder.branch(test)
@@ -400,7 +400,7 @@ class Function:
         self.builder.cbranch(self.builder.icmp_signed("<", index, last.ir), body, done)
         self.builder.position_at_end(body)
         yield Value(self, index)
-        index.add_incoming(self.builder.add(index, ir.Constant(INT, step)), self.builder.block)
+        index.add_incoming(self.builder.add(index, stride.ir), self.builder.block)
         self.builder.branch(test)
         self.builder.position_at_end(done)
 
