@@ -243,7 +243,7 @@ class Answer:
 
         Args:
             texts: The tokenizer that gives the text of each token of a logprob; None for no texts.
-            with_prompt_logprobs: False leaves the `input_*` logprobs out.
+            with_prompt_logprobs: False leaves the `input_*` logprobs out; `shown_prompt_logprobs` gives them.
             with_logprobs: False leaves the `output_*` logprobs out; `shown_logprobs` gives them.
         """
         meta: dict[str, Any] = {
@@ -262,7 +262,7 @@ class Answer:
             meta["constraint"] = self.constraint()
         if self.request.return_logprob:
             if with_prompt_logprobs:
-                meta |= self._shown_logprobs("input", self.prompt_logprobs, texts)
+                meta |= self.shown_prompt_logprobs(texts)
             if with_logprobs:
                 meta |= self.shown_logprobs(texts)
         return {"text": self.text, "output_ids": list(self.token_ids), "meta_info": meta}
@@ -280,11 +280,17 @@ class Answer:
             "is_complete": report.is_complete,
         }
 
-    def shown_logprobs(self, texts: Tokenizer | None, start: int = 0) -> dict[str, list[Any]]:
-        """The `output_*` logprobs of the tokens from `start` on, by their names in `meta_info`."""
+    def shown_prompt_logprobs(
+        self, texts: Tokenizer | None, start: int = 0, stop: int | None = None
+    ) -> dict[str, list[Any]]:
+        """The `input_*` logprobs from `start` to `stop`, by their names in `meta_info`."""
+        return self._shown_logprobs("input", self.prompt_logprobs[start:stop], texts)
+
+    def shown_logprobs(self, texts: Tokenizer | None, start: int = 0, stop: int | None = None) -> dict[str, list[Any]]:
+        """The `output_*` logprobs from `start` to `stop`, by their names in `meta_info`."""
         # A `ScoreStream` has the scores of a token that it does not show.
         num_named = max(0, len(self.token_ids) - start)
-        return self._shown_logprobs("output", self.logprobs[start:], texts, num_named)
+        return self._shown_logprobs("output", self.logprobs[start:stop], texts, num_named)
 
     def _shown_logprobs(
         self, side: str, scored: Sequence[TokenLogprob], texts: Tokenizer | None, num_named: int | None = None

@@ -369,5 +369,6 @@ class TestRefusals:
             "service_tier": "auto",
             "speed": "standard",
             "cache_control": {"type": "ephemeral", "ttl": "1h"},
+            "context_management": {"edits": []},
         }
         assert post(http, **body)["stop_reason"] == "max_tokens"

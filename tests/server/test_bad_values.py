@@ -170,6 +170,20 @@ class TestLimits:
     def test_other_fields(self, battery: Battery, path, fields, name):
         assert name in battery.refused(path, {**VALID[path], **fields})["message"]
 
+    @pytest.mark.parametrize(
+        ("path", "fields"),
+        [
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "strange", "x": 1}]}]}),
+            ("/v1/chat/completions", {"response_format": {"type": "strange", "x": "a"}}),
+            ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "strange", "x": 1}]}]}),
+            ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "strange", "x": 1}]}]}),
+            ("/v1/responses", {"input": [{"type": "strange", "x": 1}]}),
+        ],
+    )
+    def test_an_object_of_an_unknown_type_is_refused_for_its_type(self, battery: Battery, path, fields):
+        """That another field of it is unknown too says nothing to its sender."""
+        battery.refused(path, VALID[path] | fields, "type", "'strange'")
+
     @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])
     def test_an_unknown_model_is_refused(self, battery: Battery, path):
         error = battery.refused(path, VALID[path] | {"model": "gpt-4"}, "'fake'", "'gpt-4'", status=404)

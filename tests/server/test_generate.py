@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from jsg.processing.answer import Answer
-from jsg.server.native.generate import GenerateBody
+from jsg.server.native.generate import PIECE_SCORES, GenerateBody
 from tests.engine.fake_core import FAILING_TOKEN
 from tests.server.running import RunningServer, events_of
 from tests.server.threads import ServerMaker
@@ -416,6 +416,25 @@ def test_a_stream_makes_each_logprob_once(http, monkeypatch: pytest.MonkeyPatch)
     whole = generate(http, **body, sampling_params=params).json()
     for name in ("output_token_logprobs", "output_top_logprobs"):
         assert last["meta_info"][name] == whole["meta_info"][name]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_event_loop_runs_between_pieces_of_many_logprobs(http, monkeypatch: pytest.MonkeyPatch, stream):
+    """One answer has half a million of them; in one piece they kept the loop from every other client for a second."""
+    most = [0]
+    real = Answer._shown_logprobs
+
+    def counted(answer: Answer, side: str, scored: Any, *args: Any) -> dict[str, list[Any]]:
+        most[0] = max(most[0], sum(1 + len(token.top) for token in scored))
+        return real(answer, side, scored, *args)
+
+    monkeypatch.setattr(Answer, "_shown_logprobs", counted)
+    body = {"text": "ab" * 100, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 20}
+    answer = generate(http, **body, stream=stream, sampling_params={"max_new_tokens": 100})
+    meta = (events_of(answer)[-1] if stream else answer.json())["meta_info"]
+    for side, num in ("input", 200), ("output", 100):
+        assert [len(meta[f"{side}_{name}"]) for name in ("token_logprobs", "top_logprobs")] == [num, num]
+    assert most[0] <= PIECE_SCORES
 
 
 def test_logprobs_end_with_the_token_that_completed_a_stop_string(http):

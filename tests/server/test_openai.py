@@ -231,6 +231,7 @@ class TestChat:
             "add_special_tokens": False,
             "spaces_between_special_tokens": False,
             "use_beam_search": False,
+            "length_penalty": 1,
             "return_hidden_states": False,
             "return_token_ids": False,
             "separate_reasoning": True,

@@ -74,6 +74,8 @@ class TestCompletions:
             ({"prompt": ["a", 5]}, "prompt", "not valid"),
             ({"prompt": "a", "suffix": "b"}, "suffix", "only continue a prompt"),
             ({"prompt": "a", "best_of": 2}, "best_of", "must be 1"),
+            ({"prompt": "a", "best_of": 3, "n": 2}, "best_of", "must be 1"),
+            ({"prompt": "a", "length_penalty": 1.5}, "length_penalty", "no beam search"),
             ({"prompt": "a", "logprobs": True}, "logprobs", "not valid"),
             ({"prompt": "a", "logprobs": 129}, "logprobs", "not valid"),
             ({"prompt": "a", "min_tokens": 17}, "min_tokens", "at most max_tokens = 16"),
@@ -105,11 +107,16 @@ class TestCompletions:
             "add_special_tokens": True,
             "spaces_between_special_tokens": True,
             "use_beam_search": False,
+            "length_penalty": 1.0,
             "return_hidden_states": False,
             "return_token_ids": False,
         }
         assert accepted.keys() == CompletionBody.ACCEPTED.keys()
         answers = [complete(http, "abc", **fields).json() for fields in ({}, accepted)]
+        assert answers[0]["choices"] == answers[1]["choices"]
+
+    def test_the_best_n_of_n_answers_are_all(self, http):
+        answers = [complete(http, "abc", n=2, **fields).json() for fields in ({}, {"best_of": 2})]
         assert answers[0]["choices"] == answers[1]["choices"]
 
     def test_without_a_limit_there_are_sixteen_tokens_or_what_there_is_room_for(self, http):

@@ -280,7 +280,7 @@ class CountTokensBody(Body):
     cache_control: CacheControl | None = None
     speed: Annotated[Any, Only(("standard",), "there is one speed; leave it out", VALUES["speed"])] = None
     thinking: Thinking | None = None
-    context_management: Annotated[Any, Only((), _NOT_SHORTENED, VALUES["context_management"])] = None
+    context_management: Annotated[Any, Only(({"edits": []},), _NOT_SHORTENED, VALUES["context_management"])] = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = Field(None, description="The older name of `output_config.format`.")
     tool_choice: AnthropicToolChoice | None = Field(

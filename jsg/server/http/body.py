@@ -3,7 +3,7 @@
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -79,11 +79,20 @@ class Body(BaseModel):
             elif name in cls.HARMLESS:
                 if not is_off(value):
                     rules.pass_over(name, cls.HARMLESS[name])
-            elif name not in fields and (value is not None or rules.is_strict):
+            elif name not in fields and (value is not None or rules.is_strict) and not cls._is_of_unknown_kind(data):
                 known = ", ".join(sorted(fields))
                 given = str(name)[:100]
                 raise RequestError(f"unknown field {given!r}; leave it out, or use one of {known}", param=given)
         return {name: value for name, value in data.items() if name in fields}
+
+    @classmethod
+    def _is_of_unknown_kind(cls, data: Mapping[str, Any]) -> bool:
+        """Whether pydantic will refuse the `type`, which says more than that its fields are not known either."""
+        field = cls.model_fields.get("type")
+        if field is None or not isinstance(data.get("type"), str):
+            return False
+        one_of = [each for each in (field.annotation, *get_args(field.annotation)) if get_origin(each) is Literal]
+        return bool(one_of) and data["type"] not in get_args(one_of[0])
 
     @classmethod
     def known_fields(cls) -> set[str]:

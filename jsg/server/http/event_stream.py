@@ -9,7 +9,7 @@ from typing import Any, final
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from jsg.errors import JsgError
 from jsg.server.http.failures import INTERNAL_ERROR, error_body, full_body
@@ -87,25 +87,35 @@ class _EventStream(Response):
         self._encode = _encode_named if named else _encode
         self._ending = b"" if named else b"data: [DONE]\n\n"
         self._beat_s = beat_s
+        self._has_left = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def receive_and_note() -> Message:
+            message = await receive()
+            self._has_left = message["type"] == "http.disconnect"
+            return message
+
         async with contextlib.aclosing(self._events):
             with contextlib.suppress(ClientDisconnect):
-                await until_disconnect(Request(scope, receive), self._send_all(send))
+                await until_disconnect(Request(scope, receive_and_note), self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         async def send_body(body: bytes, *, more_body: bool = True) -> None:
             await send({"type": "http.response.body", "body": body, "more_body": more_body})
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send_body(self._encode(self._first))
+        event = self._first
         try:
             async with _beating(send_body, self._beat_s):
-                async for event in self._events:
+                while event is not None:
                     await send_body(self._encode(event))
                     # Neither the next event nor a send to a client that has left needs to wait. Without this line no
-                    # other task would run, and nobody would notice that the client has left.
+                    # other task would run, and nobody would notice that the client has left. One event has all that
+                    # a slow client has not read, so making it may take long, and is not done for one that has left.
                     await asyncio.sleep(0)
+                    if self._has_left:
+                        return
+                    event = await anext(self._events, None)
         except Exception as error:
             if not isinstance(error, JsgError):
                 logger.exception("a stream was cut short")

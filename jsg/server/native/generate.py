@@ -1,5 +1,6 @@
 """`/generate`: the native interface of SGLang."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, ClassVar, final
@@ -35,6 +36,7 @@ HOLD_BEAT_S = 15.0
 # number has grown by LEAST_GROWTH. Else a thousand tokens with 128 alternatives each would be a gigabyte of events.
 FREE_SCORES = 4096
 LEAST_GROWTH = 1 / 16
+PIECE_SCORES = 512  # take about 1 ms to write as JSON
 
 type StartLen = Annotated[int, Field(ge=-1, lt=2**31)]
 type TopCount = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
@@ -177,9 +179,11 @@ async def generate(
     is_list = is_list or len(generation.answers) > 1
     texts = generator.tokenizer if body.return_text_in_logprobs else None
 
-    def shown(index: int, **options: bool) -> Event:
+    logprobs = [_LogprobsJson(answer, texts) for answer in generation.answers]
+
+    def shown(index: int) -> Event:
         answer = generation.answers[index]
-        result = answer.result(texts, **options)
+        result = answer.result(with_prompt_logprobs=False, with_logprobs=False)
         if rules.warnings:
             result["meta_info"]["warnings"] = rules.warnings
         if encoded is not None:
@@ -189,9 +193,11 @@ async def generate(
     if body.hold:
         return await respond_with_events(request, _held_events(generation, shown), beat_s=HOLD_BEAT_S)
     if body.stream:
-        return await respond_with_events(request, _events(generation, is_list, texts, shown))
+        return await respond_with_events(request, _events(generation, is_list, logprobs, shown))
     await until_disconnect(request, generation.complete())
     results = [shown(index) for index in range(len(generation.answers))]
+    for result, scores in zip(results, logprobs, strict=True):
+        result["meta_info"] |= await scores.shown(with_prompt=True)
     return json_response(results if is_list else results[0])
 
 
@@ -212,37 +218,49 @@ def _of_parts(encoded: EncodedPrompt, answer: Answer, tokenizer: Tokenizer, *, i
 
 
 @final
-class _GrowingLogprobs:
-    """The logprobs of an answer as JSON, which each event repeats.
+class _LogprobsJson:
+    """The logprobs of an answer as JSON, which is made once and which several events repeat.
 
-    For an event only those of new tokens are made. Else 30 streams with 20 alternatives for each token kept the event
-    loop from every other client for 12 s.
+    It is made in pieces, and other work runs between them. Else 30 clients that read the logprobs of a thousand tokens
+    with 100 alternatives each, all at once, kept the event loop from every other client for 13 s.
     """
 
     def __init__(self, answer: Answer, texts: Tokenizer | None) -> None:
         self._answer = answer
         self._texts = texts
-        self._num_made = 0
+        self._num_made: dict[str, int] = {}
         self._made: dict[str, bytearray] = {}
 
-    def shown(self) -> dict[str, msgspec.Raw]:
-        """All of them so far, by their names in `meta_info`."""
+    async def shown(self, *, with_prompt: bool) -> dict[str, msgspec.Raw]:
+        """All of them so far, by their names in `meta_info`. May not be called twice at the same time."""
         answer = self._answer
         if not answer.request.return_logprob:
             return {}
-        for name, entries in answer.shown_logprobs(self._texts, self._num_made).items():
-            made = self._made.setdefault(name, bytearray())
-            made += b"," if made and entries else b""
-            made += msgspec.json.encode(entries)[1:-1]
-        self._num_made = len(answer.logprobs)
-        return {name: msgspec.Raw(b"[%b]" % made) for name, made in self._made.items()}
+        num_now = len(answer.logprobs)  # the answer may grow meanwhile
+        made = await self._grown(answer.shown_prompt_logprobs, len(answer.prompt_logprobs)) if with_prompt else {}
+        return made | await self._grown(answer.shown_logprobs, num_now)
+
+    async def _grown(self, shown: Callable[..., dict[str, list[Any]]], stop: int) -> dict[str, msgspec.Raw]:
+        """What `shown` shows up to `stop`, as JSON."""
+        request, side = self._answer.request, shown.__name__
+        step = max(1, PIECE_SCORES // (1 + request.top_logprobs_num + len(request.token_ids_logprob)))
+        start = self._num_made.get(side, 0)
+        names = list(shown(self._texts, start, start))
+        while start < stop:
+            until = min(stop, start + step)
+            for name, entries in shown(self._texts, start, until).items():
+                made = self._made.setdefault(name, bytearray())
+                made += b"," if made and entries else b""
+                made += msgspec.json.encode(entries)[1:-1]
+            start = self._num_made[side] = until
+            await asyncio.sleep(0)
+        return {name: msgspec.Raw(b"[%b]" % self._made.get(name, b"")) for name in names}
 
 
 async def _events(
-    generation: Generation, is_list: bool, texts: Tokenizer | None, shown: Callable[..., Event]
+    generation: Generation, is_list: bool, logprobs: Sequence[_LogprobsJson], shown: Callable[[int], Event]
 ) -> AsyncGenerator[Event]:
     has_shown_prompt: set[int] = set()
-    logprobs = [_GrowingLogprobs(answer, texts) for answer in generation.answers]
     num_free = FREE_SCORES / len(generation.answers)
     num_shown = [0] * len(generation.answers)
     async with aclosing(generation.run()) as deltas:
@@ -256,8 +274,8 @@ async def _events(
             num_shown[index] = num_scores
             if is_due:
                 has_shown_prompt.add(index)
-            event = shown(index, with_prompt_logprobs=is_due, with_logprobs=False)
-            event["meta_info"] |= logprobs[index].shown()
+            event = shown(index)
+            event["meta_info"] |= await logprobs[index].shown(with_prompt=is_due)
             yield event | ({"index": index} if is_list else {})
 
 

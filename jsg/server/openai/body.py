@@ -69,7 +69,7 @@ class OpenAIBody(with_sampling(Body, "openai")):
         **dict.fromkeys(("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"), _ONE_ENGINE),
         **dict.fromkeys(("prompt_embeds", "input_embeds"), _NO_EMBEDS),
         **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), _OWN_CONFIG),
-        **dict.fromkeys(("length_penalty", "early_stopping"), "there is no beam search; use n and sampling"),
+        "early_stopping": "there is no beam search; use n and sampling",
         **dict.fromkeys(("allowed_token_ids", "bad_words"), "use logit_bias to allow or forbid tokens"),
         "prompt_logprobs": "send echo with logprobs to /v1/completions, or logprob_start_len to /generate",
         "truncate_prompt_tokens": "the server never shortens a prompt; shorten it before you send it",
@@ -82,6 +82,7 @@ class OpenAIBody(with_sampling(Body, "openai")):
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "spaces_between_special_tokens": "a text has only the characters of its tokens, as with every fast tokenizer",
         "use_beam_search": "only false is taken, because there is no beam search",
+        "length_penalty": "only 1 is taken, because there is no beam search",
         "return_hidden_states": "only false is taken, because hidden states stay in the engine",
         "return_token_ids": "only false is taken; use /generate for the token ids",
         "metadata": "it labels the entries of an OpenAI account, and this server has no accounts",
@@ -137,6 +138,7 @@ class OpenAIBody(with_sampling(Body, "openai")):
 
     spaces_between_special_tokens: bool | None = None
     use_beam_search: Annotated[Any, Only((False,), "there is no beam search; use n and sampling")] = None
+    length_penalty: Annotated[Any, Only((1.0, 1), "there is no beam search; use n and sampling")] = None
     return_hidden_states: Annotated[Any, Only((False,), "hidden states stay in the engine; leave it out")] = None
     return_token_ids: Annotated[Any, Only((False,), "use /generate for the token ids")] = None
 
