@@ -68,8 +68,8 @@ def facts_of(turns: Sequence[Turn], load: Load) -> dict[str, Any]:
         if all(answer.cached_tokens is not None for each in answers for answer in each):
             cached = [sum(answer.cached_tokens or 0 for answer in each) for each in answers]
             facts["cached_share"] = median([part / whole for part, whole in zip(cached, prompts, strict=True)])
-    if requests_of(load)[0].stream:
-        firsts = [each[0] for each in answers if each[0].first_s is not None and each[0].last_s is not None]
+    firsts = [each[0] for each in answers if each[0].first_s is not None and each[0].last_s is not None]
+    if requests_of(load)[0].stream and firsts:
         facts["first_token_s"] = median([answer.first_s or 0.0 for answer in firsts])
         facts["decode_tokens_per_s"] = median([decode_rate(turn.ran) for turn in turns])
     if requests_of(load)[0].schema:

@@ -6,7 +6,6 @@ tokens that each row has got, and, if they are seen, the seconds until the first
 or "continuous", and a continuous batch has keys and values of at most TOKENS.
 """
 
-import contextlib
 import functools
 import json
 import sys
@@ -16,7 +15,6 @@ import torch  # pyright: ignore[reportMissingImports]
 from transformers import (
     AutoModelForCausalLM,
     ContinuousBatchingConfig,
-    ContinuousBatchingManager,
     GenerationConfig,
     StoppingCriteria,
 )
@@ -48,34 +46,28 @@ def generate(model: torch.nn.Module, prompts: list[list[int]], max_tokens: int) 
 
 
 def generate_continuously(
-    manager: ContinuousBatchingManager, prompts: list[list[int]], max_tokens: int
+    model: torch.nn.Module, num_tokens: int, prompts: list[list[int]], max_tokens: int
 ) -> dict[str, object]:
-    asked = manager.add_requests(prompts, max_new_tokens=max_tokens)
-    made: dict[str, int] = {}
-    while len(made) < len(asked):
-        result = manager.get_result(timeout=1)
-        if result is None and not manager.is_running():
-            raise SystemExit("continuous batching has ended")
-        if result is not None and result.is_finished():
-            made[result.request_id] = len(result.generated_tokens)
-    return {"output_tokens": [made[each] for each in asked]}
+    """Its thread ends with the batch, because it computes while it waits. Its keys and values stay for the next one."""
+    config = GenerationConfig(max_new_tokens=max_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    pool = ContinuousBatchingConfig(page_size=PAGE_TOKENS, num_blocks=num_tokens // PAGE_TOKENS)
+    found = model.generate_batch(
+        prompts, generation_config=config, continuous_batching_config=pool, persistent_manager=True
+    )
+    return {"output_tokens": [len(answer.generated_tokens) for answer in found.values()]}
 
 
 def main(directory: str, dtype: str, num_threads: str, way: str, num_tokens: str) -> None:
     torch.set_num_threads(int(num_threads))
     kind = getattr(torch, dtype)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=kind, attn_implementation="sdpa").eval()
-    with contextlib.ExitStack() as stack:
-        if way == "continuous":
-            config = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
-            pool = ContinuousBatchingConfig(page_size=PAGE_TOKENS, num_blocks=int(num_tokens) // PAGE_TOKENS)
-            manager = model.continuous_batching_context_manager(config, continuous_batching_config=pool)
-            answer = functools.partial(generate_continuously, stack.enter_context(manager))
-        else:
-            answer = functools.partial(generate, model)
-        print(json.dumps({"torch": torch.__version__, "transformers": transformers_version}), flush=True)
-        for line in sys.stdin:
-            print(json.dumps(answer(**json.loads(line))), flush=True)
+    if way == "continuous":
+        answer = functools.partial(generate_continuously, model, int(num_tokens))
+    else:
+        answer = functools.partial(generate, model)
+    print(json.dumps({"torch": torch.__version__, "transformers": transformers_version}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(**json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

@@ -162,6 +162,15 @@ def test_the_bound_is_the_larger_of_bytes_and_operations(config):
     assert bound == pytest.approx((products + attention) / 1e9)
 
 
+def test_an_engine_that_shows_no_first_token_has_its_wall_time_only(config):
+    load = WORKLOADS["a"](Draw("1", 1024, 16))
+    report = Report("bench.peers", [], None)
+    unseen = {"jsg": [turn(2.0, Answer(16, 8))]}
+    figures.add_workload(report, "a", load, unseen, [engine("jsg", None)], config, Rates(1e9, 1e11))
+    (found,) = report.figures
+    assert found.samples == (2.0,) and "first_token_s" not in found.facts
+
+
 def test_figures_of_a_workload(config):
     load = WORKLOADS["a"](Draw("1", 1024, 16))
     mine = [turn(2.0, Answer(16, 8, 4, "", 0.5, 1.9)), turn(4.0, Answer(16, 8, 8, "", 1.5, 2.9))]
