@@ -9,13 +9,21 @@ from jsg.kernels_pallas.native import amx
 from jsg.kernels_pallas.native.amx import COLUMN_TILES, DEPTH, LINE_BYTES, ROWS
 from jsg.kernels_pallas.native.attention_state import KEY_BLOCK, Call, Rows, State
 from jsg.kernels_pallas.native.emit import FLOAT, INT, INT16, LANES, Function, Value, vector
-from jsg.kernels_pallas.native.tiles import PANEL_BYTES, load_panel
+from jsg.kernels_pallas.native.tiles import PANEL_BYTES, load_number, load_panel
 
 SUMS, ROW_TILE = (0, 1), 4
 """The matrix tiles that have sums, one for each panel that is read, and rows."""
 TILE_BYTES = ROWS * LINE_BYTES
 NUM_PANELS = len(COLUMN_TILES)
 """Panels whose products are computed together."""
+
+
+def emit_keys_and_values(function: Function, call: Call, state: State, num_keys: Value) -> None:
+    """Lays out a block of keys and values as the unit reads them. Past its end they are those of slot 0."""
+    with function.loop(num_keys, step=NUM_PANELS * LANES) as first:
+        for p in range(NUM_PANELS):
+            _turn_keys(function, call, state, first + p * LANES)
+    _turn_values(function, call, state, (num_keys + (DEPTH - 1)) // DEPTH)
 
 
 def emit_scores(function: Function, call: Call, rows: Rows, state: State, num_keys: Value) -> None:
@@ -25,8 +33,6 @@ def emit_scores(function: Function, call: Call, rows: Rows, state: State, num_ke
         panels = [
             function.address(state.panels, first * head_bytes + head_bytes * (LANES * p)) for p in range(NUM_PANELS)
         ]
-        for p, panel in enumerate(panels):
-            _turn_keys(function, call, state, first + p * LANES, panel)
         with function.loop(rows.num_rows, step=ROWS) as row:
             for tile in SUMS:
                 amx.clear(function, tile)
@@ -42,8 +48,9 @@ def emit_scores(function: Function, call: Call, rows: Rows, state: State, num_ke
                 amx.store(function, tile, target, KEY_BLOCK * 4)
 
 
-def _turn_keys(function: Function, call: Call, state: State, first: Value, panel: Value) -> None:
+def _turn_keys(function: Function, call: Call, state: State, first: Value) -> None:
     """Writes `LANES` keys side by side, pairs of their numbers together."""
+    panel = function.address(state.panels, first * (call.keys.sizes[3] * 2))
     starts = [function.load(INT, state.offsets, (first + lane) * 8) for lane in range(LANES)]
     with function.loop(call.keys.sizes[3] * 2, step=LINE_BYTES) as at:
         pairs = [function.load(vector(FLOAT), call.keys.data, start + at) for start in starts]
@@ -55,12 +62,14 @@ def emit_output(function: Function, call: Call, rows: Rows, state: State, num_ke
     """Adds the weighted values of the block to the sums of each row."""
     head_dim = call.queries.sizes[2]
     num_steps = (num_keys + (DEPTH - 1)) // DEPTH
-    _turn_values(function, call, state, num_steps)
     with function.loop(rows.num_rows) as row:
-        shrink = load_panel(function, state.shrink, row * PANEL_BYTES)
-        with function.loop(head_dim, step=LANES) as dim:
-            at = (row * head_dim + dim) * 4
-            function.store(load_panel(function, state.output, at) * shrink, state.output, at)
+        # Past the first blocks the largest score is seldom another one, and then the sums stay as they are.
+        changes = load_number(function, state.shrink, row * PANEL_BYTES).equals(1.0).equals(0)
+        with function.when(changes):
+            shrink = load_panel(function, state.shrink, row * PANEL_BYTES)
+            with function.loop(head_dim, step=LANES) as dim:
+                at = (row * head_dim + dim) * 4
+                function.store(load_panel(function, state.output, at) * shrink, state.output, at)
     with function.loop(rows.num_rows, step=ROWS) as row, function.loop(head_dim, step=NUM_PANELS * LANES) as dim:
         outputs = [function.address(state.output, (row * head_dim + dim + p * LANES) * 4) for p in range(NUM_PANELS)]
         values = [function.address(state.value_panels, (dim + p * LANES) * (KEY_BLOCK * 2)) for p in range(NUM_PANELS)]

@@ -1,11 +1,12 @@
 """Paged attention on a CPU: an online softmax over blocks of `KEY_BLOCK` keys, read from their pages where they lie.
 
-An item is a key-value head of a single or of a query tile. Its rows are the query heads of its tokens, at most `ROWS`
-at a time. For each block of keys:
+An item is a key-value head of a single or of a query tile. Its rows are the query heads of its tokens, at most
+`PASS_ROWS` at a time. For each block of keys:
 
     keys    are turned into panels, 16 keys side by side       [KEY_BLOCK / LANES, H, LANES]
-    scores  = queries · keys, masked, and their exponentials    [rows, KEY_BLOCK]
-    output  = output · shrink + exponentials · values           [rows, H]
+    for `ROWS` rows at a time:
+        scores  = queries · keys, masked, and their exponentials    [rows, KEY_BLOCK]
+        output  = output · shrink + exponentials · values           [rows, H]
 
 The sums of a query run over the keys in ascending order, in blocks that begin at position 0. So its result does not
 depend on the batch, nor on how its prompt is cut. Masked values are multiplied by zero; see `ops.rotate_and_write`.
@@ -23,6 +24,7 @@ from jsg.kernels_pallas.native import amx, amx_attention, library
 from jsg.kernels_pallas.native.attention_state import (
     KEY_BLOCK,
     MAX_HEAD_DIM,
+    PASS_ROWS,
     RANKS,
     ROWS,
     AttentionTypes,
@@ -100,7 +102,7 @@ def _clear(types: AttentionTypes, function: Function, buffers: list[Buffer]) -> 
 
 
 def _emit_item(types: AttentionTypes, rows: Function, function: Function, buffers: list[Buffer], index: Value) -> None:
-    """One key-value head of a single or of a query tile, `ROWS` rows at a time."""
+    """One key-value head of a single or of a query tile, `PASS_ROWS` rows at a time."""
     call = Call(*buffers)
     kv_heads, singles = call.keys.sizes[2], call.single_rows.sizes[0]
     group = call.queries.sizes[1] // kv_heads
@@ -115,8 +117,8 @@ def _emit_item(types: AttentionTypes, rows: Function, function: Function, buffer
         count = length * group
         if types.is_amx:
             amx.configure(function, count)
-        with function.loop(count, step=ROWS) as first:
-            some = function.smaller(count - first, function.constant(ROWS))
+        with function.loop(count, step=PASS_ROWS) as first:
+            some = function.smaller(count - first, function.constant(PASS_ROWS))
             function.call(rows, function.arguments[0], table, head, group, token, position, first, some)
         if types.is_amx:
             amx.release(function)
@@ -139,38 +141,66 @@ def _emit_pass(types: AttentionTypes, module: ir.Module) -> Function:
     call, rows = Call(*buffers_of(function, RANKS, job)), Rows(*arguments)
     product_bytes = 2 if types.is_amx else 4
     state = State(
-        queries=function.buffer(ROWS * MAX_HEAD_DIM * product_bytes),
+        queries=function.buffer(PASS_ROWS * MAX_HEAD_DIM * product_bytes),
         panels=function.buffer(KEY_BLOCK * MAX_HEAD_DIM * product_bytes),
         value_panels=function.buffer(KEY_BLOCK * MAX_HEAD_DIM * 2 if types.is_amx else PANEL_BYTES),
         offsets=function.buffer(KEY_BLOCK * 8),
         scores=function.buffer(ROWS * KEY_BLOCK * 4),
         weights=function.buffer(ROWS * KEY_BLOCK * product_bytes),
-        largest=function.buffer(ROWS * PANEL_BYTES),
+        largest=function.buffer(PASS_ROWS * PANEL_BYTES),
         shrink=function.buffer(ROWS * PANEL_BYTES),
-        totals=function.buffer(ROWS * PANEL_BYTES),
-        output=function.buffer(ROWS * MAX_HEAD_DIM * 4),
+        totals=function.buffer(PASS_ROWS * PANEL_BYTES),
+        output=function.buffer(PASS_ROWS * MAX_HEAD_DIM * 4),
     )
     _emit_start(types, function, call, rows, state)
     window = function.widened(function.load(INT32, call.window.data))
-    position = rows.position + rows.first // rows.group
-    end = rows.position + (rows.first + rows.num_rows - 1) // rows.group + 1
-    begin = function.larger_int(position + 1 - window, function.constant(0)) // KEY_BLOCK * KEY_BLOCK
+    begin, end = _seen_blocks(function, rows, window)
     with function.loop(end, start=begin, step=KEY_BLOCK) as key:
         num_keys = function.smaller(end - key, function.constant(KEY_BLOCK))
         _emit_offsets(types, function, call, rows, state, key, num_keys)
         if types.is_amx:
-            amx_attention.emit_scores(function, call, rows, state, num_keys)
+            amx_attention.emit_keys_and_values(function, call, state, num_keys)
         else:
             _emit_keys(types, function, call, state, num_keys)
+        with function.loop(rows.num_rows, step=ROWS) as row:
+            _emit_block(types, function, call, rows, state, row, key, window)
+    _emit_end(types, function, call, rows, state)
+    function.builder.ret_void()
+    return function
+
+
+def _seen_blocks(function: Function, rows: Rows, window: Value) -> tuple[Value, Value]:
+    """The first key of the first block that any row sees, and the key behind the last one that any row sees."""
+    first = rows.position + rows.first // rows.group
+    last = rows.position + (rows.first + rows.num_rows - 1) // rows.group
+    return function.larger_int(first + 1 - window, function.constant(0)) // KEY_BLOCK * KEY_BLOCK, last + 1
+
+
+def _emit_block(
+    types: AttentionTypes,
+    function: Function,
+    call: Call,
+    all_rows: Rows,
+    whole: State,
+    row: Value,
+    key: Value,
+    window: Value,
+) -> None:
+    """`ROWS` rows from one on and a block of keys, if any of these rows sees any of these keys."""
+    some = function.smaller(all_rows.num_rows - row, function.constant(ROWS))
+    rows, state = all_rows._replace(first=all_rows.first + row, num_rows=some), whole.at(function, types, call, row)
+    begin, end = _seen_blocks(function, rows, window)
+    with function.when(function.both(begin <= key, key < end)):
+        num_keys = function.smaller(end - key, function.constant(KEY_BLOCK))
+        if types.is_amx:
+            amx_attention.emit_scores(function, call, rows, state, num_keys)
+        else:
             _emit_scores(function, call, rows, state, num_keys)
         _emit_weights(types, function, call, rows, state, key, window)
         if types.is_amx:
             amx_attention.emit_output(function, call, rows, state, num_keys)
         else:
             _emit_output(types, function, call, rows, state, num_keys)
-    _emit_end(types, function, call, rows, state)
-    function.builder.ret_void()
-    return function
 
 
 def _row_offset(types: AttentionTypes, rows: Rows, call: Call, row: Value) -> Value:

@@ -3,12 +3,14 @@
 from typing import NamedTuple
 
 from jsg.kernels_pallas.native.calls import Buffer
-from jsg.kernels_pallas.native.emit import Value
-from jsg.kernels_pallas.native.tiles import ITEM_BYTES
+from jsg.kernels_pallas.native.emit import Function, Value
+from jsg.kernels_pallas.native.tiles import ITEM_BYTES, PANEL_BYTES
 
 KEY_BLOCK = 64
 ROWS = 48
-"""Rows that pass over the keys together: enough that turning the keys costs little, few enough for the first cache."""
+"""Rows whose scores are computed together, few enough for the first cache."""
+PASS_ROWS = 4 * ROWS
+"""Rows that pass over the keys together, so many that turning the keys costs little: a query tile of three heads."""
 MAX_HEAD_DIM = 256
 
 
@@ -85,16 +87,16 @@ class State(NamedTuple):
     """The addresses of what rows keep while they pass over the keys, and of the block of keys that they read.
 
     Attributes:
-        queries: [ROWS, H], float32 and scaled; with the matrix unit as they are.
+        queries: [PASS_ROWS, H], float32 and scaled; with the matrix unit as they are.
         panels: The keys of the block: [KEY_BLOCK / LANES, H, LANES]; with the matrix unit [.., H / 2, LANES, 2].
         value_panels: With the matrix unit the values of the block: [H / LANES, KEY_BLOCK / 2, LANES, 2].
         offsets: Where each key and value of the block lies in its pool, in bytes: [KEY_BLOCK] of int64.
         scores: [ROWS, KEY_BLOCK].
         weights: Exponentials of scores: [ROWS, KEY_BLOCK].
-        largest: The largest score of each row so far: [ROWS, LANES], the same in all lanes.
+        largest: The largest score of each row so far: [PASS_ROWS, LANES], the same in all lanes.
         shrink: What the block's largest score does to the sums so far: [ROWS, LANES], likewise.
-        totals: Sums of exponentials, one in each lane: [ROWS, LANES].
-        output: Sums of weighted values: [ROWS, H].
+        totals: Sums of exponentials, one in each lane: [PASS_ROWS, LANES].
+        output: Sums of weighted values: [PASS_ROWS, H].
     """
 
     queries: Value
@@ -107,3 +109,13 @@ class State(NamedTuple):
     shrink: Value
     totals: Value
     output: Value
+
+    def at(self, function: Function, types: AttentionTypes, call: Call, row: Value) -> "State":
+        """The state of the rows from one on."""
+        head_dim = call.queries.sizes[2]
+        return self._replace(
+            queries=function.address(self.queries, row * head_dim * (2 if types.is_amx else 4)),
+            largest=function.address(self.largest, row * PANEL_BYTES),
+            totals=function.address(self.totals, row * PANEL_BYTES),
+            output=function.address(self.output, row * head_dim * 4),
+        )
