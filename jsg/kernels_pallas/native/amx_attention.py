@@ -3,6 +3,8 @@
 Each row is computed in the same way whatever the other rows are, and however many.
 """
 
+from collections.abc import Sequence
+
 from llvmlite import ir
 
 from jsg.kernels_pallas.native import amx
@@ -11,41 +13,46 @@ from jsg.kernels_pallas.native.attention_state import KEY_BLOCK, Call, Rows, Sta
 from jsg.kernels_pallas.native.emit import FLOAT, INT, INT16, LANES, Function, Value, vector
 from jsg.kernels_pallas.native.tiles import PANEL_BYTES, load_number, load_panel
 
-SUMS, ROW_TILE = (0, 1), 4
-"""The matrix tiles that have sums, one for each panel that is read, and rows."""
+SUMS, ROW_TILE = (0, 1, 2, 3), 4
+"""The matrix tiles that have sums, one for each panel that is read, and rows. Fewer would wait for each other."""
 TILE_BYTES = ROWS * LINE_BYTES
-NUM_PANELS = len(COLUMN_TILES)
-"""Panels whose products are computed together."""
 
 
 def emit_keys_and_values(function: Function, call: Call, state: State, num_keys: Value) -> None:
     """Lays out a block of keys and values as the unit reads them. Past its end they are those of slot 0."""
-    with function.loop(num_keys, step=NUM_PANELS * LANES) as first:
-        for p in range(NUM_PANELS):
-            _turn_keys(function, call, state, first + p * LANES)
+    for first in range(0, KEY_BLOCK, LANES):
+        _turn_keys(function, call, state, function.constant(first))
     _turn_values(function, call, state, (num_keys + (DEPTH - 1)) // DEPTH)
 
 
-def emit_scores(function: Function, call: Call, rows: Rows, state: State, num_keys: Value) -> None:
+def emit_scores(function: Function, call: Call, rows: Rows, state: State) -> None:
     """The scores of the block's keys, before they are scaled."""
     head_bytes = call.keys.sizes[3] * 2
-    with function.loop(num_keys, step=NUM_PANELS * LANES) as first:
-        panels = [
-            function.address(state.panels, first * head_bytes + head_bytes * (LANES * p)) for p in range(NUM_PANELS)
-        ]
-        with function.loop(rows.num_rows, step=ROWS) as row:
-            for tile in SUMS:
-                amx.clear(function, tile)
-            with function.loop(head_bytes, step=LINE_BYTES) as at:
-                amx.load(function, ROW_TILE, function.address(state.queries, row * head_bytes + at), head_bytes)
-                for panel, column_tile, tile in zip(panels, COLUMN_TILES, SUMS, strict=True):
-                    amx.load(function, column_tile, function.address(panel, at * LANES), LINE_BYTES)
-                    amx.multiply(function, tile, ROW_TILE, column_tile)
-                    amx.clear(function, column_tile)
-                amx.clear(function, ROW_TILE)
-            for p, tile in enumerate(SUMS):
-                target = function.address(state.scores, row * (KEY_BLOCK * 4) + (first + p * LANES) * 4)
-                amx.store(function, tile, target, KEY_BLOCK * 4)
+    panels = [function.address(state.panels, head_bytes * key) for key in range(0, KEY_BLOCK, LANES)]
+    with function.loop(rows.num_rows, step=ROWS) as row:
+        queries = function.address(state.queries, row * head_bytes)
+        for tile in SUMS:
+            amx.clear(function, tile)
+        with function.loop(head_bytes, step=LINE_BYTES) as at:
+            amx.load(function, ROW_TILE, function.address(queries, at), head_bytes)
+            _multiply(function, [function.address(panel, at * LANES) for panel in panels])
+        for tile in SUMS:
+            amx.store(
+                function,
+                tile,
+                function.address(state.scores, row * (KEY_BLOCK * 4) + tile * PANEL_BYTES),
+                KEY_BLOCK * 4,
+            )
+
+
+def _multiply(function: Function, panels: Sequence[Value]) -> None:
+    """Multiplies the tile of rows with tiles of columns, and adds the products to sums. All but these are given back."""
+    for tile, panel in enumerate(panels):
+        columns = COLUMN_TILES[tile % len(COLUMN_TILES)]
+        amx.load(function, columns, panel, LINE_BYTES)
+        amx.multiply(function, tile, ROW_TILE, columns)
+        amx.clear(function, columns)
+    amx.clear(function, ROW_TILE)
 
 
 def _turn_keys(function: Function, call: Call, state: State, first: Value) -> None:
@@ -70,21 +77,27 @@ def emit_output(function: Function, call: Call, rows: Rows, state: State, num_ke
             with function.loop(head_dim, step=LANES) as dim:
                 at = (row * head_dim + dim) * 4
                 function.store(load_panel(function, state.output, at) * shrink, state.output, at)
-    with function.loop(rows.num_rows, step=ROWS) as row, function.loop(head_dim, step=NUM_PANELS * LANES) as dim:
-        outputs = [function.address(state.output, (row * head_dim + dim + p * LANES) * 4) for p in range(NUM_PANELS)]
-        values = [function.address(state.value_panels, (dim + p * LANES) * (KEY_BLOCK * 2)) for p in range(NUM_PANELS)]
-        for tile, output in zip(SUMS, outputs, strict=True):
-            amx.load(function, tile, output, head_dim * 4)
-        with function.loop(num_steps) as step:
-            weights = function.address(state.weights, row * (KEY_BLOCK * 2) + step * LINE_BYTES)
-            amx.load(function, ROW_TILE, weights, KEY_BLOCK * 2)
-            for tile, column_tile, value in zip(SUMS, COLUMN_TILES, values, strict=True):
-                amx.load(function, column_tile, function.address(value, step * TILE_BYTES), LINE_BYTES)
-                amx.multiply(function, tile, ROW_TILE, column_tile)
-                amx.clear(function, column_tile)
-            amx.clear(function, ROW_TILE)
-        for tile, output in zip(SUMS, outputs, strict=True):
-            amx.store(function, tile, output, head_dim * 4)
+    with function.loop(rows.num_rows, step=ROWS) as row:
+        whole = head_dim // (len(SUMS) * LANES) * (len(SUMS) * LANES)
+        for panels, start, end in ((len(SUMS), function.constant(0), whole), (2, whole, head_dim)):
+            with function.loop(end, start=start, step=panels * LANES) as dim:
+                _add_values(function, state, row, dim, panels, head_dim, num_steps)
+
+
+def _add_values(
+    function: Function, state: State, row: Value, dim: Value, panels: int, head_dim: Value, num_steps: Value
+) -> None:
+    """Adds the weighted values of some dimensions to the sums of 16 rows."""
+    output = function.address(state.output, (row * head_dim + dim) * 4)
+    values = [function.address(state.value_panels, (dim + p * LANES) * (KEY_BLOCK * 2)) for p in range(panels)]
+    weights = function.address(state.weights, row * (KEY_BLOCK * 2))
+    for tile in range(panels):
+        amx.load(function, tile, function.address(output, tile * PANEL_BYTES), head_dim * 4)
+    with function.loop(num_steps) as step:
+        amx.load(function, ROW_TILE, function.address(weights, step * LINE_BYTES), KEY_BLOCK * 2)
+        _multiply(function, [function.address(value, step * TILE_BYTES) for value in values])
+    for tile in range(panels):
+        amx.store(function, tile, function.address(output, tile * PANEL_BYTES), head_dim * 4)
 
 
 def _turn_values(function: Function, call: Call, state: State, num_steps: Value) -> None:

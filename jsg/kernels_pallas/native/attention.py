@@ -13,6 +13,7 @@ depend on the batch, nor on how its prompt is cut. Masked values are multiplied 
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -193,7 +194,7 @@ def _emit_block(
     with function.when(function.both(begin <= key, key < end)):
         num_keys = function.smaller(end - key, function.constant(KEY_BLOCK))
         if types.is_amx:
-            amx_attention.emit_scores(function, call, rows, state, num_keys)
+            amx_attention.emit_scores(function, call, rows, state)
         else:
             _emit_scores(function, call, rows, state, num_keys)
         _emit_weights(types, function, call, rows, state, key, window)
@@ -314,9 +315,6 @@ def _emit_row_weights(
     """The exponentials of the scores of a row, of those that it sees; None: it sees all."""
     panels = range(KEY_BLOCK // LANES)
     kind = "bfloat16" if types.is_amx else "float32"
-    # Processors with a matrix unit raise 2 to a power faster than e, and queries are not scaled there.
-    scale = function.spread(load_number(function, call.scale.data, 0) * LOG2_E) if types.is_amx else None
-    exp = function.power_of_2 if types.is_amx else function.exp
     row_scores = function.address(state.scores, row * (KEY_BLOCK * 4))
     weights = function.address(state.weights, row * (KEY_BLOCK * ITEM_BYTES[kind]))
     at = row * PANEL_BYTES
@@ -324,19 +322,31 @@ def _emit_row_weights(
     scores, largest = [], before
     for panel in panels:
         score = load_panel(function, row_scores, panel * PANEL_BYTES)
-        score = score if scale is None else score * scale
         scores.append(score if seen is None else function.chosen(seen[panel], score, function.like(score, MASKED)))
         largest = function.larger(scores[-1], largest)
     largest = function.largest(largest)
-    shrink = exp(before - largest)
+    exponential, shrink = _exponential(types, function, call, before, largest)
     total = load_panel(function, state.totals, at) * shrink
     for panel in panels:
-        weight = exp(scores[panel] - largest)
+        weight = exponential(scores[panel])
         weight = weight if seen is None else function.chosen(seen[panel], weight, function.zeros())
         function.store_as(kind, weight, weights, panel * (LANES * ITEM_BYTES[kind]))
         total = total + weight
     for value, kept in ((largest, state.largest), (shrink, state.shrink), (total, state.totals)):
         function.store(value, kept, at)
+
+
+def _exponential(
+    types: AttentionTypes, function: Function, call: Call, before: Value, largest: Value
+) -> tuple[Callable[[Value], Value], Value]:
+    """Emits exponentials of differences from the largest score; and what it does to those that had another largest."""
+    if not types.is_amx:
+        return lambda score: function.exp(score - largest), function.exp(before - largest)
+    # Queries are not scaled for the matrix unit, and processors that have one raise 2 to a power faster than e.
+    scale = function.spread(load_number(function, call.scale.data, 0) * LOG2_E)
+    subtracted = function.zeros() - largest * scale
+    shrink = function.power_of_2((before - largest) * scale)
+    return lambda score: function.power_of_2(function.fused(score, scale, subtracted)), shrink
 
 
 def _emit_output(
