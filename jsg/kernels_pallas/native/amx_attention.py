@@ -36,17 +36,13 @@ def emit_scores(function: Function, call: Call, rows: Rows, state: State) -> Non
         with function.loop(head_bytes, step=LINE_BYTES) as at:
             amx.load(function, ROW_TILE, function.address(queries, at), head_bytes)
             _multiply(function, [function.address(panel, at * LANES) for panel in panels])
+        scores = function.address(state.scores, row * (KEY_BLOCK * 4))
         for tile in SUMS:
-            amx.store(
-                function,
-                tile,
-                function.address(state.scores, row * (KEY_BLOCK * 4) + tile * PANEL_BYTES),
-                KEY_BLOCK * 4,
-            )
+            amx.store(function, tile, function.address(scores, tile * PANEL_BYTES), KEY_BLOCK * 4)
 
 
 def _multiply(function: Function, panels: Sequence[Value]) -> None:
-    """Multiplies the tile of rows with tiles of columns, and adds the products to sums. All but these are given back."""
+    """Multiplies the tile of rows with tiles of columns, and adds to the sums. The other tiles are given back."""
     for tile, panel in enumerate(panels):
         columns = COLUMN_TILES[tile % len(COLUMN_TILES)]
         amx.load(function, columns, panel, LINE_BYTES)
