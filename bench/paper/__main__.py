@@ -29,7 +29,7 @@ from bench.paper.recorded import Ways
 from bench.paper.texts import Texts
 from bench.paper.workload import Need, Workload
 from bench.peers import engines, machine
-from bench.peers.__main__ import started
+from bench.peers.__main__ import started, wait_until_idle
 from bench.peers.checkpoint import SHAPES, make_checkpoint
 from bench.peers.engines import Engine, Setting, Start
 from bench.report import ROOT, Report
@@ -90,6 +90,7 @@ def run_workload(
         for target in targets:
             if target.name not in found:
                 continue
+            wait_until_idle([each.pid for each in targets if each.pid is not None])
             try:
                 measured = measure(workload, target, at_once, alone)
             except JsgError as error:
@@ -140,7 +141,7 @@ def arm_targets(
 def target_of(name: str, engine: Engine, **fields: Any) -> Target:
     """An engine that was started, as a target."""
     assert engine.url is not None, "only servers run programs"
-    return Target(name=name, url=engine.url, settle=engine.settle, **fields)
+    return Target(name=name, url=engine.url, settle=engine.settle, pid=engine.pid, **fields)
 
 
 def peer_targets(
@@ -168,7 +169,9 @@ def peer_targets(
     # As one writes a program with an SDK alone: the whole text is sent with each call, and each call is waited for.
     return targets + [
         dataclasses.replace(
-            target, name=f"{target.name}, raw SDK", ways=dataclasses.replace(target.ways, one_by_one=True)
+            target,
+            name=f"{target.name}, raw SDK",
+            ways=dataclasses.replace(target.ways, one_by_one=True, opening="Raw.\n"),
         )
         for target in targets
         if options.raw

@@ -33,6 +33,7 @@ class Target:
         can: What it is able to do.
         ways: How programs are run on it.
         settle: Waits until nothing is left to compile.
+        pid: The process whose tree it is; None where it runs elsewhere.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Target:
     can: frozenset[Need] = frozenset[Need]({"choices", "forms", "joins"})
     ways: Ways = dataclasses.field(default_factory=Ways)
     settle: Callable[[], None] = lambda: None
+    pid: int | None = None
 
     def opened(self) -> tuple[Backend, Sequences | None]:
         """A backend of it; and for a jsg server the tokens of all prompts."""

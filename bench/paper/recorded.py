@@ -62,6 +62,8 @@ class Ways:
         ends_at: Texts at which an answer ends, and it also ends where the model ends it. Without them an answer has as
             many tokens as the program says.
         endless: The engine ends no answer by itself, so no call asks it not to.
+        opening: What each program begins with. An engine that has run the same programs in another way then finds
+            nothing of them in its cache.
     """
 
     one_by_one: bool = False
@@ -70,6 +72,7 @@ class Ways:
     forgotten: float = 0.0
     ends_at: tuple[str, ...] = ()
     endless: bool = False
+    opening: str = ""
 
 
 class RecordedBackend:
@@ -93,7 +96,7 @@ class RecordedBackend:
     def open(self, *, num_api_spec_tokens: int | None = None) -> Session:
         """Opens a session of the backend."""
         turn = asyncio.Lock() if self._ways.one_by_one else None
-        return RecordedSession(self._backend.open(), self, self._ways, turn)
+        return RecordedSession(self._backend.open(), self, self._ways, turn, self._ways.opening)
 
     async def flush_cache(self) -> bool:
         """Does what the backend does."""
@@ -116,7 +119,10 @@ class RecordedBackend:
 class RecordedSession:
     """A session that notes its calls. Where an engine cannot join branches, their texts follow each other."""
 
-    def __init__(self, session: Session, backend: RecordedBackend, ways: Ways, turn: asyncio.Lock | None):
+    def __init__(
+        self, session: Session, backend: RecordedBackend, ways: Ways, turn: asyncio.Lock | None, opening: str = ""
+    ):
+        self._opening = opening
         self._session = session
         self._backend = backend
         self._ways = ways
@@ -124,6 +130,9 @@ class RecordedSession:
         self._written: list[str] = []  # since it was opened or forked
 
     async def extend(self, item: PromptItem) -> str:
+        if self._opening:
+            opening, self._opening = self._opening, ""
+            await self._session.extend(Text(opening))
         added = await self._session.extend(item)
         self._written.append(added)
         return added

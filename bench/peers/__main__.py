@@ -34,20 +34,20 @@ IDLE_SHARE, IDLE_EVERY_S, IDLE_WITHIN_S = 0.05, 0.2, 10.0
 """The most of a core that engines use while they are idle, how often that is read, and how long it may take."""
 
 
-def wait_until_idle(everyone: Sequence[Engine]) -> None:
+def wait_until_idle(pids: Sequence[int]) -> None:
     """Waits until no engine computes any more: threads of vLLM go on for half a second after an answer, and wait."""
     deadline = time.monotonic() + IDLE_WITHIN_S
-    used_s = sum(cpu_s(each.pid) for each in everyone)
+    used_s = sum(map(cpu_s, pids))
     while time.monotonic() < deadline:
         time.sleep(IDLE_EVERY_S)
-        before_s, used_s = used_s, sum(cpu_s(each.pid) for each in everyone)
+        before_s, used_s = used_s, sum(map(cpu_s, pids))
         if used_s - before_s <= IDLE_SHARE * IDLE_EVERY_S:
             return
 
 
 def take_turn(engine: Engine, load: Load, everyone: Sequence[Engine]) -> Turn:
     """Runs a load on one engine when all are idle, and reads what all engines used."""
-    wait_until_idle(everyone)
+    wait_until_idle([each.pid for each in everyone])
     before = {each.name: cpu_s(each.pid) for each in everyone}
     ran = engine.client.run(load)
     used = {each.name: cpu_s(each.pid) - before[each.name] for each in everyone}

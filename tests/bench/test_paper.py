@@ -128,6 +128,14 @@ class TestArms:
         (call,) = calls_of(inner)
         assert (call.what.args.ignore_eos, call.what.args.stop) == (False, ("\n",))
 
+    def test_programs_begin_with_an_opening_once(self):
+        workload = WORKLOADS["judge"]
+        (arguments,) = workload.runs(texts(), 1 / workload.count)
+        inner = ScriptedBackend()
+        timed(workload, [arguments], RecordedBackend(inner, Ways(opening="Raw.\n")))
+        prompts = [call.prompt for call in calls_of(inner)]
+        assert all(prompt.startswith("Raw.\nYou judge") and prompt.count("Raw.") == 1 for prompt in prompts)
+
     def test_an_engine_whose_answers_have_no_end_is_not_asked_for_that(self):
         workload = WORKLOADS["gsm8k"]
         inner = ScriptedBackend()

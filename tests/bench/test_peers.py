@@ -195,16 +195,16 @@ def test_a_turn_begins_when_no_engine_computes_any_more(monkeypatch: pytest.Monk
     monkeypatch.setattr(peers, "IDLE_EVERY_S", 0.0)
     used = iter([1.0, 1.2, 1.4, 1.4, 9.0])
     monkeypatch.setattr(peers, "cpu_s", lambda pid: next(used))
-    peers.wait_until_idle([engine("vllm", Fake(1.0))])
+    peers.wait_until_idle([7])
     assert next(used) == 9.0, "it was read until it stood still"
     monkeypatch.setattr(peers, "IDLE_WITHIN_S", 0.0)
     rising = itertools.count()
     monkeypatch.setattr(peers, "cpu_s", lambda pid: next(rising))
-    peers.wait_until_idle([engine("busy for ever", Fake(1.0))])
+    peers.wait_until_idle([7])
 
 
 def test_engines_take_turns_and_the_first_turn_does_not_count(config, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(peers, "wait_until_idle", lambda everyone: None)  # this process is never idle
+    monkeypatch.setattr(peers, "wait_until_idle", lambda pids: None)  # this process is never idle
     report = Report("bench.peers", [], None)
     ours, peer, cannot = Fake(1.0), Fake(10.0), Fake(1.0, "it has no cache")
     settled = []
@@ -220,7 +220,7 @@ def test_engines_take_turns_and_the_first_turn_does_not_count(config, monkeypatc
 
 
 def test_a_peer_that_fails_ends_no_other(config, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(peers, "wait_until_idle", lambda everyone: None)  # this process is never idle
+    monkeypatch.setattr(peers, "wait_until_idle", lambda pids: None)  # this process is never idle
 
     class Broken(Fake):
         def run(self, load) -> Ran:
