@@ -109,15 +109,20 @@ class _Settings:
         implementation, shapes, quantization = ops.best_implementation(), self.buckets, self.config.quantization
         kernels = "" if quantization == "none" else f", kernels in {quantization}"
         kernels += f", experts in {self.config.ep_size} groups" if self.config.ep_size > 1 else ""
-        has_faster = self.dtype == jnp.float32 and ops.has_matrix_unit()
-        advice = "; --dtype bfloat16 would use the matrix unit of this CPU" if has_faster else ""
         hosts = "" if self.party is None else f", number {self.config.node_rank} of {self.config.nnodes} hosts"
         return (
             f"device: {self.device}{hosts}\n"
             f"programs: {self.dtype.name}{kernels}, attention by {implementation!r}, KV pool in {self.kv_dtype.name}, "
             f"page size {self.page_size}; steps of up to {shapes.max_rows} requests and {shapes.max_tokens} new tokens "
-            f"in {len(shapes.all)} shapes{advice}"
+            f"in {len(shapes.all)} shapes{self._advice()}"
         )
+
+    def _advice(self) -> str:
+        """What would be faster on this CPU and change answers little, for the end of a line; empty if nothing would."""
+        options = ["--dtype bfloat16"] if self.dtype == jnp.float32 and ops.has_matrix_unit() else []
+        if ops.best_implementation() == "native" and self.config.quantization == "none":
+            options.append("--quantization int8")
+        return f"; {' and '.join(options)} would be faster on this CPU" if options else ""
 
     def runner_config(self) -> RunnerConfig:
         return RunnerConfig(
