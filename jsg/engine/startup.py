@@ -119,10 +119,14 @@ class _Settings:
 
     def _advice(self) -> str:
         """What would be faster on this CPU and change answers little, for the end of a line; empty if nothing would."""
-        options = ["--dtype bfloat16"] if self.dtype == jnp.float32 and ops.has_matrix_unit() else []
-        if ops.best_implementation() == "native" and self.config.quantization == "none":
-            options.append("--quantization int8")
-        return f"; {' and '.join(options)} would be faster on this CPU" if options else ""
+        advice = ""
+        if self.dtype == jnp.float32 and ops.has_matrix_unit():
+            advice += "; --dtype bfloat16 would be faster on this CPU"
+        # Kernels of experts, and those that several devices share, are converted in every step.
+        is_read_in_8_bits = ops.best_implementation() == "native" and self.mesh is None and not self.model.num_experts
+        if is_read_in_8_bits and self.config.quantization == "none":
+            advice += "; --quantization int8 would be faster for few requests at a time"
+        return advice
 
     def runner_config(self) -> RunnerConfig:
         return RunnerConfig(
