@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -63,6 +64,8 @@ PEERS: Mapping[str, tuple[Dialect | None, frozenset[Need]]] = {
 }
 """For each kind of server the fields that its completions API takes, and what it can do with them. The language speaks
 to jsg in its own way. Where nothing can be joined, texts follow each other."""
+ENDPOINTS = ("jsg", "sglang", "vllm", "llama.cpp")
+"""The servers that `--endpoint` can name. That of Hugging Face does not list the model that it was started with."""
 
 
 def runs_of(workload: Workload, turn: int, options: argparse.Namespace, tokenizer: Any) -> list[dict[str, Any]]:
@@ -234,9 +237,9 @@ def main(arguments: Sequence[str]) -> int:
     arms = chosen(options.arms, ARMS, "--arms")
     workloads = chosen(options.only, WORKLOADS, "--only")
     options.data = {name: Path(path) for name, _, path in (each.partition("=") for each in options.data)}
-    if unknown := sorted(options.data.keys() - WORKLOADS.keys()):
+    if unknown := sorted(options.data.keys() - workloads.keys()):
         raise SystemExit(
-            f"--data takes NAME=PATH, and NAME is one of {', '.join(WORKLOADS)}, but got {', '.join(unknown)}"
+            f"--data takes NAME=PATH, and NAME is one of {', '.join(workloads)}, but got {', '.join(unknown)}"
         )
     output = options.output
     report = Report(
@@ -299,7 +302,7 @@ def parser() -> argparse.ArgumentParser:
     peers.add_argument("--llama-python", metavar="PATH", help="has xllamacpp, gguf and safetensors")
     peers.add_argument("--torch-python", metavar="PATH", help="has torch, accelerate and transformers[serving] 5")
     peers.add_argument("--endpoint", nargs="+", default=[], metavar="NAME=URL", help="servers that run already")
-    peers.add_argument("--dialect", choices=PEERS, default="vllm", help="of the servers of --endpoint")
+    peers.add_argument("--dialect", choices=ENDPOINTS, default="vllm", help="of the servers of --endpoint")
     peers.add_argument(
         "--raw", action="store_true", help="also each peer as with its SDK only: calls of a program one by one"
     )
@@ -309,4 +312,5 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the engines end too
     sys.exit(main(sys.argv[1:]))

@@ -10,6 +10,7 @@ without a flag for it, an engine is left out. `docs/benchmarking.md` says what t
 import argparse
 import contextlib
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -214,4 +215,5 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the engines end too
     sys.exit(main(sys.argv[1:]))

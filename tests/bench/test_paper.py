@@ -435,8 +435,9 @@ class TestData:
     def test_a_file_that_is_not_there_is_named(self, tmp_path: Path):
         with pytest.raises(DataError, match=r"none\.jsonl cannot be read"):
             self.runs("gsm8k", tmp_path / "none.jsonl")
-        with pytest.raises(SystemExit, match="NAME is one of mmlu"):
-            paper.main(["--data", "other=x"])
+        for only, name in (("mmlu,rag", "other"), ("mmlu,rag", "gsm8k")):  # unknown, and not run
+            with pytest.raises(SystemExit, match=f"NAME is one of mmlu, rag, but got {name}"):
+                paper.main(["--only", only, "--data", f"{name}=x"])
 
 
 class TestTree:
