@@ -116,7 +116,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "shared_data" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: item.name not in ("test_one_minute", "test_three_minutes"))
+    items.sort(key=lambda item: item.name not in ("test_half_a_minute", "test_three_minutes"))
 
 
 def pytest_collection_finish() -> None:

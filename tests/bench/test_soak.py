@@ -294,14 +294,14 @@ def test_a_server_that_answers_otherwise_the_second_time_is_seen(make_server):
 
 
 @pytest.mark.slow
-def test_one_minute(tmp_path):
-    result = run(Soak(minutes=1.0, pause_s=0.1, bin_s=10.0), tmp_path / "log")
+def test_half_a_minute(tmp_path):
+    result = run(Soak(minutes=0.5, pause_s=0.1, bin_s=5.0), tmp_path / "log")
     assert result.problems == []
     assert result.state["num_evicted_tokens"] > 0 and result.state["num_retracts"] > 0
 
 
 @pytest.mark.slow
-@pytest.mark.long  # `test_one_minute` does the same to an engine in a shorter time
+@pytest.mark.long  # `test_half_a_minute` does the same to an engine in a shorter time
 def test_three_minutes(tmp_path):
     faulthandler.cancel_dump_traceback_later()  # it takes longer than pytest waits before it shows what hangs
     result = run(Soak(minutes=3.0, pause_s=1.0), tmp_path / "log")  # so that other tests have a core meanwhile
