@@ -327,15 +327,17 @@ def _kept(pieces: Sequence[str], sampling: SamplingParams) -> tuple[Sequence[str
     shown = pieces[:limit]
     text = "".join(shown)
     if (stop := _first_stop(text, sampling)) is not None:
+        end, matched = stop
         kept, start = [], 0
         for piece in shown:
-            kept.append(piece[: stop.start - start])
+            kept.append(piece[: end - start])
             start += len(kept[-1])
-        return [piece for piece in kept if piece], {"type": "stop", "matched": text[stop]}
+        return [piece for piece in kept if piece], {"type": "stop", "matched": matched}
     return shown, {"type": "stop"} if len(pieces) <= limit else {"type": "length", "length": limit}
 
 
-def _first_stop(text: str, sampling: SamplingParams) -> slice | None:
+def _first_stop(text: str, sampling: SamplingParams) -> tuple[int, str] | None:
+    """Where the first match of a stop begins, and the string or pattern."""
     finder = find_stops(sampling.stop, stop_patterns(sampling))
     num_read, found_len = 0, 0
     while num_read < len(text) and not found_len:
@@ -343,7 +345,7 @@ def _first_stop(text: str, sampling: SamplingParams) -> slice | None:
         num_read += 1
     found_len = found_len or finder.finish()
     end = num_read - finder.behind_len
-    return slice(end - found_len, end) if found_len else None
+    return (end - found_len, finder.pattern or text[end - found_len : end]) if found_len else None
 
 
 def _wrong_form(text: str, sampling: SamplingParams, *, is_cut: bool) -> str | None:

@@ -371,7 +371,7 @@ class FinishReason:
 
     Attributes:
         type: Why.
-        matched: The stop token or stop string.
+        matched: The stop token, stop string or stop pattern.
         message: What went wrong, with ERROR.
         blames_grammar: With ERROR, whether the request's grammar is the cause, so that the client can do something.
     """

@@ -9,7 +9,7 @@ back as far as the oldest of them reaches.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
 from jsg.constrained.text_patterns import PatternAutomaton, PatternSet, PatternTables, pattern_tables
@@ -35,13 +35,13 @@ def stop_patterns(sampling: SamplingParams) -> "Callable[[], StopPatternFinder] 
         GrammarError: A pattern is wrong, not supported, too large, or matches the empty text.
     """
     given = pattern_set(sampling)
-    return None if given is None else finders(_compile(given))
+    return None if given is None else finders(given.patterns, _compile(given))
 
 
-def finders(tables: PatternTables) -> "Callable[[], StopPatternFinder]":
-    """A function that makes finders with these tables of a set of kind "stop_regex". Equal tables share their work."""
+def finders(patterns: Sequence[str], tables: PatternTables) -> "Callable[[], StopPatternFinder]":
+    """A function that makes finders of patterns, with the tables of their set. Equal tables share their work."""
     automaton = _automaton(tables)
-    return lambda: StopPatternFinder(automaton)
+    return lambda: StopPatternFinder(patterns, automaton)
 
 
 _compile = functools.lru_cache(maxsize=MAX_AUTOMATA)(pattern_tables)
@@ -61,7 +61,9 @@ class StopPatternFinder:
 
     behind_len = 0
 
-    def __init__(self, automaton: PatternAutomaton) -> None:
+    def __init__(self, patterns: Sequence[str], automaton: PatternAutomaton) -> None:
+        self.pattern: str | None = None
+        self._patterns = patterns
         self._automaton = automaton
         self._state = automaton.start(_AT_START)
         self._starts = [0] * len(self._state.positions)
@@ -74,10 +76,12 @@ class StopPatternFinder:
 
     def advance(self, char: str) -> int:
         """Takes one character; the length of the longest match that ends with it, 0 for none."""
+        positions, starts, found = self._state.positions, self._starts, 0
         self._state, sources, ending = self._automaton.move(self._state, char)
-        starts = self._starts
         self._num_chars += 1
-        found = 0 if ending is None else self._num_chars - starts[ending]
+        if ending is not None:
+            self.pattern = self._patterns[self._automaton.pattern_of(positions[ending])]
+            found = self._num_chars - starts[ending]
         self._starts = [self._num_chars if index < 0 else starts[index] for index in sources]
         return found
 

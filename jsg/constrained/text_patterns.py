@@ -66,6 +66,7 @@ class PatternTables(NamedTuple):
         follow_start: Where those of each position begin in `follow`, and the end of the last.
         starts: For "stop_regex" the positions that a match may begin with anywhere, and those that it may only begin
             with where the text begins. For "matches" those of each pattern.
+        pattern_end: For each pattern the position behind its last one. The next pattern has the positions from there.
     """
 
     bounds: bytes
@@ -74,15 +75,15 @@ class PatternTables(NamedTuple):
     follow: bytes
     follow_start: bytes
     starts: tuple[bytes, ...]
+    pattern_end: bytes
 
     @staticmethod
-    def of(nfa: Nfa, starts: Sequence[Iterable[int]]) -> "PatternTables":
-        """The tables of an automaton; `starts` are the fields of that name."""
+    def of(nfa: Nfa, starts: Sequence[Iterable[int]], pattern_end: Iterable[int]) -> "PatternTables":
+        """The tables of an automaton; `starts` and `pattern_end` are the fields of these names."""
         bounds = [[bound for low, high in ranges for bound in (low, high + 1)] for ranges in nfa.sets]
         follow = [sorted(following) for following in nfa.follow]
-        return PatternTables(
-            *_joined(bounds), _bytes(nfa.label), *_joined(follow), tuple(_bytes(sorted(start)) for start in starts)
-        )
+        all_starts = tuple(_bytes(sorted(start)) for start in starts)
+        return PatternTables(*_joined(bounds), _bytes(nfa.label), *_joined(follow), all_starts, _bytes(pattern_end))
 
 
 def _joined(lists: Sequence[Sequence[int]]) -> tuple[bytes, bytes]:
@@ -113,12 +114,15 @@ def pattern_tables(given: PatternSet) -> PatternTables:
     limits = Limits(char_states=MAX_POSITIONS[given.kind])
     builder = NfaBuilder(limits)
     roles: list[int] = []  # the index in `starts` of each expression
+    pattern_end: list[int] = []
     for index, pattern in enumerate(given.patterns):
         try:
             for role, expr in _parts(given.kind, index, pattern):
                 builder.add(expr)
                 roles.append(role)
-            _check_size(builder.nfa(), MAX_TRANSITIONS[given.kind])
+            nfa = builder.nfa()
+            _check_size(nfa, MAX_TRANSITIONS[given.kind])
+            pattern_end.append(len(nfa.label))
         except GrammarError as error:
             raise _refused(given.kind, index, pattern, str(error)) from None
         except RecursionError:
@@ -127,7 +131,7 @@ def pattern_tables(given: PatternSet) -> PatternTables:
     starts: list[set[int]] = [set() for _ in range(2 if given.kind == "stop_regex" else len(given.patterns))]
     for role, start in zip(roles, nfa.starts, strict=True):
         starts[role] |= start
-    return PatternTables.of(nfa, starts)
+    return PatternTables.of(nfa, starts, pattern_end)
 
 
 def _parts(kind: PatternUse, index: int, pattern: str) -> list[tuple[int, Expr]]:
@@ -140,9 +144,8 @@ def _parts(kind: PatternUse, index: int, pattern: str) -> list[tuple[int, Expr]]
             raise GrammarError("it matches no text at all; correct it")
         return [(index, expr)]
     plain, starts, ends, spans = parse_piece(pattern).parts
-    if ends is not None or spans is not None:
-        raise GrammarError("the end of an answer ($) is not known while it grows; leave it out")
-    given = [(role, part) for role, part in enumerate((plain, starts)) if part is not None]
+    # `$` is the end of the text so far, where every match ends that is found.
+    given = [(role, part) for role, part in ((0, plain), (0, ends), (1, starts), (1, spans)) if part is not None]
     if not given:
         raise GrammarError("it matches no text at all; correct it")
     if any(part.is_nullable for _, part in given):
@@ -211,6 +214,7 @@ class PatternAutomaton:
         self._label = _numbers(tables.label)
         self._follow, self._follow_start = _numbers(tables.follow), _numbers(tables.follow_start)
         self._starts = tables.starts
+        self._pattern_end = _numbers(tables.pattern_end)
         self._begin = () if begin is None else tuple(_numbers(tables.starts[begin]))
         self._states: dict[tuple[int, ...], State] = {}
         self._with_moves: list[State] = []  # also states that were forgotten while readers are in them
@@ -230,6 +234,10 @@ class PatternAutomaton:
                 pass
             move = state.moves[char_class]
         return move
+
+    def pattern_of(self, position: int) -> int:
+        """The index of the pattern that has a position."""
+        return bisect_right(self._pattern_end, position)
 
     def class_of(self, char: str) -> int:
         """The class of a character; see `State.moves`."""

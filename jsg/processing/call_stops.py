@@ -34,6 +34,7 @@ class CallStops:
 
     def __init__(self, stops: Sequence[str], form: CallForm, patterns: MakeFinder | None = None):
         self.behind_len = 0
+        self.pattern: str | None = None
         self._stops = stops
         self._patterns = patterns
         self._matcher = find_stops(stops, patterns)
@@ -76,6 +77,7 @@ class CallStops:
         for end, char in enumerate(text, start=1):
             if (match_len := self._matcher.advance(char)) and not first[0]:
                 first = match_len, end
+                self.pattern = self._matcher.pattern
         return first
 
     def _begin(self) -> None:

@@ -128,7 +128,7 @@ class OutputStream:
         return finish.matched == token_ids[-1]
 
     def _take(self, text: str) -> str | None:
-        """Adds text to what is held. If a stop string ends in it, cuts there as the client asked and returns it."""
+        """Adds text to what is held. If a stop string ends in it, cuts there and returns what `_cut` does."""
         before = self._held
         for end, char in enumerate(text, start=1):
             if match_len := self._stops.advance(char):
@@ -140,12 +140,15 @@ class OutputStream:
         return None
 
     def _cut(self, match_len: int) -> str | None:
-        """Cuts what is held at a stop string of this length, if it counts, and returns it. A length of 0 is none."""
+        """Cuts what is held at a stop string of this length, if it counts. A length of 0 is none.
+
+        Returns the string, or the pattern that it matches.
+        """
         if not match_len or self._num_tokens < self._min_new_tokens:
             return None
         answer = self._held[: len(self._held) - self._stops.behind_len]
         self._held = answer if self._no_stop_trim else answer[:-match_len]
-        return answer[-match_len:]
+        return self._stops.pattern or answer[-match_len:]
 
     def _release(self) -> str:
         """Takes the text that is no longer held back."""

@@ -18,6 +18,11 @@ class StopFinder(Protocol):
         """Characters behind the stop string that was found last, up to the end of the answer."""
         ...
 
+    @property
+    def pattern(self) -> str | None:
+        """The stop pattern whose match was found last; None where it was a stop string."""
+        ...
+
     def advance(self, char: str) -> int:
         """Takes one character. Gives the length of the stop string that this finds, 0 for none."""
         ...
@@ -45,6 +50,7 @@ class _EitherFinder:
     behind_len = 0
 
     def __init__(self, left: StopFinder, right: StopFinder):
+        self.pattern: str | None = None
         self._left = left
         self._right = right
 
@@ -55,7 +61,9 @@ class _EitherFinder:
 
     def advance(self, char: str) -> int:
         """The longer find that ends with this character, 0 for none."""
-        return max(self._left.advance(char), self._right.advance(char))
+        left_len, right_len = self._left.advance(char), self._right.advance(char)
+        self.pattern = self._left.pattern if left_len >= right_len else self._right.pattern
+        return max(left_len, right_len)
 
     def finish(self) -> int:
         """Ends the text. Neither finder finds anything late."""
@@ -73,6 +81,7 @@ class StopMatcher:
     """
 
     behind_len = 0
+    pattern = None
 
     def __init__(self, stops: Sequence[str]):
         self._children: list[dict[str, int]] = [{}]

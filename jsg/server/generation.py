@@ -283,7 +283,8 @@ class Generator:
         for patterns in wanted:
             if patterns is not None and patterns not in makers:
                 self.admission.check(tenant, num_answers, is_let_in=call.is_let_in)
-                makers[patterns] = finders(await self._client.grammars.patterns(patterns, tenant))
+                tables = await self._client.grammars.patterns(patterns, tenant)
+                makers[patterns] = finders(patterns.patterns, tables)
         return [makers[patterns] for patterns in wanted]
 
 

@@ -73,6 +73,22 @@ def test_a_pattern_may_be_bound_to_the_beginning_of_the_answer() -> None:
     assert finder.held_len == 0
 
 
+def test_the_end_of_the_text_so_far_is_where_every_match_ends() -> None:
+    finder = finder_of(r"[.!]\s*$", "^ab$")
+    assert [finder.advance(char) for char in "ab!"] == [0, 2, 1]
+
+
+def test_it_names_the_first_pattern_that_the_match_has() -> None:
+    finder = finder_of("c+", "b|bb", "^(?:a|b)+", "b+")
+    found = {}
+    for char in "cbb":
+        finder.advance(char)
+        found[char] = finder.pattern
+    assert found == {"c": "c+", "b": "b|bb"}
+    finder = finder_of("c+", "^(?:a|b)+", "b+")
+    assert finder.advance("a") == 1 and finder.pattern == "^(?:a|b)+"
+
+
 def test_finders_of_the_same_patterns_do_not_meet() -> None:
     make = stop_patterns(SamplingParams(stop_regex="aab"))
     assert make is not None
@@ -88,7 +104,8 @@ def test_finders_of_the_same_patterns_do_not_meet() -> None:
         ("a*", "empty text"),
         ("a|", "empty text"),
         ("^", "empty text"),
-        ("a$", r"the end of an answer \(\$\)"),
+        ("a*$", "empty text"),
+        ("a$b", "no text at all"),
         ("a(b", "not closed"),
         (r"(a)\1", "back-references"),
         (r"\bend", "word boundaries"),

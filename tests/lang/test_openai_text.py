@@ -118,7 +118,7 @@ def test_stop_regex_is_honoured_by_every_api(wire):
             await tell(session, "Name:")
             written = await write(session, stop_regex=("l[a-z]+e",), stop=("Q",), return_logprob=True)
             assert written.text == " Ada Love"
-            assert written.meta["finish_reason"] == {"type": "stop", "matched": "lace"}
+            assert written.meta["finish_reason"] == {"type": "stop", "matched": "l[a-z]+e"}
             assert [entry[2] for entry in written.meta["output_token_logprobs"]] == [" ", "Ada", " Love"]
             assert (await write(session, stop_regex=("[0-9]{2}",), n=2)).others == ("lace\nBorn: ",)
             with pytest.raises(RequestError, match="stop pattern"):

@@ -411,6 +411,7 @@ class TestSglangBench:
             "text": "abc",
             "sampling_params": {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True},
             "stream": True,
+            "stream_options": {"include_usage": True},
             "lora_path": None,
             "return_logprob": False,
             "logprob_start_len": -1,

@@ -31,7 +31,7 @@ class TestChat:
         assert body["model"] == "fake"
         assert body["id"].startswith("chatcmpl-")
         assert isinstance(body["created"], int)
-        message = {"role": "assistant", "content": HI_ANSWER, "refusal": None}
+        message = {"role": "assistant", "content": HI_ANSWER, "refusal": None, "reasoning_content": None}
         assert body["choices"] == [{"index": 0, "message": message, "logprobs": None} | ENDED]
         counts = {"prompt_tokens": HI_TOKENS, "completion_tokens": HI_TOKENS, "total_tokens": 2 * HI_TOKENS}
         assert counts.items() <= body["usage"].items()
@@ -86,7 +86,7 @@ class TestChat:
         assert last["choices"] == []
         assert last["usage"]["total_tokens"] == 2 * HI_TOKENS
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-        assert deltas[0] == {"role": "assistant", "content": "", "refusal": None}
+        assert deltas[0] == {"role": "assistant", "content": "", "refusal": None, "reasoning_content": None}
         assert "".join(delta.get("content", "") for delta in deltas) == HI_ANSWER
         reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
         assert reasons == [None] * (len(chunks) - 1) + ["length"]
@@ -207,6 +207,9 @@ class TestChat:
         assert error_of(response)["code"] == "model_not_found"
         assert error_of(response)["param"] == "model"
         assert "must be 'fake'" in error_of(response)["message"]
+
+    def test_the_default_model_of_sglangs_clients_is_the_one_that_is_here(self, http):
+        assert chat(http, model="default", max_tokens=1).json()["model"] == "fake"
 
     def test_too_long_has_its_code(self, http):
         for body in ({"max_tokens": 5000}, {"messages": [{"role": "user", "content": "x" * 2000}]}):

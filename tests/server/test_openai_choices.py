@@ -17,7 +17,7 @@ from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.caller import ApiCall, Caller
 from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.media_sources import MediaSources
-from jsg.server.openai.chat import ChatBody, ChatChoice, _prompt
+from jsg.server.openai.chat import NO_REASONING, ChatBody, ChatChoice, _prompt
 from jsg.server.openai.common import Choice, TokenNames
 from jsg.server.openai.completions import TextChoice
 from jsg.server.text_threads import TextThreads
@@ -145,7 +145,7 @@ class TestMessages:
     def test_pieces_add_up_to_the_whole(self, tokenizer, ids, size):
         names = TokenNames(tokenizer, as_ids=False)
         whole, pieces = play(tokenizer, lambda answer: ChatChoice(0, answer, names), [1], ids, size)
-        assert pieces[0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
+        assert pieces[0]["delta"] == {"role": "assistant", "content": "", "refusal": None} | NO_REASONING
         assert "".join(piece["delta"].get("content", "") for piece in pieces) == whole["message"]["content"]
         content = [entry for piece in pieces for entry in (piece["logprobs"] or {"content": []})["content"]]
         assert content == whole["logprobs"]["content"]

@@ -40,6 +40,10 @@ BEYOND_OPENAI = {  # of chat completions: what the package takes in `extra_body`
 }
 
 
+OF_SGLANG = {"matched_stop", "reasoning_content", "reasoning_tokens"}
+"""Fields of answers that OpenAI lacks, and that SGLang always sends."""
+
+
 @pytest.fixture
 def client(server: RunningServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.http.base_url}/v1", api_key="none", max_retries=0) as made:
@@ -82,7 +86,7 @@ class TestChat:
     def test_an_answer_is_what_the_package_expects(self, client):
         raw = client.chat.completions.with_raw_response.create(model="fake", messages=HI, max_completion_tokens=4)
         answer = ChatCompletion.model_validate_json(raw.text)
-        assert extras(answer) == {"matched_stop"}
+        assert extras(answer) == OF_SGLANG
         assert answer == raw.parse()
         assert answer.choices[0].message.content == "use"
         assert answer.choices[0].message.refusal is None
@@ -161,11 +165,12 @@ class TestChat:
             lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
         assert lines.pop() == "[DONE]"
         chunks = [ChatCompletionChunk.model_validate_json(line) for line in lines]
-        assert extras(chunks) == {"matched_stop"}
+        assert extras(chunks) == OF_SGLANG
         assert chunks[0].choices[0].delta.model_dump(exclude_unset=True) == {
             "role": "assistant",
             "content": "",
             "refusal": None,
+            "reasoning_content": None,
         }
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == "use"
         assert chunks[-1].usage is not None
@@ -213,7 +218,7 @@ class TestCompletions:
     def test_an_answer_is_what_the_package_expects(self, client):
         raw = client.completions.with_raw_response.create(model="fake", prompt="abc", max_tokens=4, logprobs=2)
         answer = Completion.model_validate_json(raw.text)
-        assert extras(answer) == {"matched_stop"}
+        assert extras(answer) == OF_SGLANG - {"reasoning_content"}
         assert answer == raw.parse()
         assert answer.choices[0].text == "abca"
         assert answer.choices[0].logprobs is not None

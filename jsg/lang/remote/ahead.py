@@ -67,7 +67,7 @@ class GenCut:
 
     Attributes:
         finish: "stop" or "length" once the gen has ended.
-        matched: The stop text that ended it.
+        matched: The stop text or stop pattern that ended it.
         num_tokens: The tokens of its units; None where a unit does not say them.
         num_bytes: The bytes of its text, at least as many as its tokens.
     """
@@ -98,7 +98,7 @@ class GenCut:
             self._text.append(char)
             self.num_bytes += len(char.encode("utf-8", "surrogatepass"))
             if found := self._finder.advance(char):
-                self.finish, self.matched = "stop", "".join(self._text[-found:])
+                self.finish, self.matched = "stop", self._finder.pattern or "".join(self._text[-found:])
                 del self._text[-found:]
                 return self._show(len(self._text))
         if self.num_tokens is not None and self.num_tokens == self._max_tokens:

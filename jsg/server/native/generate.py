@@ -89,7 +89,10 @@ class GenerateBody(Body):
 
     HARMLESS: ClassVar[Mapping[str, str]] = harmless("custom_labels", "kv_router_hint", "routing_key")
 
-    ACCEPTED: ClassVar[Mapping[str, str]] = {"log_metrics": "only true is taken, because every request is counted"}
+    ACCEPTED: ClassVar[Mapping[str, str]] = {
+        "log_metrics": "only true is taken, because every request is counted",
+        "stream_options": "only `include_usage` is taken, because `meta_info` always has the numbers of tokens",
+    }
 
     model: str | None = Field(None, description=MODEL)
     text: str | Checked[str] | None = Field(
@@ -149,6 +152,9 @@ class GenerateBody(Body):
         None, description="`meta_info.cache` says where the cached prefix ended, and why."
     )
     log_metrics: Annotated[Any, Only((True,), "every request is counted")] = None
+    stream_options: Annotated[
+        Any, Only(({"include_usage": True}, {"include_usage": False}), "meta_info always has the numbers of tokens")
+    ] = None
 
     @model_validator(mode="before")
     @classmethod

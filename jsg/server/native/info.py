@@ -56,11 +56,14 @@ async def chat_template(front: ReadyFront) -> Response:
 async def server_info(front: ReadyFront) -> Response:
     """Shows the options, the model and the engine's counters, but no key, no address and no path of this machine.
 
-    With several engines `internal_states` has one entry for each, with its number and its state.
+    An option that was left out shows what the engine chose, because clients of SGLang compute with `page_size`. With
+    several engines `internal_states` has one entry for each, with its number and its state.
     """
     knobs: dict[str, Any] = dataclasses.asdict(front.server_config) | dataclasses.asdict(front.engine_config)
-    shown = {name: value for name, value in knobs.items() if name not in HIDDEN_KNOBS} | _names(front)
-    state = {"version": jsg.__version__, "model_info": _model_info(front)}
+    info = _model_info(front)
+    chosen = {name: info[name] for name, value in knobs.items() if value is None and name in info}
+    shown = {name: value for name, value in (knobs | chosen).items() if name not in HIDDEN_KNOBS} | _names(front)
+    state = {"version": jsg.__version__, "model_info": info}
     return json_response(shown | state | {"internal_states": await _internal_states(front)})
 
 

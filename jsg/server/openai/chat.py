@@ -33,6 +33,8 @@ from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
 
 _NO_AUDIO = "models of this version write text only; leave it out"
 _THOUGHTS = "this version does not separate thoughts from the answer, so they stay in its text"
+NO_REASONING: Mapping[str, None] = {"reasoning_content": None}
+"""What every message says of thoughts: clients of SGLang read this field without looking whether it is there."""
 _OWN_TEMPLATE = "a template is code, and the server never runs code of clients; send text to /v1/completions"
 
 router = new_router()
@@ -221,7 +223,7 @@ class ChatChoice:
     def whole(self) -> dict[str, Any]:
         """The finished answer."""
         found = self._reader.whole()
-        message = {"role": "assistant", "content": found.content, "refusal": None}
+        message = {"role": "assistant", "content": found.content, "refusal": None, **NO_REASONING}
         if found.calls and self._is_old:
             message["function_call"] = shown_call(found.calls[0])["function"]
         elif found.calls:
@@ -265,7 +267,7 @@ class ChatChoice:
 
     def _piece(self, change: dict[str, Any], scored: Sequence[TokenLogprob] = ()) -> dict[str, Any]:
         logprobs = self._logprobs(scored) if scored else None
-        return {"index": self._index, "delta": change, "logprobs": logprobs, "finish_reason": None}
+        return {"index": self._index, "delta": {**change, **NO_REASONING}, "logprobs": logprobs, "finish_reason": None}
 
     def _logprobs(self, scored: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not self.answer.request.return_logprob:

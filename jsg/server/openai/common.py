@@ -101,6 +101,7 @@ def usage(answers: Sequence[Answer], n: int) -> dict[str, Any]:
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        "reasoning_tokens": 0,
         "prompt_tokens_details": {
             "cached_tokens": sum(answer.cached_tokens for answer in answers[::n]),
             "audio_tokens": 0,

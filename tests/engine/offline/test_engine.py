@@ -77,7 +77,7 @@ def test_a_stop_pattern_ends_the_request_in_the_engine(engine: jsg.Engine):
     pattern = "".join(f"[{char}]" if char.isalnum() else re.escape(char) for char in text[5:7])
     result = engine.generate("Hello", GREEDY | {"max_new_tokens": 2000, "stop_regex": pattern})
     assert result["text"] == text[:end]
-    assert result["meta_info"]["finish_reason"] == {"type": "stop", "matched": text[5:7]}
+    assert result["meta_info"]["finish_reason"] == {"type": "stop", "matched": pattern}
     assert engine.get_server_info()["num_running"] == 0
     with pytest.raises(RequestError, match=r"the stop pattern 'a\*' is refused"):
         engine.generate("Hello", {"stop_regex": "a*"})
