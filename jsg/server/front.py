@@ -19,6 +19,8 @@ from jsg.server.media_sources import MediaSources
 from jsg.server.text_threads import TextThreads
 from jsg.server.tool_use import Speech, dialect_of
 
+ANY_MODEL = "default"  # what SGLang's clients write when they leave the choice to the server
+
 
 @final
 class Front:
@@ -63,7 +65,7 @@ class Front:
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFoundError when a client asks for another model."""
-        if name is not None and name != self.model_name:
+        if name and name not in (ANY_MODEL, self.model_name):
             raise ModelNotFoundError(f"model must be {self.model_name!r}, which is served here, but got {name[:100]!r}")
 
 

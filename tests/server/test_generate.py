@@ -474,7 +474,7 @@ def test_logprobs_end_with_the_token_that_completed_a_stop_string(http):
         ({"text": "a", "log_metrics": False}, "log_metrics must be True"),
         ({"text": ["a", "b"], "top_logprobs_num": [1]}, "top_logprobs_num must have one item for each"),
         ({"text": "a", "sampling_params": {"temprature": 1}}, "'temprature'"),
-        ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature must be 0 or in ["),
+        ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature must be in [0, 100]"),
         ({"text": "a", "sampling_params": [{}, {}]}, "sampling_params must have one item for each"),
         ({"text": ["a", "b"], "rid": ["x"]}, "rid must have one item for each"),
         ({"text": ["a", "b"], "rid": ["x", "x"]}, "unique"),
