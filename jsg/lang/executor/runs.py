@@ -41,8 +41,8 @@ class LocalState(GraphState):
     """A run in this process."""
 
     def __init__(self, execution: Execution) -> None:
-        history = execution.stream.history
-        super().__init__(execution.outputs, execution.returned, execution.stream.log, execution.ended, history)
+        log, history = execution.stream.log, execution.stream.history
+        super().__init__(execution.outputs, execution.returned, log, execution.ended, history, execution.graph)
         self._execution = execution
 
     def cancel(self) -> None:
@@ -71,7 +71,7 @@ class RemoteState(GraphState):
 
     def __init__(self, graph: Graph, loop: Loop) -> None:
         variables = {name: Variable() for name, _ in graph.block.outputs}
-        super().__init__(variables, Variable(), Variable(), Variable(), History())
+        super().__init__(variables, Variable(), Variable(), Variable(), History(), graph)
         self._kept = dict(graph.block.outputs)
         self._returns = graph.returns
         self._loop = loop
