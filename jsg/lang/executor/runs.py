@@ -31,7 +31,7 @@ class GraphBackend(Protocol):
         """Sends a graph, which the server runs. Closing the iterator early cancels the program.
 
         Yields:
-            With `stream` {"variable": name, "delta": text}; at the end {"result": what `ProgramRun.result` gives}.
+            With `stream` {"variable": name, "delta": text} and {"text": text}; at the end {"result": what `ProgramRun.result` gives}.
         """
         ...
 
@@ -119,6 +119,8 @@ class RemoteState(GraphState):
             variable.add(event["delta"])
         elif variable is not None and variable.num_pieces and not event.get("failed"):
             variable.finish("".join(variable.pieces()))  # its report comes with the result
+        elif "text" in event:
+            self.log.add(event["text"])
         if (result := event.get("result")) is not None:
             self._finish(result)
 
@@ -148,7 +150,8 @@ class RemoteState(GraphState):
         else:
             self._answers["text"].finish(result["text"])
             self._answers["turns"].finish(result["messages"])
-            self.log.add(result["text"])
+            if not self.log.num_pieces:
+                self.log.add(result["text"])
             self.log.finish(None)
         if failed["return_value"] is not None:
             self._error = self._error or errors[failed["return_value"]]
