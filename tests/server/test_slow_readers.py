@@ -29,7 +29,7 @@ class ScriptedClient:
         vocab_size = 512
 
     async def generate(
-        self, request: Request, owner: str = "", *, is_streamed: bool = True
+        self, request: Request, owner: str = "", *, is_streamed: bool = True, grammar_turns: object = None
     ) -> AsyncGenerator[RequestOutput]:
         for index in range(NUM_TOKENS):
             await asyncio.sleep(0)

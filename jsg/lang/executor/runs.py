@@ -31,7 +31,8 @@ class GraphBackend(Protocol):
         """Sends a graph, which the server runs. Closing the iterator early cancels the program.
 
         Yields:
-            With `stream` {"variable": name, "delta": text} and {"text": text}; at the end {"result": what `ProgramRun.result` gives}.
+            With `stream` {"variable": name, "delta": text} and {"text": text}; at the end {"result": what
+            `ProgramRun.result` gives}.
         """
         ...
 
