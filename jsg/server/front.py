@@ -1,5 +1,6 @@
 """What the endpoints share: the `FrontDoor` from the start on and, once the engine is ready, the `Front`."""
 
+import asyncio
 import functools
 import time
 from pathlib import Path
@@ -31,6 +32,7 @@ class Front:
         created: When it was ready, in seconds since the epoch.
         speech: How the model reads about tools and writes calls.
         media: Reads pictures and videos, or refuses them where the model cannot see.
+        writing: Is held while a piece of a long answer is written, so that the loop writes one piece in each turn.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Front:
         self.engine_config = engine
         self.server_config = server
         self.media = media or MediaSources(None, threads)
+        self.writing = asyncio.Lock()
         self.created = int(time.time())
         self.speech = Speech(
             template=chat.template,
