@@ -16,6 +16,11 @@ def is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def whole(value: object) -> object:
+    """A whole number that was written with a point, such as 16.0, as an integer; any other value as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+
 def is_number(value: object) -> bool:
     """Whether the value is a finite number. A boolean is none."""
     try:

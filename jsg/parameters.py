@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, get_args
 
-from jsg.checks import are_token_ids, is_int, is_number, require, token_id
+from jsg.checks import are_token_ids, is_int, is_number, require, token_id, whole
 
 MAX_STOP_STRINGS = 32
 MAX_STOP_CHARS = 1024
@@ -46,24 +46,25 @@ class Integer:
 
     def read(self, name: str, value: Any) -> int:
         """The value as `SamplingParams` keeps it. Raises RequestError for a wrong value."""
+        value = whole(value)
         require(is_int(value) and (self.low <= value <= self.high or value == self.also), name, self.rule, value)
         return value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Number:
-    """A number, which may have a fraction. Its range is that of `Integer`."""
+    """A number, which may have a fraction, in the range of `Integer`. One between 0 and `zero_below` is taken as 0."""
 
     type: ClassVar[Any] = float
     low: float
     high: float
     rule: str
-    also: float | None = None
+    zero_below: float = 0
 
     def read(self, name: str, value: Any) -> float:
         """As `Integer.read`."""
-        require(is_number(value) and (self.low <= value <= self.high or value == self.also), name, self.rule, value)
-        return value
+        require(is_number(value) and self.low <= value <= self.high, name, self.rule, value)
+        return 0.0 if 0 < value < self.zero_below else value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -258,10 +259,10 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         "temperature",
-        Number(1e-5, 100, "0 or in [1e-5, 100]", also=0),
+        Number(0, 100, "in [0, 100]", zero_below=1e-5),
         1.0,
         _EVERYWHERE,
-        "With 0 the most likely token is chosen. Other values are in [1e-5, 100]. The default is 1.",
+        "With 0, and below 1e-5, the most likely token is chosen. The value is in [0, 100]. The default is 1.",
         has_neutral=False,
         is_stateless=True,
     ),

@@ -30,6 +30,9 @@ AdditionalProperties = Literal["closed", "open"]
 GRAMMAR_FIELDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 GRAMMAR_OPTIONS = {"whitespace": "fixed", "property_order": "declared", "additional_properties": "closed"}
 """The options of a grammar that has JSON in it, with their defaults."""
+ANY_OBJECT = {"type": "object"}
+"""The schema of any JSON object. SGLang's clients write `SGLANG_ANY_JSON` in its place."""
+SGLANG_ANY_JSON = "$$ANY$$"
 _WITH_OPTIONS: tuple[GrammarKind, ...] = ("json_schema", "structural_tag")
 
 
@@ -109,7 +112,7 @@ class SamplingParams:
         stop_token_ids: Token ids that end the output.
         stop_regex: One or several regular expressions in Python's dialect. The output ends before the match that is
             complete first; if several matches are complete then, before the longest. It is cut off like a stop string.
-        temperature: 0 is greedy; otherwise in [1e-5, 100].
+        temperature: In [0, 100]; 0 is greedy, and so is a value below 1e-5.
         top_p: Keep the smallest set of most likely tokens with at least this mass, in [1e-6, 1].
         top_k: Keep this many most likely tokens (ties stay in); -1 keeps all.
         min_p: Keep tokens at least this fraction as likely as the most likely one, in [0, 1].
@@ -217,6 +220,8 @@ def _with_grammar(fields: dict[str, Any]) -> dict[str, Any]:
             raise RequestError(f"{name} needs a json_schema, but got none; leave it out", param=name)
         return rest
     kind, value = given[0], fields[given[0]]
+    if kind == "json_schema" and value == SGLANG_ANY_JSON:
+        value = json.dumps(ANY_OBJECT)
     is_json = kind in ("json_schema", "choices", "structural_tag") and not isinstance(value, str)
     try:
         text = json.dumps(value, ensure_ascii=False) if is_json else value

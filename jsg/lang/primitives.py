@@ -81,7 +81,7 @@ def gen(
             may be given.
 
     Raises:
-        RequestError: An argument has the wrong type, or cannot be given with another one.
+        RequestError: An argument is wrong, or cannot be given with another one.
     """
     arguments = dict(locals())  # a copy, because `locals` may change while it is read
     given = {key: value for key, value in arguments.items() if value is not None and key in GEN}
@@ -281,18 +281,18 @@ def separate_reasoning(expr: "Expr | str", model_type: str) -> Expr:
 
 
 def sampling_args(**given: Any) -> SamplingArgs:
-    """Checks the types of arguments of a gen; None counts as not given. The backend checks their ranges.
+    """Checks arguments of a gen; None counts as not given. The backend checks the ranges of all but whole numbers.
 
     Raises:
-        RequestError: An argument has the wrong type, or two exclude each other.
+        RequestError: An argument is wrong, or two exclude each other.
     """
-    args = {key: _checked(key, GEN[key].kind, value) for key, value in given.items() if value is not None}
+    args = {key: checked(key, GEN[key].kind, value) for key, value in given.items() if value is not None}
     check_forms(args)
     return SamplingArgs(**args)
 
 
-def _checked(key: str, kind: Kind, value: Any) -> Any:
-    """Gives the value as `SamplingArgs` keeps it. Raises RequestError for a value of another kind."""
+def checked(key: str, kind: Kind, value: Any) -> Any:
+    """Gives the value as `SamplingArgs` keeps it. Raises RequestError, which names it as `key`, for a wrong value."""
     match kind:
         case Integer():
             read, rule = _whole(value), "a whole number"
@@ -317,7 +317,7 @@ def _checked(key: str, kind: Kind, value: Any) -> Any:
             read = text if isinstance(text, str) else None
     if read is None:
         raise RequestError(f"{key} must be {rule}, but got {value!r}", param=key)
-    return read
+    return kind.read(key, read) if isinstance(kind, Integer) else read
 
 
 def _turn(role: Role, expr: "Expr | str | None") -> ExprList:

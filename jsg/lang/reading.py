@@ -131,9 +131,14 @@ class RunState(Readable):
             UnknownVariableError: No call set it.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        variable = self._find(name, timeout)
-        for awaited in (variable, self._reported(variable)):
-            self._wait(awaited, None if deadline is None else max(0.0, deadline - time.monotonic()))
+        try:
+            variable = self._find(name, timeout)
+            for awaited in (variable, self._reported(variable)):
+                self._wait(awaited, None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            if deadline is None or time.monotonic() < deadline:
+                raise  # it is the error of the program
+            raise TimeoutError(f"the report about {name!r} was not known within {timeout} s") from None
         return _meta(name, variable)
 
     def keys(self) -> list[str]:

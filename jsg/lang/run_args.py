@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from jsg.lang.ir import SamplingArgs
-from jsg.lang.primitives import sampling_args
+from jsg.lang.ir import GEN, SamplingArgs
+from jsg.lang.primitives import checked, sampling_args
 from jsg.parameters import named
 
 
@@ -57,6 +57,7 @@ def take_run_args(kwargs: Mapping[str, Any], own: frozenset[str] = frozenset()) 
         own: The names of the program's parameters, which are never for the gens.
     """
     names = _RUN_ARGS.keys() - own
-    given = {_RUN_ARGS[name]: value for name, value in kwargs.items() if name in names}
+    asked = {name: value for name, value in kwargs.items() if name in names and value is not None}
+    given = {_RUN_ARGS[name]: checked(name, GEN[_RUN_ARGS[name]].kind, value) for name, value in asked.items()}
     rest = {name: value for name, value in kwargs.items() if name not in names}
     return (sampling_args(**given).asked() if given else SamplingArgs()), rest

@@ -1,5 +1,6 @@
 """What the endpoints share: the `FrontDoor` from the start on and, once the engine is ready, the `Front`."""
 
+import asyncio
 import functools
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ from jsg.server.media_sources import MediaSources
 from jsg.server.text_threads import TextThreads
 from jsg.server.tool_use import Speech, dialect_of
 
-ANY_MODEL = "default"  # the model of every request of SGLang's clients that names none
+ANY_MODEL = "default"  # what SGLang's clients write when they leave the choice to the server
 
 
 @final
@@ -31,6 +32,7 @@ class Front:
         created: When it was ready, in seconds since the epoch.
         speech: How the model reads about tools and writes calls.
         media: Reads pictures and videos, or refuses them where the model cannot see.
+        writing: Is held while a piece of a long answer is written, so that the loop writes one piece in each turn.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Front:
         self.engine_config = engine
         self.server_config = server
         self.media = media or MediaSources(None, threads)
+        self.writing = asyncio.Lock()
         self.created = int(time.time())
         self.speech = Speech(
             template=chat.template,
@@ -65,7 +68,7 @@ class Front:
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFoundError when a client asks for another model."""
-        if name not in (None, ANY_MODEL, self.model_name):
+        if name and name not in (ANY_MODEL, self.model_name):
             raise ModelNotFoundError(f"model must be {self.model_name!r}, which is served here, but got {name[:100]!r}")
 
 

@@ -14,6 +14,7 @@ from jsg.constrained.special_tokens import check_names
 from jsg.constrained.stop_patterns import finders, pattern_set
 from jsg.constrained.text_patterns import PatternSet
 from jsg.engine.child.protocol import ModelInfo
+from jsg.engine.front.grammar_queue import AT_ONCE
 from jsg.engine.front.served import ServedEngine
 from jsg.errors import RequestError, check_length
 from jsg.processing.answer import Answer, AnswerDelta, Prompt
@@ -60,6 +61,9 @@ class Generation:
         self._observers = observers
         self._begun = Begun(call.route, call.user, prompts, answers, self.started_at)
         self._is_held = False
+        # However many grammars the request brings, few of them stand in the line of its key at a time: else they would
+        # wait too long for each other, and the grammars of other requests would wait for all of them.
+        self._grammar_turns = asyncio.Semaphore(AT_ONCE)
 
     async def run(self, *, is_read: bool = True) -> AsyncGenerator[tuple[int, AnswerDelta]]:
         """Generates all answers side by side; yields (index of an answer, all that is new of it). May be called once.
@@ -123,7 +127,8 @@ class Generation:
     async def _deltas(self, answer: Answer, leave: Callable[[], None], *, is_read: bool) -> AsyncGenerator[AnswerDelta]:
         limits, has_token = self._admission, False
         is_streamed = is_read or not answer.ends_in_engine
-        outputs = self._client.generate(answer.request, self.call.caller.tenant, is_streamed=is_streamed)
+        tenant, turns = self.call.caller.tenant, self._grammar_turns
+        outputs = self._client.generate(answer.request, tenant, is_streamed=is_streamed, grammar_turns=turns)
         try:
             # `_merge` only puts these deltas aside, so the timer interrupts a wait for the engine and nothing else.
             async with (

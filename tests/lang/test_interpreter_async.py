@@ -348,7 +348,7 @@ def test_get_meta_info_has_a_time_out():
         s += sgl.gen("x")
 
     state = program.run(backend=backend)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"about 'x' was not known within 0\.01 s$"):
         state.get_meta_info("x", timeout=0.01)
     for gate in gates:
         gate.open()

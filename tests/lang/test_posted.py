@@ -39,7 +39,7 @@ def test_a_posted_graph_gives_events_and_a_result():
     assert [event for event in events if event.is_done] == [
         event for event in events if event == VariableEvent(event.name, is_done=True)
     ]
-    assert {event.name for event in events if event.is_done} == {"a", "b", "broken"}
+    assert {event.name for event in events if event.is_done} == {"a", "b", "broken", None}
     assert result["text"] == f"why <image {len(PNG)}>{result['variables']['a']}"
     assert result["errors"] == []
     assert result["failed"] == {"variables": {}, "text": None, "return_value": None}

@@ -301,6 +301,22 @@ def test_an_argument_under_its_other_name_is_an_error_that_names_the_right_one()
             run("q", regex="a", backend=ScriptedBackend())
 
 
+def test_a_number_out_of_range_is_named_as_it_was_written():
+    @sgl.function
+    def program(s):
+        s += sgl.gen("x")
+
+    for name, write in (
+        ("max_tokens", lambda value: sgl.gen("x", max_tokens=value)),
+        ("seed", lambda value: sgl.select("x", ["a"], seed=value)),
+        ("max_new_tokens", lambda value: program.run(max_new_tokens=value, backend=ScriptedBackend())),
+    ):
+        for wrong in (-(2**63) - 1, "many"):
+            with pytest.raises(RequestError, match=f"^{name} must be ") as caught:
+                write(wrong)
+            assert caught.value.param == name
+
+
 def test_a_model_of_pydantic_is_no_schema_but_has_one():
     class Person:
         @classmethod

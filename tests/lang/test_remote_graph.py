@@ -39,7 +39,7 @@ class GraphServer(ScriptedBackend):
                     async for event in run.events():
                         failed = {"failed": True} if event.has_failed else {}
                         news = {"done": True, **failed} if event.is_done else {"delta": event.delta}
-                        yield {"variable": event.name, **news}
+                        yield {"text": event.delta} if event.name is None else {"variable": event.name, **news}
                 yield {"result": json.loads(json.dumps(await run.result()))}
         finally:
             self.num_ended += 1
@@ -108,7 +108,16 @@ def test_variables_come_as_they_grow():
 
     state = program.compile().run("why", PNG, backend=GraphServer(slow), stream=True)
     assert list(state.text_iter("a")) == ["one ", "two"]
-    gate.open()
+
+    async def read() -> str:
+        text, pieces = "", state.text_async_iter()
+        async with asyncio.timeout(10):
+            while not text.endswith("one two"):  # before the program has ended
+                text += await anext(pieces)
+        gate.open()
+        return text + "".join([piece async for piece in pieces])
+
+    assert asyncio.run(read()) == state.text()
     assert state["a"] == "one two"
     assert state.get_meta_info("a")["completion_tokens"] == 2
     assert state["b"] == [["one two"] * 2] * 2

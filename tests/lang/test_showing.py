@@ -1,6 +1,7 @@
 """A state shows itself: `repr`, HTML, `keys`, `usage`, `timeline`."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -153,3 +154,23 @@ def test_a_program_shows_its_name_and_its_parameters():
     def capital(s, country="France"): ...
 
     assert repr(sgl.function(capital)).endswith("<locals>.capital(s, country='France')>")
+
+
+@pytest.mark.parametrize("where", ["here", "server"])
+def test_the_variables_of_a_run_are_read_before_its_way_is_known(where):
+    gate = Gate()
+
+    async def late(prompt, gen):
+        await gate.passed()
+        return gen.name.upper()
+
+    @sgl.function
+    def branching(s):
+        s += "p" + sgl.gen("a")
+        sgl.cond(s, sgl.equals(s["a"], "A"), lambda s: s.set_var("b", "B"), lambda s: s.set_var("c", "C"))
+
+    state = branching.compile().run(backend=GraphServer(late), where=where)
+    opening = threading.Timer(0.02, gate.open)
+    opening.start()
+    assert dict(state) == {"a": "A", "b": "B"}
+    opening.join()

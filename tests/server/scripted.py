@@ -94,6 +94,7 @@ class ScriptedClient:
         self.failure: JsgError | None = None
         self.score: Callable[[Sequence[int], int], float] = lambda _ids, _index: -0.5
         self.requests: list[Request] = []
+        self.grammar_turns: list[object] = []
         self.streamed: list[bool] = []  # of each of them, whether its outputs are wanted as they come
         self.held: list[Request] = []
         self.break_holds = asyncio.Event()
@@ -101,9 +102,10 @@ class ScriptedClient:
         self._tokenizer = tokenizer
 
     async def generate(
-        self, request: Request, _owner: str = "", *, is_streamed: bool = True
+        self, request: Request, _owner: str = "", *, is_streamed: bool = True, grammar_turns: object = None
     ) -> AsyncGenerator[RequestOutput]:
         self.requests.append(request)
+        self.grammar_turns.append(grammar_turns)
         self.streamed.append(is_streamed)
         if self.failure is not None:
             raise self.failure

@@ -475,7 +475,7 @@ def test_logprobs_end_with_the_token_that_completed_a_stop_string(http):
         ({"text": "a", "stream_options": {"continuous_usage_stats": False}}, "meta_info always has the numbers"),
         ({"text": ["a", "b"], "top_logprobs_num": [1]}, "top_logprobs_num must have one item for each"),
         ({"text": "a", "sampling_params": {"temprature": 1}}, "'temprature'"),
-        ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature must be 0 or in ["),
+        ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature must be in [0, 100]"),
         ({"text": "a", "sampling_params": [{}, {}]}, "sampling_params must have one item for each"),
         ({"text": ["a", "b"], "rid": ["x"]}, "rid must have one item for each"),
         ({"text": ["a", "b"], "rid": ["x", "x"]}, "unique"),

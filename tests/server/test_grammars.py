@@ -328,6 +328,13 @@ class TestGenerate:
         assert response.status_code == 200, response.text
         assert scripted.sampling.grammar == grammar
 
+    def test_those_of_one_request_take_turns(self, scripted):
+        for _ in range(2):
+            params = [{"regex": text} for text in "abc"]
+            assert scripted.http.post("/generate", json={"text": ["x"] * 3, "sampling_params": params}).is_success
+        turns = scripted.engine.grammar_turns[-6:]
+        assert turns[0] is turns[1] is turns[2] is not turns[3] is turns[4] is turns[5]
+
     def test_each_prompt_has_its_own(self, scripted):
         sampling = [{"regex": "a"}, {}, {"choices": ["b"]}]
         scripted.http.post("/generate", json={"text": ["x", "y", "z"], "sampling_params": sampling})

@@ -34,7 +34,7 @@ def test_what_is_refused_is_named_with_what_to_do_instead(name):
     with pytest.raises(RequestError, match=rf"^{name} is not supported: \w") as refused:
         to_samplings({name: "x"}, [1], 10)
     assert refused.value.param == name
-    for nothing in (None, False, "", []):
+    for nothing in (None, False, "", [], {}):
         assert to_samplings({name: nothing}, [1], 10) == to_samplings({}, [1], 10)
     with pytest.raises(RequestError, match=f"^{name} is not supported"):
         to_samplings({name: 0}, [1], 10)

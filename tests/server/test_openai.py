@@ -163,7 +163,7 @@ class TestChat:
             ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options", "include_usage"),
             ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "surrogate pair"),
             ({"nonsense": 1}, "nonsense", "unknown field"),
-            ({"temperature": 200}, "temperature", "must be 0 or in ["),
+            ({"temperature": 200}, "temperature", "must be in [0, 100]"),
             ({"top_p": 0}, "top_p", "must be in ["),
             ({"n": 0}, "n", "at least 1"),
             ({"max_tokens": "5"}, "max_tokens", "an integer"),
@@ -189,6 +189,25 @@ class TestChat:
     def test_null_is_absent(self, http):
         fields = ["tools", "response_format", "stop", "seed", "temperature", "n", "stream", "logit_bias", "user"]
         assert chat(http, max_tokens=1, **dict.fromkeys(fields)).status_code == 200
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"model": ""},
+            {"model": "default"},
+            {"n": 1.0, "top_k": 5.0, "logprobs": True, "top_logprobs": 2.0},
+            {"n": 2, "best_of": 2},
+            {"stream_options": {}},
+            {"stream_options": {"include_usage": False}},
+            {"mm_processor_kwargs": {}, "media_io_kwargs": {}, "vllm_xargs": {}, "kv_transfer_params": {}},
+            {"json_schema": "$$ANY$$"},
+        ],
+        ids=str,
+    )
+    def test_habits_of_clients_are_taken(self, http, fields):
+        response = chat(http, **{"max_tokens": 1.0, **fields})
+        assert response.status_code == 200, response.text
+        assert response.json()["usage"]["completion_tokens"] == fields.get("n", 1)
 
     def test_top_k_of_zero_keeps_all(self, http):
         assert chat(http, max_tokens=1, top_k=0).status_code == 200
@@ -233,6 +252,7 @@ class TestChat:
             "prompt_cache_retention": "in_memory",
             "add_special_tokens": False,
             "spaces_between_special_tokens": False,
+            "best_of": 1,
             "use_beam_search": False,
             "length_penalty": 1,
             "return_hidden_states": False,

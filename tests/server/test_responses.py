@@ -478,7 +478,7 @@ class TestRefusals:
             ({"max_output_tokens": 10**18}, "max_output_tokens", "below"),
             ({"max_output_tokens": True}, "max_output_tokens", "integer"),
             ({"max_output_tokens": 5000}, "max_output_tokens", "lower max_output_tokens"),
-            ({"temperature": 200}, "temperature", "must be 0 or in ["),
+            ({"temperature": 200}, "temperature", "must be in [0, 100]"),
             ({"top_p": 0}, "top_p", "must be in ["),
             ({"seed": 2**64}, "seed", "below"),
             ({"max_tokens": 5}, "max_tokens", "unknown field"),

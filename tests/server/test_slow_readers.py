@@ -1,7 +1,8 @@
 """A client that reads slowly or leaves costs the event loop no more than one that reads."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -9,11 +10,12 @@ from starlette.requests import Request as HttpRequest
 
 from jsg.engine.front.client import EngineClient
 from jsg.errors import ContextLengthError, JsgError, RequestError
-from jsg.processing.answer import AnswerDelta, Prompt
+from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.caller import ApiCall, Caller
 from jsg.server.generation import Generator
 from jsg.server.http.event_stream import Event, respond_with_events
+from jsg.server.native.generate import PIECE_SCORES, _LogprobsJson
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
 
 NUM_TOKENS = 50
@@ -29,7 +31,7 @@ class ScriptedClient:
         vocab_size = 512
 
     async def generate(
-        self, request: Request, owner: str = "", *, is_streamed: bool = True
+        self, request: Request, owner: str = "", *, is_streamed: bool = True, grammar_turns: object = None
     ) -> AsyncGenerator[RequestOutput]:
         for index in range(NUM_TOKENS):
             await asyncio.sleep(0)
@@ -87,6 +89,35 @@ def test_a_quick_reader_gets_every_token_by_itself(tokenizer):
         return [delta.text async for _, delta in generation.run()]
 
     assert asyncio.run(main()) == list(TEXT)
+
+
+class Scored:
+    """An answer with five log-probabilities, each of which is a piece; notes in which turn of the loop it was asked."""
+
+    request = SimpleNamespace(return_logprob=True, top_logprobs_num=PIECE_SCORES, token_ids_logprob=())
+    logprobs = range(5)
+
+    def __init__(self, asked: Callable[[], None]) -> None:
+        self._asked = asked
+
+    def shown_logprobs(self, _texts: object, start: int, stop: int) -> dict[str, list[int]]:
+        if start < stop:
+            self._asked()
+        return {"scores": list(self.logprobs[start:stop])}
+
+
+def test_of_all_readers_of_logprobs_one_gets_a_piece_in_a_turn_of_the_loop():
+    async def read() -> None:
+        turn, asked, writing = 0, [], asyncio.Lock()
+        answers = [cast(Answer, Scored(lambda: asked.append(turn))) for _ in range(4)]
+        working = asyncio.gather(*(_LogprobsJson(each, None, writing).shown(with_prompt=False) for each in answers))
+        while not working.done():
+            turn += 1
+            await asyncio.sleep(0)
+        assert [bytes(made["scores"]) for made in working.result()] == [b"[0,1,2,3,4]"] * 4
+        assert len(asked) == len(set(asked)) == 20
+
+    asyncio.run(read())
 
 
 def test_a_failure_reaches_a_slow_reader(tokenizer):

@@ -173,7 +173,12 @@ class EngineClient:
         return {}
 
     async def generate(
-        self, request: Request, owner: str = "", *, is_streamed: bool = True
+        self,
+        request: Request,
+        owner: str = "",
+        *,
+        is_streamed: bool = True,
+        grammar_turns: asyncio.Semaphore | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Yields the outputs of a request up to the one with `finish`. Closing it early aborts the request.
 
@@ -181,6 +186,7 @@ class EngineClient:
             request: The request.
             owner: Its owner.
             is_streamed: False where nobody reads its outputs as they come: see `Request`.
+            grammar_turns: Its grammar is not asked for before it has one of these.
 
         Raises:
             RequestError: The engine refused it, or its rid is that of a live request of this owner.
@@ -193,7 +199,7 @@ class EngineClient:
         try:
             grammar = request.sampling.grammar
             if isinstance(grammar, GrammarSpec):
-                await self._have_compiled(stream, grammar)
+                await self._have_compiled(stream, grammar, grammar_turns or asyncio.Semaphore())
             if self._streams.on_wire(stream.wire_name):  # else it was aborted while its grammar was compiled
                 self._send(stream, request, is_streamed=is_streamed)
             while True:
@@ -288,12 +294,12 @@ class EngineClient:
             request, rid=stream.wire_name, sampling=sampling, is_streamed=request.is_streamed and is_streamed
         )
 
-    async def _have_compiled(self, stream: Stream, grammar: GrammarSpec) -> None:
+    async def _have_compiled(self, stream: Stream, grammar: GrammarSpec, turns: asyncio.Semaphore) -> None:
         """Compiles and sends a grammar unless the engine has it or the stream ends. Its request must follow at once."""
         key = grammar.key
         if key in self._sent_grammars:
             return
-        compiling = asyncio.ensure_future(self._tables(grammar, stream.owner))
+        compiling = asyncio.ensure_future(self._tables(grammar, stream.owner, turns))
         compiling.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may end with the stream
         ended = asyncio.ensure_future(stream.ended.wait())
         try:
@@ -309,9 +315,10 @@ class EngineClient:
             outbox.add_grammar(GrammarTables(key, tables))
             outbox.forgotten_grammars += self._sent_grammars.put(key, len(tables))
 
-    async def _tables(self, grammar: GrammarSpec, owner: str) -> bytes:
+    async def _tables(self, grammar: GrammarSpec, owner: str, turns: asyncio.Semaphore) -> bytes:
         """The tables of a grammar, as soon as the engine takes requests that have grammars."""
-        tables = await self.grammars.tables(grammar, owner)
+        async with turns:
+            tables = await self.grammars.tables(grammar, owner)
         await self._takes_grammars.wait()
         return tables
 

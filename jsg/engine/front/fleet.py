@@ -137,7 +137,12 @@ class EngineFleet:
         return self._router.routed
 
     async def generate(
-        self, request: Request, owner: str = "", *, is_streamed: bool = True
+        self,
+        request: Request,
+        owner: str = "",
+        *,
+        is_streamed: bool = True,
+        grammar_turns: asyncio.Semaphore | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """As `EngineClient.generate`, with an engine that the router chooses."""
         live = self._open(owner, request.rid)
@@ -145,7 +150,8 @@ class EngineFleet:
         try:
             while True:
                 live.routed = routed = self._router.route(request, self._able())
-                outputs = self.engines[routed.engine].generate(request, owner, is_streamed=is_streamed)
+                engine = self.engines[routed.engine]
+                outputs = engine.generate(request, owner, is_streamed=is_streamed, grammar_turns=grammar_turns)
                 try:
                     async with contextlib.aclosing(outputs):
                         async for output in outputs:

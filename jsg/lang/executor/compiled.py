@@ -127,7 +127,7 @@ class CompiledFunction(Batchable[GraphState]):
 
         Args:
             *args: The arguments of the graph, in their order.
-            stream: A server sends variables as they grow. In this process they can be read as they grow without it.
+            stream: A server sends variables and the text as they grow. In this process they grow without it.
             backend: The backend; the default one where None.
             where: "server" sends the whole graph, "here" runs it in this process, call by call; "auto" sends it if the
                 backend takes graphs (`jsg.RuntimeEndpoint`).

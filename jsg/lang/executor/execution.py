@@ -25,6 +25,7 @@ class Execution:
     """One run of a graph.
 
     Attributes:
+        graph: The graph.
         stream: The program's own stream.
         outputs: The variables of the program; their text grows with that of their values.
         returned: What the program returns.
@@ -70,7 +71,7 @@ class Execution:
         self.returned = Variable()
         self.submitted = Variable()
         self.ended = Variable()
-        self._graph = graph
+        self.graph = graph
         self._loop = loop
         self._tasks = asyncio.TaskGroup()
         self._evaluator = Evaluator(arguments, self._tasks, max_text, patterns)
@@ -125,10 +126,10 @@ class Execution:
             if self._abort is not None:
                 raise asyncio.CancelledError
             async with self._tasks as tasks:
-                frame = new_frame(self._graph.block, None)
-                for name, value in self._graph.block.outputs:
+                frame = new_frame(self.graph.block, None)
+                for name, value in self.graph.block.outputs:
                     tasks.create_task(self._evaluator.follow(self.outputs[name], value, frame))
-                tasks.create_task(self._evaluator.fulfil(self.returned, self._graph.returns, frame))
+                tasks.create_task(self._evaluator.fulfil(self.returned, self.graph.returns, frame))
                 await self._driver.run_block(frame, None)
             self.submitted.finish(None)
             for stream in self.streams:

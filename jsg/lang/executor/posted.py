@@ -6,7 +6,7 @@
     async with execute(
         graph, backend, arguments, defaults=defaults, limits=limits, patterns=TextPatterns(tuple(patterns), tables)
     ) as run:
-        async for event in run.events():    # optional: the program's variables as they grow
+        async for event in run.events():    # optional: the program's variables and its text as they grow
             ...
         answer = await run.result()
 
@@ -46,16 +46,16 @@ _TURN = 1000  # items that are written before other tasks run
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VariableEvent:
-    """A change of a variable of the program.
+    """A change of a variable of the program, or of its text.
 
     Attributes:
-        name: The variable.
+        name: The variable; None for the text.
         delta: Its new text.
         is_done: Whether no more text comes.
         has_failed: Whether it ended by an error.
     """
 
-    name: str
+    name: str | None
     delta: str = ""
     is_done: bool = False
     has_failed: bool = False
@@ -70,10 +70,10 @@ class ProgramRun:
         self._max_chars = max_chars
 
     async def events(self) -> AsyncIterator[VariableEvent]:
-        """Gives the variables that the program leaves, as they grow. The last event of each has `is_done`."""
+        """Gives the variables that the program leaves, and its text, as they grow. Each last event has `is_done`."""
         queue: asyncio.Queue[VariableEvent] = asyncio.Queue()
 
-        async def follow(name: str, variable: Variable) -> None:
+        async def follow(name: str | None, variable: Variable) -> None:
             has_failed = False
             try:
                 async for piece in variable.follow_async():
@@ -82,11 +82,11 @@ class ProgramRun:
                 has_failed = True
             queue.put_nowait(VariableEvent(name, is_done=True, has_failed=has_failed))
 
-        outputs = self._execution.outputs
-        tasks = [asyncio.create_task(follow(name, variable)) for name, variable in outputs.items()]
+        followed = {**self._execution.outputs, None: self._execution.stream.log}
+        tasks = [asyncio.create_task(follow(name, variable)) for name, variable in followed.items()]
         try:
             num_done = 0
-            while num_done < len(outputs):
+            while num_done < len(tasks):
                 event = await queue.get()
                 num_done += event.is_done
                 yield event

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, final
 
 from jsg.errors import ProgramError, UnknownVariableError
+from jsg.lang.graphs.graph import Graph
 from jsg.lang.reading import RunState, What, check_may_block
 from jsg.lang.run import is_async_body_here
 from jsg.lang.streams.history import History, usage_of
@@ -30,12 +31,14 @@ class GraphState(RunState):
         log: Variable,
         ended: Variable,
         history: History,
+        graph: Graph | None = None,
     ) -> None:
         self.variables = variables
         self.returned = returned
         self.log = log
         self.ended = ended
         self._noted = history
+        self._graph = graph
 
     @property
     def ret_value(self) -> Any:
@@ -50,6 +53,12 @@ class GraphState(RunState):
     async def aret_value(self) -> Any:
         """Gives the same as `ret_value`, for tasks."""
         return await self._get(self.returned)
+
+    def keys(self) -> list[str]:
+        """Gives the names of the variables that the run sets. Waits for those that only one side of a `cond` sets."""
+        for name in self._graph.perhaps_unset() if self._graph is not None else ():
+            self._wait_done(self.variables[name])
+        return super().keys()
 
     def _expected(self, name: str) -> AbstractContextManager[Variable]:
         names = ", ".join(map(repr, self.variables)) or "none"

@@ -31,7 +31,8 @@ class GraphBackend(Protocol):
         """Sends a graph, which the server runs. Closing the iterator early cancels the program.
 
         Yields:
-            With `stream` {"variable": name, "delta": text}; at the end {"result": what `ProgramRun.result` gives}.
+            With `stream` {"variable": name, "delta": text} and {"text": text}; at the end {"result": what
+            `ProgramRun.result` gives}.
         """
         ...
 
@@ -41,8 +42,8 @@ class LocalState(GraphState):
     """A run in this process."""
 
     def __init__(self, execution: Execution) -> None:
-        history = execution.stream.history
-        super().__init__(execution.outputs, execution.returned, execution.stream.log, execution.ended, history)
+        log, history = execution.stream.log, execution.stream.history
+        super().__init__(execution.outputs, execution.returned, log, execution.ended, history, execution.graph)
         self._execution = execution
 
     def cancel(self) -> None:
@@ -71,7 +72,7 @@ class RemoteState(GraphState):
 
     def __init__(self, graph: Graph, loop: Loop) -> None:
         variables = {name: Variable() for name, _ in graph.block.outputs}
-        super().__init__(variables, Variable(), Variable(), Variable(), History())
+        super().__init__(variables, Variable(), Variable(), Variable(), History(), graph)
         self._kept = dict(graph.block.outputs)
         self._returns = graph.returns
         self._loop = loop
@@ -119,6 +120,8 @@ class RemoteState(GraphState):
             variable.add(event["delta"])
         elif variable is not None and variable.num_pieces and not event.get("failed"):
             variable.finish("".join(variable.pieces()))  # its report comes with the result
+        elif "text" in event:
+            self.log.add(event["text"])
         if (result := event.get("result")) is not None:
             self._finish(result)
 
@@ -148,7 +151,8 @@ class RemoteState(GraphState):
         else:
             self._answers["text"].finish(result["text"])
             self._answers["turns"].finish(result["messages"])
-            self.log.add(result["text"])
+            if not self.log.num_pieces:
+                self.log.add(result["text"])
             self.log.finish(None)
         if failed["return_value"] is not None:
             self._error = self._error or errors[failed["return_value"]]

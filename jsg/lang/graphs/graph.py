@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jsg.lang.graphs import codec, text
-from jsg.lang.graphs.nodes import AnyNode, Argument, Block, Value, walk
+from jsg.lang.graphs.nodes import AnyNode, Argument, Block, Cond, Value, walk
 
 VERSION = 1
 """The version of the JSON form."""
@@ -32,6 +32,13 @@ class Graph:
     def nodes(self) -> Iterator[AnyNode]:
         """Gives all nodes. Those of a `cond` or `loop` come behind it."""
         return walk(self.block)
+
+    def perhaps_unset(self) -> frozenset[str]:
+        """Gives the variables that a run may leave unset, because only one side of a `cond` sets them."""
+        conds = [node for node in self.nodes() if isinstance(node, Cond)]
+        one_sided = (dict(node.then.outputs).keys() ^ dict(node.otherwise.outputs).keys() for node in conds)
+        names = {name for node, some in zip(conds, one_sided, strict=True) for name in some - dict(node.before).keys()}
+        return frozenset(names & dict(self.block.outputs).keys())
 
     def __str__(self) -> str:
         """Gives one line for each node."""

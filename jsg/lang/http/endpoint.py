@@ -81,12 +81,12 @@ class RuntimeEndpoint:
         Args:
             graph: The result of `Graph.to_dict`.
             arguments: The arguments of the program.
-            stream: Whether the server sends variables as they grow.
+            stream: Whether the server sends variables and the text as they grow.
             sampling_params: The defaults of its gens: fields of `ir.SamplingArgs`.
 
         Yields:
-            With `stream` the events {"variable": name, "delta": text} and {"variable": name, "done": True}; at the end
-            {"result": ...}, with the answer of `POST /v1/programs`.
+            With `stream` the events {"variable": name, "delta": text}, {"variable": name, "done": True} and
+            {"text": text}; at the end {"result": ...}, with the answer of `POST /v1/programs`.
 
         Raises:
             JsgError: The program is refused, or the server failed. Errors within the program are in the result.

@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from jsg.checks import whole
 from jsg.errors import GrammarError, RequestError
 from jsg.server.http.field_rules import FieldRules
 
@@ -56,7 +57,7 @@ class Body(BaseModel):
     REFUSED: ClassVar[Mapping[str, str]] = {}
     """Field of the published interface that is refused → the reason, or what to do instead.
 
-    Null is taken as absent, and so are false, an empty text and an empty list.
+    Null is taken as absent, and so are false, an empty text, an empty list and an empty object.
     """
 
     HARMLESS: ClassVar[Mapping[str, str]] = {}
@@ -83,7 +84,7 @@ class Body(BaseModel):
                 known = ", ".join(sorted(fields))
                 given = str(name)[:100]
                 raise RequestError(f"unknown field {given!r}; leave it out, or use one of {known}", param=given)
-        return {name: value for name, value in data.items() if name in fields}
+        return {name: whole(value) for name, value in data.items() if name in fields}
 
     @classmethod
     def _is_of_unknown_kind(cls, data: Mapping[str, Any]) -> bool:
@@ -123,12 +124,11 @@ def check_fields(body: Body, kind: str, what: str, param: str, fields: Mapping[s
 
 
 def is_off(value: object) -> bool:
-    """Whether a value asks for nothing: null, false, or an empty text or list.
+    """Whether a value asks for nothing: null, false, or an empty text, list or object.
 
-    Clients that send every field they know send such values for fields that they do not use. Zero and an empty object
-    may ask for something.
+    Clients that send every field they know send such values for fields that they do not use. Zero may ask for more.
     """
-    return value is None or value is False or value == "" or value == []
+    return value is None or value is False or value in ("", [], {})
 
 
 @contextlib.contextmanager

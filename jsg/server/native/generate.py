@@ -185,7 +185,7 @@ async def generate(
     is_list = is_list or len(generation.answers) > 1
     texts = generator.tokenizer if body.return_text_in_logprobs else None
 
-    logprobs = [_LogprobsJson(answer, texts) for answer in generation.answers]
+    logprobs = [_LogprobsJson(answer, texts, front.writing) for answer in generation.answers]
 
     def shown(index: int) -> Event:
         answer = generation.answers[index]
@@ -228,12 +228,14 @@ class _LogprobsJson:
     """The logprobs of an answer as JSON, which is made once and which several events repeat.
 
     It is made in pieces, and other work runs between them. Else 30 clients that read the logprobs of a thousand tokens
-    with 100 alternatives each, all at once, kept the event loop from every other client for 13 s.
+    with 100 alternatives each, all at once, kept the event loop from every other client for 13 s. The answers take
+    turns, piece by piece: with a piece of each in every turn of the loop, what needs many turns took a second.
     """
 
-    def __init__(self, answer: Answer, texts: Tokenizer | None) -> None:
+    def __init__(self, answer: Answer, texts: Tokenizer | None, writing: asyncio.Lock) -> None:
         self._answer = answer
         self._texts = texts
+        self._writing = writing
         self._num_made: dict[str, int] = {}
         self._made: dict[str, bytearray] = {}
 
@@ -254,12 +256,13 @@ class _LogprobsJson:
         names = list(shown(self._texts, start, start))
         while start < stop:
             until = min(stop, start + step)
-            for name, entries in shown(self._texts, start, until).items():
-                made = self._made.setdefault(name, bytearray())
-                made += b"," if made and entries else b""
-                made += msgspec.json.encode(entries)[1:-1]
-            start = self._num_made[side] = until
-            await asyncio.sleep(0)
+            async with self._writing:
+                for name, entries in shown(self._texts, start, until).items():
+                    made = self._made.setdefault(name, bytearray())
+                    made += b"," if made and entries else b""
+                    made += msgspec.json.encode(entries)[1:-1]
+                start = self._num_made[side] = until
+                await asyncio.sleep(0)
         return {name: msgspec.Raw(b"[%b]" % self._made.get(name, b"")) for name in names}
 
 

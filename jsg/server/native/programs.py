@@ -55,7 +55,9 @@ class ProgramBody(Body):
     sampling_params: Object | None = Field(
         None, description="The defaults of all calls of `gen`, under the names that `gen` uses, such as `max_tokens`."
     )
-    stream: bool | None = Field(None, description="Answer with events that show the variables as they grow.")
+    stream: bool | None = Field(
+        None, description="Answer with events that show the variables and the text as they grow."
+    )
     cache_salt: Salt | None = Field(None, description=CACHE_SALT)
     extra_key: Salt | None = Field(None, description=EXTRA_KEY)
 
@@ -68,8 +70,8 @@ async def programs(
 
     Parts that do not depend on each other run at the same time, and a prefix that several parts share is computed once.
     If a part fails, `errors` names its node and its line, and the answer still has the other variables. With `stream`,
-    an event with `variable` and `delta` or `done` is about one variable, and the last event has the whole answer as
-    `result`.
+    an event with `variable` and `delta` or `done` is about one variable, one with `text` has what is new of the text,
+    and the last event has the whole answer as `result`.
     """
     program = await front.threads.run(lambda: _Program(body), body_bytes)
     namespace = call.caller.namespace(body.cache_salt, body.extra_key)
@@ -210,14 +212,14 @@ class _News:
     """What a client does not know yet. However slow the client is, all new text of a variable becomes one event."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, list[str]] = {}
-        self._done: set[str] = set()
-        self._failed: set[str] = set()
+        self._texts: dict[str | None, list[str]] = {}
+        self._done: set[str | None] = set()
+        self._failed: set[str | None] = set()
         self._result: dict[str, Any] | None = None
         self._is_some = asyncio.Event()
 
-    def add(self, name: str, delta: str, *, is_done: bool, has_failed: bool = False) -> None:
-        """Adds text of a variable."""
+    def add(self, name: str | None, delta: str, *, is_done: bool, has_failed: bool = False) -> None:
+        """Adds text of a variable, or of the program for None."""
         if has_failed:
             self._failed.add(name)
         self._texts.setdefault(name, []).append(delta)
@@ -243,8 +245,8 @@ class _News:
         events: list[Event] = []
         for name, texts in self._texts.items():
             if text := "".join(texts):
-                events.append({"variable": name, "delta": text})
-            if name in self._done:
+                events.append({"text": text} if name is None else {"variable": name, "delta": text})
+            if name is not None and name in self._done:
                 failed: Event = {"failed": True} if name in self._failed else {}
                 events.append({"variable": name, "done": True} | failed)
         self._texts = {}

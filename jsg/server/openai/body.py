@@ -81,6 +81,7 @@ class OpenAIBody(with_sampling(Body, "openai")):
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "spaces_between_special_tokens": "a text has only the characters of its tokens, as with every fast tokenizer",
+        "best_of": "only 1 and `n` are taken; use n, and choose an answer in the client",
         "use_beam_search": "only false is taken, because there is no beam search",
         "length_penalty": "only 1 is taken, because there is no beam search",
         "return_hidden_states": "only false is taken, because hidden states stay in the engine",
@@ -137,6 +138,7 @@ class OpenAIBody(with_sampling(Body, "openai")):
     additional_properties: AdditionalPropertiesOption = None
 
     spaces_between_special_tokens: bool | None = None
+    best_of: Annotated[Any, Only((1,), "use n, and choose an answer in the client")] = None
     use_beam_search: Annotated[Any, Only((False,), "there is no beam search; use n and sampling")] = None
     length_penalty: Annotated[Any, Only((1.0, 1), "there is no beam search; use n and sampling")] = None
     return_hidden_states: Annotated[Any, Only((False,), "hidden states stay in the engine; leave it out")] = None
@@ -221,10 +223,18 @@ class OpenAIBody(with_sampling(Body, "openai")):
             )
         return options
 
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_best_of_all(cls, data: Any) -> Any:
+        """Drops a `best_of` that is `n`: the best n of n answers are all of them."""
+        if isinstance(data, dict) and type(data.get("best_of")) is int and data["best_of"] == data.get("n"):
+            return {name: value for name, value in data.items() if name != "best_of"}
+        return data
+
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
         options = self.stream_options
-        if options is not None and not self.stream:
+        if self.wants_usage_event and not self.stream:
             raise RequestError(
                 "stream_options needs stream to be true, but it is not; leave it out, or set stream", "stream_options"
             )

@@ -52,7 +52,6 @@ class ChatBody(OpenAIBody):
         "documents": "write the documents into a message",
         "echo": "the answer never repeats a message; put the last message in front of the answer in the client",
         "moderation": "the server does not moderate answers; leave it out",
-        "web_search_options": "the server does not search the web; leave it out",
     }
 
     HARMLESS: ClassVar[Mapping[str, str]] = {
@@ -108,6 +107,10 @@ class ChatBody(OpenAIBody):
         None, description="The old form of `tool_choice`."
     )
 
+    # An empty object asks for a search too, so this is no field of `REFUSED`.
+    web_search_options: Annotated[Any, Only((), "the server does not search the web; leave it out")] = Field(
+        None, description="Refused, because the server does not search the web."
+    )
     modalities: Annotated[Any, Only((["text"],), _NO_AUDIO)] = None
     service_tier: Annotated[
         Any, Only(("auto", "default"), "there is one tier; leave it out", VALUES["service_tier"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, final
 
 from fastapi import Request
-from pydantic import Field, model_validator
+from pydantic import Field
 from starlette.responses import Response
 
 from jsg.errors import RequestError
@@ -46,7 +46,6 @@ class CompletionBody(OpenAIBody):
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         **OpenAIBody.ACCEPTED,
-        "best_of": "only 1 and `n` are taken; use n, and choose an answer in the client",
         "add_special_tokens": "only true is taken; send token ids for a prompt without special tokens",
     }
 
@@ -74,16 +73,7 @@ class CompletionBody(OpenAIBody):
         "no pictures or videos.",
     )
 
-    best_of: Annotated[Any, Only((1,), "use n, and choose an answer in the client")] = None
     add_special_tokens: Annotated[Any, Only((True,), "send token ids for a prompt without special tokens")] = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out_best_of_all(cls, data: Any) -> Any:
-        """Drops a `best_of` that is `n`: the best n of n answers are all of them."""
-        if isinstance(data, dict) and type(data.get("best_of")) is int and data["best_of"] == data.get("n"):
-            return {name: value for name, value in data.items() if name != "best_of"}
-        return data
 
     @property
     def scores_prompt(self) -> bool:

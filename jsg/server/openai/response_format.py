@@ -7,7 +7,7 @@ from pydantic import FailFast, Field, StringConstraints, model_validator
 
 from jsg.server.http.body import Body, Checked, check_fields
 from jsg.server.shared.constraint import Constraint, Schema
-from jsg.types import AdditionalProperties, GrammarKind
+from jsg.types import ANY_OBJECT, AdditionalProperties, GrammarKind
 
 type SchemaName = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
 type Choices = Annotated[list[str], FailFast(), Field(min_length=1)]
@@ -16,7 +16,6 @@ OWN_WHITESPACE = "use whitespace, which is fixed, compact or flexible"
 CHOICES = "A list of texts. The answer is one of them."
 SCHEMA = "A JSON Schema, which the text of the answer matches."
 FORMAT_TYPE = '"text" allows any answer, "json_object" any JSON object, "json_schema" the JSON of a schema.'
-ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 ENFORCED = "the schema is always enforced"
 NOT_SHOWN = "the model does not see the name and the description of a schema; tell the model in a message"

@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator, 
 
 from jsg.errors import RequestError
 from jsg.server.http.body import GRAMMAR, Body, Checked, check_fields
-from jsg.server.openai.response_format import ANY_OBJECT, ENFORCED, FORMAT_TYPE, NOT_SHOWN, SCHEMA, SchemaName
+from jsg.server.openai.response_format import ENFORCED, FORMAT_TYPE, NOT_SHOWN, SCHEMA, SchemaName
 from jsg.server.openai.response_store import Picture, Role
 from jsg.server.shared.constraint import (
     AdditionalPropertiesOption,
@@ -37,7 +37,7 @@ from jsg.server.shared.messages import ARGUMENTS, JOINED, ONE_DETAIL, URL
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.server.shared.tools import DESCRIPTION, ONE_CALL, PARAMETERS, STRICT, TOOL_CHOICE, TOOLS, ToolName
 from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
-from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
+from jsg.types import ANY_OBJECT, MAX_TOP_LOGPROBS, SamplingParams
 
 CLIENT_NAMES: Mapping[str, str] = {
     **own_names("responses"),

@@ -3,13 +3,14 @@
 import asyncio
 import os
 import signal
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from jsg.engine.byte_cache import ByteCache
 from jsg.engine.front.client import EngineClient
 from jsg.errors import GrammarError, JsgError, ShuttingDownError
-from jsg.types import FinishReason, FinishType, GrammarSpec
+from jsg.types import FinishReason, FinishType, GrammarSpec, RequestOutput
 from tests.engine.fake_core import LATE
 from tests.engine.front.background import idle_pids, note_compilations, num_live, num_waiting, until
 from tests.engine.front.conftest import Use
@@ -34,6 +35,10 @@ async def stopped_processes(client: EngineClient) -> list[int]:
     for pid in idle_pids(workers):
         os.kill(pid, signal.SIGSTOP)
     return idle_pids(workers)
+
+
+async def outputs_of(stream: AsyncGenerator[RequestOutput]) -> list[RequestOutput]:
+    return [output async for output in stream]
 
 
 def sizes_of_messages(client: EngineClient) -> list[int]:
@@ -72,6 +77,32 @@ def test_one_grammar_is_sent_once_and_again_when_it_was_forgotten(use: Use):
             assert all(tokens_of(outputs) == TOKENS for outputs in results), "the core refuses grammars it has not"
             assert (await client.stats())["num_grammars"] <= 3
         assert sorted(compiled) == sorted(f"own{i}" for i in range(1, 20))
+
+    use(main)
+
+
+def test_of_one_request_few_grammars_stand_in_line(use: Use):
+    async def main(client: EngineClient) -> None:
+        asked, most, turns = 0, 0, asyncio.Semaphore(2)
+        compile = client.grammars.tables
+
+        async def tables(spec: GrammarSpec, owner: str) -> bytes:
+            nonlocal asked, most
+            asked += 1
+            most = max(most, asked)
+            try:
+                return await compile(spec, owner)
+            finally:
+                asked -= 1
+
+        client.grammars.tables = tables  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            streams = [client.generate(with_grammar(str(i), f"turn{i}"), grammar_turns=turns) for i in range(6)]
+            results = await asyncio.gather(*map(outputs_of, streams))
+        finally:
+            client.grammars.tables = compile
+        assert all(tokens_of(outputs) == TOKENS for outputs in results)
+        assert (most, asked) == (2, 0)
 
     use(main)
 
