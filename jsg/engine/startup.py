@@ -120,7 +120,7 @@ class _Settings:
     def _advice(self) -> str:
         """What would be faster on this CPU and change answers little, for the end of a line; empty if nothing would."""
         advice = ""
-        if self.dtype == jnp.float32 and ops.has_matrix_unit():
+        if self.dtype == jnp.float32 and ops.is_faster_in_bfloat16():
             advice += "; --dtype bfloat16 would be faster on this CPU"
         # Kernels of experts, and those that several devices share, are converted in every step.
         is_read_in_8_bits = ops.best_implementation() == "native" and self.mesh is None and not self.model.num_experts

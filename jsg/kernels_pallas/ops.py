@@ -174,13 +174,13 @@ def gated(gate_up: Float[Array, "T 2 F"], *, implementation: str | None = None) 
     return reference_rows.gated(gate_up, jnp.float32 if target_platform() == "cpu" else gate_up.dtype)
 
 
-def has_matrix_unit() -> bool:
-    """Whether the default device is a CPU with a unit that multiplies matrices of bfloat16."""
+def is_faster_in_bfloat16() -> bool:
+    """Whether the default device is a CPU that multiplies bfloat16 faster than float32."""
     if target_platform() != "cpu":
         return False
-    from jsg.kernels_pallas.native import amx
+    from jsg.kernels_pallas.native import amx, library
 
-    return amx.is_available()
+    return amx.is_available() or library.multiplies_pairs()
 
 
 def expert_routes(

@@ -85,12 +85,14 @@ def assert_near(found: np.ndarray, x: np.ndarray, meant: np.ndarray, shape: tupl
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "int8", "uint8"])
-@pytest.mark.parametrize("unit", ["matrix unit", "other registers"])
+@pytest.mark.parametrize("unit", ["matrix unit", "other registers", "pairs"])
 def test_rows_in_bfloat16_are_multiplied_as_numpy_says(kind: str, unit: str, monkeypatch: pytest.MonkeyPatch):
     """Every processor can compute what the matrix unit computes, and does it for few rows."""
     if unit == "matrix unit" and not amx.is_available():
         pytest.skip("this processor has no matrix unit, or the system does not let us use it")
-    monkeypatch.setattr(amx, "is_available", lambda: True)
+    if unit == "pairs" and not library.multiplies_pairs():
+        pytest.skip("this processor does not multiply pairs of bfloat16")
+    monkeypatch.setattr(amx, "is_available", lambda: unit != "pairs")
     monkeypatch.setattr(amx_matmul, "MAX_FEW", 0 if unit == "matrix unit" else 1000)
     kernels = [kernel(kind, depth, panels) for _, depth, panels in BFLOAT16_SHAPES]
     inputs = [rows(count, depth, "bfloat16") for count, depth, _ in BFLOAT16_SHAPES]
@@ -107,6 +109,7 @@ def test_rows_in_bfloat16_are_multiplied_as_numpy_says(kind: str, unit: str, mon
     ("kind", "dtype"),
     [
         ("float32", "float32"),
+        ("bfloat16", "bfloat16"),
         *itertools.product(["int8", "uint8"], ["float32", "bfloat16"]),
     ],
 )

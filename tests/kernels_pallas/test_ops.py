@@ -11,7 +11,7 @@ from bench import attention_cases as cases
 from jsg.kernels_pallas import cascade, ops, paged_decode, ragged_paged_attention, reference
 from jsg.kernels_pallas.attention_block import Attended
 from jsg.kernels_pallas.inputs import Scoring
-from jsg.kernels_pallas.native import amx, attention
+from jsg.kernels_pallas.native import amx, attention, library
 from tests.kernels_pallas.definition import named
 
 KERNELS = {"paged_decode": paged_decode, "cascade": cascade, "ragged_paged_attention": ragged_paged_attention}
@@ -94,8 +94,14 @@ def test_an_implementation_that_there_is_not_is_named(monkeypatch: pytest.Monkey
         has_run(named("mixed"), monkeypatch, "cuda")
 
 
-@pytest.mark.parametrize(("platform", "is_there"), [("cpu", True), ("cpu", False), ("gpu", True)])
-def test_only_a_cpu_is_asked_for_its_matrix_unit(platform: str, is_there: bool, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("platform", "has_unit", "has_pairs", "expected"),
+    [("cpu", True, False, True), ("cpu", False, True, True), ("cpu", False, False, False), ("gpu", True, True, False)],
+)
+def test_only_a_cpu_is_asked_how_it_multiplies_bfloat16(
+    platform: str, has_unit: bool, has_pairs: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(ops, "target_platform", lambda: platform)
-    monkeypatch.setattr(amx, "is_available", lambda: is_there)
-    assert ops.has_matrix_unit() is (platform == "cpu" and is_there)
+    monkeypatch.setattr(amx, "is_available", lambda: has_unit)
+    monkeypatch.setattr(library, "multiplies_pairs", lambda: has_pairs)
+    assert ops.is_faster_in_bfloat16() is expected

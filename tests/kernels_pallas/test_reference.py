@@ -114,7 +114,7 @@ def test_machine_code_for_short_registers_gives_the_same_bits(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("pool_dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("unit", ["matrix unit", "other registers"])
+@pytest.mark.parametrize("unit", ["matrix unit", "pairs", "neither"])
 @pytest.mark.parametrize(
     "case",
     [named("pages-of-16"), cases.for_model(named("mixed"), "phi-2"), cases.for_model(named("mixed"), "llama-3-8b")],
@@ -123,11 +123,13 @@ def test_machine_code_for_short_registers_gives_the_same_bits(monkeypatch: pytes
 def test_machine_code_computes_in_bfloat16(
     case: cases.Case, pool_dtype: str, unit: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """The matrix unit takes heads of a multiple of 32 and pools in bfloat16."""
-    if unit == "other registers":
-        monkeypatch.setattr(amx, "is_available", lambda: False)
-    elif not amx.is_available():
+    """The matrix unit and the instruction for pairs take heads of a multiple of 32 and pools in bfloat16."""
+    if unit == "matrix unit" and not amx.is_available():
         pytest.skip("this processor has no matrix unit, or the system does not let us use it")
+    if unit == "pairs" and not library.multiplies_pairs():
+        pytest.skip("this processor does not multiply pairs of bfloat16")
+    monkeypatch.setattr(amx, "is_available", lambda: unit == "matrix unit")
+    monkeypatch.setattr(library, "multiplies_pairs", lambda: unit == "pairs")
     compiled.cache_clear()
     arrays = with_room(cases.make(case, dtype="bfloat16", pool_dtype=pool_dtype))
     out = attend(case, arrays, "native").astype(np.float32)

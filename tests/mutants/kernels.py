@@ -171,4 +171,18 @@ KERNELS = (
         ".equals(2.0)",
         "tests/kernels_pallas/test_reference.py",
     ),
+    Mutation(
+        "kernels: pairs of bfloat16 are multiplied with panels of another group",
+        "jsg/kernels_pallas/native/pairs_matmul.py",
+        "read = Panel.at(function, types, buffers, first + panel)\n        target",
+        "read = Panel.at(function, types, buffers, first)\n        target",
+        "tests/kernels_pallas/test_native_matmul.py",
+    ),
+    Mutation(
+        "kernels: as pairs of bfloat16 the last value of an odd number of keys is left out",
+        "jsg/kernels_pallas/native/pairs_attention.py",
+        "(num_keys + 1) // 2",
+        "num_keys // 2",
+        "tests/kernels_pallas/test_reference.py",
+    ),
 )

@@ -5,24 +5,15 @@ Each row is computed in the same way whatever the other rows are, and however ma
 
 from collections.abc import Sequence
 
-from llvmlite import ir
-
 from jsg.kernels_pallas.native import amx
 from jsg.kernels_pallas.native.amx import COLUMN_TILES, DEPTH, LINE_BYTES, ROWS
 from jsg.kernels_pallas.native.attention_state import KEY_BLOCK, Call, Rows, State
-from jsg.kernels_pallas.native.emit import FLOAT, INT, INT16, LANES, Function, Value, vector
+from jsg.kernels_pallas.native.emit import LANES, Function, Value
 from jsg.kernels_pallas.native.tiles import PANEL_BYTES, load_number, load_panel
 
 SUMS, ROW_TILE = (0, 1, 2, 3), 4
 """The matrix tiles that have sums, one for each panel that is read, and rows. Fewer would wait for each other."""
 TILE_BYTES = ROWS * LINE_BYTES
-
-
-def emit_keys_and_values(function: Function, call: Call, state: State, num_keys: Value) -> None:
-    """Lays out a block of keys and values as the unit reads them. Past its end they are those of slot 0."""
-    for first in range(0, KEY_BLOCK, LANES):
-        _turn_keys(function, call, state, function.constant(first))
-    _turn_values(function, call, state, (num_keys + (DEPTH - 1)) // DEPTH)
 
 
 def emit_scores(function: Function, call: Call, rows: Rows, state: State) -> None:
@@ -49,16 +40,6 @@ def _multiply(function: Function, panels: Sequence[Value]) -> None:
         amx.multiply(function, tile, ROW_TILE, columns)
         amx.clear(function, columns)
     amx.clear(function, ROW_TILE)
-
-
-def _turn_keys(function: Function, call: Call, state: State, first: Value) -> None:
-    """Writes `LANES` keys side by side, pairs of their numbers together."""
-    panel = function.address(state.panels, first * (call.keys.sizes[3] * 2))
-    starts = [function.load(INT, state.offsets, (first + lane) * 8) for lane in range(LANES)]
-    with function.loop(call.keys.sizes[3] * 2, step=LINE_BYTES) as at:
-        pairs = [function.load(vector(FLOAT), call.keys.data, start + at) for start in starts]
-        for i, turned in enumerate(function.transposed(pairs)):
-            function.store(turned, panel, at * LANES + i * LINE_BYTES)
 
 
 def emit_output(function: Function, call: Call, rows: Rows, state: State, num_keys: Value) -> None:
@@ -94,17 +75,3 @@ def _add_values(
         _multiply(function, [function.address(value, step * TILE_BYTES) for value in values])
     for tile in range(panels):
         amx.store(function, tile, function.address(output, tile * PANEL_BYTES), head_dim * 4)
-
-
-def _turn_values(function: Function, call: Call, state: State, num_steps: Value) -> None:
-    """Writes the values of the block in panels of `LANES` dimensions, two keys of each side by side."""
-    numbers = ir.VectorType(INT16, 2 * LANES)
-    orders = [[lane + half * LANES + key * 2 * LANES for lane in range(LANES) for key in (0, 1)] for half in (0, 1)]
-    panel_bytes = KEY_BLOCK * LANES * 2
-    with function.loop(num_steps * DEPTH, step=2) as key:
-        starts = [function.load(INT, state.offsets, (key + i) * 8) for i in (0, 1)]
-        with function.loop(call.values.sizes[3] * 2, step=LINE_BYTES) as at:
-            pair = [function.load(numbers, call.values.data, start + at) for start in starts]
-            for half, order in enumerate(orders):
-                target = at // LINE_BYTES * (2 * panel_bytes) + half * panel_bytes + key * (LINE_BYTES // 2)
-                function.store(function.shuffled(pair[0], pair[1], order), state.value_panels, target)

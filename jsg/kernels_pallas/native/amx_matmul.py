@@ -8,18 +8,17 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from llvmlite import ir
-
 from jsg.kernels_pallas.native import amx
 from jsg.kernels_pallas.native.amx import DEPTH, LINE_BYTES, ROWS
 from jsg.kernels_pallas.native.calls import Buffer
-from jsg.kernels_pallas.native.emit import INT, LANES, POINTER, Function, Value, Variable
+from jsg.kernels_pallas.native.emit import LANES, Function, Value, Variable
 from jsg.kernels_pallas.native.tiles import (
     PANEL_BYTES,
     Panel,
     Types,
     emit_panels,
     emit_product,
+    emit_results,
     load_number,
     load_panel,
 )
@@ -59,7 +58,7 @@ def can_multiply(depth: int, kind: str) -> bool:
 def emit_item(types: Types, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
     """All rows times `width` panels from the first one on."""
     num_rows, depth = buffers[0].sizes
-    scratch = _allocate(function, depth * (2 * LANES * FEW_ROWS.panels)) if types.has_scale else None
+    scratch = function.allocated(depth * (2 * LANES * FEW_ROWS.panels)) if types.has_scale else None
     amx.configure(function, num_rows)
 
     def emit_group(block: _Block, start: Value, end: Value, panel: Value, panels: int) -> None:
@@ -85,7 +84,7 @@ def emit_item(types: Types, function: Function, buffers: list[Buffer], first: Va
                 )
     amx.release(function)
     if scratch is not None:
-        function.builder.call(function.external("free", ir.FunctionType(ir.VoidType(), [POINTER])), [scratch.ir])
+        function.free(scratch)
 
 
 def emit_item_of_few(types: Types, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
@@ -96,7 +95,7 @@ def emit_item_of_few(types: Types, function: Function, buffers: list[Buffer], fi
     The matrix unit multiplies and adds in this order: for each `DEPTH` inputs it sums the even and the odd ones by
     themselves, each in ascending order, and adds both sums to each other and then to the sum before.
     """
-    x, kernel, result = buffers[0], buffers[1], buffers[-1]
+    x = buffers[0]
     depth, step = x.sizes[1], max(2, types.together)
 
     def tile(row: Value, rows: int, panel: Value, panels: int) -> None:
@@ -116,12 +115,8 @@ def emit_item_of_few(types: Types, function: Function, buffers: list[Buffer], fi
             for r in range(rows):
                 for p, total in enumerate(sums[r]):
                     total.set(total.get() + (even[r][p].get() + odd[r][p].get()))
-        for p in range(panels):
-            factor = read[p].factor(function, types)
-            for r in range(rows):
-                total = sums[r][p].get() if factor is None else sums[r][p].get() * factor
-                target = (row + r) * kernel.sizes[0] * types.result_bytes + (first + panel + p) * types.result_bytes
-                function.store_as(types.result, total, result.data, target)
+        totals = [[total.get() for total in of_row] for of_row in sums]
+        emit_results(function, types, buffers, read, totals, row, first + panel)
 
     emit_product(function, x.sizes[0], width, tile, FEW_TILES)
 
@@ -154,9 +149,8 @@ def _read_first(function: Function, read: _Reading, tile: int, k: Value, p: int)
         function.prefetch(source, offset + AHEAD_BYTES)
     if read.scratch is not None:
         target = function.address(read.scratch, (read.depth * p + k) * (2 * LANES))
-        inputs = read.panels[p].scaled(function, read.types, k, DEPTH)
-        for i in range(0, DEPTH, 2):
-            function.store(function.bfloat16_pairs(next(inputs), next(inputs)), target, i * (2 * LANES))
+        for i, pair in enumerate(read.panels[p].pairs(function, read.types, k, DEPTH)):
+            function.store(pair, target, i * (4 * LANES))
         source = target
     amx.load(function, tile, source, LINE_BYTES)
 
@@ -215,8 +209,3 @@ def _finish(types: Types, function: Function, buffers: list[Buffer], tile: int, 
     with function.loop(function.smaller(buffers[0].sizes[0], function.constant(ROWS))) as line:
         total = load_panel(function, sums, line * PANEL_BYTES)
         function.store_as(types.result, total if factor is None else total * factor, target, line * result_bytes)
-
-
-def _allocate(function: Function, num_bytes: Value) -> Value:
-    allocate = function.external("malloc", ir.FunctionType(POINTER, [INT]))
-    return Value(function, function.builder.call(allocate, [num_bytes.ir]))

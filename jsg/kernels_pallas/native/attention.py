@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from llvmlite import ir
 
 from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
-from jsg.kernels_pallas.native import amx, amx_attention, library
+from jsg.kernels_pallas.native import amx, amx_attention, library, pairs_attention
 from jsg.kernels_pallas.native.attention_state import (
     KEY_BLOCK,
     MAX_HEAD_DIM,
@@ -51,7 +51,7 @@ def paged_attention(
     inputs: AttentionInputs,
     scoring: Scoring,
 ) -> Float[Array, "T N H"]:
-    """See `ops.paged_attention`. Sums are float32. Where the matrix unit multiplies, weights are rounded to bfloat16.
+    """See `ops.paged_attention`. Sums are float32. Where bfloat16 are multiplied, weights are rounded to it.
 
     Raises:
         NotImplementedError: The pool has 8 bits, heads are wide or no multiple of `LANES`, or scores are capped.
@@ -64,8 +64,8 @@ def paged_attention(
         )
     queries = queries if str(queries.dtype) in KINDS else queries.astype(jnp.float32)
     is_short = queries.dtype == jnp.bfloat16 and kind == "bfloat16"
-    types = AttentionTypes(str(queries.dtype), kind, is_short and head_dim % amx.DEPTH == 0 and amx.is_available())
-    name = f"jsg_attention_{'amx_' if types.is_amx else ''}{types.queries}_{types.pool}"
+    types = AttentionTypes(str(queries.dtype), kind, _unit(head_dim) if is_short else "")
+    name = "_".join(filter(None, ("jsg_attention", types.unit, types.queries, types.pool)))
     name = library.registered(name, functools.partial(_emit, types))
     return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(queries.shape, queries.dtype))(
         queries,
@@ -82,6 +82,13 @@ def paged_attention(
         jnp.int32(NO_WINDOW if scoring.window is None else scoring.window),
         jnp.float32(scoring.scale),
     )
+
+
+def _unit(head_dim: int) -> str:
+    """What multiplies bfloat16 on this processor."""
+    if head_dim % amx.DEPTH:
+        return ""
+    return "amx" if amx.is_available() else "pairs" if library.multiplies_pairs() else ""
 
 
 def _emit(types: AttentionTypes, module: ir.Module, name: str) -> None:
@@ -116,12 +123,12 @@ def _emit_item(types: AttentionTypes, rows: Function, function: Function, buffer
     def emit_rows(row: Value, token: Value, position: Value, length: Value) -> None:
         table = function.address(call.page_table.data, row * call.page_table.sizes[1] * 4)
         count = length * group
-        if types.is_amx:
+        if types.unit == "amx":
             amx.configure(function, count)
         with function.loop(count, step=PASS_ROWS) as first:
             some = function.smaller(count - first, function.constant(PASS_ROWS))
             function.call(rows, function.arguments[0], table, head, group, token, position, first, some)
-        if types.is_amx:
+        if types.unit == "amx":
             amx.release(function)
 
     with function.when(unit < singles):
@@ -140,11 +147,11 @@ def _emit_pass(types: AttentionTypes, module: ir.Module) -> Function:
     function = Function(module, "attention_rows", [POINTER, POINTER, *[INT] * 6])
     job, *arguments = function.arguments
     call, rows = Call(*buffers_of(function, RANKS, job)), Rows(*arguments)
-    product_bytes = 2 if types.is_amx else 4
+    product_bytes = 2 if types.is_short else 4
     state = State(
         queries=function.buffer(PASS_ROWS * MAX_HEAD_DIM * product_bytes),
         panels=function.buffer(KEY_BLOCK * MAX_HEAD_DIM * product_bytes),
-        value_panels=function.buffer(KEY_BLOCK * MAX_HEAD_DIM * 2 if types.is_amx else PANEL_BYTES),
+        value_panels=function.buffer(KEY_BLOCK * MAX_HEAD_DIM * 2 if types.is_short else PANEL_BYTES),
         offsets=function.buffer(KEY_BLOCK * 8),
         scores=function.buffer(ROWS * KEY_BLOCK * 4),
         weights=function.buffer(ROWS * KEY_BLOCK * product_bytes),
@@ -159,8 +166,8 @@ def _emit_pass(types: AttentionTypes, module: ir.Module) -> Function:
     with function.loop(end, start=begin, step=KEY_BLOCK) as key:
         num_keys = function.smaller(end - key, function.constant(KEY_BLOCK))
         _emit_offsets(types, function, call, rows, state, key, num_keys)
-        if types.is_amx:
-            amx_attention.emit_keys_and_values(function, call, state, num_keys)
+        if types.is_short:
+            pairs_attention.emit_keys_and_values(function, call, state, num_keys)
         else:
             _emit_keys(types, function, call, state, num_keys)
         with function.loop(rows.num_rows, step=ROWS) as row:
@@ -193,13 +200,17 @@ def _emit_block(
     begin, end = _seen_blocks(function, rows, window)
     with function.when(function.both(begin <= key, key < end)):
         num_keys = function.smaller(end - key, function.constant(KEY_BLOCK))
-        if types.is_amx:
+        if types.unit == "amx":
             amx_attention.emit_scores(function, call, rows, state)
+        elif types.unit == "pairs":
+            pairs_attention.emit_scores(function, call, rows, state, num_keys)
         else:
             _emit_scores(function, call, rows, state, num_keys)
         _emit_weights(types, function, call, rows, state, key, window)
-        if types.is_amx:
+        if types.unit == "amx":
             amx_attention.emit_output(function, call, rows, state, num_keys)
+        elif types.unit == "pairs":
+            pairs_attention.emit_output(function, call, rows, state, num_keys)
         else:
             _emit_output(types, function, call, rows, state, num_keys)
 
@@ -222,7 +233,7 @@ def _emit_start(types: AttentionTypes, function: Function, call: Call, rows: Row
         with function.loop(head_dim, step=LANES) as dim:
             at = row * head_dim + dim
             query = function.floats(types.queries, call.queries.data, source + dim * types.query_bytes)
-            if types.is_amx:
+            if types.is_short:
                 function.store_as("bfloat16", query, state.queries, at * 2)
             else:  # scaling the queries is less work than scaling the scores
                 function.store(query * scale, state.queries, at * 4)
@@ -314,7 +325,7 @@ def _emit_row_weights(
 ) -> None:
     """The exponentials of the scores of a row, of those that it sees; None: it sees all."""
     panels = range(KEY_BLOCK // LANES)
-    kind = "bfloat16" if types.is_amx else "float32"
+    kind = "bfloat16" if types.is_short else "float32"
     row_scores = function.address(state.scores, row * (KEY_BLOCK * 4))
     weights = function.address(state.weights, row * (KEY_BLOCK * ITEM_BYTES[kind]))
     at = row * PANEL_BYTES
@@ -340,9 +351,9 @@ def _exponential(
     types: AttentionTypes, function: Function, call: Call, before: Value, largest: Value
 ) -> tuple[Callable[[Value], Value], Value]:
     """Emits exponentials of differences from the largest score; and what it does to those that had another largest."""
-    if not types.is_amx:
+    if not types.is_short:
         return lambda score: function.exp(score - largest), function.exp(before - largest)
-    # Queries are not scaled for the matrix unit, and processors that have one raise 2 to a power faster than e.
+    # Queries in bfloat16 are not scaled, and processors that multiply them raise 2 to a power faster than e.
     scale = function.spread(load_number(function, call.scale.data, 0) * LOG2_E)
     subtracted = function.zeros() - largest * scale
     shrink = function.power_of_2((before - largest) * scale)

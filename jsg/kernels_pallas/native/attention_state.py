@@ -43,12 +43,18 @@ class AttentionTypes(NamedTuple):
     Attributes:
         queries: Of the queries and of the result: "float32" or "bfloat16".
         pool: Of keys and values, likewise.
-        is_amx: Whether the matrix unit multiplies; then both are "bfloat16", and so are the weights of values.
+        unit: "amx" for the matrix unit, "pairs" for pairs of bfloat16 and "" for float32. For the first two both are
+            "bfloat16", and so are the weights of values.
     """
 
     queries: str
     pool: str
-    is_amx: bool
+    unit: str
+
+    @property
+    def is_short(self) -> bool:
+        """Whether bfloat16 are multiplied."""
+        return bool(self.unit)
 
     @property
     def query_bytes(self) -> int:
@@ -87,9 +93,9 @@ class State(NamedTuple):
     """The addresses of what rows keep while they pass over the keys, and of the block of keys that they read.
 
     Attributes:
-        queries: [PASS_ROWS, H], float32 and scaled; with the matrix unit as they are.
-        panels: The keys of the block: [KEY_BLOCK / LANES, H, LANES]; with the matrix unit [.., H / 2, LANES, 2].
-        value_panels: With the matrix unit the values of the block: [H / LANES, KEY_BLOCK / 2, LANES, 2].
+        queries: [PASS_ROWS, H], float32 and scaled; as they are where bfloat16 are multiplied.
+        panels: The keys of the block: [KEY_BLOCK / LANES, H, LANES]; of bfloat16 [.., H / 2, LANES, 2].
+        value_panels: Where bfloat16 are multiplied the values of the block: [H / LANES, KEY_BLOCK / 2, LANES, 2].
         offsets: Where each key and value of the block lies in its pool, in bytes: [KEY_BLOCK] of int64.
         scores: [ROWS, KEY_BLOCK].
         weights: Exponentials of scores: [ROWS, KEY_BLOCK].
@@ -114,7 +120,7 @@ class State(NamedTuple):
         """The state of the rows from one on."""
         head_dim = call.queries.sizes[2]
         return self._replace(
-            queries=function.address(self.queries, row * head_dim * (2 if types.is_amx else 4)),
+            queries=function.address(self.queries, row * head_dim * (2 if types.is_short else 4)),
             largest=function.address(self.largest, row * PANEL_BYTES),
             totals=function.address(self.totals, row * PANEL_BYTES),
             output=function.address(self.output, row * head_dim * 4),

@@ -134,6 +134,15 @@ class Function:
         """The address of memory until the function returns."""
         return Value(self, self.builder.bitcast(self.stack(BYTE, num_bytes), POINTER))
 
+    def allocated(self, num_bytes: Value) -> Value:
+        """The address of memory that must be freed."""
+        allocate = self.external("malloc", ir.FunctionType(POINTER, [INT]))
+        return Value(self, self.builder.call(allocate, [num_bytes.ir]))
+
+    def free(self, address: Value) -> None:
+        """Gives allocated memory back."""
+        self.builder.call(self.external("free", ir.FunctionType(ir.VoidType(), [POINTER])), [address.ir])
+
     def constant(self, number: int) -> Value:
         """An int64 that does not change."""
         return Value(self, ir.Constant(INT, number))
@@ -191,6 +200,16 @@ class Function:
     def fused(self, a: Value, b: Value, c: Value) -> Value:
         """The sum of a · b and c, rounded once."""
         return self.intrinsic(f"llvm.fma.v{LANES}f32", a, b, c)
+
+    def fused_pairs(self, a: Value, b: Value, c: Value) -> Value:
+        """`c` and the products of the pairs of bfloat16 in each lane of `a` and `b`, by an instruction of AVX512-BF16.
+
+        Numbers too small for a normal float32 count as zero.
+        """
+        kinds = ir.FunctionType(vector(FLOAT), [vector(FLOAT), vector(INT32), vector(INT32)])
+        arguments = [c.ir, a.ir, b.ir]
+        summed = self.builder.asm(kinds, "vdpbf16ps $3, $2, $0", "=v,0,v,v", arguments, side_effect=False)
+        return Value(self, summed)
 
     def larger(self, a: Value, b: Value) -> Value:
         """The larger number of each lane; `b` where `a` is NaN. It is one instruction of x86."""

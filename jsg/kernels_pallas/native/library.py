@@ -59,6 +59,11 @@ def rounds_to_bfloat16() -> bool:
     return has_long_registers() and _has("avx512bf16")
 
 
+def multiplies_pairs() -> bool:
+    """Whether kernels multiply pairs of bfloat16 in one instruction, as processors with AVX512-BF16 can."""
+    return rounds_to_bfloat16()
+
+
 @functools.cache
 def _has(feature: str) -> bool:
     return bool(binding.get_host_cpu_features().get(feature))

@@ -1,8 +1,8 @@
 """Products of a few or many rows with a kernel that lies in panels, on a CPU. Letters: `jsg/models/inputs.py`.
 
 A tile reads its panels from front to back. So each step reads a kernel once, as fast as memory gives it and in the type
-in which it is stored. Sums are float32. Rows in bfloat16 are multiplied by the matrix unit, where the processor has
-one: see `amx_matmul.py`.
+in which it is stored. Sums are float32. Rows in bfloat16 are multiplied by the matrix unit or as pairs, where the
+processor can do that: see `amx_matmul.py` and `pairs_matmul.py`.
 """
 
 import functools
@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from llvmlite import ir
 
 from jsg.kernels_pallas.inputs import SCALE_GROUP, Panels
-from jsg.kernels_pallas.native import amx_matmul
+from jsg.kernels_pallas.native import amx_matmul, pairs_matmul
 from jsg.kernels_pallas.native.calls import Buffer, Kernel, emit_handler
 from jsg.kernels_pallas.native.emit import LANES, Function, Value, Variable
 from jsg.kernels_pallas.native.library import registered
@@ -22,6 +22,7 @@ from jsg.kernels_pallas.native.tiles import (
     Panel,
     Types,
     emit_product,
+    emit_results,
     emit_sums,
     load_number,
 )
@@ -42,11 +43,13 @@ def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike 
         variant, emit_item = (
             ("few", amx_matmul.emit_item_of_few) if len(x) <= amx_matmul.MAX_FEW else ("amx", amx_matmul.emit_item)
         )
+    elif x.dtype == jnp.bfloat16 and pairs_matmul.can_multiply(x.shape[1], kind):
+        variant, emit_item = "pairs", pairs_matmul.emit_item
     types = Types(kind, "bfloat16" if result == jnp.bfloat16 else "float32")
     name = registered(f"jsg_matmul_{variant}_{kind}_{types.result}", functools.partial(_emit, types, emit_item))
     shape = jax.ShapeDtypeStruct((len(x), values.shape[0] * LANES), types.result)
     factors = () if scale is None else (scale,)
-    rows = x if variant == "amx" else x.astype(jnp.float32)
+    rows = x if variant in ("amx", "pairs") else x.astype(jnp.float32)
     return jax.ffi.ffi_call(name, shape)(rows, values, *factors).astype(result)
 
 
@@ -97,9 +100,9 @@ def _emit_group_sums(
 
 def _emit_item(types: Types, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
     """All rows times `width` panels from the first one on, by fused multiplications and additions."""
-    x, result = buffers[0], buffers[-1]
+    x = buffers[0]
     depth = x.sizes[1]
-    row_bytes, result_bytes = depth * 4, buffers[1].sizes[0] * types.result_bytes
+    row_bytes = depth * 4
 
     def tile(row: Value, rows: int, panel: Value, panels: int) -> None:
         at = [function.address(x.data, (row + r) * row_bytes) for r in range(rows)]
@@ -117,11 +120,6 @@ def _emit_item(types: Types, function: Function, buffers: list[Buffer], first: V
             sums = _emit_group_sums(function, types, depth, zeros, number, read)
         else:
             sums = emit_sums(function, depth, zeros, number, vectors, types.together)
-        for p in range(panels):
-            factor = read[p].factor(function, types)
-            for r in range(rows):
-                total = sums[r][p] if factor is None else sums[r][p] * factor
-                target = (row + r) * result_bytes + (column + p) * types.result_bytes
-                function.store_as(types.result, total, result.data, target)
+        emit_results(function, types, buffers, read, sums, row, column)
 
     emit_product(function, x.sizes[0], width, tile)

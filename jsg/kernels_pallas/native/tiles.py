@@ -11,7 +11,7 @@ from typing import NamedTuple
 from jsg.kernels_pallas.inputs import SCALE_GROUP
 from jsg.kernels_pallas.native import library
 from jsg.kernels_pallas.native.calls import Buffer
-from jsg.kernels_pallas.native.emit import FLOAT, LANES, Function, Value, Variable, vector
+from jsg.kernels_pallas.native.emit import FLOAT, INT32, LANES, Function, Value, Variable, vector
 
 PANEL_BYTES = 4 * LANES
 SCALE_BYTES = 2 * LANES
@@ -98,6 +98,16 @@ class Panel(NamedTuple):
             factor = self.group_factor(function, first + start)
             yield from (number * factor for number in self.inputs(function, types, first + start, types.together))
 
+    def pairs(self, function: Function, types: Types, first: Value, count: int) -> Iterator[Value]:
+        """Emits the same as pairs of inputs in bfloat16, which holds every number of a kernel exactly."""
+        if types.kernel == "bfloat16":
+            for i in range(0, count, 2):
+                yield function.load(vector(INT32), self.numbers, (first + i) * types.line_bytes)
+            return
+        inputs = self.scaled(function, types, first, count)
+        for number in inputs:
+            yield function.bfloat16_pairs(number, next(inputs))
+
     def group_factor(self, function: Function, k: Value) -> Value:
         """The scales of the group of input k, in 4 bits."""
         assert self.scale is not None, "the kernel has scales"
@@ -161,6 +171,7 @@ def emit_sums(
     number: Callable[[Value, int], Value],
     panel: Callable[[Value, int], Iterable[Value]],
     step: int = 1,
+    fused: Callable[[Function, Value, Value, Value], Value] = Function.fused,
 ) -> list[list[Value]]:
     """sums[r][p] + Σ number(k, r) · panel(k, p) over k below `length`.
 
@@ -171,6 +182,7 @@ def emit_sums(
         number: Emits the number of a row at k.
         panel: Emits the vectors of a panel from k on, as many as `step`, each when it is needed or before.
         step: How many vectors of a panel are read together.
+        fused: Emits a · b + c. For pairs of bfloat16, k counts pairs.
     """
     running = [[Variable(function, start) for start in row] for row in sums]
     with function.loop(length, step=step) as first:
@@ -179,13 +191,42 @@ def emit_sums(
             for r, row in enumerate(running):
                 factor = function.spread(number(first + i, r))
                 for variable, numbers in zip(row, vectors, strict=True):
-                    variable.set(function.fused(factor, numbers, variable.get()))
+                    variable.set(fused(function, factor, numbers, variable.get()))
     return [[variable.get() for variable in row] for row in running]
+
+
+def emit_results(
+    function: Function,
+    types: Types,
+    buffers: Sequence[Buffer],
+    panels: Sequence[Panel],
+    sums: Sequence[Sequence[Value]],
+    row: Value,
+    column: Value,
+) -> None:
+    """Writes sums[r][p], multiplied with the factors of their columns, if any, from a row and a panel on."""
+    row_bytes = buffers[1].sizes[0] * types.result_bytes
+    for p, panel in enumerate(panels):
+        factor = panel.factor(function, types)
+        for r, of_row in enumerate(sums):
+            total = of_row[p] if factor is None else of_row[p] * factor
+            target = (row + r) * row_bytes + (column + p) * types.result_bytes
+            function.store_as(types.result, total, buffers[-1].data, target)
 
 
 def load_number(function: Function, base: Value, offset: Value | int) -> Value:
     """A float32."""
     return function.load(FLOAT, base, offset)
+
+
+def load_pair(function: Function, base: Value, index: Value) -> Value:
+    """A pair of bfloat16 in memory, with its index among pairs."""
+    return function.load(INT32, base, index * 4)
+
+
+def load_pairs(function: Function, base: Value, index: Value) -> Value:
+    """`LANES` pairs of bfloat16, with the index of the line among lines of as many."""
+    return function.load(vector(INT32), base, index * PANEL_BYTES)
 
 
 def load_panel(function: Function, base: Value, offset: Value | int) -> Value:
