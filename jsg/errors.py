@@ -3,6 +3,7 @@
     JsgError
     ├── ConfigError              an option or a combination of options that cannot work
     ├── ModelError               a model directory that is missing, damaged or of an unknown family
+    ├── CompileError             a program that the compiler refuses for this card
     ├── MemoryPlanError          weights and KV pool do not fit in the memory that was asked for
     ├── RequestError             a request that breaks a rule; HTTP 400
     │   ├── ContextLengthError   prompt and new tokens exceed the context
@@ -50,6 +51,10 @@ class ConfigError(JsgError):
 
 class ModelError(JsgError):
     """A model directory that is missing, damaged or of an unknown family."""
+
+
+class CompileError(JsgError):
+    """A program that the compiler refuses for this card."""
 
 
 class MemoryPlanError(JsgError):

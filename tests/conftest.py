@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = config.getoption("--shared-data")
     if folder is not None and not folder.is_dir():
         raise pytest.UsageError(f"--shared-data must name a folder that exists, but got {str(folder)!r}")
-    if FAST in config.getoption("markexpr") and not config.getoption("h200", default=False):
+    if FAST in config.getoption("markexpr") and not config.getoption("nvidia", default=False):
         _prepare_cheaply()
 
 

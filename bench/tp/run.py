@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bench.device.shapes import LLAMA_70B, MIXTRAL_8X7B
-from bench.h200 import model as h200
-from bench.h200.compiler import memory_of
+from bench.nvidia import model as h200
+from bench.nvidia.compiler import memory_of
 from bench.report import Report
 from bench.roofline import Rates, step_cost
 from bench.shapes import LLAMA_8B

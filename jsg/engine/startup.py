@@ -34,7 +34,7 @@ from jsg.engine.hosts.party import Follower, Leader, Party, meet
 from jsg.engine.profile import profiled_compiler_options
 from jsg.engine.selfcheck import DecodeSteps, step_cost
 from jsg.errors import ConfigError
-from jsg.kernels_pallas import ops
+from jsg.kernels_pallas import ops, tuning
 from jsg.models.config import ModelConfig
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolve_kv_dtype
@@ -106,16 +106,26 @@ class _Settings:
 
     def __str__(self) -> str:
         """The choices and their reasons, for people; the memory plan follows them."""
-        implementation, shapes, quantization = ops.best_implementation(), self.buckets, self.config.quantization
+        shapes, quantization = self.buckets, self.config.quantization
         kernels = "" if quantization == "none" else f", kernels in {quantization}"
         kernels += f", experts in {self.config.ep_size} groups" if self.config.ep_size > 1 else ""
         hosts = "" if self.party is None else f", number {self.config.node_rank} of {self.config.nnodes} hosts"
         return (
             f"device: {self.device}{hosts}\n"
-            f"programs: {self.dtype.name}{kernels}, attention by {implementation!r}, KV pool in {self.kv_dtype.name}, "
+            f"programs: {self.dtype.name}{kernels}, {self._implementations()}, KV pool in {self.kv_dtype.name}, "
             f"page size {self.page_size}; steps of up to {shapes.max_rows} requests and {shapes.max_tokens} new tokens "
             f"in {len(shapes.all)} shapes{self._advice()}"
         )
+
+    def _implementations(self) -> str:
+        """Which kernels were chosen when programs were traced, and from which file their block sizes are."""
+        best = ops.best_implementation()
+        shown = f"attention by {('reference' if ops.ATTENTION in ops.refusals else best)!r}"
+        if others := sorted(ops.refusals.keys() - {ops.ATTENTION}):
+            shown += f", {' and '.join(others)} by 'reference'"
+        if best == "triton":
+            shown += f", block sizes of tuning/{tuning.class_of(self.device.capability).name}.json"
+        return shown
 
     def _advice(self) -> str:
         """What would be faster on this CPU and change answers little, for the end of a line; empty if nothing would."""
@@ -353,6 +363,7 @@ def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
     allocated. If the pool has to shrink for them, they are compiled again for the smaller pool. A plan that fails even
     without temporary arrays is refused before anything is compiled.
     """
+    ops.refusals.clear()
     model = abstract_model(settings.model, settings.dtype, settings.config.quantization, settings.mesh)
     _lay_out(model, settings)
     limit_bytes = usable_bytes(settings.config.mem_fraction_static, settings.device)

@@ -17,12 +17,17 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jsg.kernels_pallas.inputs import Scoring
 from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS
+from jsg.kernels_pallas.tuning import stages_in_memory
 
 MIN_ROWS = 16
 MAX_HEAD_DIM = 256
 LOWEST = -1e30
 KEY_BYTES = 256
 """The bytes of a key that block sizes are chosen for: 128 dimensions of bfloat16."""
+REGISTER_HEAD_DIM = 128
+"""The dimensions of a head that the number of warps is chosen for."""
+LANE_BYTES = 16
+"""Bytes of shared memory for each row through which warps find its largest score and its sum."""
 LOG2_E = math.log2(math.e)
 
 Ref = Any
@@ -100,6 +105,27 @@ def keys_in_block(block_k: int, queries: Float[Array, "T N H"], keys: Float[Arra
     """`block_k`, or fewer if a key has more than `KEY_BYTES`, so that the blocks in flight fit in shared memory."""
     num_bytes = padded_head_dim(keys.shape[3]) * max(queries.dtype.itemsize, keys.dtype.itemsize)
     return max(MIN_ROWS, block_k * KEY_BYTES // max(num_bytes, KEY_BYTES))
+
+
+def shared_bytes(
+    rows: int, block_k: int, num_stages: int, queries: Float[Array, "T N H"], keys: Float[Array, "P page_size K H"]
+) -> int:
+    """The bytes of shared memory that a program of `attend` takes, or somewhat more.
+
+    Its query block, the blocks of keys and values in flight, one of them in the type of the matmul if that is another,
+    the weights between the two matmuls, and what warps tell each other.
+    """
+    head_dim = padded_head_dim(keys.shape[3])
+    product, stored = _matmul_dtype(queries.dtype, keys.dtype).itemsize, keys.dtype.itemsize
+    block = keys_in_block(block_k, queries, keys)
+    in_flight = 2 * stages_in_memory(num_stages, rows) * block * head_dim * stored
+    converted = block * head_dim * product if stored < product else 0
+    return rows * head_dim * product + in_flight + converted + rows * block * product + rows * LANE_BYTES
+
+
+def warps_for(num_warps: int, head_dim: int) -> int:
+    """The warps of a program of many rows: `num_warps`, or more for heads whose sums would not fit in registers."""
+    return num_warps * max(1, padded_head_dim(head_dim) // REGISTER_HEAD_DIM)
 
 
 def pool_spec(pool: Float[Array, "P page_size K H"], head_axis: int) -> pl.BlockSpec:

@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import paged_decode
 from jsg.kernels_pallas.attention_block import (
+    REGISTER_HEAD_DIM,
     Attended,
     Ref,
     attend,
@@ -32,16 +33,18 @@ from jsg.kernels_pallas.attention_block import (
     padded_head_dim,
     padded_rows,
     pool_spec,
+    shared_bytes,
+    warps_for,
     whole_spec,
 )
 from jsg.kernels_pallas.combine import Partials, split_range
 from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups, Scoring
 from jsg.kernels_pallas.tile import GROUP_TILE
-from jsg.kernels_pallas.tuning import sizes_for
+from jsg.kernels_pallas.tuning import fitting, sizes_for
 
 MAX_COLUMN_BYTES = 256
-"""The most rows of a query block times the bytes of a number: 128 rows of bfloat16, 64 of float32. The accumulators of
-more would not fit in the registers."""
+"""The most rows of a query block times the bytes of a number: 128 rows of bfloat16, 64 of float32, and half as many of
+heads that are longer than `REGISTER_HEAD_DIM`. The accumulators of more would not fit in the registers."""
 
 
 class Sizes(NamedTuple):
@@ -50,7 +53,8 @@ class Sizes(NamedTuple):
     Attributes:
         splits: The most programs that share the keys of one group tile and kv head.
         block_k: Keys per iteration of a program, unless `keys_in_block` gives fewer; a split is a multiple of it.
-        num_warps: Warps of a program whose query block has 64 rows or less. One with 128 rows has twice as many.
+        num_warps: Warps of a program whose query block has 64 rows or less. One with 128 rows has twice as many, and
+            so has one of heads that are longer than `REGISTER_HEAD_DIM`.
         num_stages: Iterations whose loads are in flight.
         rest: Sizes of the rest, which always has one split.
     """
@@ -103,7 +107,7 @@ def cascade(
             interpret=interpret,
         )
     num_singles = min(len(inputs.single_rows), len(queries))
-    sizes = sizes or default_sizes(len(inputs.groups.lens), num_singles, keys)
+    sizes = sizes or default_sizes(len(inputs.groups.lens), queries[:num_singles], keys)
     single_queries, scoring = queries[:num_singles], Scoring(scale, softcap=softcap)
     shared_lens = inputs.groups.shared_lens[:num_singles]
     ranges = paged_decode.Ranges(inputs.single_rows[:num_singles], shared_lens, inputs.single_kv_lens[:num_singles])
@@ -125,10 +129,14 @@ def cascade(
     return paged_decode.with_padding(Attended(rest.out[:, 0], rest.lse[:, 0]), len(queries))
 
 
-def default_sizes(num_tiles: int, num_singles: int, keys: Float[Array, "P page_size K H"]) -> Sizes:
-    """The best sizes on this device for a step of this shape."""
+def default_sizes(num_tiles: int, queries: Float[Array, "B N H"], keys: Float[Array, "P page_size K H"]) -> Sizes:
+    """The best sizes on this device for the queries of a step."""
     kernel = "cascade" if keys.dtype.itemsize < 4 else "cascade_float32"
-    return Sizes(**sizes_for(kernel, rows=num_tiles), rest=paged_decode.default_sizes(num_singles, keys))
+    rows = rows_of(queries, keys)
+    return fitting(
+        Sizes(**sizes_for(kernel, rows=num_tiles), rest=paged_decode.default_sizes(queries, keys)),
+        lambda sizes: shared_bytes(rows, sizes.block_k, sizes.num_stages, queries, keys),
+    )
 
 
 def _attend_prefixes(
@@ -149,8 +157,7 @@ def _attend_prefixes(
     tokens, heads, head_dim = queries.shape
     kv_heads, num_tiles = keys.shape[2], len(groups.lens)
     group = heads // kv_heads
-    members = members_per_program(group, queries.dtype.itemsize)
-    rows = padded_rows(members * pl.next_power_of_2(group))
+    members = members_per_program(group, queries.dtype.itemsize, head_dim)
     out, lse = pl.pallas_call(
         functools.partial(_prefix_kernel, members_per_program=members, scoring=scoring, sizes=sizes),
         grid=(kv_heads, sizes.splits, num_tiles * (GROUP_TILE // members)),
@@ -169,7 +176,7 @@ def _attend_prefixes(
             jax.ShapeDtypeStruct((tokens, sizes.splits, kv_heads, group), jnp.float32),
         ],
         compiler_params=plgpu.CompilerParams(
-            num_warps=sizes.num_warps * max(1, rows // 64),
+            num_warps=warps_for(sizes.num_warps * max(1, rows_of(queries, keys) // 64), head_dim),
             num_stages=sizes.num_stages,
         ),
         interpret=interpret,
@@ -188,9 +195,16 @@ def _attend_prefixes(
     )
 
 
-def members_per_program(group: int, itemsize: int) -> int:
+def members_per_program(group: int, itemsize: int, head_dim: int) -> int:
     """The number of requests of a group tile in one program, each with the `group` query heads of one kv head."""
-    return max(1, min(GROUP_TILE, MAX_COLUMN_BYTES // itemsize // pl.next_power_of_2(group)))
+    column_bytes = MAX_COLUMN_BYTES * REGISTER_HEAD_DIM // max(REGISTER_HEAD_DIM, padded_head_dim(head_dim))
+    return max(1, min(GROUP_TILE, column_bytes // itemsize // pl.next_power_of_2(group)))
+
+
+def rows_of(queries: Float[Array, "B N H"], keys: Float[Array, "P page_size K H"]) -> int:
+    """Rows of a query block."""
+    group = queries.shape[1] // keys.shape[2]
+    return padded_rows(members_per_program(group, queries.dtype.itemsize, keys.shape[3]) * pl.next_power_of_2(group))
 
 
 def _prefix_kernel(

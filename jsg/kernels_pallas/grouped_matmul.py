@@ -21,7 +21,10 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from jsg.kernels_pallas.attention_block import whole_spec
-from jsg.kernels_pallas.tuning import sizes_for
+from jsg.kernels_pallas.tuning import fitting, sizes_for, stages_in_memory
+
+BARRIER_BYTES = 128
+"""What warp groups need to wait for one another."""
 
 
 class Sizes(NamedTuple):
@@ -103,7 +106,16 @@ def grouped_matmul(
 def default_sizes(num_rows: int, dtype: jnp.dtype, stored: jnp.dtype) -> Sizes:
     """The best sizes on this device for so many rows of `dtype`, and kernels that are stored in `stored`."""
     name = "grouped_matmul_8_bits" if stored.itemsize == 1 else "grouped_matmul"
-    return Sizes(**sizes_for("grouped_matmul_float32" if dtype == jnp.float32 else name, rows=num_rows))
+    sizes = Sizes(**sizes_for("grouped_matmul_float32" if dtype == jnp.float32 else name, rows=num_rows))
+    return fitting(sizes, lambda sizes: shared_bytes(sizes, dtype, stored))
+
+
+def shared_bytes(sizes: Sizes, dtype: jnp.dtype, stored: jnp.dtype) -> int:
+    """The bytes of shared memory that a program takes, or more: blocks in flight, and one that is converted."""
+    kernel = sizes.block_k * sizes.block_n
+    in_flight = sizes.block_m * sizes.block_k * dtype.itemsize + kernel * stored.itemsize
+    converted = kernel * dtype.itemsize if stored != dtype else 0
+    return stages_in_memory(sizes.num_stages, sizes.block_m) * in_flight + converted + BARRIER_BYTES
 
 
 def grouped_matmul_kernel(

@@ -2,10 +2,12 @@
 
 "triton" is Pallas with the Triton lowering, for NVIDIA; "tpu" is JAX's own kernel; "native" is machine code for a
 CPU; "reference" is plain `jnp` and always works. If a kernel cannot do a case, it raises `NotImplementedError`, and
-the reference is used instead.
+the reference is used instead; `refusals` then says so.
 """
 
 import contextlib
+import logging
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,12 @@ from jsg.kernels_pallas import reference, reference_routes, reference_rows, refe
 from jsg.kernels_pallas.inputs import AttentionInputs, HeadNorms, LayerCache, Panels, Scoring
 from jsg.kernels_pallas.reference_routes import Routes
 
+logger = logging.getLogger(__name__)
+
+refusals: dict[str, str] = {}
+"""Operations that the reference did for a kernel in traces since this was cleared, and why."""
+
+ATTENTION = "paged_attention"
 BEST = {"gpu": "triton", "cuda": "triton", "tpu": "tpu", "cpu": "native"}
 
 
@@ -79,12 +87,12 @@ def rotate_and_write(
         case "triton":
             from jsg.kernels_pallas import rotate_and_write as kernel  # not at the top: a CPU does not need Pallas
 
-            with _falling_back(implementation):
+            with _falling_back("rotate_and_write", "triton", implementation):
                 return kernel.rotate_and_write(qkv, cos, sin, slots, cache, norms, interpret=_interprets())
         case "native":
             from jsg.kernels_pallas.native import rotate_and_write as native
 
-            with _falling_back(implementation):
+            with _falling_back("rotate_and_write", "native", implementation):
                 return native.rotate_and_write(qkv, cos, sin, slots, cache, norms)
         case _:
             pass
@@ -120,17 +128,17 @@ def paged_attention(
     """
     match implementation or best_implementation():
         case "triton":
-            with _falling_back(implementation):
+            with _falling_back(ATTENTION, "triton", implementation):
                 return _triton_attention(queries, cache, inputs, scale=scale, window=window, softcap=softcap)
         case "tpu":
             from jsg.kernels_pallas import tpu
 
-            with _falling_back(implementation):
+            with _falling_back(ATTENTION, "tpu", implementation):
                 return tpu.paged_attention(queries, cache, inputs, scale=scale, window=window, softcap=softcap)
         case "native":
             from jsg.kernels_pallas.native import attention
 
-            with _falling_back(implementation):
+            with _falling_back(ATTENTION, "native", implementation):
                 scoring = Scoring(scale, window, softcap)
                 out = attention.paged_attention(queries, *reference_write.keys_and_values(cache), inputs, scoring)
                 return out.astype(queries.dtype)
@@ -169,7 +177,7 @@ def gated(gate_up: Float[Array, "T 2 F"], *, implementation: str | None = None) 
     if (implementation or best_implementation()) == "native":
         from jsg.kernels_pallas.native import gated as native
 
-        with _falling_back(implementation):
+        with _falling_back("gated", "native", implementation):
             return native.gated(gate_up)
     return reference_rows.gated(gate_up, jnp.float32 if target_platform() == "cpu" else gate_up.dtype)
 
@@ -239,7 +247,7 @@ def grouped_matmul(
     if (implementation or best_implementation()) == "triton":
         from jsg.kernels_pallas import grouped_matmul as kernel
 
-        with _falling_back(implementation):
+        with _falling_back("grouped_matmul", "triton", implementation):
             return kernel.grouped_matmul(rows, kernels, sizes, scale=scale, result=result, interpret=_interprets())
     precision = lax.Precision.HIGHEST if rows.dtype == jnp.float32 else None  # as `models.layers.project`
     if scale is None:
@@ -324,6 +332,16 @@ def _interprets() -> bool:
     return target_platform() == "cpu"
 
 
-def _falling_back(named: str | None) -> contextlib.AbstractContextManager[None]:
-    """Lets the reference do a case that a kernel cannot do, unless that kernel was named."""
-    return contextlib.nullcontext() if named else contextlib.suppress(NotImplementedError)
+@contextlib.contextmanager
+def _falling_back(operation: str, kernel: str, named: str | None) -> Iterator[None]:
+    """Lets the reference do a case that a kernel cannot do, unless that kernel was named, and says so once."""
+    try:
+        yield
+    except NotImplementedError as error:
+        if named:
+            raise
+        if operation not in refusals:
+            # On a CPU this costs little, and on a GPU much.
+            level = logging.INFO if kernel == "native" else logging.WARNING
+            logger.log(level, "%s by 'reference', because %r cannot do it: %s", operation, kernel, error)
+        refusals[operation] = str(error)

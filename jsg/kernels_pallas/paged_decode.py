@@ -34,11 +34,12 @@ from jsg.kernels_pallas.attention_block import (
     padded_head_dim,
     padded_rows,
     pool_spec,
+    shared_bytes,
     whole_spec,
 )
 from jsg.kernels_pallas.combine import Partials, combine, split_range
 from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
-from jsg.kernels_pallas.tuning import sizes_for
+from jsg.kernels_pallas.tuning import fitting, sizes_for
 
 
 class Sizes(NamedTuple):
@@ -100,7 +101,7 @@ def paged_decode(
         NotImplementedError: See `attention_block.check_supported`.
     """
     num_singles = min(len(inputs.single_rows), len(queries))
-    sizes = sizes or default_sizes(num_singles, keys)
+    sizes = sizes or default_sizes(queries[:num_singles], keys)
     last = inputs.single_kv_lens[:num_singles]
     first = jnp.zeros_like(last) if window is None else jnp.maximum(last - window, 0)
     ranges = Ranges(inputs.single_rows[:num_singles], first, last)
@@ -122,10 +123,14 @@ def paged_decode(
     return with_padding(attended, len(queries))
 
 
-def default_sizes(rows: int, keys: Float[Array, "P page_size K H"]) -> Sizes:
-    """The best sizes on this device for a step of so many rows."""
+def default_sizes(queries: Float[Array, "B N H"], keys: Float[Array, "P page_size K H"]) -> Sizes:
+    """The best sizes on this device for the queries of a step."""
     kernel = "paged_decode" if keys.dtype.itemsize < 4 else "paged_decode_float32"
-    return Sizes(**sizes_for(kernel, rows=rows))
+    rows = padded_rows(queries.shape[1] // keys.shape[2])
+    return fitting(
+        Sizes(**sizes_for(kernel, rows=len(queries))),
+        lambda sizes: shared_bytes(rows, sizes.block_k, sizes.num_stages, queries, keys),
+    )
 
 
 def attend_splits(

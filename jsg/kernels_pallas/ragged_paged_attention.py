@@ -26,7 +26,7 @@ from jsg.kernels_pallas import attention_block
 from jsg.kernels_pallas.attention_block import Attended, Ref
 from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
 from jsg.kernels_pallas.tile import QUERY_TILE
-from jsg.kernels_pallas.tuning import sizes_for
+from jsg.kernels_pallas.tuning import fitting, sizes_for
 
 
 class Sizes(NamedTuple):
@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
     Attributes:
         block_m: Rows of the query block of a part of a tile: tokens times query heads of one kv head.
         block_k: Keys per iteration: see `keys_in_block`.
-        num_warps: Warps per program.
+        num_warps: Warps per program; twice as many for heads that are longer than `REGISTER_HEAD_DIM`.
         num_stages: Blocks of keys and values in shared memory: one in use, and the others being loaded.
     """
 
@@ -117,8 +117,7 @@ def ragged_paged_attention(
     num_tokens, heads, head_dim = queries.shape
     kv_heads = keys.shape[2]
     group = heads // kv_heads
-    kernel = "ragged_paged_attention" if keys.dtype.itemsize < 4 else "ragged_paged_attention_float32"
-    sizes = sizes or Sizes(**sizes_for(kernel, rows=num_tokens))
+    sizes = sizes or default_sizes(queries, keys)
     block_q = min(QUERY_TILE, max(1, sizes.block_m // pl.next_power_of_2(group)))
     items = list_items(inputs, block_q, num_tokens)
     of_head = pl.BlockSpec((num_tokens, None, group, head_dim), lambda head, _: (0, head, 0, 0))
@@ -134,11 +133,25 @@ def ragged_paged_attention(
             jax.ShapeDtypeStruct((num_tokens, kv_heads, group, head_dim), queries.dtype),
             jax.ShapeDtypeStruct((num_tokens, kv_heads, group), jnp.float32),
         ],
-        compiler_params=plgpu.CompilerParams(num_warps=sizes.num_warps, num_stages=sizes.num_stages),
+        compiler_params=plgpu.CompilerParams(
+            num_warps=attention_block.warps_for(sizes.num_warps, head_dim), num_stages=sizes.num_stages
+        ),
         interpret=interpret,
         name="ragged_paged_attention",
     )(items, inputs.page_table, queries.reshape(num_tokens, kv_heads, group, head_dim), keys, values)
     return Attended(out.reshape(queries.shape), lse.reshape(num_tokens, heads))
+
+
+def default_sizes(queries: Float[Array, "T N H"], keys: Float[Array, "P page_size K H"]) -> Sizes:
+    """The best sizes on this device for the queries of a step."""
+    kernel = "ragged_paged_attention" if keys.dtype.itemsize < 4 else "ragged_paged_attention_float32"
+    group = pl.next_power_of_2(queries.shape[1] // keys.shape[2])
+    return fitting(
+        Sizes(**sizes_for(kernel, rows=len(queries))),
+        lambda sizes: attention_block.shared_bytes(
+            max(sizes.block_m, group), sizes.block_k, sizes.num_stages, queries, keys
+        ),
+    )
 
 
 def list_items(inputs: AttentionInputs, block_q: int, num_tokens: int) -> Items:

@@ -14,6 +14,7 @@ from jsg.engine.child.protocol import Progress
 from jsg.engine.core import EngineCore
 from jsg.engine.device.devices import Device
 from jsg.errors import ConfigError, ContextLengthError, QueueFullError, RequestError
+from jsg.kernels_pallas import ops
 from jsg.types import FinishReason, FinishType, Request, SamplingParams
 from tests.engine import small
 from tests.engine.small import check_core
@@ -257,6 +258,27 @@ def test_deterministic_mode_has_two_gpus_at_most(small_model):
         startup._settle(
             config, small_model, Device(platform="gpu", kind="NVIDIA H200", gpu=None, why="", count=4), None
         )
+
+
+@pytest.mark.parametrize(
+    ("best", "refusals", "shown"),
+    [
+        ("native", {}, "attention by 'native', KV pool"),
+        ("triton", {}, "attention by 'triton', block sizes of tuning/sm_86.json, KV pool"),
+        (
+            "triton",
+            {"paged_attention": "a head_dim of 72", "grouped_matmul": "x"},
+            "attention by 'reference', grouped_matmul by 'reference', block sizes of tuning/sm_86.json, KV pool",
+        ),
+    ],
+)
+def test_the_start_says_which_operation_runs_how(
+    small_model, monkeypatch: pytest.MonkeyPatch, best: str, refusals: dict[str, str], shown: str
+):
+    monkeypatch.setattr(ops, "best_implementation", lambda: best)
+    monkeypatch.setattr(ops, "refusals", refusals)
+    card = Device(platform="gpu", kind="NVIDIA L4", gpu=None, why="", capability=(8, 9))
+    assert shown in str(startup._settle(EngineConfig(model_path=str(small_model)), small_model, card, None))
 
 
 def test_who_waits_for_a_model_is_told_how_fast_it_is_read():

@@ -82,7 +82,7 @@ def test_a_tile_whose_query_heads_do_not_fit_in_a_block_has_several_programs(
 ):
     """The group has two tiles too."""
     monkeypatch.setattr("jsg.kernels_pallas.cascade.MAX_COLUMN_BYTES", 32 * group)
-    assert members_per_program(group, 4) == 8
+    assert members_per_program(group, 4, 128) == 8
     cut = ONE._replace(num_stages=2)  # a program of its own: those that are kept were traced with more bytes
     check(dataclasses.replace(named("shared-by-two-tiles"), heads=group, kv_heads=1), cut)
 

@@ -81,12 +81,19 @@ def test_without_a_kernel_for_the_device_the_reference_runs(monkeypatch: pytest.
     assert has_run(named("mixed"), monkeypatch, None) == ["reference"]
 
 
-def test_what_a_kernel_refuses_goes_to_the_reference_unless_the_kernel_was_asked_for(monkeypatch: pytest.MonkeyPatch):
+def test_what_a_kernel_refuses_goes_to_the_reference_unless_the_kernel_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     no = NotImplementedError("no")
     with pytest.raises(NotImplementedError, match="no"):
         has_run(named("decode"), monkeypatch, "triton", paged_decode=no)
     monkeypatch.setitem(ops.BEST, "cpu", "triton")
-    assert has_run(named("decode"), monkeypatch, None, paged_decode=no) == ["paged_decode", "reference"]
+    monkeypatch.setattr(ops, "refusals", {})
+    for _ in range(2):
+        assert has_run(named("decode"), monkeypatch, None, paged_decode=no) == ["paged_decode", "reference"]
+    assert ops.refusals == {"paged_attention": "no"}
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said == ["paged_attention by 'reference', because 'triton' cannot do it: no"], "said once"
 
 
 def test_an_implementation_that_there_is_not_is_named(monkeypatch: pytest.MonkeyPatch):

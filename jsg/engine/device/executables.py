@@ -23,9 +23,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jsg.engine.device.compile_errors import REFUSALS, compile_error
 from jsg.engine.device.pace import Pace
 from jsg.engine.private_directory import private_directory
-from jsg.errors import ForbiddenCompileError
+from jsg.errors import CompileError, ForbiddenCompileError
 from jsg.models.tensor_parallel import spec_of
 
 logger = logging.getLogger(__name__)
@@ -291,7 +292,10 @@ class Executables:
             program = self._declared[name]
             if program.trace is not None:
                 self._check_allowed(name)
-                lowered = self._lowered[name] = program.trace()
+                try:
+                    lowered = self._lowered[name] = program.trace()
+                except REFUSALS as error:
+                    raise compile_error(name, error) from error
                 self._declared[name] = _Declared(program.arguments, None, lowered.out_info)
                 self.num_lowered += 1
             return self._lowered.get(name)
@@ -301,7 +305,10 @@ class Executables:
         lowered = self._lower_one(name)
         if lowered is None:  # another thread has compiled it meanwhile
             return name
-        compiled = lowered.compile(self.compiler_options(name))
+        try:
+            compiled = lowered.compile(self.compiler_options(name))
+        except REFUSALS as error:
+            raise compile_error(name, error, lowered) from error
         if self._runs_before_ready:
             self._cold[name] = (
                 self._runs_before_ready
@@ -326,6 +333,8 @@ class Executables:
                 if self._pace.is_closed:
                     return
                 self._compile_one(name)
+            except CompileError as error:
+                logger.error("compiling %s in the background failed, and a larger program stands in: %s", name, error)
             except Exception:  # a larger program stands in for it, so this costs speed but no answer
                 logger.exception("compiling %s in the background failed", name)
 

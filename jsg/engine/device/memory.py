@@ -23,6 +23,8 @@ DEVICE_VISION_BYTES = 2**30
 """The least vision pool on other devices by default: about 200 images of one tile for a model 4096 wide."""
 PENALTY_BYTES = 4 + 1 + 4
 """Bytes for each request row and vocabulary entry: count, presence, bias."""
+PART_SAVED = 0.4
+"""The part of an 8B Llama in bfloat16 that 8 bits save, rounded down."""
 RESERVE_FRACTION = 0.02
 """The part of the usable memory that is not planned. A full allocator fails where free memory lies in pieces, and the
 results of a forward pass are still there while its step samples. Not measured on a device."""
@@ -41,6 +43,7 @@ class MemoryPlan:
         reserve_bytes: Memory that is not planned.
         pool_tokens: KV slots, without the dump page.
         bytes_per_token: Keys and values of one token in all layers.
+        advice: What would leave much more for the KV pool, as a clause for people; empty if nothing would.
     """
 
     limit_bytes: int
@@ -51,6 +54,7 @@ class MemoryPlan:
     pool_tokens: int
     bytes_per_token: int
     vision_bytes: int = 0
+    advice: str = ""
 
     def __str__(self) -> str:
         parts = {
@@ -63,7 +67,9 @@ class MemoryPlan:
         }
         shown = " + ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in parts.items())
         pool = f"{self.pool_tokens} tokens of {self.bytes_per_token} bytes"
-        return f"memory plan: {shown} ({pool}) of {self.limit_bytes / 2**20:.0f} MiB"
+        return (
+            f"memory plan: {shown} ({pool}) of {self.limit_bytes / 2**20:.0f} MiB{self.advice and f'; {self.advice}'}"
+        )
 
 
 def usable_bytes(mem_fraction: float, device: Device) -> int:
@@ -145,6 +151,7 @@ def plan_memory(
         roof = CPU_POOL_BYTES // (per_token * num_devices) if platform == "cpu" else fits
         wanted = max(min(fits, roof, max_running * columns * page_size), context_length)
     pool_tokens = -(-wanted // page_size) * page_size
+    is_cut = config.max_total_tokens is None and platform != "cpu" and fits < max_running * columns * page_size
     plan = MemoryPlan(
         limit_bytes=limit_bytes,
         weights_bytes=weights_bytes,
@@ -154,6 +161,7 @@ def plan_memory(
         pool_tokens=pool_tokens,
         bytes_per_token=per_token,
         vision_bytes=vision_bytes,
+        advice=_advice(config, weights_bytes, max(fits, 0) * per_token) if is_cut else "",
     )
     if pool_tokens > fits:
         raise MemoryPlanError(
@@ -162,6 +170,13 @@ def plan_memory(
             f"({plan})"
         )
     return plan
+
+
+def _advice(config: EngineConfig, weights_bytes: int, pool_bytes: int) -> str:
+    """Recommends weights in 8 bits where the memory that they leave free would at least double the pool."""
+    if config.quantization != "none" or pool_bytes > PART_SAVED * weights_bytes:
+        return ""
+    return "--quantization int8 would leave the KV pool twice as much or more"
 
 
 def vision_shape(config: EngineConfig, model: ModelConfig, *, platform: str, row_bytes: int) -> VisionShape | None:

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from jsg.engine.core import EngineCore
+from jsg.engine.device.compile_errors import compile_error
 from jsg.engine.device.executables import Executables, use_compilation_cache
-from jsg.errors import ConfigError, ForbiddenCompileError
+from jsg.errors import CompileError, ConfigError, ForbiddenCompileError
+from jsg.kernels_pallas import paged_decode, tuning
 from jsg.sched.buckets import BucketKey, Phase
 from jsg.types import Request, SamplingParams
 from tests.engine import small
@@ -97,6 +99,75 @@ def test_the_rest_is_lowered_and_compiled_in_the_background_and_a_failure_is_log
     assert [programs.is_ready(name) for name in "abc"] == [True, False, True]
     assert (programs.num_lowered, programs.num_pending) == (2, 1)
     assert "compiling b in the background failed" in caplog.text
+
+
+SMEM = "RESOURCE_EXHAUSTED: Shared memory size limit exceeded: requested 139264, available: 101376, context: []\nmore"
+
+
+def refuse_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise jax.errors.JaxRuntimeError(SMEM)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
+
+
+def test_what_cannot_be_lowered_or_compiled_names_program_kernels_and_device(monkeypatch: pytest.MonkeyPatch):
+    def refused(x: jax.Array) -> jax.Array:
+        paged_decode.default_sizes(x, jnp.zeros((2, 1, 1, 72)))
+        return x
+
+    programs = Executables(forbid_compile=False)
+    programs.declare("step", refused, jax.ShapeDtypeStruct((2, 4, 72), jnp.float32))
+    toaster = tuning.class_of(None)._replace(shared_bytes=99)
+    monkeypatch.setattr(tuning, "class_of", lambda _: toaster)
+    rule = (
+        r"the program step \(kernels: paged_decode\) must compile for the cpu, but is refused: a program has 99 bytes"
+    )
+    with pytest.raises(CompileError, match=rule):
+        programs.compile(["step"])
+    monkeypatch.undo()
+    refuse_to_compile(monkeypatch)
+    programs.declare("other", lambda x: x + 1, jax.ShapeDtypeStruct((2,), jnp.float32))
+    rule = r"the program other must compile for the cpu, .* requested 139264, available: 101376, context: \[\]; try"
+    with pytest.raises(CompileError, match=rule) as raised:
+        programs.compile(["other"])
+    assert "more" not in str(raised.value) and "the memory plan is not the cause" in str(raised.value)
+
+
+def test_the_triton_kernels_of_a_program_are_found():
+    class Lowered:
+        def as_text(self) -> str:
+            config = '{mhlo.backend_config = {grid_x = 8 : i32, ir = "ML", name = "ragged_paged_attention"}}'
+            return f"mesh @m <name = 1>\n%1 = stablehlo.custom_call @__gpu$xla.gpu.triton(%0) {config}\n"
+
+    error = compile_error(("forward", 1), jax.errors.JaxRuntimeError(SMEM), Lowered())  # pyright: ignore[reportArgumentType]
+    assert "the program ('forward', 1) (kernels: ragged_paged_attention) must compile" in str(error)
+
+
+def test_a_compiler_that_finds_no_memory_to_try_kernels_in_is_left_more():
+    error = compile_error("step", jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying"))
+    assert str(error).endswith("; lower --mem-fraction-static, which leaves memory to try kernels in")
+
+
+@pytest.mark.slow
+def test_a_start_that_cannot_compile_is_refused_with_a_sentence(
+    small_model: pathlib.Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch
+):
+    refuse_to_compile(monkeypatch)
+    with small.few_variants(), pytest.raises(CompileError, match="the memory plan is not the cause"):
+        EngineCore(small.make_config(small_model, compile_cache_dir))
+
+
+def test_what_cannot_be_compiled_in_the_background_is_logged_without_a_traceback(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    refuse_to_compile(monkeypatch)
+    programs = Executables(forbid_compile=False)
+    programs.declare("a", lambda x: x + 1, jax.ShapeDtypeStruct((), jnp.float32))
+    programs.compile_rest_in_background()
+    programs._thread.join()  # pyright: ignore[reportOptionalMemberAccess]
+    assert "a larger program stands in: the program a must compile" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_a_program_is_lowered_once_by_whichever_thread_comes_first():

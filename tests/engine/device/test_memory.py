@@ -29,13 +29,14 @@ def plan(
     weights: int = 16 * GIB,
     page_size: int = 1,
     kv_itemsize: int = 2,
+    total: int = 140 * GIB,
     **knobs: object,
 ) -> MemoryPlan:
     return plan_memory(
         EngineConfig(**knobs),  # pyright: ignore[reportArgumentType]
         model,
         platform=platform,
-        limit_bytes=int(EngineConfig(**knobs).mem_fraction_static * 140 * GIB),  # pyright: ignore[reportArgumentType]
+        limit_bytes=int(EngineConfig(**knobs).mem_fraction_static * total),  # pyright: ignore[reportArgumentType]
         page_size=page_size,
         kv_itemsize=kv_itemsize,
         weights_bytes=weights,
@@ -65,6 +66,30 @@ def test_a_pool_of_eight_bits_is_no_larger_than_the_kernels_offsets_reach(model:
     assert plan(small_layers, kv_itemsize=2, page_size=16).pool_tokens > made.pool_tokens
     with pytest.raises(MemoryPlanError, match="memory is left for"):
         plan(small_layers, kv_itemsize=1, page_size=16, max_total_tokens=made.pool_tokens + 1)
+
+
+ADVICE = "; --quantization int8 would leave the KV pool twice as much or more"
+
+
+@pytest.mark.parametrize(
+    ("platform", "knobs", "is_advised"),
+    [
+        ("gpu", {"total": 24 * GIB}, True),
+        ("gpu", {}, False),  # a card of 140 GiB has room for both
+        ("gpu", {"total": 24 * GIB, "quantization": "int8"}, False),
+        ("gpu", {"total": 24 * GIB, "max_total_tokens": 8192}, False),  # nobody asks for more
+        ("cpu", {"total": 24 * GIB}, False),
+    ],
+)
+def test_8_bits_are_recommended_where_bfloat16_leaves_little(
+    model: ModelConfig, platform: str, knobs: dict, is_advised: bool
+):
+    assert str(plan(model, platform, weights=15 * GIB, **knobs)).endswith(ADVICE) == is_advised
+
+
+def test_8_bits_are_recommended_where_bfloat16_leaves_nothing(model: ModelConfig):
+    with pytest.raises(MemoryPlanError, match=ADVICE):
+        plan(model, weights=20 * GIB, total=24 * GIB)
 
 
 def test_the_pool_is_modest_on_a_cpu(model: ModelConfig):

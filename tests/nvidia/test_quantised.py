@@ -8,10 +8,10 @@ import functools
 import pytest
 
 from bench.device.shapes import MIXTRAL_8X7B
-from bench.h200 import model
+from bench.nvidia import model
 from bench.shapes import LLAMA_8B
 from jsg.sched.buckets import BucketKey, Phase
-from tests.h200.test_step import check_forward
+from tests.nvidia.test_step import check_forward
 
 SHAPES = {"dense": LLAMA_8B, "experts": MIXTRAL_8X7B}
 KEYS = {

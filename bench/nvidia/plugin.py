@@ -1,4 +1,4 @@
-"""XLA's CUDA plugin, which compiles for GPUs on a machine that has none; `make test-h200` fetches it."""
+"""XLA's CUDA plugin, which compiles for GPUs on a machine that has none; `make test-nvidia` fetches it."""
 
 import importlib.util
 import os
@@ -17,7 +17,7 @@ def use_plugin() -> None:
     except ModuleNotFoundError:
         found = None
     if found is None:
-        raise RuntimeError("XLA's CUDA plugin must be on PYTHONPATH; `make test-h200` puts it into .venv/h200")
+        raise RuntimeError("XLA's CUDA plugin must be on PYTHONPATH; `make test-nvidia` puts it into .venv/nvidia")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # there is no driver to ask
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # a program from a cache has no list of launches

@@ -1,7 +1,7 @@
-"""Tests that compile for an H200, on any machine: `make test-h200`.
+"""Tests that compile for NVIDIA cards, on any machine: `make test-nvidia`.
 
 They need XLA's CUDA plugin. Where it is installed JAX starts differently, so it lies in a folder of its own, and these
-tests run in processes of their own: with `--h200`, and are skipped without it.
+tests run in processes of their own: with `--nvidia`, and are skipped without it.
 """
 
 import pathlib
@@ -9,18 +9,18 @@ import shutil
 
 import pytest
 
-from bench.h200.plugin import use_plugin
+from bench.nvidia.plugin import use_plugin
 
 HERE = pathlib.Path(__file__).parent
-TOOLS = HERE.parent.parent / ".venv" / "h200" / "bin"
+TOOLS = HERE.parent.parent / ".venv" / "nvidia" / "bin"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--h200", action="store_true", help="compile for an H200; without XLA's CUDA plugin, fail")
+    parser.addoption("--nvidia", action="store_true", help="compile for NVIDIA cards; without XLA's CUDA plugin, fail")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not config.getoption("--h200", default=False):
+    if not config.getoption("--nvidia", default=False):
         return
     try:
         use_plugin()
@@ -29,11 +29,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--h200", default=False):
+    if config.getoption("--nvidia", default=False):
         # Known: docs/architecture.md, "The exit from a deprecated lowering".
         mark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
     else:
-        mark = pytest.mark.skip(reason="compiled for an H200 by `make test-h200`")
+        mark = pytest.mark.skip(reason="compiled for NVIDIA cards by `make test-nvidia`")
     for item in items:
         if str(item.path).startswith(f"{HERE}/"):  # comparing paths takes 50 times as long
             item.add_marker(mark)
@@ -41,8 +41,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def nvdisasm() -> pathlib.Path:
-    """NVIDIA's disassembler: that which `make test-h200` could fetch, or the machine's."""
+    """NVIDIA's disassembler: that which `make test-nvidia` could fetch, or the machine's."""
     found = shutil.which("nvdisasm", path=str(TOOLS)) or shutil.which("nvdisasm")
     if found is None:
-        pytest.skip("nvdisasm is at hand neither in .venv/h200/bin nor on the PATH")
+        pytest.skip("nvdisasm is at hand neither in .venv/nvidia/bin nor on the PATH")
     return pathlib.Path(found)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from bench.device.shapes import LLAMA_70B, MIXTRAL_8X7B
-from bench.h200 import model
-from bench.h200.compiler import Program, memory_of
+from bench.nvidia import model
+from bench.nvidia.compiler import Program, memory_of
 from jsg.engine.device.programs import DRAWN, GREEDY, SAMPLED, Variant
 from jsg.sched.buckets import BucketKey, Phase
 

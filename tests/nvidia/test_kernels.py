@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from bench.attention_cases import MODELS
-from bench.h200.compiler import IN_PLACE, SHARED_MEMORY_BYTES, Program, array, compile_for_h200
+from bench.nvidia.compiler import IN_PLACE, Program, array, compile_for
 from jsg.kernels_pallas.cascade import cascade
 from jsg.kernels_pallas.expert_routes import expert_routes
 from jsg.kernels_pallas.grouped_matmul import grouped_matmul
@@ -81,7 +81,7 @@ def attention(kernel: str, model: str, pool_dtype: str, page_size: int) -> Progr
     queries = array(num_tokens, heads, head_dim, dtype="float32" if pool_dtype == "float32" else "bfloat16")
     tiles = num_tokens // QUERY_TILE + ROWS if kernel == "ragged" else 0
     inputs = attention_inputs(num_tokens, page_size, tiles=tiles, groups=GROUPS if kernel == "cascade" else 0)
-    return compile_for_h200(lambda *args: entry(*args, scale=head_dim**-0.5).out, queries, pool, pool, inputs)
+    return compile_for("h200", lambda *args: entry(*args, scale=head_dim**-0.5).out, queries, pool, pool, inputs)
 
 
 @pytest.mark.parametrize(("kernel", "model", "pool_dtype", "page_size"), ATTENTION)
@@ -90,7 +90,7 @@ def test_attention_fits(kernel: str, model: str, pool_dtype: str, page_size: int
     _, num_tokens, names = KERNELS[kernel]
     heads, kv_heads, head_dim = MODELS[model]
     assert names <= {launch.name for launch in program.launches}
-    assert max(launch.shared_bytes for launch in program.launches) <= SHARED_MEMORY_BYTES
+    assert program.fits
     assert program.makers_of(POOL_TOKENS * kv_heads * head_dim) <= IN_PLACE
     partial_bytes = 4 * num_tokens * heads * (head_dim + 1)  # of one split, in float32
     splits = {"decode": 0, "decode-in-splits": 4, "cascade": 8, "ragged": 0}[kernel]
@@ -165,7 +165,7 @@ def rotation(pool_dtype: str, page_size: int, has_norms: bool) -> Program:
     joint = array(ROWS, kv_heads, (heads // kv_heads + 2) * head_dim)
     slots = array(ROWS, dtype="int32")
     weights = (array(head_dim), array(head_dim)) if has_norms else ()
-    return compile_for_h200(fn, joint, angles, angles, slots, (pool, pool), weights, donate=(4,))
+    return compile_for("h200", fn, joint, angles, angles, slots, (pool, pool), weights, donate=(4,))
 
 
 def test_rotate_and_write_instructions(nvdisasm):
@@ -178,18 +178,18 @@ def test_rotate_and_write_instructions(nvdisasm):
 def threshold() -> Program:
     per_row = functools.partial(array, ROWS)
     args = array(ROWS, VOCAB, dtype="float32"), per_row(dtype="float32"), per_row(dtype="float32")
-    return compile_for_h200(kept_threshold, *args, per_row(dtype="int32"), per_row(dtype="float32"))
+    return compile_for("h200", kept_threshold, *args, per_row(dtype="int32"), per_row(dtype="float32"))
 
 
 @functools.cache
 def top() -> Program:
-    return compile_for_h200(lambda logits: top_logits(logits, 20), array(ROWS, VOCAB, dtype="float32"))
+    return compile_for("h200", lambda logits: top_logits(logits, 20), array(ROWS, VOCAB, dtype="float32"))
 
 
 @pytest.mark.parametrize("program", [threshold, top], ids=["threshold", "top"])
 def test_sampling_neither_copies_nor_sorts_the_vocabulary(program):
     assert program().temporary_bytes < 2**20
-    assert max(launch.shared_bytes for launch in program().launches) <= SHARED_MEMORY_BYTES
+    assert program().fits
     assert "sort" not in program().makers_of(ROWS * VOCAB // 8), "only what is left may be sorted"
 
 
@@ -213,7 +213,7 @@ def test_one_entry_for_a_gpu():
     def fn(queries: jax.Array, pools: tuple[jax.Array, jax.Array], inputs: AttentionInputs) -> jax.Array:
         return ops.paged_attention(queries, pools, inputs, scale=1.0)
 
-    program = compile_for_h200(fn, array(ROWS, heads, head_dim), (pool, pool), inputs)
+    program = compile_for("h200", fn, array(ROWS, heads, head_dim), (pool, pool), inputs)
     assert "_decode_kernel" in {launch.name for launch in program.launches}
 
 
@@ -234,7 +234,7 @@ def grouped(side: str, num_rows: int, dtype: str) -> Program:
         array(experts, depth, width, dtype=dtype),
         array(experts, dtype="int32"),
     )
-    return compile_for_h200(functools.partial(grouped_matmul, result=dtype), *arrays)
+    return compile_for("h200", functools.partial(grouped_matmul, result=dtype), *arrays)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_a_grouped_matmul_is_one_launch_that_spills_nothing(side: str, num_rows:
     """XLA's own computes every row with every expert, and makes the rows for that."""
     program = grouped(side, num_rows, dtype)
     (launch,) = program.launches
-    assert launch.shared_bytes <= SHARED_MEMORY_BYTES
+    assert program.fits
     assert program.temporary_bytes == 0
     counts = program.instructions(launch.name, nvdisasm)
     assert having(counts, "LDL|STL") == set(), "registers spill"
@@ -265,7 +265,8 @@ def test_a_grouped_matmul_is_one_launch_that_spills_nothing(side: str, num_rows:
 )
 def test_experts_in_8_bits_are_converted_in_the_launch_that_reads_them(side: str, stored: str, nvdisasm):
     experts, depth, width = MIXTRAL[side]
-    program = compile_for_h200(
+    program = compile_for(
+        "h200",
         lambda rows, kernels, sizes, scale: grouped_matmul(rows, kernels, sizes, scale=scale, result="bfloat16"),
         array(512, depth),
         array(experts, depth, width, dtype=stored),
@@ -286,9 +287,9 @@ def test_experts_are_chosen_in_one_launch_that_spills_nothing(num_tokens: int, n
     choose = functools.partial(expert_routes, experts_per_token=2, num_own=num_own)
     logits = array(num_tokens, 8, dtype="float32")
     if num_own == 8:
-        program = compile_for_h200(lambda logits: choose(logits, first=0), logits)
+        program = compile_for("h200", lambda logits: choose(logits, first=0), logits)
     else:
-        program = compile_for_h200(lambda logits, first: choose(logits, first=first), logits, array(dtype="int32"))
+        program = compile_for("h200", lambda logits, first: choose(logits, first=first), logits, array(dtype="int32"))
     (launch,) = program.launches
     assert program.temporary_bytes == 0
     assert having(program.instructions(launch.name, nvdisasm), "LDL|STL") == set(), "registers spill"

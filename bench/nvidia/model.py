@@ -1,4 +1,4 @@
-"""Every program that an engine on an H200 would compile for a model. There are only shapes; nothing is allocated."""
+"""Every program that an engine on a card would compile for a model. There are only shapes; nothing is allocated."""
 
 import dataclasses
 import json
@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from bench.h200 import compiler
-from bench.h200.compiler import Program, placed
+from bench.nvidia import compiler
+from bench.nvidia.compiler import Program
 from jsg.cache.pool import make_pool
 from jsg.config import EngineConfig
 from jsg.engine.device.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS, Executables
@@ -44,15 +44,15 @@ class Declared:
     donate: tuple[int, ...]
 
 
-class H200Executables(Executables):
+class CardExecutables(Executables):
     """Stores the programs that `Programs` declares, and compiles those that a test asks for."""
 
-    def __init__(self, hidden_size: int, quantization: str, num_devices: int = 1, num_groups: int = 1):
+    def __init__(self, card: str, hidden_size: int, quantization: str, num_devices: int = 1, num_groups: int = 1):
         options = QUANTISED_OPTIONS if quantization in STORED else COMPILER_OPTIONS
-        mesh = compiler.mesh(num_devices, num_groups) if num_devices > 1 else None
+        mesh = compiler.mesh(card, num_devices, num_groups) if num_devices > 1 else None
         by_kind = {"encode": COMPILER_OPTIONS["gpu"]}
         super().__init__(forbid_compile=False, compiler_options=options["gpu"], options_by_kind=by_kind, mesh=mesh)
-        self._num_devices, self._num_groups = num_devices, num_groups
+        self._card, self._num_devices, self._num_groups = card, num_devices, num_groups
         self._hidden_size = hidden_size
         self._programs: dict[Hashable, Declared] = {}
 
@@ -74,10 +74,10 @@ class H200Executables(Executables):
 
     def program(self, name: Hashable) -> Program:
         declared = self._programs[name]
-        args = declared.args if self._num_devices > 1 else placed(declared.args)
-        return compiler.compile_for_h200(
+        return compiler.compile_for(
+            self._card,
             declared.fn,
-            *args,
+            *declared.args,
             donate=declared.donate,
             num_devices=self._num_devices,
             num_groups=self._num_groups,
@@ -87,7 +87,7 @@ class H200Executables(Executables):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Model:
-    """A model on an H200.
+    """A model on a card.
 
     Attributes:
         layer_elements: The number of elements in the keys of one layer of the pool; its values have as many.
@@ -103,12 +103,13 @@ class Model:
     vision: jax.ShapeDtypeStruct | None
     kernels: frozenset[tuple[int, int]]
     tower_kernels: frozenset[tuple[int, int]]
-    programs: H200Executables
+    programs: CardExecutables
 
 
 def make_model(
     shape: dict[str, Any],
     *,
+    card: str = "h200",
     buckets: Buckets = BUCKETS,
     page_size: int = 1,
     kv_dtype: jax.typing.DTypeLike = jnp.bfloat16,
@@ -123,13 +124,14 @@ def make_model(
 
     Args:
         shape: Its `config.json`.
+        card: The card that it is compiled for: see `bench.nvidia.cards`.
         buckets: The shapes of its steps. Tiles are encoded in the numbers that the engine uses on a GPU.
         page_size: KV slots in one page.
         kv_dtype: Type of the KV pool.
         quantization: Quantization of its kernels.
         options_of: The quantization for which XLA's options are, if it differs.
-        num_devices: The number of H200s that share the model.
-        num_groups: The number of groups of H200s that each have their own experts.
+        num_devices: The number of cards that share the model.
+        num_groups: The number of groups of cards that each have their own experts.
         pool_tokens: The number of KV slots.
         changes: Fields of the text model's config to change.
     """
@@ -150,7 +152,7 @@ def make_model(
     rows = None if vision is None else jax.ShapeDtypeStruct((vision.num_rows, config.hidden_size), jnp.bfloat16)
     state = jax.eval_shape(lambda rows: make_state(settings, make_pool(*shapes, kv_dtype), rows), rows)
     options_of = quantization if options_of is None else options_of
-    programs = H200Executables(config.hidden_size, options_of, num_devices, num_groups)
+    programs = CardExecutables(card, config.hidden_size, options_of, num_devices, num_groups)
     state = over_devices(state, programs.mesh)
     model = abstract_model(config, jnp.bfloat16, quantization, programs.mesh)
     Programs(model, settings, state, buckets, programs).declare()

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from bench.device.shapes import CLIP_L_336, MISTRAL_7B, MIXTRAL_8X7B, MIXTRAL_8X22B
-from bench.h200 import model
-from bench.h200.compiler import IN_PLACE, SHARED_MEMORY_BYTES, Program
+from bench.nvidia import model
+from bench.nvidia.compiler import IN_PLACE, Program
 from bench.shapes import LLAMA_8B, llava_next_video
 from jsg.engine.device.programs import GREEDY, VARIANTS, Variant
 from jsg.sched.buckets import BucketKey, Phase
@@ -36,7 +36,7 @@ def check_forward(program: Program, of: model.Model) -> None:
     pools = [of.layer_elements] if of.vision is None else [of.layer_elements, of.vision.size]
     assert program.makers_of(min(pools)) <= IN_PLACE
     assert program.is_one_command_buffer
-    assert max(launch.shared_bytes for launch in program.launches) <= SHARED_MEMORY_BYTES
+    assert program.fits
 
 
 def max_temporary_bytes(key: BucketKey) -> int:

@@ -1,8 +1,8 @@
-"""Compiles functions for NVIDIA H200s on a machine that has none, and reads what came out.
+"""Compiles functions for NVIDIA cards on a machine that has none, and reads what came out.
 
-XLA's CUDA plugin needs no GPU to compile, only a description of one (`h200_target_config.txtpb`, which JAX 0.11.2 gave
-on an H200 on 2026-11-27). The tests read the memory analysis, the optimised program, the machine code, and the list of
-launches, which XLA writes to a folder. None of these says how fast the program is, or that its results are right.
+The cards are those of `bench.nvidia.cards`. The tests read the memory analysis, the optimised program, the machine
+code, and the list of launches, which XLA writes to a folder. None of these says how fast the program is, or that its
+results are right.
 """
 
 import dataclasses
@@ -20,12 +20,10 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bench.h200 import machine_code
+from bench.nvidia import machine_code
+from bench.nvidia.cards import Card, card
 from jsg.models.tensor_parallel import AXES
 
-TARGET = pathlib.Path(__file__).with_name("h200_target_config.txtpb")
-SHARED_MEMORY_BYTES = 232_448
-"""The shared memory that one thread block of an H200 may use: 227 KiB."""
 CONTAINERS = ("kCommandBuffer", "kConditional", "kSequential", "kWhile")
 VIEWS = {"parameter", "bitcast", "tuple", "get-tuple-element"}
 """Operations that write nothing."""
@@ -61,16 +59,22 @@ def memory_of(compiled: jax.stages.Compiled) -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Program:
-    """A program compiled for H200s.
+    """A program compiled for a card, or for several of its kind.
 
     Attributes:
         hlo: The optimised program as text.
         launches: The launches in order. Those inside a loop are listed once.
     """
 
+    card: Card
     compiled: jax.stages.Compiled
     hlo: str
     launches: tuple[Launch, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every launch finds as much shared memory as it asks for."""
+        return max(launch.shared_bytes for launch in self.launches) <= self.card.shared_bytes
 
     @property
     def temporary_bytes(self) -> int:
@@ -156,26 +160,21 @@ def _cuts(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
 
 
 @functools.cache
-def mesh(num_devices: int = 1, num_groups: int = 1) -> Mesh:
-    """A mesh of H200s to compile for, in the form of `jsg.models.tensor_parallel.make_mesh`."""
+def mesh(name: str, num_devices: int = 1, num_groups: int = 1) -> Mesh:
+    """A mesh of cards to compile for, in the form of `jsg.models.tensor_parallel.make_mesh`."""
     topology = topologies.get_topology_desc(
-        platform="cuda", target_config=TARGET.read_text(encoding="utf-8"), topology=f"1x1x{num_devices}"
+        platform="cuda", target_config=card(name).description, topology=f"1x1x{num_devices}"
     )
     return topologies.make_mesh(topology, (num_groups, num_devices // num_groups), AXES)
 
 
-def placed(tree: Any, num_devices: int = 1) -> Any:
-    """The same shapes, replicated on every H200. Nothing is allocated."""
-    sharding = NamedSharding(mesh(num_devices), PartitionSpec())
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
-
-
 def array(*dims: int, dtype: jax.typing.DTypeLike = "bfloat16") -> jax.ShapeDtypeStruct:
-    """The shape of an array on one H200."""
-    return placed(jax.ShapeDtypeStruct(dims, dtype))
+    """The shape of an array."""
+    return jax.ShapeDtypeStruct(dims, dtype)
 
 
-def compile_for_h200(
+def compile_for(
+    name: str,
     fn: Callable[..., Any],
     *args: Any,
     donate: tuple[int, ...] = (),
@@ -183,17 +182,20 @@ def compile_for_h200(
     num_groups: int = 1,
     options: Mapping[str, bool | int | str] | None = None,
 ) -> Program:
-    """Traces, lowers and compiles `fn`.
+    """Traces, lowers and compiles `fn` for a card.
 
     Args:
+        name: The card's: see `bench.nvidia.cards`.
         fn: A pure function of arrays.
-        args: Shapes. At least one of them is `placed`.
+        args: Shapes. Every device has a whole copy of those that are not sharded. Nothing is allocated.
         donate: Arguments whose memory results may reuse.
-        num_devices: The number of H200s. The trace sees their mesh, so that ops choose kernels for a GPU.
+        num_devices: The number of cards. The trace sees their mesh, so that ops choose kernels for a GPU.
         num_groups: See `mesh`.
         options: Compiler options.
     """
-    with jax.sharding.use_abstract_mesh(mesh(num_devices, num_groups).abstract_mesh):
+    devices = mesh(name, num_devices, num_groups)
+    args = jax.tree.map(lambda x: _placed(x, NamedSharding(devices, PartitionSpec())), args)
+    with jax.sharding.use_abstract_mesh(devices.abstract_mesh):
         lowered = jax.jit(fn, donate_argnums=donate).lower(*args)
     folder = tempfile.mkdtemp()
     try:
@@ -206,7 +208,13 @@ def compile_for_h200(
         shutil.rmtree(folder)
     hlo = compiled.as_text()
     assert hlo is not None, "XLA shows every program for a GPU"
-    return Program(compiled, hlo, launches)
+    return Program(card(name), compiled, hlo, launches)
+
+
+def _placed(x: Any, whole: NamedSharding) -> Any:
+    """The shape of an array on every device; anything else as it is."""
+    is_placed = not isinstance(x, jax.ShapeDtypeStruct) or x.sharding is not None
+    return x if is_placed else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole)
 
 
 def _launches(listing: str) -> tuple[Launch, ...]:

@@ -1,0 +1,69 @@
+"""The NVIDIA cards that programs are compiled for. A file in `targets/` describes each and says where that is from.
+
+XLA's CUDA plugin needs no GPU to compile, only such a description.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import re
+
+TARGETS = pathlib.Path(__file__).with_name("targets")
+NAMES = tuple(sorted(file.stem for file in TARGETS.glob("*.txtpb")))
+CLASSES = {"sm_80": "a100_80gb", "sm_89": "l4", "sm_90": "h200", "sm_100": "b200", "sm_120": "rtx5090"}
+"""The card of each class for which CI compiles. What has compute capability 8.6 lacks e4m3, and is else like an L4."""
+KNOWN_TO_JAX = {
+    (8, 0): "NVIDIA A100",
+    (8, 6): "NVIDIA A10",
+    (8, 9): "NVIDIA L4",
+    (9, 0): "NVIDIA H200",
+    (10, 0): "NVIDIA B200",
+    (12, 0): "NVIDIA RTX PRO 6000",
+}
+"""A card of each compute capability that JAX knows by name. Without a device, it knows some cards only."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Card:
+    """A card as its description has it.
+
+    Attributes:
+        name: The name of the file.
+        capability: Compute capability, such as (9, 0).
+        shared_bytes: The shared memory that one thread block may use.
+        description: What XLA needs, with the name of a card of this capability that JAX knows.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    shared_bytes: int
+    description: str
+
+    @property
+    def has_e4m3(self) -> bool:
+        """Whether it converts 8-bit floats of the kind e4m3."""
+        return self.capability >= (8, 9)
+
+    @property
+    def has_warp_groups(self) -> bool:
+        """Whether several warps multiply together and read operands from shared memory: HGMMA, or UTCHMMA."""
+        return self.capability[0] in (9, 10)
+
+
+@functools.cache
+def card(name: str) -> Card:
+    """The card of this name, one of `NAMES`."""
+    text = TARGETS.joinpath(f"{name}.txtpb").read_text(encoding="utf-8")
+    major, minor = (_number(text, part, 0) for part in ("major", "minor"))
+    kind = KNOWN_TO_JAX[major, minor]
+    description = re.sub(r'^(device_description_str|  name): ".*"', rf'\1: "{kind}"', text, flags=re.MULTILINE)
+    return Card(name, (major, minor), _number(text, "shared_memory_per_block_optin"), description)
+
+
+def _number(text: str, field: str, default: int | None = None) -> int:
+    """The first number of this field: the compute capability stands before the version of what runs it."""
+    found = re.search(rf"\b{field}: (\d+)", text)
+    if found is None and default is not None:
+        return default  # a field of zero is not written
+    assert found is not None, f"the description has no {field}"
+    return int(found[1])

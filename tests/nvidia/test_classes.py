@@ -1,0 +1,228 @@
+"""Every kernel, and steps of an 8B Llama, compiled for an NVIDIA card of each class. Other cards are long.
+
+`test_kernels.py` and `test_step.py` have more cases for one card. Nothing here ran on a device.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bench.nvidia import model
+from bench.nvidia.cards import CLASSES, NAMES, Card, card
+from bench.nvidia.compiler import IN_PLACE, Program, array, compile_for, mesh
+from bench.shapes import LLAMA_8B
+from jsg.engine.device.programs import GREEDY, SAMPLED
+from jsg.kernels_pallas import attention_block, cascade, grouped_matmul, paged_decode, ragged_paged_attention
+from jsg.kernels_pallas.attention_block import padded_rows
+from jsg.kernels_pallas.expert_routes import expert_routes
+from jsg.kernels_pallas.rotate_and_write import rotate_and_write
+from jsg.kernels_pallas.tile import QUERY_TILE
+from jsg.kernels_pallas.token_threshold import kept_threshold, top_logits
+from jsg.models.quantise import STORED
+from jsg.sched.buckets import BucketKey, Phase
+from tests.nvidia.test_kernels import GROUPS, MIXTRAL, POOL_TOKENS, ROWS, VOCAB, attention_inputs, having
+from tests.nvidia.test_quantised import MOST
+from tests.nvidia.test_step import MAX_LAUNCHES, check_forward, max_temporary_bytes
+
+CARDS = [pytest.param(name, marks=() if name in CLASSES.values() else pytest.mark.long) for name in NAMES]
+OTHER_CARDS = [each for each in CARDS if each.values != ("h200",)]
+"""Those of which `test_step.py` compiles nothing."""
+PRODUCTS = "HMMA|HGMMA|UTC.*MMA"
+HEADS, KV_HEADS = 32, 8
+PAST_A_TILE = 2048
+"""Packed tokens of a step with query tiles."""
+
+
+def stored_type(of: Card, pool: str) -> str:
+    """The type of a pool; for 8 bits one that the card has."""
+    return {"8-bit": "float8_e4m3fn" if of.has_e4m3 else "float8_e5m2"}.get(pool, pool)
+
+
+def spills(counts: dict[str, int]) -> set[str]:
+    return having(counts, "LDL|STL")
+
+
+def check_products(of: Card, counts: dict[str, int], rows: int, *, is_exact: bool = False) -> None:
+    """Operands come in 16-byte asynchronous copies, and tensor cores multiply: from 64 rows on by warp groups.
+
+    Tensor cores are not for products that are exact to the last bit.
+    """
+    copies = having(counts, "LDGSTS")
+    assert copies and all(copy.endswith(".128") for copy in copies)
+    if is_exact:
+        return
+    assert having(counts, PRODUCTS), "tensor cores multiply"
+    assert bool(having(counts, "HGMMA|UTC.*MMA")) == (of.has_warp_groups and rows >= 64)
+
+
+@functools.cache
+def attention(name: str, kernel: str, pool: str, head_dim: int) -> tuple[Program, dict[str, tuple[int, int]]]:
+    """The program, and for each of its kernels the rows of its matmul and the bytes of shared memory as calculated."""
+    stored = stored_type(card(name), pool)
+    num_tokens = PAST_A_TILE if kernel == "ragged" else ROWS
+    keys = array(POOL_TOKENS, 1, KV_HEADS, head_dim, dtype=stored)
+    queries = array(num_tokens, HEADS, head_dim, dtype="float32" if pool == "float32" else "bfloat16")
+    calculated = {}
+
+    def note(kernel: str, rows: int, sizes, queries: jax.Array, keys: jax.Array) -> None:
+        rows = padded_rows(rows)
+        calculated[kernel] = (
+            rows,
+            attention_block.shared_bytes(rows, sizes.block_k, sizes.num_stages, queries, keys),
+        )
+
+    def attend(queries, keys, values, inputs):
+        if kernel == "ragged":
+            sizes = ragged_paged_attention.default_sizes(queries, keys)
+            note("ragged_paged_attention", sizes.block_m, sizes, queries, keys)
+            entry = ragged_paged_attention.ragged_paged_attention
+        else:
+            sizes = cascade.default_sizes(GROUPS, queries, keys)
+            note("_prefix_kernel", cascade.rows_of(queries, keys), sizes, queries, keys)
+            note("_decode_kernel", HEADS // KV_HEADS, sizes.rest, queries, keys)
+            entry = cascade.cascade
+        return entry(queries, keys, values, inputs, scale=head_dim**-0.5).out
+
+    tiles, groups = (num_tokens // QUERY_TILE + ROWS, 0) if kernel == "ragged" else (0, GROUPS)
+    inputs = attention_inputs(num_tokens, 1, tiles=tiles, groups=groups)
+    return compile_for(name, attend, queries, keys, keys, inputs), calculated
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("pool", ["bfloat16", "float32", "8-bit"])
+@pytest.mark.parametrize("kernel", ["cascade", "ragged"])
+@pytest.mark.parametrize("name", CARDS)
+def test_attention(name: str, kernel: str, pool: str, head_dim: int, nvdisasm):
+    """The calculated bytes of shared memory are those that the compiler finds, or more, and the card has them.
+
+    A step with shared prefixes decodes the rest by the kernel that decodes without prefixes.
+    """
+    program, calculated = attention(name, kernel, pool, head_dim)
+    assert program.fits
+    assert program.makers_of(POOL_TOKENS * KV_HEADS * head_dim) <= IN_PLACE
+    for launched, (rows, shared_bytes) in calculated.items():
+        assert program.kernel(launched).shared_bytes <= shared_bytes <= program.card.shared_bytes
+        counts = program.instructions(launched, nvdisasm)
+        assert spills(counts) == set()
+        check_products(program.card, counts, rows, is_exact=pool == "float32")
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_decode_in_splits(name: str, nvdisasm):
+    pool = array(POOL_TOKENS, 1, KV_HEADS, 128)
+    inputs = attention_inputs(32, 1, tiles=0, groups=0)
+    program = compile_for(
+        name, lambda *args: paged_decode.paged_decode(*args, scale=1.0).out, array(32, HEADS, 128), pool, pool, inputs
+    )
+    for launched in ("_decode_kernel", "_combine_kernel"):
+        assert spills(program.instructions(launched, nvdisasm)) == set()
+
+
+@pytest.mark.parametrize(("pool", "head_dim"), [("bfloat16", 64), ("bfloat16", 128), ("bfloat16", 256), ("8-bit", 128)])
+@pytest.mark.parametrize("name", CARDS)
+def test_rotation_with_the_write(name: str, pool: str, head_dim: int, nvdisasm):
+    keys = array(POOL_TOKENS, 1, KV_HEADS, head_dim, dtype=stored_type(card(name), pool))
+    angles = array(ROWS, head_dim // 2, dtype="float32")
+    joint = array(ROWS, KV_HEADS, (HEADS // KV_HEADS + 2) * head_dim)
+    slots = array(ROWS, dtype="int32")
+    program = compile_for(name, rotate_and_write, joint, angles, angles, slots, (keys, keys), None, donate=(4,))
+    assert program.aliased_bytes == 2 * keys.size * keys.dtype.itemsize
+    (launch,) = program.launches
+    counts = program.instructions(launch.name, nvdisasm)
+    assert spills(counts) == set() and having(counts, r"LDG\.E\.128")
+
+
+def stored_types(of: Card) -> list[str]:
+    """Types in 8 bits of kernels of experts that the engine takes on this card."""
+    return ["int8", "float8_e4m3fn"] if of.capability >= (9, 0) else ["int8"]
+
+
+@pytest.mark.parametrize("num_rows", [16, 512, 4096])
+@pytest.mark.parametrize("name", CARDS)
+def test_experts(name: str, num_rows: int, nvdisasm):
+    experts, depth, width = MIXTRAL["8x7b-up"]
+    for stored in stored_types(card(name)) if num_rows == 512 else ["bfloat16"]:
+        rows, kernels = array(num_rows, depth), array(experts, depth, width, dtype=stored)
+        scale = None if stored == "bfloat16" else array(experts, 1, width, dtype="float32")
+        program = compile_for(
+            name,
+            lambda rows, kernels, sizes, scale: grouped_matmul.grouped_matmul(
+                rows, kernels, sizes, scale=scale, result="bfloat16"
+            ),
+            *(rows, kernels, array(experts, dtype="int32"), scale),
+        )
+        (launch,) = program.launches
+        assert program.temporary_bytes == 0
+        counts = program.instructions(launch.name, nvdisasm)
+        assert spills(counts) == set()
+        with jax.sharding.use_abstract_mesh(mesh(name).abstract_mesh):
+            sizes = grouped_matmul.default_sizes(num_rows, rows.dtype, kernels.dtype)
+            calculated = grouped_matmul.shared_bytes(sizes, rows.dtype, kernels.dtype)
+        assert launch.shared_bytes <= calculated <= program.card.shared_bytes
+        check_products(program.card, counts, sizes.block_m)
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_choices_of_experts_and_tokens(name: str, nvdisasm):
+    column = functools.partial(array, ROWS)
+    logits = array(ROWS, VOCAB, dtype="float32")
+    limits = column(dtype="float32"), column(dtype="float32"), column(dtype="int32"), column(dtype="float32")
+    routes = functools.partial(expert_routes, experts_per_token=2, first=0, num_own=8)
+    for kernel, fn, args in (
+        ("expert_routes_kernel", routes, (array(8192, 8, dtype="float32"),)),
+        ("kept_threshold_kernel", kept_threshold, (logits, *limits)),
+        ("top_logits_kernel", lambda logits: top_logits(logits, 20), (logits,)),
+    ):
+        program = compile_for(name, fn, *args)
+        assert program.fits
+        assert spills(program.instructions(kernel, nvdisasm)) == set()
+
+
+@functools.cache
+def llama(name: str, num_layers: int, options: tuple[tuple[str, str], ...] = ()) -> model.Model:
+    return model.make_model(LLAMA_8B, card=name, num_hidden_layers=num_layers, **dict(options))
+
+
+DECODE, EXTEND = BucketKey(Phase.DECODE, 32, 32), BucketKey(Phase.EXTEND, 512, 256)
+
+
+@pytest.mark.parametrize("key", [DECODE, EXTEND], ids=lambda key: str(key.phase))
+@pytest.mark.parametrize("name", OTHER_CARDS)
+def test_step(name: str, key: BucketKey):
+    deep, shallow = (llama(name, num_layers).programs.program(("forward", key)) for num_layers in (2, 1))
+    check_forward(deep, llama(name, 2))
+    assert deep.temporary_bytes <= max_temporary_bytes(key)
+    assert len(deep.launches) - len(shallow.launches) <= MAX_LAUNCHES
+
+
+@pytest.mark.parametrize("name", OTHER_CARDS)
+def test_step_with_a_pool_of_8_bits(name: str):
+    of = llama(name, 1, (("kv_dtype", stored_type(card(name), "8-bit")),))
+    check_forward(of.programs.program(("forward", DECODE)), of)
+
+
+@pytest.mark.parametrize("name", OTHER_CARDS)
+def test_step_with_kernels_in_8_bits(name: str):
+    """None is written anew in a longer type."""
+    for quantization in ("int8", "fp8") if card(name).capability >= (9, 0) else ("int8",):
+        assert quantization in STORED
+        options = (("quantization", quantization),)
+        of = llama(name, 2, options)
+        program, shallow = (llama(name, layers, options).programs.program(("forward", DECODE)) for layers in (2, 1))
+        check_forward(program, of)
+        assert program.writers_of(of.kernels) == []
+        launches, megabytes = MOST["dense", "decode-32"]
+        assert program.temporary_bytes <= megabytes * 10**6
+        assert len(program.launches) - len(shallow.launches) <= launches
+
+
+@pytest.mark.parametrize("name", OTHER_CARDS)
+def test_sampling(name: str):
+    for variant in (GREEDY, SAMPLED):
+        program = llama(name, 1).programs.program(("sample", model.MAX_RUNNING, variant))
+        assert program.fits
+        assert [launch for launch in program.launches if any("kWhile" in place for place in launch.containers)] == []
+        counts = (model.MAX_RUNNING + 1) * LLAMA_8B["vocab_size"] * jnp.int32.dtype.itemsize
+        assert not variant.has_tables or program.aliased_bytes >= counts
