@@ -1,4 +1,4 @@
-"""The command line: `jsg serve`, `jsg generate`, `jsg chat`, `jsg check`, `jsg convert`, `jsg grammar check`.
+"""The command line: `jsg serve`, `jsg generate`, `jsg chat`, `jsg check`, `jsg compile`, `jsg convert`, `jsg grammar`.
 
 Options are the fields of `jsg.config`. No slow module is imported before the command is known. `serve` starts the
 engine process first and loads its own modules meanwhile. The other commands run the engine in this process.
@@ -10,6 +10,7 @@ import dataclasses
 import importlib.metadata
 import json
 import logging
+import os
 import pathlib
 import select
 import signal
@@ -38,6 +39,7 @@ MAX_LOGPROB_CHANGE = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
 log-probabilities of two tokens differ by less than twice this. The values of 16 bits were not measured on a GPU."""
 GRAMMAR_ENDINGS: dict[str, GrammarKind] = {".json": "json_schema", ".gbnf": "ebnf", ".ebnf": "ebnf", ".regex": "regex"}
 FILE_CONTENTS = "in a .json file a list means choices, and an object of type structural_tag means a structural tag"
+CARDS = tuple(sorted(file.stem for file in pathlib.Path(__file__).parent.glob("engine/device/targets/*.txtpb")))
 PASTE_GAP_S = 0.05  # lines that come faster than anybody types are one message
 
 
@@ -59,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _generate(config, options)
             case "chat":
                 return _chat(config)
+            case "compile":
+                return _compile(config, pathlib.Path(options.out), options.target)
             case _:
                 return _check(config)
     except JsgError as error:
@@ -88,6 +92,17 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--json", action="store_true", help="print an object with text, output_ids and meta_info")
     add_command("chat", "talk to a model in the terminal")
     add_command("check", "show the device and the memory, check that a cached prefix changes no answer, time a step")
+    precompile = add_command(
+        "compile", "compile all programs of a model, so that a start with --programs compiles none"
+    )
+    precompile.add_argument("--out", required=True, metavar="DIR", help="the folder to make; it must not exist yet")
+    precompile.add_argument(
+        "--target",
+        default="",
+        metavar="CARDS",
+        help="NVIDIA cards, separated by commas, for which to compile without having one, each in a folder of its name "
+        f"in DIR: {', '.join(CARDS)} (default: this machine's device, in DIR itself)",
+    )
     _add_convert_command(commands)
     _add_grammar_command(commands)
     return parser
@@ -384,6 +399,24 @@ def _read_message() -> str | None:
             print()  # as a shell does: drop the line and ask again
         else:
             return "\n".join(lines)
+
+
+def _compile(config: EngineConfig, directory: pathlib.Path, target: str) -> int:
+    """Compiles for this machine's device, or for each of these cards."""
+    names = [name.strip() for name in target.split(",") if name.strip()]
+    if wrong := sorted(set(names).difference(CARDS)):
+        raise ConfigError(f"--target must name some of {', '.join(CARDS)}, but got {', '.join(wrong)}; correct it")
+    if config.programs is not None:
+        raise ConfigError("--programs is for a start, but 'jsg compile' makes them anew; leave it out")
+    if names:  # before JAX starts: there is no driver that its plugin could ask
+        os.environ["JAX_PLATFORMS"], os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "cpu", "1"
+    from jsg.engine.startup import precompile
+    from jsg.server.progress import StartDisplay
+
+    for name in names or [""]:
+        with StartDisplay() as display:
+            precompile(config, directory / name, display.show, name or None)
+    return 0
 
 
 def _convert(options: argparse.Namespace) -> int:

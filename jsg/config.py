@@ -148,6 +148,11 @@ class EngineConfig:
         "host, and no directory for several.",
     )
     disable_compilation_cache: bool = _knob(False, "Keeps no compiled programs on disk, so that each start is slow.")
+    programs: str | None = _knob(
+        None,
+        "The folder of programs that 'jsg compile' has written, so that nothing is compiled. It must have been written "
+        "with the options of this start.",
+    )
     profile_dir: str | None = _knob(
         None, "An owner-only directory for a trace of steps 11 to 30, for TensorBoard or Perfetto. Default: no trace."
     )
@@ -168,6 +173,8 @@ class EngineConfig:
             raise ConfigError(
                 "--dist-init-addr is for several hosts, but --nnodes is 1; leave it out or raise --nnodes"
             )
+        if self.nnodes > 1 and self.programs is not None:
+            raise ConfigError("--programs is for one host, but --nnodes is above 1; leave it out")
         if self.tp_size % self.nnodes:
             raise ConfigError(
                 f"--tp-size counts the devices of all hosts, so --nnodes must divide it, but {self.nnodes} does not "

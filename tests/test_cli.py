@@ -86,6 +86,8 @@ class TestOptions:
             (("serve", "tiny", "--model-path", "tiny"), "MODEL and --model-path are the same"),
             (("serve", "no/such-model-here"), "no/such-model-here"),
             (("serve", "--shutdown-timeout", "nan"), "--shutdown-timeout must be in"),
+            (("compile", "--out", "x", "--target", "h100,b9"), "b200, h100, h200, l4, l40s, rtx4090, rtx5090, "),
+            (("compile", "--out", "x", "--programs", "y"), "--programs is for a start"),
         ],
     )
     def test_an_error_is_one_line_without_a_trace(self, arguments, said):

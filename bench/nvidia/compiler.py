@@ -1,6 +1,6 @@
 """Compiles functions for NVIDIA cards on a machine that has none, and reads what came out.
 
-The cards are those of `bench.nvidia.cards`. The tests read the memory analysis, the optimised program, the machine
+The cards are those of `jsg.engine.device.cards`. The tests read the memory analysis, the optimised program, the machine
 code, and the list of launches, which XLA writes to a folder. None of these says how fast the program is, or that its
 results are right.
 """
@@ -17,12 +17,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
-from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from bench.nvidia import machine_code
-from bench.nvidia.cards import Card, card
-from jsg.models.tensor_parallel import AXES
+from jsg.engine.device.cards import Card, card, mesh_of, traced_for
 
 CONTAINERS = ("kCommandBuffer", "kConditional", "kSequential", "kWhile")
 VIEWS = {"parameter", "bitcast", "tuple", "get-tuple-element"}
@@ -160,14 +158,6 @@ def _cuts(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
 
 
 @functools.cache
-def mesh(name: str, num_devices: int = 1, num_groups: int = 1) -> Mesh:
-    """A mesh of cards to compile for, in the form of `jsg.models.tensor_parallel.make_mesh`."""
-    topology = topologies.get_topology_desc(
-        platform="cuda", target_config=card(name).description, topology=f"1x1x{num_devices}"
-    )
-    return topologies.make_mesh(topology, (num_groups, num_devices // num_groups), AXES)
-
-
 def array(*dims: int, dtype: jax.typing.DTypeLike = "bfloat16") -> jax.ShapeDtypeStruct:
     """The shape of an array."""
     return jax.ShapeDtypeStruct(dims, dtype)
@@ -185,7 +175,7 @@ def compile_for(
     """Traces, lowers and compiles `fn` for a card.
 
     Args:
-        name: The card's: see `bench.nvidia.cards`.
+        name: The card's: see `jsg.engine.device.cards`.
         fn: A pure function of arrays.
         args: Shapes. Every device has a whole copy of those that are not sharded. Nothing is allocated.
         donate: Arguments whose memory results may reuse.
@@ -193,9 +183,9 @@ def compile_for(
         num_groups: See `mesh`.
         options: Compiler options.
     """
-    devices = mesh(name, num_devices, num_groups)
+    devices = mesh_of(name, num_devices, num_groups)
     args = jax.tree.map(lambda x: _placed(x, NamedSharding(devices, PartitionSpec())), args)
-    with jax.sharding.use_abstract_mesh(devices.abstract_mesh):
+    with traced_for(devices):
         lowered = jax.jit(fn, donate_argnums=donate).lower(*args)
     folder = tempfile.mkdtemp()
     try:

@@ -17,6 +17,7 @@ from bench.nvidia import compiler
 from bench.nvidia.compiler import Program
 from jsg.cache.pool import make_pool
 from jsg.config import EngineConfig
+from jsg.engine.device.cards import mesh_of
 from jsg.engine.device.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS, Executables
 from jsg.engine.device.memory import vision_shape
 from jsg.engine.device.programs import Programs, RunnerConfig, make_state, over_devices
@@ -49,7 +50,7 @@ class CardExecutables(Executables):
 
     def __init__(self, card: str, hidden_size: int, quantization: str, num_devices: int = 1, num_groups: int = 1):
         options = QUANTISED_OPTIONS if quantization in STORED else COMPILER_OPTIONS
-        mesh = compiler.mesh(card, num_devices, num_groups) if num_devices > 1 else None
+        mesh = mesh_of(card, num_devices, num_groups) if num_devices > 1 else None
         by_kind = {"encode": COMPILER_OPTIONS["gpu"]}
         super().__init__(forbid_compile=False, compiler_options=options["gpu"], options_by_kind=by_kind, mesh=mesh)
         self._card, self._num_devices, self._num_groups = card, num_devices, num_groups
@@ -124,7 +125,7 @@ def make_model(
 
     Args:
         shape: Its `config.json`.
-        card: The card that it is compiled for: see `bench.nvidia.cards`.
+        card: The card that it is compiled for: see `jsg.engine.device.cards`.
         buckets: The shapes of its steps. Tiles are encoded in the numbers that the engine uses on a GPU.
         page_size: KV slots in one page.
         kv_dtype: Type of the KV pool.

@@ -228,6 +228,7 @@ class EngineCore:
             **self._vision_stats(),
             "num_lowered": self._executables.num_lowered,
             "num_compiled": self._executables.num_compiled,
+            "num_loaded": self._executables.num_loaded,
             "num_programs_pending": self._executables.num_pending,
         }
 

@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import hashlib
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import cast
 
@@ -15,25 +17,31 @@ from jax.sharding import Mesh
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.pool import HEADS_AXIS, make_pool
 from jsg.cache.radix import RadixCache
-from jsg.config import EngineConfig
+from jsg.config import EngineConfig, option
 from jsg.engine.child.protocol import ModelInfo, Progress
-from jsg.engine.device.devices import Device, check_number_types, open_device
+from jsg.engine.device import program_store
+from jsg.engine.device.cards import Card, card, mesh_of, traced_for
+from jsg.engine.device.devices import Device, check_number_types, open_device, processor
 from jsg.engine.device.executables import (
     COMPILER_OPTIONS,
     QUANTISED_OPTIONS,
     Executables,
     compilation_cache_path,
+    no_compilation_cache,
     use_compilation_cache,
 )
 from jsg.engine.device.memory import MemoryPlan, largest_step_bytes, plan_memory, usable_bytes, vision_shape
+from jsg.engine.device.program_store import ProgramStore
 from jsg.engine.device.programs import DeviceState, Programs, RunnerConfig, make_state, over_devices
 from jsg.engine.device.runner import ModelRunner
 from jsg.engine.grammars.constraints import Constraints
 from jsg.engine.grammars.lexicon import LexiconLoader
+from jsg.engine.hosts.identity import code_identity
 from jsg.engine.hosts.party import Follower, Leader, Party, meet
+from jsg.engine.nvidia_smi import Gpu
 from jsg.engine.profile import profiled_compiler_options
 from jsg.engine.selfcheck import DecodeSteps, step_cost
-from jsg.errors import ConfigError
+from jsg.errors import ConfigError, MemoryPlanError
 from jsg.kernels_pallas import ops, tuning
 from jsg.models.config import ModelConfig
 from jsg.models.llava import Llava
@@ -138,6 +146,30 @@ class _Settings:
             advice += "; --quantization int8 would be faster for few requests at a time"
         return advice
 
+    def conditions(self) -> dict[str, str]:
+        """What the programs of the engine depend on, by the name that a refusal gives it."""
+        config = self.config
+        options = {
+            "dtype": self.dtype.name,
+            "kv_cache_dtype": self.kv_dtype.name,
+            "quantization": config.quantization,
+            "tp_size": config.tp_size,
+            "ep_size": config.ep_size,
+            "context_length": self.context_length,
+            "page_size": self.page_size,
+            "max_running_requests": self.max_running,
+            "chunked_prefill_size": self.buckets.max_tokens,
+            "deterministic": config.deterministic,
+            "profile_dir": "with a directory" if config.profile_dir else None,
+            "vision_cache_size": self.vision,
+        }
+        device = f"{self.device.count} x {processor()}" if self.platform == "cpu" else self.device.name
+        if self.device.capability is not None:
+            device = f"{self.device.count} of compute capability {'.'.join(map(str, self.device.capability))}"
+        model = hashlib.sha256(repr(self.model).encode()).hexdigest()[:16]
+        named = {option(name): str(value) for name, value in options.items()}
+        return code_identity() | {"device": device, "a model of shape": model} | named
+
     def runner_config(self) -> RunnerConfig:
         return RunnerConfig(
             vocab_size=self.model.vocab_size,
@@ -220,6 +252,54 @@ def follow(config: EngineConfig, report: Report) -> None:
     runner.programs.executables.close()  # a thread that still compiles when Python ends would abort the process
 
 
+def precompile(config: EngineConfig, directory: Path, report: Report, target: str | None = None) -> None:
+    """Compiles every program of an engine, and writes them for starts with `--programs`.
+
+    No weight is loaded, because programs depend on the shapes of arrays only.
+
+    Args:
+        config: The options of those starts.
+        directory: The folder to make.
+        report: Is told how far it is.
+        target: The NVIDIA card that will run them, as `cards.NAMES` has it; None for this machine's device.
+
+    Raises:
+        JsgError: As `start`, or the directory cannot be written.
+    """
+    program_store.check_new(directory)
+    config = dataclasses.replace(config, programs=None, disable_compilation_cache=True)
+    mesh = None if target is None else mesh_of(target, config.tp_size, config.ep_size)
+    with no_compilation_cache(), traced_for(mesh):
+        settings = _begin(config, report) if target is None else _begin_for(config, card(target), mesh)
+        executables = _executables(settings, target=mesh)
+        plan = _plan(settings, executables)
+        report(Progress("plan", 1, 1, f"{settings}\n{plan}"))
+        state = settings.abstract_state(settings.num_pages(plan.pool_tokens))
+        programs = Programs(_abstract_model(settings), settings.runner_config(), state, settings.buckets, executables)
+        programs.declare()
+        names = executables.names()
+        executables.compile(names, _count(report, len(names)))
+    report(Progress("warm-up", len(names), len(names)))
+    compiled = {name: executables.compiled(name) for name in names}
+    program_store.save(directory, compiled, settings.conditions(), plan)
+
+
+def _begin_for(config: EngineConfig, card: Card, mesh: Mesh | None) -> _Settings:
+    """As `_begin`, for cards that are not here. JAX starts on this machine's processor."""
+    gpu = Gpu(index=0, uuid="", name=card.name, total_bytes=card.memory_bytes, free_bytes=card.memory_bytes)
+    device = Device(
+        platform="gpu",
+        kind=card.name,
+        gpu=gpu,
+        why="programs are compiled for it",
+        count=config.tp_size,
+        capability=card.capability,
+        is_here=False,
+    )
+    directory = resolve_model(config.model_path, load_format=config.load_format)
+    return _settle(config, directory, device, None, mesh if config.tp_size > 1 else None)
+
+
 def _begin(config: EngineConfig, report: Report) -> _Settings:
     """Meets the other hosts, if there are any, starts JAX and decides every default."""
     # Several hosts tune the programs of GPUs together, so all of them must find a program in the cache, or none.
@@ -230,20 +310,15 @@ def _begin(config: EngineConfig, report: Report) -> _Settings:
     if config.nnodes > 1:
         party = meet(config, directory, lambda there, count: report(Progress("hosts", there, count)))
     device = open_device(config.mem_fraction_static, config.tp_size // config.nnodes)
-    return _settle(config, directory, device, party)
+    return _settle(config, directory, device, party, make_mesh(config.tp_size, config.ep_size))
 
 
 def _make_runner(settings: _Settings, report: Report) -> tuple[ModelRunner, MemoryPlan]:
     """Plans memory, loads the model, compiles and warms up."""
     config = settings.config
-    executables = Executables(
-        forbid_compile=config.forbid_compile,
-        runs_before_ready=RUNS_BEFORE_READY.get(settings.platform, 0),
-        compiler_options=_compiler_options(config, settings.platform, config.quantization),
-        options_by_kind={"encode": _compiler_options(config, settings.platform, "none")},
-        mesh=settings.mesh,
-    )
-    plan = _plan(settings, executables)
+    store = _open_store(settings)
+    executables = _executables(settings, store=store)
+    plan = _plan(settings, executables) if store is None else _stored_plan(settings, store)
     where = f", on each of {config.tp_size} devices" if config.tp_size > 1 else ""
     report(Progress("plan", 1, 1, f"{settings}\n{plan}{where}"))
     model = load_model(
@@ -262,6 +337,53 @@ def _make_runner(settings: _Settings, report: Report) -> tuple[ModelRunner, Memo
     runner = ModelRunner(programs, state)
     _warm_up(runner, executables, settings, report)
     return runner, plan
+
+
+def _executables(settings: _Settings, *, store: ProgramStore | None = None, target: Mesh | None = None) -> Executables:
+    config = settings.config
+    return Executables(
+        forbid_compile=config.forbid_compile,
+        runs_before_ready=RUNS_BEFORE_READY.get(settings.platform, 0),
+        compiler_options=_compiler_options(config, settings.platform, config.quantization),
+        options_by_kind={"encode": _compiler_options(config, settings.platform, "none")},
+        mesh=settings.mesh,
+        store=store,
+        target=target,
+    )
+
+
+def _open_store(settings: _Settings) -> ProgramStore | None:
+    """The programs of `--programs`, which are for a start like this one."""
+    if settings.config.programs is None:
+        return None
+    store = program_store.open_store(Path(settings.config.programs))
+    store.check(settings.conditions())
+    store.load_kernels()
+    return store
+
+
+def _stored_plan(settings: _Settings, store: ProgramStore) -> MemoryPlan:
+    """The plan for which the programs were compiled, if this machine has the memory for it."""
+    plan, asked = store.plan, settings.config.max_total_tokens
+    if asked not in (None, plan.pool_tokens):
+        raise ConfigError(
+            f"--programs {store.directory} was compiled for --max-total-tokens {plan.pool_tokens}, but this start has "
+            f"{asked}; leave the option out, or run jsg compile again"
+        )
+    plan = dataclasses.replace(plan, limit_bytes=usable_bytes(settings.config.mem_fraction_static, settings.device))
+    if plan.needed_bytes > plan.limit_bytes:
+        raise MemoryPlanError(
+            f"the programs of --programs {store.directory} need more memory than there is ({plan}); run jsg compile "
+            "again with a smaller --max-total-tokens"
+        )
+    return plan
+
+
+def _abstract_model(settings: _Settings) -> nnx.Module:
+    """The model with shapes in place of weights, laid out as it will be."""
+    model = abstract_model(settings.model, settings.dtype, settings.config.quantization, settings.mesh)
+    _lay_out(model, settings)
+    return model
 
 
 def _lay_out(model: nnx.Module, settings: _Settings) -> None:
@@ -305,7 +427,7 @@ def _compiler_options(config: EngineConfig, platform: str, quantization: str) ->
     return {**options.get(platform, {}), **profiled}
 
 
-def _settle(config: EngineConfig, directory: Path, device: Device, party: Party | None) -> _Settings:
+def _settle(config: EngineConfig, directory: Path, device: Device, party: Party | None, mesh: Mesh | None) -> _Settings:
     model = ModelConfig.from_directory(directory).over_devices(config.tp_size, config.ep_size)
     if config.deterministic and config.tp_size > 2 and (device.platform != "cpu" or party is not None):
         raise ConfigError(
@@ -334,7 +456,7 @@ def _settle(config: EngineConfig, directory: Path, device: Device, party: Party 
         buckets=_buckets(config, model, max_running, device.platform),
         device=device,
         vision=vision_shape(config, model, platform=device.platform, row_bytes=row_bytes),
-        mesh=make_mesh(config.tp_size, config.ep_size),
+        mesh=mesh,
         party=party,
     )
 
@@ -364,8 +486,7 @@ def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
     without temporary arrays is refused before anything is compiled.
     """
     ops.refusals.clear()
-    model = abstract_model(settings.model, settings.dtype, settings.config.quantization, settings.mesh)
-    _lay_out(model, settings)
+    model = _abstract_model(settings)
     limit_bytes = usable_bytes(settings.config.mem_fraction_static, settings.device)
     if settings.party is not None:
         limit_bytes = settings.party.agree("devices", settings.device.name, limit_bytes)
@@ -417,14 +538,7 @@ def _warm_up(runner: ModelRunner, executables: Executables, settings: _Settings,
         names += programs.usual()
     if config.forbid_compile:
         names = executables.names()
-    done = 0
-
-    def tell(name: object) -> None:
-        nonlocal done
-        report(Progress("warm-up", done, len(names), str(name)))
-        done += 1
-
-    executables.compile(names, tell)
+    executables.compile(names, _count(report, len(names)))
     if settings.party is not None:
         settings.party.agree("warm-up", "")  # the first sum over hosts waits for them no longer than 30 s
         runner.rehearse()
@@ -432,6 +546,12 @@ def _warm_up(runner: ModelRunner, executables: Executables, settings: _Settings,
     report(Progress("warm-up", len(names), len(names)))
     executables.seal()
     executables.compile_rest_in_background()
+
+
+def _count(report: Report, total: int) -> Callable[[Hashable], None]:
+    """Reports each program that is compiled."""
+    numbers = itertools.count()
+    return lambda name: report(Progress("warm-up", next(numbers), total, str(name)))
 
 
 def _scheduler_config(settings: _Settings) -> SchedulerConfig:

@@ -7,7 +7,7 @@ the reference is used instead; `refusals` then says so.
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -189,6 +189,20 @@ def is_faster_in_bfloat16() -> bool:
     from jsg.kernels_pallas.native import amx, library
 
     return amx.is_available() or library.multiplies_pairs()
+
+
+def native_object_files() -> dict[str, bytes]:
+    """The machine code of the kernels that programs for this CPU call, by name, of all that were traced so far."""
+    from jsg.kernels_pallas.native import library
+
+    return library.object_files()
+
+
+def register_native(files: Mapping[str, bytes]) -> None:
+    """Makes kernels known to XLA that `native_object_files` gave, so that programs that call them need no trace."""
+    from jsg.kernels_pallas.native import library
+
+    library.register_all(files)
 
 
 def expert_routes(

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 from bench.nvidia import model
-from bench.nvidia.cards import CLASSES, NAMES, Card, card
 from bench.nvidia.compiler import IN_PLACE, Program, array, compile_for, mesh
 from bench.shapes import LLAMA_8B
+from jsg.engine.device.cards import CLASSES, NAMES, Card, card
 from jsg.engine.device.programs import GREEDY, SAMPLED
 from jsg.kernels_pallas import attention_block, cascade, grouped_matmul, paged_decode, ragged_paged_attention
 from jsg.kernels_pallas.attention_block import padded_rows

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bench.nvidia import cards, compiler, machine_code
+from bench.nvidia import compiler, machine_code
 from bench.nvidia.compiler import IN_PLACE, array, compile_for
+from jsg.engine.device import cards
 from jsg.models.tensor_parallel import AXES
 
 POOL = 1_000_000

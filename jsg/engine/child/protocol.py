@@ -97,7 +97,8 @@ CORE_STATS: Mapping[str, Stat] = {
     "num_steps": _counter("The steps of the engine.", "engine_steps"),
     "num_lowered": _counter("The programs that were traced.", "programs_lowered"),
     "num_compiled": _counter("The programs that were compiled.", "programs_compiled"),
-    "num_programs_pending": _gauge("The programs that are still to be compiled.", "programs_pending"),
+    "num_loaded": _counter("The programs that were read from --programs.", "programs_loaded"),
+    "num_programs_pending": _gauge("The programs that are still to be compiled or read.", "programs_pending"),
 }
 """The values in every engine core's `stats`."""
 

@@ -7,9 +7,11 @@ that the user has set are left as they are.
 
 import contextlib
 import dataclasses
+import hashlib
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import jax
 from jax._src import xla_bridge  # JAX has no public way to ask whether it has started
@@ -53,6 +55,7 @@ class Device:
         why: Why the device was chosen.
         count: Devices of that kind that the engine uses together.
         capability: The compute capability of a GPU from NVIDIA, such as (9, 0); None for any other device.
+        is_here: Whether JAX has started on it. Programs can be compiled for a card that no machine at hand has.
     """
 
     platform: str
@@ -61,6 +64,7 @@ class Device:
     why: str
     count: int = 1
     capability: tuple[int, int] | None = None
+    is_here: bool = True
 
     @property
     def name(self) -> str:
@@ -154,6 +158,18 @@ def check_number_types(device: Device, *, kv_cache_dtype: str, quantization: str
         raise ConfigError(f"--kv-cache-dtype fp8_e4m3 needs compute capability 8.9, but {card}; use fp8_e5m2")
     if quantization == "fp8" and device.capability < FP8_KERNEL_CAPABILITY:
         raise ConfigError(f"--quantization fp8 needs compute capability 9.0, but {card}; use int8, which takes as much")
+
+
+def processor() -> str:
+    """The name of this machine's processor, with a digest of what it can do."""
+    info = {}
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0].splitlines()
+        info = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    features = hashlib.sha256(
+        " ".join(sorted(info.get("flags", info.get("Features", "")).split())).encode()
+    ).hexdigest()[:8]
+    return f"{info.get('model name', 'unknown')} with features {features}"
 
 
 def choose(gpus: tuple[Gpu, ...], mem_fraction: float, environment: Mapping[str, str], count: int = 1) -> Choice:

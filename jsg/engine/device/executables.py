@@ -9,22 +9,26 @@ thread is done. Where the first runs of a program are slower than later ones, th
 has made these runs on padding.
 """
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jsg.engine.device.cards import traced_for
 from jsg.engine.device.compile_errors import REFUSALS, compile_error
 from jsg.engine.device.pace import Pace
+from jsg.engine.device.program_store import ProgramStore
 from jsg.engine.private_directory import private_directory
 from jsg.errors import CompileError, ForbiddenCompileError
 from jsg.models.tensor_parallel import spec_of
@@ -92,6 +96,8 @@ class Executables:
         compiler_options: Mapping[str, str | bool | int] | None = None,
         options_by_kind: Mapping[str, Mapping[str, str | bool | int]] | None = None,
         mesh: Mesh | None = None,
+        store: ProgramStore | None = None,
+        target: Mesh | None = None,
     ):
         """Declares no program yet.
 
@@ -101,9 +107,13 @@ class Executables:
             compiler_options: XLA's options for every program.
             options_by_kind: XLA's options for programs of these kinds, in place of the others.
             mesh: Devices that run every program together; None for JAX's default device.
+            target: Devices that are not here and for which programs are only compiled: see `cards.mesh_of`.
+            store: Has every program compiled, so that none is traced or compiled here; None to compile them.
         """
         self.mesh = mesh
         self.num_lowered = 0
+        self._store = store
+        self._target = target
         self._runs_before_ready = runs_before_ready
         self._options = {ANY_KIND: compiler_options or {}, **(options_by_kind or {})}
         self._cold: dict[Hashable, int] = {}  # compiled programs that are not ready: runs that are left
@@ -139,9 +149,12 @@ class Executables:
             return
         self._check_allowed(name)
         fn, shared = self._over_devices(fn, args, out_specs)
-        self._declared[name] = _Declared(
-            jax.tree.map(_shape_of, args), lambda: jax.jit(fn, donate_argnums=donate).lower(*shared)
-        )
+
+        def trace() -> jax.stages.Lowered:
+            with traced_for(self._target):
+                return jax.jit(fn, donate_argnums=donate).lower(*shared)
+
+        self._declared[name] = _Declared(jax.tree.map(_shape_of, args), trace)
 
     def lower(self, name: Hashable, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> None:
         """Declares a program as `declare` does, and traces it now."""
@@ -149,9 +162,10 @@ class Executables:
         self._lower_one(name)
 
     def lower_all(self) -> None:
-        """Traces every declared program now."""
-        for name in self.names():
-            self._lower_one(name)
+        """Traces every declared program now, if it has to be compiled."""
+        if self._store is None:
+            for name in self.names():
+                self._lower_one(name)
 
     def compile(self, names: Iterable[Hashable], report: Callable[[Hashable], None] = lambda name: None) -> None:
         """Lowers and compiles declared programs now, `COMPILE_THREADS` at a time.
@@ -213,11 +227,16 @@ class Executables:
     @property
     def num_compiled(self) -> int:
         """Compilations so far, including those that were found in the persistent cache."""
-        return len(self._compiled)
+        return len(self._compiled) if self._store is None else 0
+
+    @property
+    def num_loaded(self) -> int:
+        """Programs that were read from the store so far."""
+        return 0 if self._store is None else len(self._compiled)
 
     @property
     def num_pending(self) -> int:
-        """Programs that are declared but not compiled. It falls to 0, unless a compilation fails."""
+        """Programs that are declared but neither compiled nor loaded. It falls to 0, unless a compilation fails."""
         return len(self._declared) - len(self._compiled)
 
     @property
@@ -226,8 +245,8 @@ class Executables:
         return self._thread is not None and self._thread.is_alive()
 
     def output_shape(self, name: Hashable) -> Any:
-        """Shapes and types of the results of a declared program, which is lowered for it."""
-        self._lower_one(name)
+        """Shapes and types of the results of a declared program, which is lowered or loaded for it."""
+        self._prepare(name)
         return self._declared[name].results
 
     def argument_shapes(self, name: Hashable) -> tuple[Any, ...]:
@@ -274,13 +293,18 @@ class Executables:
         """On a mesh, a function that runs `fn` on every device, and its argument shapes with their shardings."""
         mesh = self.mesh
         if mesh is None:
-            return fn, args
+            return fn, args if self._target is None else jax.tree.map(self._placed, args)
         specs = jax.tree.map(spec_of, args, is_leaf=lambda x: x is None)
         fn = jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=False)
         shapes = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec_of(x))), args
         )
         return fn, shapes
+
+    def _placed(self, x: Any) -> jax.ShapeDtypeStruct:
+        """The shape of an array on the target."""
+        assert self._target is not None
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self._target, PartitionSpec()))
 
     def _check_allowed(self, name: Hashable) -> None:
         if self._is_sealed and self._forbid_compile:
@@ -300,22 +324,42 @@ class Executables:
                 self.num_lowered += 1
             return self._lowered.get(name)
 
+    def _prepare(self, name: Hashable) -> None:
+        """Does what needs Python's interpreter lock: it lowers a program, or loads it."""
+        if self._store is None:
+            self._lower_one(name)
+        else:
+            self._compile_one(name)
+
     def _compile_one(self, name: Hashable) -> Hashable:
         self._put_in_order([name])
+        if self._store is not None:
+            if name not in self._compiled:
+                compiled = self._store.load(name, self._devices)
+                self._declared[name] = _Declared(self._declared[name].arguments, None, compiled.out_info)
+                self._add(name, compiled)
+            return name
         lowered = self._lower_one(name)
         if lowered is None:  # another thread has compiled it meanwhile
             return name
         try:
-            compiled = lowered.compile(self.compiler_options(name))
+            self._add(name, lowered.compile(self.compiler_options(name)))
         except REFUSALS as error:
             raise compile_error(name, error, lowered) from error
+        self._lowered.pop(name, None)  # after the line above, so that a program is always lowered or compiled
+        return name
+
+    @property
+    def _devices(self) -> list[Any]:
+        """The devices that run the programs."""
+        return jax.local_devices()[:1] if self.mesh is None else list(self.mesh.devices.flat)
+
+    def _add(self, name: Hashable, compiled: jax.stages.Compiled) -> None:
         if self._runs_before_ready:
             self._cold[name] = (
                 self._runs_before_ready
             )  # before the next line, because another thread may ask whether it is ready
         self._compiled[name] = compiled
-        self._lowered.pop(name, None)  # after the line above, so that a program is always lowered or compiled
-        return name
 
     def _count_run(self, name: Hashable) -> None:
         if (left := self._cold.get(name)) is not None:
@@ -329,7 +373,7 @@ class Executables:
         for name in names:
             try:
                 if name not in self._lowered:
-                    self._pace.do(functools.partial(self._lower_one, name))
+                    self._pace.do(functools.partial(self._prepare, name))
                 if self._pace.is_closed:
                     return
                 self._compile_one(name)
@@ -363,3 +407,19 @@ def use_compilation_cache(directory: str | None) -> None:
     jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+@contextlib.contextmanager
+def no_compilation_cache() -> Iterator[None]:
+    """Programs that are compiled inside are not taken from a cache.
+
+    XLA writes an executable for a CPU without its code if the executable was itself read from a cache.
+    """
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()  # JAX asks only once whether there is one
+    try:
+        yield
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+        compilation_cache.reset_cache()

@@ -56,8 +56,14 @@ class MemoryPlan:
     vision_bytes: int = 0
     advice: str = ""
 
-    def __str__(self) -> str:
-        parts = {
+    @property
+    def needed_bytes(self) -> int:
+        """The bytes of all parts."""
+        return sum(self._parts.values())
+
+    @property
+    def _parts(self) -> dict[str, int]:
+        return {
             "weights": self.weights_bytes,
             "largest step": self.temporary_bytes,
             "tables": self.table_bytes,
@@ -65,7 +71,9 @@ class MemoryPlan:
             "reserve": self.reserve_bytes,
             "KV pool": self.pool_tokens * self.bytes_per_token,
         }
-        shown = " + ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in parts.items())
+
+    def __str__(self) -> str:
+        shown = " + ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in self._parts.items())
         pool = f"{self.pool_tokens} tokens of {self.bytes_per_token} bytes"
         return (
             f"memory plan: {shown} ({pool}) of {self.limit_bytes / 2**20:.0f} MiB{self.advice and f'; {self.advice}'}"
@@ -84,6 +92,9 @@ def usable_bytes(mem_fraction: float, device: Device) -> int:
     """
     if device.platform == "cpu":
         return int(available_bytes() * mem_fraction) // device.count
+    if not device.is_here:
+        assert device.gpu is not None, "a card that is described has memory"
+        return int(device.gpu.total_bytes * mem_fraction)
     limits = [(each.memory_stats() or {}).get("bytes_limit", 0) for each in jax.local_devices()[: device.count]]
     reserved = min(limits)
     if not reserved:

@@ -32,14 +32,18 @@ SAMPLES, SAMPLE_BYTES = 64, 4096
 
 def identity(config: EngineConfig, directory: Path) -> dict[str, str]:
     """Everything that must be the same on every host, by name: versions, options, the model's files."""
-    versions = {name: _version(name) for name in PACKAGES}
     knobs = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     options = {option(name): str(value) for name, value in knobs.items() if name not in OWN_KNOBS}
     files = {f"the model's {path.name}": _fingerprint(path) for path in _model_files(config, directory)}
     if f"the model's {MANIFEST}" in files:
         files["the model's tensors"] = _fingerprint_of_all(directory / FOLDER)
-    source = {"jsg": jsg.__version__, "jsg's source": _source_digest(), "the compile cache": _compile_cache(config)}
-    return source | versions | options | files
+    return code_identity() | {"the compile cache": _compile_cache(config)} | options | files
+
+
+def code_identity() -> dict[str, str]:
+    """The versions and the source of what traces and compiles programs, by name."""
+    versions = {name: _version(name) for name in PACKAGES}
+    return {"jsg": jsg.__version__, "jsg's source": _source_digest()} | versions
 
 
 def difference(leader: Mapping[str, str], follower: Mapping[str, str]) -> str | None:

@@ -3,13 +3,21 @@
 import ctypes
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 from llvmlite import binding, ir
 
-_compiled: dict[str, binding.ExecutionEngine] = {}
-"""What was compiled, by name. XLA calls it as long as the process lives, and takes a name only once."""
+
+class _Registered(NamedTuple):
+    code: bytes
+    engine: binding.ExecutionEngine
+
+
+_registered: dict[str, _Registered] = {}
+"""Object files and what holds them in memory, by name. XLA calls a kernel as long as the process lives, and takes a
+name only once."""
 _lock = threading.Lock()
 
 
@@ -22,14 +30,38 @@ def registered(name: str, emit: Callable[[ir.Module, str], None]) -> str:
     """
     name = f"{name}_{'long' if has_long_registers() else 'short'}"
     with _lock:
-        if name not in _compiled:
+        if name not in _registered:
             module = ir.Module(name)
             emit(module, name)
-            engine = _engine(module)
-            capsule = jax.ffi.pycapsule(ctypes.CFUNCTYPE(ctypes.c_void_p)(engine.get_function_address(name)))
-            jax.ffi.register_ffi_target(name, capsule, platform="cpu")
-            _compiled[name] = engine
+            _register(name, _compile(module))
     return name
+
+
+def object_files() -> dict[str, bytes]:
+    """The machine code of all kernels that are registered, by name."""
+    with _lock:
+        return {name: kernel.code for name, kernel in _registered.items()}
+
+
+def register_all(files: Mapping[str, bytes]) -> None:
+    """Registers kernels that `object_files` of another process gave, unless they are registered already.
+
+    The processor must be of the same kind.
+    """
+    with _lock:
+        for name, code in files.items():
+            if name not in _registered:
+                _register(name, code)
+
+
+def _register(name: str, code: bytes) -> None:
+    """Loads an object file, and makes the function of this name in it known to XLA."""
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
+    engine.add_object_file(binding.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    capsule = jax.ffi.pycapsule(ctypes.CFUNCTYPE(ctypes.c_void_p)(engine.get_function_address(name)))
+    jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+    _registered[name] = _Registered(code, engine)
 
 
 def _machine() -> binding.TargetMachine:
@@ -41,7 +73,8 @@ def _machine() -> binding.TargetMachine:
     if has_long_registers():
         features += ",-prefer-256-bit"
     target = binding.Target.from_default_triple()
-    return target.create_target_machine(cpu=binding.get_host_cpu_name(), features=features, opt=3)
+    cpu = binding.get_host_cpu_name()
+    return target.create_target_machine(cpu=cpu, features=features, opt=3, codemodel="jitdefault", jit=True)
 
 
 def has_long_registers() -> bool:
@@ -69,7 +102,8 @@ def _has(feature: str) -> bool:
     return bool(binding.get_host_cpu_features().get(feature))
 
 
-def _engine(module: ir.Module) -> binding.ExecutionEngine:
+def _compile(module: ir.Module) -> bytes:
+    """The object file of a module."""
     module.triple = binding.get_default_triple()
     parsed = binding.parse_assembly(str(module))
     parsed.verify()
@@ -78,6 +112,4 @@ def _engine(module: ir.Module) -> binding.ExecutionEngine:
     options.loop_unrolling = options.slp_vectorization = options.loop_vectorization = False
     passes = binding.create_pass_builder(_machine(), options)
     passes.getModulePassManager().run(parsed, passes)
-    engine = binding.create_mcjit_compiler(parsed, _machine())
-    engine.finalize_object()
-    return engine
+    return _machine().emit_object(parsed)

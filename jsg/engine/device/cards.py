@@ -3,10 +3,19 @@
 XLA's CUDA plugin needs no GPU to compile, only such a description.
 """
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
 import re
+from collections.abc import Iterator
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+from jsg.errors import ConfigError
+from jsg.models.tensor_parallel import AXES
 
 TARGETS = pathlib.Path(__file__).with_name("targets")
 NAMES = tuple(sorted(file.stem for file in TARGETS.glob("*.txtpb")))
@@ -31,12 +40,14 @@ class Card:
         name: The name of the file.
         capability: Compute capability, such as (9, 0).
         shared_bytes: The shared memory that one thread block may use.
+        memory_bytes: Its memory.
         description: What XLA needs, with the name of a card of this capability that JAX knows.
     """
 
     name: str
     capability: tuple[int, int]
     shared_bytes: int
+    memory_bytes: int
     description: str
 
     @property
@@ -57,7 +68,33 @@ def card(name: str) -> Card:
     major, minor = (_number(text, part, 0) for part in ("major", "minor"))
     kind = KNOWN_TO_JAX[major, minor]
     description = re.sub(r'^(device_description_str|  name): ".*"', rf'\1: "{kind}"', text, flags=re.MULTILINE)
-    return Card(name, (major, minor), _number(text, "shared_memory_per_block_optin"), description)
+    shared, memory = (_number(text, field) for field in ("shared_memory_per_block_optin", "device_memory_size"))
+    return Card(name, (major, minor), shared, memory, description)
+
+
+def mesh_of(name: str, num_devices: int = 1, num_groups: int = 1) -> Mesh:
+    """A mesh of such cards, none of which is here, in the form of `jsg.models.tensor_parallel.make_mesh`.
+
+    Raises:
+        ConfigError: XLA's CUDA plugin is not installed, or had no chance to start.
+    """
+    try:
+        topology = topologies.get_topology_desc(
+            platform="cuda", target_config=card(name).description, topology=f"1x1x{num_devices}"
+        )
+    except (RuntimeError, NotImplementedError) as error:
+        raise ConfigError(
+            "compiling for NVIDIA cards needs XLA's CUDA plugin, but JAX does not find it: pip install 'jsg[cuda]', or "
+            f"jax-cuda13-plugin and jax-cuda13-pjrt alone, and use a new process ({error})"
+        ) from error
+    return topologies.make_mesh(topology, (num_groups, num_devices // num_groups), AXES)
+
+
+@contextlib.contextmanager
+def traced_for(mesh: Mesh | None) -> Iterator[None]:
+    """What is traced inside chooses kernels for the devices of the mesh; for JAX's own devices where it is None."""
+    with contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        yield
 
 
 def _number(text: str, field: str, default: int | None = None) -> int:
