@@ -180,7 +180,7 @@ def compile_for(
         args: Shapes. Every device has a whole copy of those that are not sharded. Nothing is allocated.
         donate: Arguments whose memory results may reuse.
         num_devices: The number of cards. The trace sees their mesh, so that ops choose kernels for a GPU.
-        num_groups: See `mesh`.
+        num_groups: See `cards.mesh_of`.
         options: Compiler options.
     """
     devices = mesh_of(name, num_devices, num_groups)

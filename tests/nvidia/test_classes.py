@@ -10,11 +10,19 @@ import jax.numpy as jnp
 import pytest
 
 from bench.nvidia import model
-from bench.nvidia.compiler import IN_PLACE, Program, array, compile_for, mesh
+from bench.nvidia.compiler import IN_PLACE, Program, array, compile_for
 from bench.shapes import LLAMA_8B
-from jsg.engine.device.cards import CLASSES, NAMES, Card, card
+from jsg.engine.device.cards import CLASSES, NAMES, Card, card, mesh_of, traced_for
+from jsg.engine.device.devices import E4M3_CAPABILITY
 from jsg.engine.device.programs import GREEDY, SAMPLED
-from jsg.kernels_pallas import attention_block, cascade, grouped_matmul, paged_decode, ragged_paged_attention
+from jsg.kernels_pallas import (
+    attention_block,
+    cascade,
+    grouped_matmul,
+    paged_decode,
+    ragged_paged_attention,
+    tuning,
+)
 from jsg.kernels_pallas.attention_block import padded_rows
 from jsg.kernels_pallas.expert_routes import expert_routes
 from jsg.kernels_pallas.rotate_and_write import rotate_and_write
@@ -37,7 +45,7 @@ PAST_A_TILE = 2048
 
 def stored_type(of: Card, pool: str) -> str:
     """The type of a pool; for 8 bits one that the card has."""
-    return {"8-bit": "float8_e4m3fn" if of.has_e4m3 else "float8_e5m2"}.get(pool, pool)
+    return {"8-bit": "float8_e4m3fn" if of.capability >= E4M3_CAPABILITY else "float8_e5m2"}.get(pool, pool)
 
 
 def spills(counts: dict[str, int]) -> set[str]:
@@ -54,7 +62,7 @@ def check_products(of: Card, counts: dict[str, int], rows: int, *, is_exact: boo
     if is_exact:
         return
     assert having(counts, PRODUCTS), "tensor cores multiply"
-    assert bool(having(counts, "HGMMA|UTC.*MMA")) == (of.has_warp_groups and rows >= 64)
+    assert bool(having(counts, "HGMMA|UTC.*MMA")) == (tuning.class_of(of.capability).has_warp_groups and rows >= 64)
 
 
 @functools.cache
@@ -157,7 +165,7 @@ def test_experts(name: str, num_rows: int, nvdisasm):
         assert program.temporary_bytes == 0
         counts = program.instructions(launch.name, nvdisasm)
         assert spills(counts) == set()
-        with jax.sharding.use_abstract_mesh(mesh(name).abstract_mesh):
+        with traced_for(mesh_of(name)):
             sizes = grouped_matmul.default_sizes(num_rows, rows.dtype, kernels.dtype)
             calculated = grouped_matmul.shared_bytes(sizes, rows.dtype, kernels.dtype)
         assert launch.shared_bytes <= calculated <= program.card.shared_bytes

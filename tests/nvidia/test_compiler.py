@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bench.nvidia import compiler, machine_code
+from bench.nvidia import machine_code
 from bench.nvidia.compiler import IN_PLACE, array, compile_for
 from jsg.engine.device import cards
 from jsg.models.tensor_parallel import AXES
@@ -74,7 +74,7 @@ def test_launches_have_names_and_shared_memory():
 
 
 def test_one_program_for_four_devices():
-    sharding = jax.sharding.NamedSharding(compiler.mesh("h200", 4), jax.sharding.PartitionSpec(AXES))
+    sharding = jax.sharding.NamedSharding(cards.mesh_of("h200", 4), jax.sharding.PartitionSpec(AXES))
     x = jax.ShapeDtypeStruct((8, 1024), jnp.float32, sharding=sharding)
     program = compile_for("h200", lambda x: jnp.sum(x, axis=0), x, num_devices=4)
     assert " all-reduce" in program.hlo

@@ -50,16 +50,6 @@ class Card:
     memory_bytes: int
     description: str
 
-    @property
-    def has_e4m3(self) -> bool:
-        """Whether it converts 8-bit floats of the kind e4m3."""
-        return self.capability >= (8, 9)
-
-    @property
-    def has_warp_groups(self) -> bool:
-        """Whether several warps multiply together and read operands from shared memory: HGMMA, or UTCHMMA."""
-        return self.capability[0] in (9, 10)
-
 
 @functools.cache
 def card(name: str) -> Card:
