@@ -410,7 +410,7 @@ def _compile(config: EngineConfig, directory: pathlib.Path, target: str) -> int:
         raise ConfigError("--programs is for a start, but 'jsg compile' makes them anew; leave it out")
     if names:  # before JAX starts: there is no driver that its plugin could ask
         os.environ["JAX_PLATFORMS"], os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "cpu", "1"
-    from jsg.engine.startup import precompile
+    from jsg.engine.precompile import precompile
     from jsg.server.progress import StartDisplay
 
     for name in names or [""]:

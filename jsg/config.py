@@ -151,7 +151,7 @@ class EngineConfig:
     programs: str | None = _knob(
         None,
         "The folder of programs that 'jsg compile' has written, so that nothing is compiled. It must have been written "
-        "with the options of this start.",
+        "with the options of this start. Default: programs are compiled.",
     )
     profile_dir: str | None = _knob(
         None, "An owner-only directory for a trace of steps 11 to 30, for TensorBoard or Perfetto. Default: no trace."

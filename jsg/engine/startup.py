@@ -20,14 +20,12 @@ from jsg.cache.radix import RadixCache
 from jsg.config import EngineConfig, option
 from jsg.engine.child.protocol import ModelInfo, Progress
 from jsg.engine.device import program_store
-from jsg.engine.device.cards import Card, card, mesh_of, traced_for
 from jsg.engine.device.devices import Device, check_number_types, open_device, processor
 from jsg.engine.device.executables import (
     COMPILER_OPTIONS,
     QUANTISED_OPTIONS,
     Executables,
     compilation_cache_path,
-    no_compilation_cache,
     use_compilation_cache,
 )
 from jsg.engine.device.memory import MemoryPlan, largest_step_bytes, plan_memory, usable_bytes, vision_shape
@@ -38,7 +36,6 @@ from jsg.engine.grammars.constraints import Constraints
 from jsg.engine.grammars.lexicon import LexiconLoader
 from jsg.engine.hosts.identity import code_identity
 from jsg.engine.hosts.party import Follower, Leader, Party, meet
-from jsg.engine.nvidia_smi import Gpu
 from jsg.engine.profile import profiled_compiler_options
 from jsg.engine.selfcheck import DecodeSteps, step_cost
 from jsg.errors import ConfigError, MemoryPlanError
@@ -90,7 +87,7 @@ class Parts:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Settings:
+class Settings:
     """Options with every default decided."""
 
     config: EngineConfig
@@ -171,6 +168,7 @@ class _Settings:
         return code_identity() | {"device": device, "a model of shape": model} | named
 
     def runner_config(self) -> RunnerConfig:
+        """Shapes of the programs."""
         return RunnerConfig(
             vocab_size=self.model.vocab_size,
             num_rows=self.max_running + 1,
@@ -186,9 +184,11 @@ class _Settings:
 
     @property
     def vision_row_bytes(self) -> int:
+        """Bytes of a row of the vision pool."""
         return self.model.hidden_size * self.dtype.itemsize
 
     def make_state(self, num_pages: int) -> DeviceState:
+        """The state before the first step, with a pool of so many pages."""
         model = self.model
         pool = make_pool(
             model.num_layers,
@@ -218,7 +218,7 @@ def start(config: EngineConfig, report: Report) -> Parts:
     Raises:
         JsgError: The model, the options or the memory do not allow it.
     """
-    settings = _begin(config, report)
+    settings = begin(config, report)
     eos_ids = frozenset(settings.model.eos_token_ids)
     lexicon = _lexicon_loader(settings)  # before the long work, because its directory may be refused
     runner, plan = _make_runner(settings, report)
@@ -244,7 +244,7 @@ def follow(config: EngineConfig, report: Report) -> None:
     Raises:
         JsgError: As `start`.
     """
-    settings = _begin(config, report)
+    settings = begin(config, report)
     assert isinstance(settings.party, Follower), "a host that follows has a rank above 0"
     runner, _ = _make_runner(settings, report)
     settings.party.follow(runner.replica, runner.programs.executables)
@@ -252,55 +252,7 @@ def follow(config: EngineConfig, report: Report) -> None:
     runner.programs.executables.close()  # a thread that still compiles when Python ends would abort the process
 
 
-def precompile(config: EngineConfig, directory: Path, report: Report, target: str | None = None) -> None:
-    """Compiles every program of an engine, and writes them for starts with `--programs`.
-
-    No weight is loaded, because programs depend on the shapes of arrays only.
-
-    Args:
-        config: The options of those starts.
-        directory: The folder to make.
-        report: Is told how far it is.
-        target: The NVIDIA card that will run them, as `cards.NAMES` has it; None for this machine's device.
-
-    Raises:
-        JsgError: As `start`, or the directory cannot be written.
-    """
-    program_store.check_new(directory)
-    config = dataclasses.replace(config, programs=None, disable_compilation_cache=True)
-    mesh = None if target is None else mesh_of(target, config.tp_size, config.ep_size)
-    with no_compilation_cache(), traced_for(mesh):
-        settings = _begin(config, report) if target is None else _begin_for(config, card(target), mesh)
-        executables = _executables(settings, target=mesh)
-        plan = _plan(settings, executables)
-        report(Progress("plan", 1, 1, f"{settings}\n{plan}"))
-        state = settings.abstract_state(settings.num_pages(plan.pool_tokens))
-        programs = Programs(_abstract_model(settings), settings.runner_config(), state, settings.buckets, executables)
-        programs.declare()
-        names = executables.names()
-        executables.compile(names, _count(report, len(names)))
-    report(Progress("warm-up", len(names), len(names)))
-    compiled = {name: executables.compiled(name) for name in names}
-    program_store.save(directory, compiled, settings.conditions(), plan)
-
-
-def _begin_for(config: EngineConfig, card: Card, mesh: Mesh | None) -> _Settings:
-    """As `_begin`, for cards that are not here. JAX starts on this machine's processor."""
-    gpu = Gpu(index=0, uuid="", name=card.name, total_bytes=card.memory_bytes, free_bytes=card.memory_bytes)
-    device = Device(
-        platform="gpu",
-        kind=card.name,
-        gpu=gpu,
-        why="programs are compiled for it",
-        count=config.tp_size,
-        capability=card.capability,
-        is_here=False,
-    )
-    directory = resolve_model(config.model_path, load_format=config.load_format)
-    return _settle(config, directory, device, None, mesh if config.tp_size > 1 else None)
-
-
-def _begin(config: EngineConfig, report: Report) -> _Settings:
+def begin(config: EngineConfig, report: Report) -> Settings:
     """Meets the other hosts, if there are any, starts JAX and decides every default."""
     # Several hosts tune the programs of GPUs together, so all of them must find a program in the cache, or none.
     keeps_programs = config.nnodes == 1 and not config.disable_compilation_cache
@@ -310,15 +262,15 @@ def _begin(config: EngineConfig, report: Report) -> _Settings:
     if config.nnodes > 1:
         party = meet(config, directory, lambda there, count: report(Progress("hosts", there, count)))
     device = open_device(config.mem_fraction_static, config.tp_size // config.nnodes)
-    return _settle(config, directory, device, party, make_mesh(config.tp_size, config.ep_size))
+    return settle(config, directory, device, party)
 
 
-def _make_runner(settings: _Settings, report: Report) -> tuple[ModelRunner, MemoryPlan]:
+def _make_runner(settings: Settings, report: Report) -> tuple[ModelRunner, MemoryPlan]:
     """Plans memory, loads the model, compiles and warms up."""
     config = settings.config
     store = _open_store(settings)
-    executables = _executables(settings, store=store)
-    plan = _plan(settings, executables) if store is None else _stored_plan(settings, store)
+    executables = make_executables(settings, Executables, store=store)
+    plan = make_plan(settings, executables) if store is None else _stored_plan(settings, store)
     where = f", on each of {config.tp_size} devices" if config.tp_size > 1 else ""
     report(Progress("plan", 1, 1, f"{settings}\n{plan}{where}"))
     model = load_model(
@@ -339,20 +291,20 @@ def _make_runner(settings: _Settings, report: Report) -> tuple[ModelRunner, Memo
     return runner, plan
 
 
-def _executables(settings: _Settings, *, store: ProgramStore | None = None, target: Mesh | None = None) -> Executables:
+def make_executables(settings: Settings, make: Callable[..., Executables], **more: Any) -> Executables:
+    """The executables of an engine, without programs yet. `make` gets the further arguments too."""
     config = settings.config
-    return Executables(
+    return make(
         forbid_compile=config.forbid_compile,
         runs_before_ready=RUNS_BEFORE_READY.get(settings.platform, 0),
         compiler_options=_compiler_options(config, settings.platform, config.quantization),
         options_by_kind={"encode": _compiler_options(config, settings.platform, "none")},
         mesh=settings.mesh,
-        store=store,
-        target=target,
+        **more,
     )
 
 
-def _open_store(settings: _Settings) -> ProgramStore | None:
+def _open_store(settings: Settings) -> ProgramStore | None:
     """The programs of `--programs`, which are for a start like this one."""
     if settings.config.programs is None:
         return None
@@ -362,7 +314,7 @@ def _open_store(settings: _Settings) -> ProgramStore | None:
     return store
 
 
-def _stored_plan(settings: _Settings, store: ProgramStore) -> MemoryPlan:
+def _stored_plan(settings: Settings, store: ProgramStore) -> MemoryPlan:
     """The plan for which the programs were compiled, if this machine has the memory for it."""
     plan, asked = store.plan, settings.config.max_total_tokens
     if asked not in (None, plan.pool_tokens):
@@ -379,14 +331,14 @@ def _stored_plan(settings: _Settings, store: ProgramStore) -> MemoryPlan:
     return plan
 
 
-def _abstract_model(settings: _Settings) -> nnx.Module:
+def abstract_model_of(settings: Settings) -> nnx.Module:
     """The model with shapes in place of weights, laid out as it will be."""
     model = abstract_model(settings.model, settings.dtype, settings.config.quantization, settings.mesh)
     _lay_out(model, settings)
     return model
 
 
-def _lay_out(model: nnx.Module, settings: _Settings) -> None:
+def _lay_out(model: nnx.Module, settings: Settings) -> None:
     """Lays kernels out as the products of this device read them."""
     if settings.platform == "cpu" and settings.mesh is None:
         lay_out(model)
@@ -412,7 +364,7 @@ def _with_newline(state: DeviceState, model: nnx.Module) -> DeviceState:
     return state._replace(vision=state.vision.at[NEWLINE_ROW].set(newline[...]))
 
 
-def _lexicon_loader(settings: _Settings) -> LexiconLoader:
+def _lexicon_loader(settings: Settings) -> LexiconLoader:
     """The loader of tokenizer and kernels for grammars."""
     config, model = settings.config, settings.model
     directory = settings.directory if config.tokenizer_path is None else resolve_model(config.tokenizer_path)
@@ -427,7 +379,8 @@ def _compiler_options(config: EngineConfig, platform: str, quantization: str) ->
     return {**options.get(platform, {}), **profiled}
 
 
-def _settle(config: EngineConfig, directory: Path, device: Device, party: Party | None, mesh: Mesh | None) -> _Settings:
+def settle(config: EngineConfig, directory: Path, device: Device, party: Party | None) -> Settings:
+    """Decides every default. The mesh of a device that is not here is missing."""
     model = ModelConfig.from_directory(directory).over_devices(config.tp_size, config.ep_size)
     if config.deterministic and config.tp_size > 2 and (device.platform != "cpu" or party is not None):
         raise ConfigError(
@@ -444,7 +397,7 @@ def _settle(config: EngineConfig, directory: Path, device: Device, party: Party 
     max_running = config.max_running_requests or (32 if on_cpu else 256)
     dtype = resolve_dtype(config.dtype, device.platform)
     row_bytes = model.hidden_size * dtype.itemsize
-    return _Settings(
+    return Settings(
         config=config,
         directory=directory,
         model=model,
@@ -456,7 +409,7 @@ def _settle(config: EngineConfig, directory: Path, device: Device, party: Party 
         buckets=_buckets(config, model, max_running, device.platform),
         device=device,
         vision=vision_shape(config, model, platform=device.platform, row_bytes=row_bytes),
-        mesh=mesh,
+        mesh=make_mesh(config.tp_size, config.ep_size) if device.is_here else None,
         party=party,
     )
 
@@ -478,7 +431,7 @@ def _buckets(config: EngineConfig, model: ModelConfig, max_running: int, platfor
     return dataclasses.replace(buckets, encode=sizes)
 
 
-def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
+def make_plan(settings: Settings, executables: Executables) -> MemoryPlan:
     """The memory plan, which depends on the temporary arrays of the largest programs.
 
     Their size is known once these programs are compiled. They are compiled for abstract arrays, so nothing is
@@ -486,7 +439,7 @@ def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
     without temporary arrays is refused before anything is compiled.
     """
     ops.refusals.clear()
-    model = _abstract_model(settings)
+    model = abstract_model_of(settings)
     limit_bytes = usable_bytes(settings.config.mem_fraction_static, settings.device)
     if settings.party is not None:
         limit_bytes = settings.party.agree("devices", settings.device.name, limit_bytes)
@@ -518,7 +471,7 @@ def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
     return final
 
 
-def _temporary_bytes(settings: _Settings, executables: Executables, model: nnx.Module, pool_tokens: int) -> int:
+def _temporary_bytes(settings: Settings, executables: Executables, model: nnx.Module, pool_tokens: int) -> int:
     """Compiles the largest programs; returns the bytes that a step needs beside its arguments."""
     state = settings.abstract_state(settings.num_pages(pool_tokens))
     programs = Programs(model, settings.runner_config(), state, settings.buckets, executables)
@@ -527,7 +480,7 @@ def _temporary_bytes(settings: _Settings, executables: Executables, model: nnx.M
     return largest_step_bytes([executables.compiled(name) for name in names], settings.buckets, settings.model)
 
 
-def _warm_up(runner: ModelRunner, executables: Executables, settings: _Settings, report: Report) -> None:
+def _warm_up(runner: ModelRunner, executables: Executables, settings: Settings, report: Report) -> None:
     config, programs = settings.config, runner.programs
     programs.declare()
     is_ahead = settings.platform in LOWERED_BEFORE_READY
@@ -538,7 +491,7 @@ def _warm_up(runner: ModelRunner, executables: Executables, settings: _Settings,
         names += programs.usual()
     if config.forbid_compile:
         names = executables.names()
-    executables.compile(names, _count(report, len(names)))
+    executables.compile(names, counted(report, len(names)))
     if settings.party is not None:
         settings.party.agree("warm-up", "")  # the first sum over hosts waits for them no longer than 30 s
         runner.rehearse()
@@ -548,13 +501,13 @@ def _warm_up(runner: ModelRunner, executables: Executables, settings: _Settings,
     executables.compile_rest_in_background()
 
 
-def _count(report: Report, total: int) -> Callable[[Hashable], None]:
+def counted(report: Report, total: int) -> Callable[[Hashable], None]:
     """Reports each program that is compiled."""
     numbers = itertools.count()
     return lambda name: report(Progress("warm-up", next(numbers), total, str(name)))
 
 
-def _scheduler_config(settings: _Settings) -> SchedulerConfig:
+def _scheduler_config(settings: Settings) -> SchedulerConfig:
     config = settings.config
     return SchedulerConfig(
         context_length=settings.context_length,
@@ -573,7 +526,7 @@ def _scheduler_config(settings: _Settings) -> SchedulerConfig:
     )
 
 
-def _decode_steps(settings: _Settings, plan: MemoryPlan, runner: ModelRunner) -> DecodeSteps:
+def _decode_steps(settings: Settings, plan: MemoryPlan, runner: ModelRunner) -> DecodeSteps:
     is_cpu = settings.platform == "cpu"  # whose devices share one processor
     itemsize = settings.dtype.itemsize
     cost = functools.partial(
@@ -595,7 +548,7 @@ def _decode_steps(settings: _Settings, plan: MemoryPlan, runner: ModelRunner) ->
     )
 
 
-def _info(settings: _Settings, plan: MemoryPlan) -> ModelInfo:
+def _info(settings: Settings, plan: MemoryPlan) -> ModelInfo:
     return ModelInfo(
         model_path=settings.config.model_path,
         context_length=settings.context_length,

@@ -378,6 +378,7 @@ class FakeCore:
             "num_retracts": 0,
             "num_lowered": 0,
             "num_compiled": 0,
+            "num_loaded": 0,
             "num_programs_pending": 0,
             "cache_hit_rate": self._totals["cached_tokens"] / prompt_tokens if prompt_tokens else 0.0,
             "num_cached_tokens": cached,

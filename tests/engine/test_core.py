@@ -255,9 +255,7 @@ def test_deterministic_mode_has_two_gpus_at_most(small_model):
     """Three or more add up in an order that depends on where a number lies; a CPU's add up as one does."""
     config = EngineConfig(model_path=str(small_model), deterministic=True, tp_size=4)
     with pytest.raises(ConfigError, match="--deterministic needs --tp-size 1 or 2, but got 4"):
-        startup._settle(
-            config, small_model, Device(platform="gpu", kind="NVIDIA H200", gpu=None, why="", count=4), None
-        )
+        startup.settle(config, small_model, Device(platform="gpu", kind="NVIDIA H200", gpu=None, why="", count=4), None)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +276,7 @@ def test_the_start_says_which_operation_runs_how(
     monkeypatch.setattr(ops, "best_implementation", lambda: best)
     monkeypatch.setattr(ops, "refusals", refusals)
     card = Device(platform="gpu", kind="NVIDIA L4", gpu=None, why="", capability=(8, 9))
-    assert shown in str(startup._settle(EngineConfig(model_path=str(small_model)), small_model, card, None))
+    assert shown in str(startup.settle(EngineConfig(model_path=str(small_model)), small_model, card, None))
 
 
 def test_who_waits_for_a_model_is_told_how_fast_it_is_read():

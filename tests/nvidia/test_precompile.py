@@ -8,7 +8,7 @@ import pytest
 from jsg.config import EngineConfig
 from jsg.engine.device import program_store
 from jsg.engine.device.cards import card
-from jsg.engine.startup import precompile
+from jsg.engine.precompile import precompile
 from jsg.errors import ConfigError
 from tests.engine import small
 

@@ -25,7 +25,6 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jsg.engine.device.cards import traced_for
 from jsg.engine.device.compile_errors import REFUSALS, compile_error
 from jsg.engine.device.pace import Pace
 from jsg.engine.device.program_store import ProgramStore
@@ -85,7 +84,6 @@ class Executables:
 
     Attributes:
         mesh: Devices that run every program together; None for one.
-        num_lowered: Traces so far.
     """
 
     def __init__(
@@ -97,7 +95,6 @@ class Executables:
         options_by_kind: Mapping[str, Mapping[str, str | bool | int]] | None = None,
         mesh: Mesh | None = None,
         store: ProgramStore | None = None,
-        target: Mesh | None = None,
     ):
         """Declares no program yet.
 
@@ -107,13 +104,10 @@ class Executables:
             compiler_options: XLA's options for every program.
             options_by_kind: XLA's options for programs of these kinds, in place of the others.
             mesh: Devices that run every program together; None for JAX's default device.
-            target: Devices that are not here and for which programs are only compiled: see `cards.mesh_of`.
             store: Has every program compiled, so that none is traced or compiled here; None to compile them.
         """
         self.mesh = mesh
-        self.num_lowered = 0
         self._store = store
-        self._target = target
         self._runs_before_ready = runs_before_ready
         self._options = {ANY_KIND: compiler_options or {}, **(options_by_kind or {})}
         self._cold: dict[Hashable, int] = {}  # compiled programs that are not ready: runs that are left
@@ -149,11 +143,7 @@ class Executables:
             return
         self._check_allowed(name)
         fn, shared = self._over_devices(fn, args, out_specs)
-
-        def trace() -> jax.stages.Lowered:
-            with traced_for(self._target):
-                return jax.jit(fn, donate_argnums=donate).lower(*shared)
-
+        trace = functools.partial(self._traced, fn, shared, donate)
         self._declared[name] = _Declared(jax.tree.map(_shape_of, args), trace)
 
     def lower(self, name: Hashable, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> None:
@@ -225,6 +215,11 @@ class Executables:
         return sorted(filter(self._is_elsewhere, list(self._cold)), key=self._order.__getitem__)
 
     @property
+    def num_lowered(self) -> int:
+        """Declared programs that were traced."""
+        return 0 if self._store is not None else sum(program.trace is None for program in list(self._declared.values()))
+
+    @property
     def num_compiled(self) -> int:
         """Compilations so far, including those that were found in the persistent cache."""
         return len(self._compiled) if self._store is None else 0
@@ -293,7 +288,7 @@ class Executables:
         """On a mesh, a function that runs `fn` on every device, and its argument shapes with their shardings."""
         mesh = self.mesh
         if mesh is None:
-            return fn, args if self._target is None else jax.tree.map(self._placed, args)
+            return fn, args
         specs = jax.tree.map(spec_of, args, is_leaf=lambda x: x is None)
         fn = jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=False)
         shapes = jax.tree.map(
@@ -301,10 +296,8 @@ class Executables:
         )
         return fn, shapes
 
-    def _placed(self, x: Any) -> jax.ShapeDtypeStruct:
-        """The shape of an array on the target."""
-        assert self._target is not None
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self._target, PartitionSpec()))
+    def _traced(self, fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...]) -> jax.stages.Lowered:
+        return jax.jit(fn, donate_argnums=donate).lower(*args)
 
     def _check_allowed(self, name: Hashable) -> None:
         if self._is_sealed and self._forbid_compile:
@@ -321,7 +314,6 @@ class Executables:
                 except REFUSALS as error:
                     raise compile_error(name, error) from error
                 self._declared[name] = _Declared(program.arguments, None, lowered.out_info)
-                self.num_lowered += 1
             return self._lowered.get(name)
 
     def _prepare(self, name: Hashable) -> None:

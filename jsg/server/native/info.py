@@ -17,7 +17,7 @@ HIDDEN_KNOBS = frozenset(
     {
         *("api_key", "api_key_file", "admin_api_key"),
         *("host", "port", "cors_allow_origin", "allowed_media_host", "otlp_traces_endpoint"),
-        *("dist_init_addr", "compilation_cache_dir", "profile_dir"),
+        *("dist_init_addr", "compilation_cache_dir", "profile_dir", "programs"),
     }
 )  # secrets, addresses, and paths of this machine
 WEIGHT_VERSION = "default"  # weights are loaded once and never changed

@@ -13,7 +13,7 @@ from jsg.engine.core import EngineCore
 from jsg.engine.device import program_store
 from jsg.engine.device.executables import Executables, no_compilation_cache
 from jsg.engine.device.memory import MemoryPlan
-from jsg.engine.startup import precompile
+from jsg.engine.precompile import precompile
 from jsg.errors import ConfigError, MemoryPlanError
 from jsg.types import Request, SamplingParams
 from tests.engine import small

@@ -80,13 +80,13 @@ def test_a_host_that_follows_comes_to_the_same_state(
         threading.current_thread(): Leader(CONFIG, {1: Connections("127.0.0.1", plans[0], beats[0])}),
         (thread := threading.Thread(daemon=True)): Follower(CONFIG, Connections("127.0.0.1", plans[1], beats[1])),
     }
-    settle = startup._settle
+    settle = startup.settle
     ended: list[Replica] = []
 
     def settle_together(config: EngineConfig, directory: pathlib.Path, device: Device, _: None) -> Any:
         return settle(config, directory, device, parties[threading.current_thread()])
 
-    monkeypatch.setattr(startup, "_settle", settle_together)
+    monkeypatch.setattr(startup, "settle", settle_together)
     monkeypatch.setattr(Replica, "close", lambda replica: ended.append(replica))  # the states are looked at below
     config = small.make_config(small_model, compile_cache_dir, **small.DETERMINISTIC)
     with late_programs():

@@ -1,0 +1,91 @@
+"""`jsg compile`: all programs of a model, for this machine's device or for NVIDIA cards that are not here."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jsg.config import EngineConfig
+from jsg.engine.child.protocol import Progress
+from jsg.engine.device import program_store
+from jsg.engine.device.cards import Card, card, mesh_of, traced_for
+from jsg.engine.device.devices import Device
+from jsg.engine.device.executables import Executables, no_compilation_cache
+from jsg.engine.device.programs import Programs
+from jsg.engine.nvidia_smi import Gpu
+from jsg.engine.startup import Report, Settings, abstract_model_of, begin, counted, make_executables, make_plan, settle
+from jsg.sources import resolve_model
+
+
+def precompile(config: EngineConfig, directory: Path, report: Report, target: str | None = None) -> None:
+    """Compiles every program of an engine, and writes them for starts with `--programs`.
+
+    No weight is loaded, because programs depend on the shapes of arrays only.
+
+    Args:
+        config: The options of those starts.
+        directory: The folder to make.
+        report: Is told how far it is.
+        target: The NVIDIA card that will run them, as `cards.NAMES` has it; None for this machine's device.
+
+    Raises:
+        JsgError: As `start`, or the directory cannot be written.
+    """
+    program_store.check_new(directory)
+    config = dataclasses.replace(config, programs=None, disable_compilation_cache=True)
+    mesh = None if target is None else mesh_of(target, config.tp_size, config.ep_size)
+    make = Executables if mesh is None else functools.partial(_TargetExecutables, mesh)
+    with no_compilation_cache(), traced_for(mesh):
+        settings = begin(config, report) if target is None else _begin_for(config, card(target), mesh)
+        executables = make_executables(settings, make)
+        plan = make_plan(settings, executables)
+        report(Progress("plan", 1, 1, f"{settings}\n{plan}"))
+        state = settings.abstract_state(settings.num_pages(plan.pool_tokens))
+        programs = Programs(abstract_model_of(settings), settings.runner_config(), state, settings.buckets, executables)
+        programs.declare()
+        names = executables.names()
+        executables.compile(names, counted(report, len(names)))
+    report(Progress("warm-up", len(names), len(names)))
+    compiled = {name: executables.compiled(name) for name in names}
+    program_store.save(directory, compiled, settings.conditions(), plan)
+
+
+def _begin_for(config: EngineConfig, card: Card, mesh: Mesh | None) -> Settings:
+    """As `begin`, for cards that are not here. JAX starts on this machine's processor."""
+    gpu = Gpu(index=0, uuid="", name=card.name, total_bytes=card.memory_bytes, free_bytes=card.memory_bytes)
+    device = Device(
+        platform="gpu",
+        kind=card.name,
+        gpu=gpu,
+        why="programs are compiled for it",
+        count=config.tp_size,
+        capability=card.capability,
+        is_here=False,
+    )
+    directory = resolve_model(config.model_path, load_format=config.load_format)
+    return dataclasses.replace(settle(config, directory, device, None), mesh=mesh if config.tp_size > 1 else None)
+
+
+class _TargetExecutables(Executables):
+    """Executables that are only compiled, for devices that are not here."""
+
+    def __init__(self, target: Mesh, **options: Any):
+        super().__init__(**options)
+        self._target = target
+
+    def _over_devices(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], out_specs: Any
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        fn, args = super()._over_devices(fn, args, out_specs)
+        if self.mesh is None:
+            whole = NamedSharding(self._target, PartitionSpec())
+            args = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), args)
+        return fn, args
+
+    def _traced(self, fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...]) -> jax.stages.Lowered:
+        with traced_for(self._target):
+            return super()._traced(fn, args, donate)
