@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
