@@ -32,7 +32,7 @@ STAGES = {
     "jsg.constrained.compiler": {"warm": "first grammars"},
     "jsg.constrained.run.kernel_cache": {"fill": "compile kernels"},
     "jsg.engine.grammars.lexicon": {"_load_kernels": "load kernels"},
-    "jsg.engine.startup": {"_begin": "device", "_plan": "memory plan", "_Settings.make_state": "state"},
+    "jsg.engine.startup": {"begin": "device", "make_plan": "memory plan", "Settings.make_state": "state"},
     "jsg.models.loading": {"load_model": "weights"},
     "jsg.engine.device.executables": {"Executables._lower_one": "trace", "Executables._compile_one": "compile"},
     "jsg.engine.device.runner": {"ModelRunner.warm_up": "first runs"},
