@@ -408,6 +408,8 @@ def _compile(config: EngineConfig, directory: pathlib.Path, target: str) -> int:
         raise ConfigError(f"--target must name some of {', '.join(CARDS)}, but got {', '.join(wrong)}; correct it")
     if config.programs is not None:
         raise ConfigError("--programs is for a start, but 'jsg compile' makes them anew; leave it out")
+    if config.nnodes > 1:
+        raise ConfigError("'jsg compile' compiles for one host, but --nnodes is above 1; leave it out")
     if names:  # before JAX starts: there is no driver that its plugin could ask
         os.environ["JAX_PLATFORMS"], os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "cpu", "1"
     from jsg.engine.precompile import precompile

@@ -88,6 +88,10 @@ class TestOptions:
             (("serve", "--shutdown-timeout", "nan"), "--shutdown-timeout must be in"),
             (("compile", "--out", "x", "--target", "h100,b9"), "b200, h100, h200, l4, l40s, rtx4090, rtx5090, "),
             (("compile", "--out", "x", "--programs", "y"), "--programs is for a start"),
+            (
+                ("compile", "--out", "x", "--nnodes", "2", "--tp-size", "2", "--dist-init-addr", "a:1"),
+                "'jsg compile' compiles for one host",
+            ),
         ],
     )
     def test_an_error_is_one_line_without_a_trace(self, arguments, said):

@@ -37,8 +37,10 @@ def precompile(config: EngineConfig, directory: Path, report: Report, target: st
     """
     program_store.check_new(directory)
     config = dataclasses.replace(config, programs=None, disable_compilation_cache=True)
-    mesh = None if target is None else mesh_of(target, config.tp_size, config.ep_size)
-    make = Executables if mesh is None else functools.partial(_TargetExecutables, mesh)
+    mesh, make = None, Executables
+    if target is not None:
+        mesh = mesh_of(target, config.tp_size, config.ep_size)
+        make = functools.partial(_TargetExecutables, mesh, target)
     with no_compilation_cache(), traced_for(mesh):
         settings = begin(config, report) if target is None else _begin_for(config, card(target), mesh)
         executables = make_executables(settings, make)
@@ -73,9 +75,14 @@ def _begin_for(config: EngineConfig, card: Card, mesh: Mesh | None) -> Settings:
 class _TargetExecutables(Executables):
     """Executables that are only compiled, for devices that are not here."""
 
-    def __init__(self, target: Mesh, **options: Any):
+    def __init__(self, target: Mesh, card: str, **options: Any):
         super().__init__(**options)
         self._target = target
+        self._card_name = card
+
+    @property
+    def _device_name(self) -> str:
+        return self._card_name
 
     def _over_devices(
         self, fn: Callable[..., Any], args: tuple[Any, ...], out_specs: Any

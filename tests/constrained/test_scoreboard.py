@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.constrained.scoreboard import BOARD, Case, Outcome, Verdict, board, cases, judge, total
+from tests.constrained.scoreboard import BOARD, MAX_SHARE, Case, Outcome, Verdict, board, cases, judge, total
 
 MIN_PASSED = 0.80  # of the maskbench schemas that have instances
 MAX_REJECTED = 0.005  # of the valid instances of compiled schemas
@@ -18,6 +18,8 @@ def _judge_all(all_cases: Iterable[Case]) -> list[Outcome]:
     outcomes = [judge(case) for case in all_cases]
     wrong = [o for o in outcomes if o.verdict in (Verdict.FALSE_ACCEPT, Verdict.TIMEOUT, Verdict.CRASH)]
     assert not wrong, [(o.verdict.value, o.case.name, o.detail) for o in wrong]
+    slowest = max(outcomes, key=lambda outcome: outcome.seconds)
+    assert slowest.seconds <= MAX_SHARE * sum(o.seconds for o in outcomes), (slowest.case.name, slowest.seconds)
     refused = [o for o in outcomes if o.verdict is Verdict.REFUSED]
     unnamed = [o for o in refused if "#" not in o.detail or (o.keyword == "other" and TOO_LARGE not in o.detail)]
     assert not unnamed, [(o.case.name, o.detail) for o in unnamed]

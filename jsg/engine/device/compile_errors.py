@@ -17,12 +17,15 @@ SHARED_PARTS = ("ops", "attention_block")
 MOST_LETTERS = 300
 
 
-def compile_error(name: Hashable, error: Exception, lowered: jax.stages.Lowered | None = None) -> CompileError:
+def compile_error(
+    name: Hashable, error: Exception, card: str, lowered: jax.stages.Lowered | None = None
+) -> CompileError:
     """The error to raise for a program of this name.
 
     Args:
         name: The program's.
         error: One of `REFUSALS`.
+        card: The device that it is compiled for.
         lowered: The program, if it could be lowered.
     """
     kernels = _kernels_on_the_way(error) if lowered is None else _kernels_inside(lowered)
@@ -32,7 +35,6 @@ def compile_error(name: Hashable, error: Exception, lowered: jax.stages.Lowered 
         remedy = "lower --mem-fraction-static, which leaves memory to try kernels in"
     else:
         remedy = "try another --kv-cache-dtype or --quantization, and report this; the memory plan is not the cause"
-    card = jax.devices()[0].device_kind
     return CompileError(f"the program {name}{among} must compile for the {card}, but is refused: {reason}; {remedy}")
 
 

@@ -312,7 +312,7 @@ class Executables:
                 try:
                     lowered = self._lowered[name] = program.trace()
                 except REFUSALS as error:
-                    raise compile_error(name, error) from error
+                    raise compile_error(name, error, self._device_name) from error
                 self._declared[name] = _Declared(program.arguments, None, lowered.out_info)
             return self._lowered.get(name)
 
@@ -337,7 +337,7 @@ class Executables:
         try:
             self._add(name, lowered.compile(self.compiler_options(name)))
         except REFUSALS as error:
-            raise compile_error(name, error, lowered) from error
+            raise compile_error(name, error, self._device_name, lowered) from error
         self._lowered.pop(name, None)  # after the line above, so that a program is always lowered or compiled
         return name
 
@@ -345,6 +345,11 @@ class Executables:
     def _devices(self) -> list[Any]:
         """The devices that run the programs."""
         return jax.local_devices()[:1] if self.mesh is None else list(self.mesh.devices.flat)
+
+    @property
+    def _device_name(self) -> str:
+        """The name of the device that programs are compiled for."""
+        return self._devices[0].device_kind
 
     def _add(self, name: Hashable, compiled: jax.stages.Compiled) -> None:
         if self._runs_before_ready:

@@ -133,7 +133,7 @@ def open_store(directory: Path) -> ProgramStore:
         ConfigError: It is not a folder of `jsg compile`, or others can write to it.
     """
     try:
-        status = directory.stat()
+        statuses = [directory.stat(), (directory / MANIFEST).stat()]  # which has the checksums of all other files
         manifest: dict[str, Any] = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             raise ConfigError(f"--programs {directory} was written by another version of jsg; run jsg compile again")
@@ -144,7 +144,7 @@ def open_store(directory: Path) -> ProgramStore:
         raise ConfigError(
             f"--programs must be a folder that jsg compile has written, but {directory} has no such {MANIFEST}: {error}"
         ) from None
-    if status.st_uid not in (os.getuid(), 0) or stat.S_IMODE(status.st_mode) & 0o022:
+    if any(each.st_uid not in (os.getuid(), 0) or stat.S_IMODE(each.st_mode) & 0o022 for each in statuses):
         raise ConfigError(
             f"--programs {directory} must belong to you or to root, and nobody else may write to it, because what lies "
             "there is run as code; change its owner and mode (chmod go-w)"

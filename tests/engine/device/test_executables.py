@@ -140,12 +140,12 @@ def test_the_triton_kernels_of_a_program_are_found():
             config = '{mhlo.backend_config = {grid_x = 8 : i32, ir = "ML", name = "ragged_paged_attention"}}'
             return f"mesh @m <name = 1>\n%1 = stablehlo.custom_call @__gpu$xla.gpu.triton(%0) {config}\n"
 
-    error = compile_error(("forward", 1), jax.errors.JaxRuntimeError(SMEM), Lowered())  # pyright: ignore[reportArgumentType]
-    assert "the program ('forward', 1) (kernels: ragged_paged_attention) must compile" in str(error)
+    error = compile_error(("forward", 1), jax.errors.JaxRuntimeError(SMEM), "L4", Lowered())  # pyright: ignore[reportArgumentType]
+    assert "the program ('forward', 1) (kernels: ragged_paged_attention) must compile for the L4" in str(error)
 
 
 def test_a_compiler_that_finds_no_memory_to_try_kernels_in_is_left_more():
-    error = compile_error("step", jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying"))
+    error = compile_error("step", jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying"), "L4")
     assert str(error).endswith("; lower --mem-fraction-static, which leaves memory to try kernels in")
 
 

@@ -81,8 +81,9 @@ def test_what_was_changed_or_is_missing_is_not_run(folder: pathlib.Path):
         store.load("double", jax.devices())
 
 
-def test_a_folder_that_others_can_write_to_is_refused(folder: pathlib.Path):
-    folder.chmod(0o722)
+@pytest.mark.parametrize("name", ["", program_store.MANIFEST])
+def test_what_others_can_write_to_is_refused(folder: pathlib.Path, name: str):
+    (folder / name).chmod(0o722)
     with pytest.raises(ConfigError, match="nobody else may write to it"):
         program_store.open_store(folder)
 
