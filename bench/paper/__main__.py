@@ -108,11 +108,14 @@ def run_workload(
 
 
 def add_workload(report: Report, workload: Workload, found: Mapping[str, Sequence[Measured]]) -> None:
-    """Adds the wall time of each engine, with the facts of the round whose time is the median."""
+    """Adds the wall times of each engine, and its facts in one round: each round has texts, and so hits, of its own."""
+    if not found:
+        return
+    deciding = [each.wall_s for each in found.get(FULL, next(iter(found.values())))]
+    middle = deciding.index(statistics.median_low(deciding))
     for name, rounds in found.items():
-        middle = sorted(rounds, key=lambda each: each.wall_s)[(len(rounds) - 1) // 2]
         walls = [each.wall_s for each in rounds]
-        facts = middle.facts() | {"alone_s": statistics.median(s for each in rounds for s in each.alone_s)}
+        facts = rounds[middle].facts() | {"alone_s": statistics.median(s for each in rounds for s in each.alone_s)}
         report.add(f"{workload.name}: {name}", "s wall", walls, workload=workload.name, target=name, **facts)
     ours = found.get(FULL)
     for name, rounds in found.items():

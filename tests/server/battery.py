@@ -100,7 +100,6 @@ BAD_BODIES: list[tuple[bytes, str]] = [
     (b'{"a": 1e999}', "a must be a finite number, but got 1e999"),
     (b'{"a": ' + b"9" * 1_000_000 + b"}", "a must be a number of at most 100 characters"),
     (b'{"a": 0.' + b"9" * 1_000_000 + b"}", "a must be a number of at most 100 characters"),
-    (b'{"a": "x\\u0000"}', "a must be text, but has a NUL character at character 1"),
     (b'{"a": ["x\\ud800"]}', "a[0] must be text, but has half of a surrogate pair at character 1"),
     (b'{"a\\udfff": 1}', "half of a surrogate pair at character 1"),
     (b'{"x": ["a"' + b',"a"' * 10 + b"]}", "unknown field 'x'"),

@@ -32,7 +32,7 @@ class TestJson:
 
     @paths
     def test_every_endpoint_reads_its_body_so(self, battery: Battery, path):
-        for content, said in BAD_BODIES[-4:]:
+        for content, said in BAD_BODIES[-3:]:
             battery.refused(path, content, said)
 
     @paths
@@ -43,14 +43,15 @@ class TestJson:
         assert error.get("param", name) == name
 
     @pytest.mark.parametrize("path", sorted(TEXT_FIELD))
-    @pytest.mark.parametrize("raw", [r'"a\ud83d"', r'"\udc00\ud83d"', r'"a\u0000b"'])
+    @pytest.mark.parametrize("raw", [r'"a\ud83d"', r'"\udc00\ud83d"'])
     def test_text_that_is_none_is_refused(self, battery: Battery, path, raw):
         name = TEXT_FIELD[path]
         battery.refused(path, encode(VALID[path] | {name: RAW}, raw), f"{name} must be text")
 
     @pytest.mark.parametrize("path", sorted(TEXT_FIELD.keys() - {"/abort_request"}))
-    def test_a_whole_surrogate_pair_is_text(self, battery: Battery, path):
-        body = encode(VALID[path] | {TEXT_FIELD[path]: RAW}, r'"\ud83d\ude00"')
+    @pytest.mark.parametrize("raw", [r'"\ud83d\ude00"', r'"a\u0000b"'])
+    def test_a_whole_surrogate_pair_and_a_nul_are_text(self, battery: Battery, path, raw):
+        body = encode(VALID[path] | {TEXT_FIELD[path]: RAW}, raw)
         assert battery.post(path, body).status_code == 200
 
     @paths

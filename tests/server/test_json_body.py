@@ -67,8 +67,6 @@ def test_a_name_given_twice_is_named():
     [
         (rb'{"a": ["b\udc00"]}', "a"),
         (rb'{"a": {"\ud800": 1}}', "a"),
-        (rb'{"a": "\u0000"}', "a"),
-        (rb'{"\u0000": 1}', None),
     ],
 )
 def test_text_that_is_none_is_refused_at_its_place(raw, param):

@@ -1,8 +1,8 @@
 """Bodies of requests: JSON, read strictly.
 
 JSON that two readers could understand differently, or that cannot be text for a model, is refused: names given twice,
-numbers that are not finite, half of a character, NUL. A large body is parsed and checked in a thread, where it does not
-delay other requests.
+numbers that are not finite, half of a character. A NUL is text: models write it, and schemas name it. A large body is parsed and checked in a
+thread, where it does not delay other requests.
 """
 
 import dataclasses
@@ -314,21 +314,17 @@ def _is_plain(values: list[Any]) -> bool:
 
 
 def _check_text(text: str, path: _Path, where: str = "") -> None:
-    """Raises RequestError for text that UTF-8 cannot express, or that has a NUL, which ends text for many readers."""
-    if "\0" in text:
-        fault, position = "a NUL character", text.index("\0")
-    elif text.isascii():
+    """Raises RequestError for text that UTF-8 cannot express."""
+    if text.isascii():
         return
-    else:
-        try:
-            text.encode()
-            return
-        except UnicodeEncodeError as error:
-            fault, position = "half of a surrogate pair", error.start
-    raise RequestError(
-        f"{where}{_name(path)} must be text, but has {fault} at character {position}; remove or replace it",
-        str(path[0]) if path else None,
-    )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = (
+            f"{where}{_name(path)} must be text, but has half of a surrogate pair at character {error.start}; "
+            "remove or replace it"
+        )
+        raise RequestError(message, str(path[0]) if path else None) from None
 
 
 def _name(path: _Path) -> str:
