@@ -19,6 +19,16 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-re
 # XLA's CUDA plugin lies outside the environment, because where it is installed JAX starts differently.
 NVIDIA := .venv/nvidia
 NVIDIA_INSTALLED := $(NVIDIA)/.installed
+# The next JAX and its plugin, which lie before the pinned ones: the same code and tests with everything else as it is.
+NEXT_JAX := .venv/jax12
+NEXT_JAX_VERSION := 0.12.0.1
+NEXT_JAX_INSTALLED := $(NEXT_JAX)/.installed
+NEXT_JAX_TESTS := tests/kernels_pallas tests/engine/test_same_answer.py tests/engine/test_kv_dtype.py tests/engine/device
+# The exit from Pallas' Triton lowering. jax-triton 0.4.1 does not work with JAX 0.12, and what Triton 3.9 writes is too
+# new for the assembler of CUDA 13.0.
+JAX_TRITON := .venv/jax_triton
+JAX_TRITON_VERSIONS := jax-triton==0.4.1 triton==3.7.0
+JAX_TRITON_INSTALLED := $(JAX_TRITON)/.installed
 # DSPy brings an older OpenAI SDK than the one that the other tests have, so it has an environment of its own.
 DSPY := .venv/dspy
 DSPY_INSTALLED := $(DSPY)/.installed
@@ -73,9 +83,15 @@ test-slow: WORKERS = 2
 test-slow: $(INSTALLED) $(DSPY_INSTALLED)
 	$(PYTEST) -m "slow and not long and not gpu" $(PYTEST_ARGS)
 
-test-long: $(INSTALLED) $(NVIDIA_INSTALLED) ## the rest of large grids, long soaks, public suites, real clients (needs a network); CI does not run it
+test-long: $(INSTALLED) $(NVIDIA_INSTALLED) $(NEXT_JAX_INSTALLED) $(JAX_TRITON_INSTALLED) ## the rest of large grids, long soaks, public suites, real clients (needs a network); CI does not run it
 	$(PYTEST) -m long $(PYTEST_ARGS)
 	PYTHONPATH=$(NVIDIA) $(PYTEST) --dist worksteal tests/nvidia --nvidia -m long $(PYTEST_ARGS)
+	PYTHONPATH=$(NEXT_JAX)/lib $(BIN)/python -c 'import jax; assert jax.__version__ == "$(NEXT_JAX_VERSION)", jax'
+	PYTHONPATH=$(NEXT_JAX)/lib $(PYTEST) $(NEXT_JAX_TESTS) -m "not long and not gpu" $(PYTEST_ARGS)
+	PYTHONPATH=$(NEXT_JAX)/lib:$(NEXT_JAX)/nvidia $(PYTEST) --dist worksteal tests/nvidia/test_classes.py --nvidia -k h100 \
+		-m "" $(PYTEST_ARGS)
+	PYTHONPATH=$(JAX_TRITON) TRITON_INTERPRET=1 $(PYTEST) tests/kernels_pallas/test_jax_triton.py -m long $(PYTEST_ARGS)
+	PYTHONPATH=$(JAX_TRITON):$(NVIDIA) $(PYTEST) tests/nvidia/test_jax_triton.py --nvidia -m long $(PYTEST_ARGS)
 
 test-nvidia: $(NVIDIA_INSTALLED) ## compile kernels and steps for NVIDIA cards of each class, which needs no GPU, and look at the result
 	PYTHONPATH=$(NVIDIA) $(PYTEST) --dist worksteal tests/nvidia --nvidia $(PYTEST_ARGS)
@@ -121,6 +137,19 @@ $(NVIDIA_INSTALLED): constraints.txt | $(INSTALLED)
 		&& mkdir -p $(NVIDIA)/bin && $(BIN)/python -c 'import sys, zipfile; \
 		sys.stdout.buffer.write(zipfile.ZipFile(sys.argv[1]).read("triton/backends/nvidia/bin/nvdisasm"))' \
 		"$$wheels"/*.whl > $(NVIDIA)/bin/nvdisasm && chmod +x $(NVIDIA)/bin/nvdisasm
+	@touch $@
+
+$(NEXT_JAX_INSTALLED): | $(INSTALLED)
+	rm -rf $(NEXT_JAX)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(NEXT_JAX)/lib \
+		jax==$(NEXT_JAX_VERSION) jaxlib==$(NEXT_JAX_VERSION)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(NEXT_JAX)/nvidia \
+		jax-cuda13-plugin==$(NEXT_JAX_VERSION) jax-cuda13-pjrt==$(NEXT_JAX_VERSION)
+	@touch $@
+
+$(JAX_TRITON_INSTALLED): | $(INSTALLED)
+	rm -rf $(JAX_TRITON)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(JAX_TRITON) $(JAX_TRITON_VERSIONS)
 	@touch $@
 
 $(DSPY_INSTALLED): | $(INSTALLED)

@@ -39,7 +39,7 @@ FLAT_RECORDS = {
     "Prompt": "one field per field of Request that a client sets",
 }
 
-UNPINNED_EXTRAS = ("cuda", "tpu", "bench-constrained", "dspy")
+UNPINNED_EXTRAS = ("cuda", "cuda12", "tpu", "bench-constrained", "dspy")
 """Extras that bring libraries of one kind of machine, torch, or others than the tests have."""
 
 

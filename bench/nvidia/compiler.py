@@ -23,6 +23,8 @@ from bench.nvidia import machine_code
 from jsg.engine.device.cards import Card, card, mesh_of, traced_for
 
 CONTAINERS = ("kCommandBuffer", "kConditional", "kSequential", "kWhile")
+ADDRESSES = "kDynamicSliceFusion"
+"""Launches nothing: it hands a part of an array to the call below it, where it lies."""
 VIEWS = {"parameter", "bitcast", "tuple", "get-tuple-element"}
 """Operations that write nothing."""
 IN_PLACE = VIEWS | {"custom-call"}
@@ -219,6 +221,8 @@ def _launches(listing: str) -> tuple[Launch, ...]:
             open_containers.pop()
         if kind in CONTAINERS:
             open_containers.append((len(indent), f"{kind} {index}"))
+            continue
+        if kind == ADDRESSES:
             continue
         containers = tuple(container for _, container in open_containers)
         launches.append(Launch(name if kind == "kCustomKernel" else kind, containers, int(shared or 0)))

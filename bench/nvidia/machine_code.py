@@ -36,9 +36,13 @@ def instructions(executable: bytes, kernel: str, nvdisasm: pathlib.Path) -> Coun
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code)
         file.flush()
-        command = [nvdisasm, "--no-dataflow", file.name]  # its analysis of branches takes a third of the time
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return count(text, section)
+        return count(disassembled(pathlib.Path(file.name), nvdisasm), section)
+
+
+def disassembled(cubin: pathlib.Path, nvdisasm: pathlib.Path) -> str:
+    """What `nvdisasm` prints of an ELF file for CUDA."""
+    command = [nvdisasm, "--no-dataflow", cubin]  # its analysis of branches takes a third of the time
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def count(listing: str, section: str) -> Counter[str]:
@@ -89,13 +93,13 @@ def _riegeli_records(file: bytes) -> Iterator[bytes]:
         at += RIEGELI_CHUNK_HEADER + data_size
         if kind != b"r":
             continue
-        length, start = _varint(data, 1)
+        length, start = varint(data, 1)
         sizes, values = (
             _decompressed(part, data[:1]) for part in (data[start : start + length], data[start + length :])
         )
         place = first = 0
         for _ in range(num_records):
-            size, place = _varint(sizes, place)
+            size, place = varint(sizes, place)
             record, first = values[first : first + size], first + size
             if record.startswith(RIEGELI_SIGNATURE):
                 yield from _riegeli_records(record)
@@ -106,12 +110,12 @@ def _riegeli_records(file: bytes) -> Iterator[bytes]:
 def _decompressed(part: bytes, compression: bytes) -> bytes:
     """The content of a part of a chunk. Compressed, it has a length, which Snappy's header repeats, and a stream."""
     assert compression in (b"\0", b"s"), f"records are expected as they are or by Snappy, but are by {compression!r}"
-    return part if compression == b"\0" else _snappy(part, _varint(part, 0)[1])
+    return part if compression == b"\0" else _snappy(part, varint(part, 0)[1])
 
 
 def _snappy(data: bytes, at: int) -> bytes:
     """The content of the raw Snappy stream that starts at `at`: literals, and copies of earlier output."""
-    size, at = _varint(data, at)
+    size, at = varint(data, at)
     out = bytearray()
     while len(out) < size:
         tag, at = data[at], at + 1
@@ -132,7 +136,7 @@ def _snappy(data: bytes, at: int) -> bytes:
     return bytes(out)
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def varint(data: bytes, at: int) -> tuple[int, int]:
     """A number in groups of 7 bits, lowest first, and the place behind it."""
     value = shift = 0
     while True:

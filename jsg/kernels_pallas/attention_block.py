@@ -116,7 +116,7 @@ def shared_bytes(
     the weights between the two matmuls, and what warps tell each other.
     """
     head_dim = padded_head_dim(keys.shape[3])
-    product, stored = _matmul_dtype(queries.dtype, keys.dtype).itemsize, keys.dtype.itemsize
+    product, stored = matmul_dtype(queries.dtype, keys.dtype).itemsize, keys.dtype.itemsize
     block = keys_in_block(block_k, queries, keys)
     in_flight = 2 * stages_in_memory(num_stages, rows) * block * head_dim * stored
     converted = block * head_dim * product if stored < product else 0
@@ -171,7 +171,7 @@ def attend(
         block_k: Keys per iteration; a power of two, at least 16.
         query_positions: The last position that each row sees, for causal attention. With None all rows see the range.
     """
-    query = query.astype(_matmul_dtype(query.dtype, keys.dtype))
+    query = query.astype(matmul_dtype(query.dtype, keys.dtype))
     rows, dims = query.shape
     page_size = keys.shape[1]
     dim = jnp.arange(dims)
@@ -239,7 +239,7 @@ def joined(state: Softmax, out: Float[Array, "M H"], lse: Float[Array, " M"]) ->
     )
 
 
-def _matmul_dtype(queries: jnp.dtype, pool: jnp.dtype) -> jnp.dtype:
+def matmul_dtype(queries: jnp.dtype, pool: jnp.dtype) -> jnp.dtype:
     """The input type of both matmuls, whose sums are float32 in any case.
 
     8-bit floats are exact in float16, and one instruction converts two of them; to bfloat16 it would be four. A

@@ -25,7 +25,7 @@ from tests.engine import small
 
 pytestmark = [
     pytest.mark.gpu,
-    # Known: docs/architecture.md, "The exit from a deprecated lowering".
+    # Known: docs/packages/kernels_pallas.md, "The exit from a deprecated lowering".
     pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning"),
 ]
 

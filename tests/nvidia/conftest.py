@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--nvidia", default=False):
-        # Known: docs/architecture.md, "The exit from a deprecated lowering".
+        # Known: docs/packages/kernels_pallas.md, "The exit from a deprecated lowering".
         mark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
     else:
         mark = pytest.mark.skip(reason="compiled for NVIDIA cards by `make test-nvidia`")

@@ -142,4 +142,4 @@ def test_snappy(stream, expected):
 
 
 def test_numbers_of_several_bytes():
-    assert machine_code._varint(np.array([0xAC, 0x02], np.uint8).tobytes(), 0) == (300, 2)
+    assert machine_code.varint(np.array([0xAC, 0x02], np.uint8).tobytes(), 0) == (300, 2)

@@ -3,12 +3,16 @@
 import importlib.machinery
 import importlib.util
 import pathlib
+import re
+import tomllib
 
 import pytest
 
 from jsg.config import EngineConfig
 from jsg.engine.front.gpus import VISIBLE, device_groups, engine_configs
+from jsg.engine.nvidia_smi import has_cuda_plugin
 from jsg.errors import ConfigError
+from tests.conftest import ROOT
 from tests.engine.device.test_devices import write_nvidia_smi
 
 LISTING = "\n".join(
@@ -35,6 +39,16 @@ def machine(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
 
 
 CUDA = "jax_cuda13_plugin"
+
+
+def test_the_plugin_of_each_extra_is_found(machine):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extra in ("cuda", "cuda12"):
+        (version,) = re.findall(r"^jax\[cuda(\d+)\]$", *project["optional-dependencies"][extra])
+        machine(LISTING, f"jax_cuda{version}_plugin")
+        assert has_cuda_plugin()
+    machine()
+    assert not has_cuda_plugin()
 
 
 def test_each_group_has_gpus_of_its_own_and_of_one_kind(machine):
