@@ -232,7 +232,7 @@ def test_a_scrape_does_not_wait_for_an_engine_that_stands_still(server: ServerTh
 def test_scrapes_share_one_question_and_the_last_answer_is_kept():
     class Engine:
         is_alive, is_stalled = True, False
-        info = SimpleNamespace(max_total_tokens=100)
+        info = SimpleNamespace(max_total_tokens=100, page_size=1)
 
         def __init__(self) -> None:
             self.num_asked = 0

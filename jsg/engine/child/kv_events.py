@@ -32,7 +32,8 @@ from jsg.types import namespace_digest
 SEQUENCE_BYTES = 8
 END = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
 REPLAY_BYTES = 64 * 2**20
-"""The batches that are kept for those who ask again."""
+MOST_KEPT = 50_000
+"""The bytes and the number of batches that are kept for those who ask again."""
 MOST_UNREAD = 1000
 """The batches that wait for one subscriber."""
 QUEUE = "inproc://kv-events"
@@ -80,8 +81,9 @@ class KvEventPublisher:
         self._queue = self._context.socket(zmq.PAIR)
         self._queue.set_hwm(0)
         self._queue.bind(QUEUE)
-        publisher = _listening(self._context, zmq.PUB, where.address)
-        replay = _listening(self._context, zmq.ROUTER, where.replay_address)
+        publisher = self._listening(zmq.PUB, where.address, MOST_UNREAD)
+        # Twice, because ZeroMQ drops what is beyond, and nobody may wait for an end that was dropped.
+        replay = self._listening(zmq.ROUTER, where.replay_address, 2 * MOST_KEPT)
         arguments = (self._context, publisher, replay, where.topic.encode())
         self._thread = Thread(target=_publish, args=arguments, daemon=True)
         self._thread.start()
@@ -97,6 +99,21 @@ class KvEventPublisher:
             shown = [_shown(event, self._recorder.block_tokens) for event in events]
             self._queue.send(self._encoder.encode((time.time(), shown, self._rank)))
 
+    def _listening(self, kind: int, url: str, most_waiting: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.linger = 0
+        socket.sndhwm = most_waiting
+        socket.zap_domain = b"jsg"  # where it has one, ZeroMQ refuses ZMTP 1, in which any bytes can be a message
+        try:
+            socket.bind(url)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(
+                f"--kv-events-endpoint must be free addresses of this machine, but {url} gave: {error.strerror}; "
+                "choose another port"
+            ) from None
+        return socket
+
     def close(self) -> None:
         """Sends what is left and ends the thread."""
         self.publish()
@@ -104,21 +121,6 @@ class KvEventPublisher:
         self._thread.join()
         self._queue.close()
         self._context.term()
-
-
-def _listening(context: zmq.Context[zmq.Socket[bytes]], kind: int, url: str) -> zmq.Socket[bytes]:
-    socket = context.socket(kind)
-    socket.linger = 0
-    socket.sndhwm = MOST_UNREAD
-    socket.zap_domain = b"jsg"  # where it has one, ZeroMQ refuses ZMTP 1, in which any bytes can be a message
-    try:
-        socket.bind(url)
-    except zmq.ZMQError as error:
-        raise ConfigError(
-            f"--kv-events-endpoint must be free addresses of this machine, but {url} gave: {error.strerror}; choose "
-            "another port"
-        ) from None
-    return socket
 
 
 def _shown(event: BlockEvent, block_tokens: int) -> _Event:
@@ -157,7 +159,7 @@ def _publish(
             publisher.send_multipart((topic, number.to_bytes(SEQUENCE_BYTES, "big"), payload))
             kept.append((number, payload))
             kept_bytes += len(payload)
-            while kept_bytes > REPLAY_BYTES:
+            while kept_bytes > REPLAY_BYTES or len(kept) > MOST_KEPT:
                 kept_bytes -= len(kept.popleft()[1])
             number += 1
         if replay in ready:

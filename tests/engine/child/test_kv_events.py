@@ -3,7 +3,7 @@
 import contextlib
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from jsg.types import namespace_digest
 
 TOPIC = "kv@here@model"
 BLOCK = 16
+DEADLINE_MS = 20_000
 Path = tuple[str, bytes]
 
 
@@ -36,8 +37,8 @@ def where() -> KvEvents:
 class Subscriber:
     """Reads batches, and asks again where some are missing. It knows blocks by all tokens up to their end."""
 
-    def __init__(self, context: zmq.Context, where: KvEvents):
-        self.live, self.past = context.socket(zmq.SUB), context.socket(zmq.DEALER)
+    def __init__(self, new_socket: Callable[[int], zmq.Socket], where: KvEvents):
+        self.live, self.past = new_socket(zmq.SUB), new_socket(zmq.DEALER)
         self.live.rcvhwm, self.live.rcvbuf = 4, 4096
         self.live.subscribe("kv@")
         self.live.connect(where.address)
@@ -121,10 +122,19 @@ def blocks_of(cache: RadixCache) -> set[Path]:
 
 
 @pytest.fixture
-def context() -> Iterator[zmq.Context]:
-    with zmq.Context() as made:
-        made.linger = 0
-        yield made
+def new_socket() -> Iterator[Callable[[int], zmq.Socket]]:
+    """Makes sockets that are closed at the end."""
+    made, sockets = zmq.Context(), []
+
+    def socket_of(kind: int) -> zmq.Socket:
+        sockets.append(made.socket(kind))
+        sockets[-1].rcvtimeo = DEADLINE_MS
+        return sockets[-1]
+
+    yield socket_of
+    for each in sockets:
+        each.close(linger=0)
+    made.term()
 
 
 @contextlib.contextmanager
@@ -139,11 +149,11 @@ def publishing(where: KvEvents, page_size: int) -> Iterator[tuple[KvEventPublish
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_one_who_loses_batches_finds_the_blocks_of_the_tree(where, context, monkeypatch, page_size):
+def test_one_who_loses_batches_finds_the_blocks_of_the_tree(where, new_socket, monkeypatch, page_size):
     monkeypatch.setattr(kv_events, "MOST_UNREAD", 4)
     rng = random.Random(page_size)
     with publishing(where, page_size) as (publisher, cache, allocator):
-        subscriber = Subscriber(context, where)
+        subscriber = Subscriber(new_socket, where)
         subscriber.wait_until_subscribed(publisher, cache)
         # Nobody reads yet, so that most batches are dropped.
         for _ in range(400):
@@ -167,13 +177,13 @@ def test_one_who_loses_batches_finds_the_blocks_of_the_tree(where, context, monk
         assert {path for path, _ in wanted} == {"", namespace_digest("salted")}
 
 
-def test_past_batches_are_kept_within_a_bound(where, context, monkeypatch):
+def test_past_batches_are_kept_within_a_bound(where, new_socket, monkeypatch):
     monkeypatch.setattr(kv_events, "REPLAY_BYTES", 4096)
     with publishing(where, 1) as (publisher, cache, allocator):
         for token in range(100):
             cache.insert(np.full(BLOCK, token, np.int32), allocator.allocate(BLOCK))
             publisher.publish()
-        past = context.socket(zmq.DEALER)
+        past = new_socket(zmq.DEALER)
         past.connect(where.replay_address)
         for stray in ([b"", b"short"], [b"x", bytes(8)], [b""], [b"", bytes(8), b""]):
             past.send_multipart(stray)
