@@ -218,6 +218,8 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int
             f"--dp-size must be 1 if --nnodes is above 1, but got {server.dp_size}: several engines share one machine; "
             "start a server for each group of hosts"
         )
+    if server.kv_events_endpoint is not None and engine.disable_radix_cache:
+        raise ConfigError("--kv-events-endpoint tells of the cache that --disable-radix-cache turns off; leave one out")
     if engine.node_rank > 0:
         return _follow(engine)
     # Until the server listens to signals itself. Python's own end removes the directories of sockets, and the children
@@ -226,6 +228,7 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int
         signal.signal(number, lambda *_: sys.exit(0))
     from jsg.engine.front.children import EngineChild
     from jsg.engine.front.gpus import device_groups, engine_configs
+    from jsg.engine.front.kv_addresses import kv_events_of
     from jsg.sources import resolve_model
 
     model_dir = resolve_model(engine.model_path, load_format=engine.load_format)
@@ -233,7 +236,10 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int
     config = dataclasses.replace(engine, model_path=str(model_dir))
     groups = device_groups(server.dp_size, engine.tp_size)
     configs = engine_configs(config, groups)
-    children = [EngineChild.spawn(own, environment=group) for own, group in zip(configs, groups, strict=True)]
+    children = [
+        EngineChild.spawn(own, environment=group, kv_events=events)
+        for own, group, events in zip(configs, groups, kv_events_of(server), strict=True)
+    ]
     # While the children load, the front imports what it needs itself.
     import asyncio
 

@@ -268,6 +268,21 @@ class ServerConfig:
         "Shows each metric also under the name that this other server gives it. Default: jsg's names only.",
         ("sglang", "vllm"),
     )
+    open_metrics: bool = _knob(
+        False, "Answers /metrics without a key, for scrapers that have none. It has no text of any request."
+    )
+    kv_events_endpoint: str | None = _knob(
+        None,
+        "tcp://ADDR:PORT at which the engine publishes which blocks of tokens its prefix cache gains and loses, in "
+        "vLLM's wire format; engine N of --dp-size publishes N ports higher, and past events are at the port "
+        "+ --dp-size. Without ADDR it is 127.0.0.1; '*' means every address. Default: nothing is published.",
+    )
+    kv_events_topic: str = _knob("", "The topic of --kv-events-endpoint, such as 'kv@ADDR@MODEL' for llm-d.")
+    exit_with_parent: bool = _knob(
+        False,
+        "Ends the server, as a SIGTERM does, when the process that started it has ended. So no server is left behind "
+        "where a supervisor is killed.",
+    )
     log_requests: bool = _knob(
         False, "Writes one line of JSON to stderr for each request. The line has no text of the request."
     )

@@ -20,6 +20,7 @@ from jsg.cache.dump import dump_namespaces
 from jsg.cache.eviction import EvictionQueue
 from jsg.cache.eviction_log import EvictionLog
 from jsg.cache.node import INT_BYTES, Node, Root, common_len
+from jsg.cache.observer import TreeObserver
 from jsg.cache.watch import Watch, WatchIndex
 from jsg.types import CacheReport
 
@@ -114,6 +115,7 @@ class RadixCache:
         self.num_protected = 0
         self.num_nodes = 0
         self._allocator = allocator
+        self._observers: list[TreeObserver] = []
         self._page_bytes = page_size * INT_BYTES
         self._roots: dict[str, Root] = {}
         self._leaves = EvictionQueue()
@@ -201,6 +203,8 @@ class RadixCache:
         """Evicts everything. Where anything is locked, returns False and changes nothing."""
         if self.num_protected:
             return False
+        for observer in self._observers:
+            observer.cleared()
         self.evict(self.num_evictable)
         return True
 
@@ -259,6 +263,11 @@ class RadixCache:
     def drain_changed(self) -> list[Watch]:
         """The watches whose `matched` changed since the last call, the oldest watch first."""
         return self._watches.drain_changed()
+
+    def observe(self, observer: TreeObserver) -> None:
+        """Tells `observer` of each change from now on. The tree must be empty."""
+        assert not self.num_nodes, "an observer must see a tree grow from its beginning"
+        self._observers.append(observer)
 
     # Accounts.
 
@@ -358,7 +367,10 @@ class RadixCache:
         path, end = self._descend(start, key)
         child, overlap = self._overlap(path[-1], key, end)
         if child is not None:
-            path.append(child.split(overlap, self.page_size, next(self._serials)))
+            upper = child.split(overlap, self.page_size, next(self._serials))
+            for observer in self._observers:
+                observer.split(upper, child)
+            path.append(upper)
             self.num_nodes += 1
         return path
 
@@ -387,6 +399,8 @@ class RadixCache:
         self.num_nodes += 1
         self.num_evictable += leaf.num_pages
         self._inserted_pages += leaf.num_pages
+        for observer in self._observers:
+            observer.added(leaf)
         self._leaves.offer(leaf)
         self._lengthen_watches(parent, leaf)
         return leaf
@@ -395,6 +409,8 @@ class RadixCache:
         """Takes an evictable leaf out of the tree. Its watches go to its parent, which may be a leaf now."""
         parent = leaf.parent
         assert parent is not None and leaf.is_evictable_leaf
+        for observer in self._observers:
+            observer.removed(leaf)
         del parent.children[leaf.tokens[: self._page_bytes]]
         leaf.parent = None
         self.num_nodes -= 1

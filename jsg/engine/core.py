@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from jsg.config import EngineConfig
-from jsg.engine.child.protocol import Call, Failure, ModelInfo, Progress, Refusal
+from jsg.engine.child.kv_events import KvEventPublisher
+from jsg.engine.child.protocol import Call, Failure, KvEvents, ModelInfo, Progress, Refusal
 from jsg.engine.device.results import InFlight
 from jsg.engine.gather import Gatherer
 from jsg.engine.profile import StepProfiler
@@ -29,11 +30,20 @@ class EngineCore:
         JsgError: The model, the options or the memory do not allow it. The message says what to change.
     """
 
-    def __init__(self, config: EngineConfig, *, report: Callable[[Progress], None] | None = None):
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        report: Callable[[Progress], None] | None = None,
+        kv_events: KvEvents | None = None,
+    ):
+        self._kv_events = None if kv_events is None else KvEventPublisher(kv_events)  # first: it may be refused
         parts = start(config, report or (lambda progress: None))
         self.info: ModelInfo = parts.info
         self.scheduler = parts.scheduler
         self._cache = parts.cache
+        if self._kv_events is not None:
+            self._kv_events.watch(self._cache)
         self._runner = parts.runner
         self.grammars = parts.constraints
         self._executables = parts.runner.programs.executables
@@ -108,6 +118,8 @@ class EngineCore:
             outputs += self._commit_in_flight()
         outputs += self.scheduler.take_finished()
         self.scheduler.table.check_integrity()  # one that lost count would use pages of other requests
+        if self._kv_events is not None:
+            self._kv_events.publish()
         for output in outputs:
             self._num_generated += len(output.token_ids)
             if output.finish is not None:
@@ -183,7 +195,10 @@ class EngineCore:
             return False
         self.scheduler.break_holds(len(self.scheduler.holds))
         self.scheduler.table.vision.reset()
-        return self._cache.reset()
+        is_empty = self._cache.reset()
+        if self._kv_events is not None:
+            self._kv_events.publish()
+        return is_empty
 
     def _end_stale_step(self) -> bool:
         """Whether no request runs or waits. If so, a step that is still in flight serves no request, and ends here."""
@@ -257,6 +272,8 @@ class EngineCore:
     def close(self) -> None:
         """Ends background work and frees the device. Forgets requests that still run."""
         self._in_flight = None
+        if self._kv_events is not None:
+            self._kv_events.close()
         if self._profiler is not None:
             self._profiler.close()
         self.grammars.close()

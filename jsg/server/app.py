@@ -3,9 +3,10 @@
 from fastapi import FastAPI
 
 from jsg.config import ServerConfig
+from jsg.errors import ConfigError
 from jsg.server.anthropic import messages as anthropic_messages
 from jsg.server.front import FrontDoor
-from jsg.server.http.access import KeyRing, RequireKey
+from jsg.server.http.access import KeyRing, RequireKey, open_paths
 from jsg.server.http.failures import add_failure_handlers
 from jsg.server.http.interface import describe
 from jsg.server.http.methods import HeadAsGet
@@ -21,6 +22,11 @@ from jsg.server.telemetry.telemetry import Telemetry
 def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | None = None) -> FastAPI:
     """The application; it answers 503 until the door has a front. `telemetry` watches its requests."""
     keys = KeyRing.of(config)
+    if config.kv_events_endpoint is not None and keys.has_several_users:
+        raise ConfigError(
+            "--kv-events-endpoint tells the tokens of all prompts, but this server has several users' keys; leave it "
+            "out, or give all users one key"
+        )
     # The interactive pages would load scripts from elsewhere: none.
     app = FastAPI(title="jsg", docs_url=None, redoc_url=None)
     app.state.max_request_bytes = config.max_request_bytes
@@ -37,7 +43,7 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
     routes = [route for module in own + others for route in module.router.routes]
     add_failure_handlers(app, routes)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(RequireKey, keys=keys)
+    app.add_middleware(RequireKey, keys=keys, open_paths=open_paths(config))
     app.add_middleware(CheckOrigin, origins=checked_origins(config.cors_allow_origin))
     app.add_middleware(NameRequests)  # outside of all that answers: every answer carries the name
     telemetry = telemetry or Telemetry(config)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jsg.cache.allocator import PageAllocator
+from jsg.cache.block_events import BlockRecorder, BlocksCleared, BlocksRemoved, BlocksStored
 from jsg.cache.radix import PrefixLock, PrefixMatch, RadixCache
 from jsg.cache.watch import Watch
 from tests.cache.integrity import check_allocator, check_cache
@@ -41,6 +42,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.page_size = page_size
         self.allocator = PageAllocator(NUM_PAGES + 1)
         self.cache = RadixCache(page_size, self.allocator)
+        self.recorder = BlockRecorder(2 * page_size)
+        self.cache.observe(self.recorder)
+        self.blocks: dict[int, Prefix] = {}
         self.model: dict[Prefix, Cached] = {}
         self.time = 0
         self.matches: list[tuple[PrefixMatch, list[Prefix]]] = []
@@ -166,6 +170,24 @@ class CacheMachine(RuleBasedStateMachine):
         for watch in changed:
             self.reported[watch] = watch.matched
         assert all(watch.matched == matched for watch, matched in self.reported.items())
+
+    @rule()
+    def events_give_the_blocks(self) -> None:
+        for event in self.recorder.take():
+            match event:
+                case BlocksStored(hashes, parent, tokens, namespace):
+                    before = b"" if parent is None else self.blocks[parent][1]
+                    length = len(tokens) // len(hashes)
+                    for number, name in enumerate(hashes, 1):
+                        assert name not in self.blocks
+                        self.blocks[name] = namespace, before + tokens[: number * length]
+                case BlocksRemoved(hashes):
+                    for name in hashes:
+                        del self.blocks[name]
+                case BlocksCleared():
+                    self.blocks.clear()
+        num_bytes = self.recorder.block_tokens * 4
+        assert set(self.blocks.values()) == {prefix for prefix in self.model if len(prefix[1]) % num_bytes == 0}
 
     @invariant()
     def everything_agrees(self) -> None:

@@ -25,6 +25,7 @@ PROMETHEUS = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_tex
 GRID_WIDTH = 24
 PANEL_TYPES = {"stat", "timeseries", "heatmap"}
 NOT_SHOWN = {
+    "jsg:cache_info": "constant, for routers",
     "jsg:engine_generated_tokens_total": "the front's count is what clients got",
     "jsg:generation_throughput": "a rate over the interval of the panel is better",
 }

@@ -1,7 +1,7 @@
 """What a scrape of `/metrics` says, for tests."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -37,8 +37,9 @@ class Scrape:
         return {key: value for key, value in sums.items() if value}
 
 
-def scrape(http: httpx.Client, **arguments: object) -> Scrape:
-    response = http.get("/metrics", **arguments)
+def scrape(http: httpx.Client, headers: Mapping[str, str] | None = None) -> Scrape:
+    """A body that was made for this scrape."""
+    response = http.get("/metrics", headers={"Cache-Control": "no-cache", **(headers or {})})
     assert response.status_code == 200, response.text
     return Scrape(response.text)
 

@@ -14,7 +14,7 @@ from jsg.config import EngineConfig, ServerConfig
 from jsg.errors import ConfigError
 from jsg.server.app import create_app
 from jsg.server.front import FrontDoor
-from jsg.server.http.access import OPEN_PATHS, KeyRing
+from jsg.server.http.access import PROBES, KeyRing
 from jsg.server.http.origins import checked_origins
 from tests.server.battery import interface
 from tests.server.running import LONG, RunningServer
@@ -169,6 +169,20 @@ def all_routes() -> list[tuple[str, str]]:
     return sorted(routes)
 
 
+def test_events_of_the_cache_are_not_for_servers_of_several_users(tmp_path):
+    where = {"kv_events_endpoint": "tcp://127.0.0.1:5557"}
+    with pytest.raises(ConfigError, match="several users' keys"):
+        create_app(FrontDoor(), ServerConfig(api_key=("a", "b"), **where))
+    create_app(FrontDoor(), ServerConfig(api_key=("a",), admin_api_key="b", **where))
+
+
+def test_a_single_user_has_the_namespace_of_all():
+    """Routers find prefixes by their tokens alone."""
+    caller = KeyRing(["a"], None).caller(b"a")
+    assert caller is not None and caller.namespace() == ""
+    assert KeyRing(["a", "b"], None).caller(b"a").namespace() != ""
+
+
 class TestEveryRoute:
     def test_none_is_missing(self):
         described = interface()["paths"]
@@ -184,7 +198,7 @@ class TestEveryRoute:
     @pytest.mark.parametrize(("method", "path"), all_routes())
     def test_it_needs_a_key_unless_it_is_a_probe(self, guarded: RunningServer, method, path):
         response = guarded.http.request(method, path, json={} if method == "POST" else None)
-        if path in OPEN_PATHS:
+        if path in PROBES:
             assert response.status_code == 200
             return
         assert response.status_code == 401

@@ -35,6 +35,21 @@ def test_server_info(http: httpx.Client):
     assert info["model_info"].items() <= http.get("/model_info").json().items()
 
 
+def test_routers_are_told_where_events_are(make_server: ServerMaker, http: httpx.Client):
+    assert "kv_events" not in http.get("/server_info").json()
+    where = {"kv_events_endpoint": "tcp://*:5557", "kv_events_topic": "kv@pod@model"}
+    with make_server(server=where) as server:
+        assert server.http.get("/server_info").json()["kv_events"] == {
+            "publisher": "zmq",
+            "endpoint_host": None,
+            "endpoint_port_base": 5557,
+            "topic": "kv@pod@model",
+            "block_size": 16,
+            "dp_size": 1,
+            "replay_port_base": 5558,
+        }
+
+
 def test_every_knob_is_told_or_hidden_on_purpose(http: httpx.Client):
     """A new knob that holds a text must be looked at: it may be a secret."""
     knobs = [*dataclasses.fields(ServerConfig), *dataclasses.fields(EngineConfig)]

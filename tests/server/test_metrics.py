@@ -12,6 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from jsg.engine.child.protocol import CORE_STATS, LOOP_STATS
 from jsg.errors import EngineDeadError
+from jsg.server.telemetry import telemetry
 from jsg.server.telemetry.engine_stats import ENGINE_SERIES, EngineStats
 from tests.engine.fake_core import VOCAB_SIZE
 from tests.server.mixed_run import MixedRun, Seen, quiet
@@ -188,6 +189,28 @@ class TestScrape:
         assert http.post("/metrics").status_code == 405
 
 
+def test_answers_soon_after_each_other_are_one(server: ServerThread, monkeypatch):
+    monkeypatch.setattr(telemetry, "SCRAPE_AGE_S", math.inf)
+    first, before = server.http.get("/metrics").text, scrape(server.http)
+    server.http.post("/generate", json={"text": "a", "sampling_params": {"max_new_tokens": 1}})
+    assert server.http.get("/metrics").text != first  # that of `scrape`, which asked for a new one
+    assert server.http.get("/metrics").text == server.http.get("/metrics").text
+    after = scrape(server.http)
+    assert after.get("jsg:prompt_tokens_total") > before.get("jsg:prompt_tokens_total")
+    monkeypatch.setattr(telemetry, "SCRAPE_AGE_S", 0)
+    assert server.http.get("/metrics").text != server.http.get("/metrics").text  # each counts the one before
+
+
+def test_metrics_may_be_open(make_server: ServerMaker):
+    with make_server(server={"api_key": ["k1", "k2"], "open_metrics": True}) as server:
+        assert scrape(server.http).get("jsg:engine_up") == 1
+        assert server.http.get("/metrics/").status_code == 401
+        assert server.http.get("/v1/models").status_code == 401
+        described = server.http.get("/openapi.json", headers={"Authorization": "Bearer k2"}).json()["paths"]
+        assert "security" not in described["/metrics"]["get"]
+        assert "security" in described["/v1/models"]["get"]
+
+
 def test_metrics_need_a_key(make_server: ServerMaker):
     with make_server(server={"api_key": ["k1", "k2"]}) as server:
         assert server.http.get("/metrics").status_code == 401
@@ -209,7 +232,7 @@ def test_a_scrape_does_not_wait_for_an_engine_that_stands_still(server: ServerTh
 def test_scrapes_share_one_question_and_the_last_answer_is_kept():
     class Engine:
         is_alive, is_stalled = True, False
-        info = SimpleNamespace(max_total_tokens=100)
+        info = SimpleNamespace(max_total_tokens=100, page_size=1)
 
         def __init__(self) -> None:
             self.num_asked = 0

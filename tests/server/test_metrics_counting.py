@@ -109,9 +109,9 @@ class SimpleAnswer:
 def scraped(metrics: Metrics, accept: str = "") -> Scrape:
     telemetry = Telemetry(ServerConfig(metrics_alias="vllm"), "m")
     telemetry.metrics = metrics
-    from jsg.server.telemetry.exposition import encoded
+    from jsg.server.telemetry.exposition import encoded, prefers_openmetrics
 
-    return Scrape(encoded(telemetry.families(), accept)[0].decode())
+    return Scrape(encoded(telemetry.families(), as_openmetrics=prefers_openmetrics(accept))[0].decode())
 
 
 class TestCounting:

@@ -169,6 +169,14 @@ class TestOneSignal:
         assert heard == [signal.SIGINT, signal.SIGTERM]
 
 
+def test_it_ends_with_its_parent_if_it_shall(make_process: ProcessMaker):
+    starter = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
+    with make_process(server={"exit_with_parent": True}, started_by=["-c", starter]) as server:
+        engine = server.stats()["pid"]
+        server.process.kill()
+        wait_until(lambda: not is_running(engine) and not is_listening(server.http.base_url.port))
+
+
 def test_a_second_signal_ends_it_at_once(make_process: ProcessMaker):
     with make_process(server={"shutdown_timeout": 60}) as server, open_stream(server):
         pid = server.stats()["pid"]

@@ -3,6 +3,11 @@
 import httpx
 import pytest
 
+from jsg.errors import RequestError
+from jsg.processing.answer import Prompt
+from jsg.server.openai.common import rendered
+from jsg.types import SamplingParams
+
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -109,3 +114,27 @@ def test_what_is_no_list_of_tokens_is_named(http: httpx.Client, tokens: object):
 def test_another_model_is_a_404(http: httpx.Client):
     assert tokenize(http, prompt="a", model="other").status_code == 404
     assert detokenize(http, tokens=[1], model="other").status_code == 404
+
+
+class TestRendered:
+    """What routers ask for: the tokens that a call would have, without the call."""
+
+    def test_each_prompt_of_a_completion(self, http):
+        body = {"prompt": ["ab", "cde"], "max_tokens": 4, "n": 2, "stream": True}
+        texts = http.post("/tokenize", json={"prompt": body["prompt"]}).json()["tokens"]
+        shown = http.post("/v1/completions/render", json=body).json()
+        assert shown == [{"token_ids": ids, "features": None} for ids in texts]
+        assert http.post("/v1/completions/render", json={"prompt": [5, 6]}).json()[0]["token_ids"] == [5, 6]
+
+    def test_a_conversation(self, http):
+        shown = http.post("/v1/chat/completions/render", json={"messages": MESSAGES}).json()
+        assert shown == {"token_ids": tokenize(http, messages=MESSAGES).json()["tokens"], "features": None}
+
+    def test_what_the_call_refuses_is_refused(self, http):
+        assert http.post("/v1/completions/render", json={"prompt": []}).status_code == 400
+        assert http.post("/v1/completions/render", json={"prompt": "a", "model": "other"}).status_code == 404
+
+    def test_pictures_are_refused(self):
+        prompt = Prompt(rid="r", input_ids=(1,), sampling=SamplingParams(), media=(object(),))  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match="pictures"):
+            rendered(prompt)

@@ -20,7 +20,6 @@ from typing import Any, Protocol, final
 import msgspec
 import zmq
 
-from jsg.config import EngineConfig
 from jsg.engine.child.free_memory import IdleTrim
 from jsg.engine.child.heartbeat import HeartbeatSender, LoopClock
 from jsg.engine.child.parent import die_with_parent
@@ -231,7 +230,7 @@ def run(start: EngineStart) -> int:
         link.send(FromEngine(progress=progress))
 
     try:
-        core = _load_core(start.core, start.config, report)
+        core = _load_core(start, report)
     except JsgError as error:
         link.send(FromEngine(failure=Failure.of(error)))
         link.close(START_FLUSH_MS)
@@ -254,10 +253,11 @@ def run(start: EngineStart) -> int:
     return 0
 
 
-def _load_core(name: str, config: EngineConfig, report: Callable[[Progress], None]) -> Core:
-    module_name, _, attribute = name.partition(":")
+def _load_core(start: EngineStart, report: Callable[[Progress], None]) -> Core:
+    module_name, _, attribute = start.core.partition(":")
     factory: CoreFactory = getattr(importlib.import_module(module_name), attribute)
-    return factory(config, report=report)
+    publishing = {} if start.kv_events is None else {"kv_events": start.kv_events}
+    return factory(start.config, report=report, **publishing)
 
 
 def main(argument: str) -> int:

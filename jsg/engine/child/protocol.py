@@ -152,6 +152,23 @@ class Progress:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class KvEvents:
+    """Where an engine publishes the events of its radix tree.
+
+    Attributes:
+        address: ZeroMQ address of the events.
+        replay_address: ZeroMQ address of those who ask for past events.
+        topic: What subscribers filter by.
+        rank: The number of the engine.
+    """
+
+    address: str
+    replay_address: str
+    topic: str
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStart:
     """The one argument of the engine process, as JSON.
 
@@ -161,6 +178,7 @@ class EngineStart:
         parent_pid: The engine ends when this process is no longer its parent.
         heartbeat_fd: The pipe for its heartbeat, see `heartbeat.py`.
         core: "module:name" of the engine core.
+        kv_events: Where it publishes the events of its tree; None where it does not.
     """
 
     config: EngineConfig
@@ -168,6 +186,7 @@ class EngineStart:
     parent_pid: int
     heartbeat_fd: int
     core: str = ENGINE_CORE
+    kv_events: KvEvents | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

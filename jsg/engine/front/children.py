@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import final
 
 from jsg.config import EngineConfig
-from jsg.engine.child.protocol import ENGINE_CORE, EngineStart
+from jsg.engine.child.protocol import ENGINE_CORE, EngineStart, KvEvents
 
 STDERR = 2
 
@@ -32,7 +32,12 @@ class EngineChild:
 
     @classmethod
     def spawn(
-        cls, config: EngineConfig, *, core: str = ENGINE_CORE, environment: Mapping[str, str] | None = None
+        cls,
+        config: EngineConfig,
+        *,
+        core: str = ENGINE_CORE,
+        environment: Mapping[str, str] | None = None,
+        kv_events: KvEvents | None = None,
     ) -> "EngineChild":
         """Starts the engine process and returns at once. `environment` is added to that of this process.
 
@@ -47,6 +52,7 @@ class EngineChild:
             parent_pid=os.getpid(),
             heartbeat_fd=writing_fd,
             core=core,
+            kv_events=kv_events,
         )
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "jsg.engine.child.process", json.dumps(dataclasses.asdict(start))],

@@ -16,7 +16,7 @@ from jsg.errors import ConfigError
 from jsg.server.caller import Caller
 from jsg.server.http.failures import failure_body, failure_response
 
-OPEN_PATHS = frozenset({"/health", "/ready"})  # probes carry no key
+PROBES = frozenset({"/health", "/ready"})  # they carry no key
 BEARER = b"bearer "
 MAX_KEY_FILE_BYTES = 2**20
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -35,10 +35,15 @@ class KeyRing:
 
         Without an admin key a single user is the admin; of several users none is; and where there is no key at all,
         everybody is. With an admin key and no other, everybody may come in, and only the admin's key makes an admin.
+        A single user has the tenant of a server without keys, so that routers find its prefixes by their tokens alone.
         """
         self._secret = secrets.token_bytes(32)
+        is_only = len(keys) == 1
         self._callers = [
-            (self._digest(key.encode()), Caller(_tenant(key), is_admin=admin_key is None and len(keys) == 1))
+            (
+                self._digest(key.encode()),
+                Caller("" if is_only else _tenant(key), is_admin=admin_key is None and is_only),
+            )
             for key in keys
         ]
         if admin_key is not None:
@@ -69,6 +74,11 @@ class KeyRing:
         """How many different callers there can be."""
         return len(self._callers) + (self._anybody is not None)
 
+    @property
+    def has_several_users(self) -> bool:
+        """Whether there are users who must not learn of each other's requests."""
+        return len({caller.tenant for _, caller in self._callers if not caller.is_admin}) > 1
+
     def caller(self, key: bytes | None) -> Caller | None:
         """The caller who has this key; None when nobody has it. Takes the same time for every key."""
         digest, found = self._digest(key or b""), self._anybody
@@ -79,6 +89,11 @@ class KeyRing:
 
     def _digest(self, key: bytes) -> bytes:
         return hmac.digest(self._secret, key, "sha256")
+
+
+def open_paths(config: ServerConfig) -> frozenset[str]:
+    """The paths that need no key."""
+    return PROBES | {"/metrics"} if config.open_metrics else PROBES
 
 
 def has_keys(config: ServerConfig) -> bool:
@@ -124,11 +139,12 @@ def _lines(path: Path) -> list[str]:
 
 @final
 class RequireKey:
-    """Lets a request through with `Authorization: Bearer KEY` or `x-api-key: KEY`; probes need none."""
+    """Lets a request through with `Authorization: Bearer KEY` or `x-api-key: KEY`; open paths need none."""
 
-    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, open_paths: frozenset[str]) -> None:
         self._app = app
         self._keys = keys
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI call."""
@@ -136,7 +152,7 @@ class RequireKey:
             await self._app(scope, receive, send)
             return
         caller = self._keys.caller(_given_key(scope))
-        if caller is None and scope["path"] not in OPEN_PATHS:
+        if caller is None and scope["path"] not in self._open_paths:
             message = (
                 "a request must carry a key, but this one has none or a wrong one; send 'Authorization: Bearer KEY'"
             )

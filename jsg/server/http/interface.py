@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 
 import jsg
 from jsg.config import ServerConfig
-from jsg.server.http.access import OPEN_PATHS, has_keys
+from jsg.server.http.access import PROBES, has_keys, open_paths
 
 Schema = dict[str, Any]
 
@@ -73,26 +73,25 @@ def describe(app: FastAPI, config: ServerConfig) -> None:
 
     def openapi() -> Schema:
         if app.openapi_schema is None:
-            app.openapi_schema = _complete(
-                get_openapi(title="jsg", version=jsg.__version__, routes=app.routes), has_keys=has_keys(config)
-            )
+            document = get_openapi(title="jsg", version=jsg.__version__, routes=app.routes)
+            app.openapi_schema = _complete(document, config)
         return app.openapi_schema
 
     app.openapi = openapi
 
 
-def _complete(document: Schema, *, has_keys: bool) -> Schema:
+def _complete(document: Schema, config: ServerConfig) -> Schema:
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas.update(FAILURES)
-    if has_keys:
+    if has_keys(config):
         components["securitySchemes"] = KEYS
     for path, operations in document["paths"].items():
         for operation in operations.values():
             _complete_operation(operation, path, schemas)
-            if has_keys and path not in OPEN_PATHS:
+            if has_keys(config) and path not in open_paths(config):
                 operation["security"] = [{name: []} for name in KEYS]
     return document
 
@@ -102,7 +101,7 @@ def _complete_operation(operation: Schema, path: str, schemas: Schema) -> None:
     responses.pop("422", None)
     failure = {"application/json": {"schema": {"$ref": f"#/components/schemas/{_failure_name(path)}"}}}
     responses["4XX"] = {"description": CLIENT_FAULTS, "content": failure}
-    if path in OPEN_PATHS:
+    if path in PROBES:
         responses["503"] = {
             "description": "The server is not ready, and `status` says why.",
             "content": {"application/json": {}},

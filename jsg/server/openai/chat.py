@@ -12,14 +12,15 @@ from jsg.errors import RequestError
 from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
-from jsg.server.caller import ApiCall, CurrentCall
+from jsg.server.caller import ApiCall, CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_SCORES
 from jsg.server.http.body import GRAMMAR, Checked
+from jsg.server.http.failures import json_response
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.http.json_body import BodyBytes, CurrentRules, new_router
 from jsg.server.openai.body import OpenAIBody
-from jsg.server.openai.common import TokenNames, head_of, respond
+from jsg.server.openai.common import TokenNames, head_of, rendered, respond
 from jsg.server.openai.tools import NamedFunction, ToolChoice, shown_call, shown_change
 from jsg.server.shared.answers import constraint_of, finish_of
 from jsg.server.shared.beginning import begin
@@ -309,6 +310,20 @@ async def chat_completions(
                 kind="chat.completion",
                 event_kind="chat.completion.chunk",
             )
+
+
+@router.post("/v1/chat/completions/render")
+async def render_chat_completions(
+    body: ChatBody, num_bytes: BodyBytes, rules: CurrentRules, caller: CurrentCaller, front: ReadyFront
+) -> Response:
+    """Gives the tokens of the prompt and generates nothing, for routers that look for them in caches."""
+    front.check_model(body.model)
+    call = ApiCall(caller=caller, route="/v1/chat/completions")
+    with body.own_names():
+        tools = body.tool_use(front.speech)
+        with naming(tools):
+            kwargs = body.template_kwargs(front.chat.template, rules)
+            return json_response(rendered(await _prompt(body, num_bytes, kwargs, call, front, tools)))
 
 
 async def _prompt(

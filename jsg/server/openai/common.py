@@ -10,7 +10,8 @@ from fastapi import Request
 from starlette.responses import Response
 
 import jsg
-from jsg.processing.answer import Answer, AnswerDelta
+from jsg.errors import RequestError
+from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.front import Front
 from jsg.server.generation import Generation
@@ -91,6 +92,15 @@ def head_of(response_id: str, front: Front) -> dict[str, Any]:
         "model": front.model_name,
         "system_fingerprint": _system_fingerprint(front),
     }
+
+
+def rendered(prompt: Prompt) -> dict[str, Any]:
+    """The tokens of a prompt, under vLLM's names. Raises RequestError for one that is not of tokens alone."""
+    if prompt.media:
+        raise RequestError(
+            "a prompt with pictures or videos is not rendered, because tokens do not name them; leave them out"
+        )
+    return {"token_ids": prompt.input_ids, "features": None}
 
 
 def usage(answers: Sequence[Answer], n: int) -> dict[str, Any]:

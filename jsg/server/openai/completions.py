@@ -13,12 +13,13 @@ from jsg.errors import RequestError
 from jsg.processing.answer import PROMPT_TAIL_LEN, Answer, AnswerDelta, Prompt
 from jsg.processing.detokenizer import IncrementalDetokenizer
 from jsg.processing.tokenizer import Tokenizer
-from jsg.server.caller import ApiCall, CurrentCall
+from jsg.server.caller import ApiCall, CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
 from jsg.server.http.body import Prompts, is_prompt_list
+from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
 from jsg.server.openai.body import OpenAIBody
-from jsg.server.openai.common import TokenNames, head_of, respond, shown_logprob
+from jsg.server.openai.common import TokenNames, head_of, rendered, respond, shown_logprob
 from jsg.server.shared.answers import constraint_of, finish_of
 from jsg.server.shared.beginning import begin
 from jsg.server.shared.fields import Only
@@ -177,6 +178,15 @@ async def completions(body: CompletionBody, request: Request, call: CurrentCall,
             kind="text_completion",
             event_kind="text_completion",
         )
+
+
+@router.post("/v1/completions/render")
+async def render_completions(body: CompletionBody, caller: CurrentCaller, front: ReadyFront) -> Response:
+    """Gives the tokens of each prompt and generates nothing, for routers that look for them in caches."""
+    front.check_model(body.model)
+    with body.own_names():
+        call = ApiCall(caller=caller, route="/v1/completions")
+        return json_response([rendered(prompt) for prompt in await _prompts(body, call, front, "render")])
 
 
 async def _prompts(body: CompletionBody, call: ApiCall, front: Front, rid: str) -> list[Prompt]:

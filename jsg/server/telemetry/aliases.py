@@ -41,6 +41,9 @@ ALIASES: dict[str, tuple[Alias, ...]] = {
         Alias("sglang:num_used_tokens", "jsg:kv_used_tokens"),
         Alias("sglang:max_total_num_tokens", "jsg:kv_capacity_tokens"),
         Alias("sglang:token_usage", "jsg:kv_usage"),
+        Alias(
+            "sglang:cache_config_info", "jsg:cache_info", labels={"page_size": "page_size", "num_pages": "num_pages"}
+        ),
         Alias("sglang:cache_hit_rate", "jsg:cache_hit_rate"),
         Alias("sglang:gen_throughput", "jsg:generation_throughput"),
         Alias("sglang:prompt_tokens_total", "jsg:prompt_tokens_total"),
@@ -60,6 +63,11 @@ ALIASES: dict[str, tuple[Alias, ...]] = {
         Alias("vllm:num_requests_running", "jsg:requests_running"),
         Alias("vllm:num_requests_waiting", "jsg:requests_waiting"),
         Alias("vllm:kv_cache_usage_perc", "jsg:kv_usage"),
+        Alias(
+            "vllm:cache_config_info",
+            "jsg:cache_info",
+            labels={"block_size": "block_size", "num_blocks": "num_gpu_blocks"},
+        ),
         Alias("vllm:gpu_cache_usage_perc", "jsg:kv_usage"),
         Alias("vllm:prefix_cache_queries_total", "jsg:engine_prompt_tokens_total"),
         Alias("vllm:prefix_cache_hits_total", "jsg:engine_cached_tokens_total"),

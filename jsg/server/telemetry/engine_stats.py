@@ -12,7 +12,8 @@ from typing import final
 
 from prometheus_client.metrics_core import Metric
 
-from jsg.engine.child.protocol import CORE_STATS, LOOP_STATS
+from jsg.cache.block_events import block_tokens_of
+from jsg.engine.child.protocol import CORE_STATS, LOOP_STATS, ModelInfo
 from jsg.engine.front.client import EngineClient
 from jsg.engine.front.served import ServedEngine
 from jsg.errors import JsgError
@@ -35,6 +36,12 @@ STATS_AGE = Series(
 ENGINES = Series("jsg:engines", "gauge", "The number of engines that the server was started with (--dp-size).")
 ENGINES_UP = Series("jsg:engines_up", "gauge", "The number of engines that work.")
 CAPACITY = Series("jsg:kv_capacity_tokens", "gauge", "The size of the KV pool in tokens.")
+CACHE_INFO = Series(
+    "jsg:cache_info",
+    "gauge",
+    "Always 1. The labels say how the pool of an engine is divided: into pages, and for routers into blocks.",
+    ("page_size", "num_pages", "block_size", "num_blocks"),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,7 +118,7 @@ DP_SERIES = (
 """What is scraped of each of several engines, and where in its `stats()` it is."""
 
 ALL_SERIES = (
-    *(UP, ENGINES, ENGINES_UP, CAPACITY, STATS_AGE),
+    *(UP, ENGINES, ENGINES_UP, CAPACITY, CACHE_INFO, STATS_AGE),
     *(engine_series.series for engine_series in ENGINE_SERIES),
     *(DP_UP, DP_ROUTED, *(series for series, _ in DP_SERIES)),
 )
@@ -175,6 +182,7 @@ class EngineStats:
         yield ENGINES_UP.family({(): sum(told.works for told in self._each)})
         living = [told for told in self._each if told.engine.is_alive] or self._each
         yield CAPACITY.family({(): sum(told.engine.info.max_total_tokens for told in living)})
+        yield CACHE_INFO.family({_division(living[0].engine.info): 1})
         if len(self._each) > 1:
             yield from self._families_of_each()
         if all(told.stats is None for told in self._each):
@@ -198,6 +206,13 @@ class EngineStats:
                 if told.stats is not None and key in told.stats and (told.engine.is_alive or series.kind == "counter"):
                     values[str(number),] = told.stats[key]
             yield series.family(values)
+
+
+def _division(info: ModelInfo) -> tuple[str, ...]:
+    """The values of the labels of `CACHE_INFO`. Engines of one server are alike."""
+    block_size = block_tokens_of(info.page_size)
+    sizes = (info.page_size, info.max_total_tokens // info.page_size)
+    return tuple(map(str, (*sizes, block_size, info.max_total_tokens // block_size)))
 
 
 def _joined(each: Sequence[_Told]) -> Stats:

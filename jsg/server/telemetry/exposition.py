@@ -12,18 +12,23 @@ TEXT = "text/plain"
 OPENMETRICS = "application/openmetrics-text"
 
 
-def encoded(families: Iterable[Metric], accept: str) -> tuple[bytes, str]:
-    """The body and its media type: OpenMetrics if `accept` prefers it, and the text format otherwise.
+def encoded(families: Iterable[Metric], *, as_openmetrics: bool) -> tuple[bytes, str]:
+    """The body and its media type, in OpenMetrics or in Prometheus' text format.
 
     Names are never escaped. By default `prometheus_client` writes `jsg_` in place of `jsg:` in the samples, but not in
     the comments, if the scraper names no escaping.
     """
     scrape = _Scrape(families)
-    weights = _weights(accept)
-    if weights.get(OPENMETRICS, 0.0) > 0 and weights[OPENMETRICS] >= weights.get(TEXT, 0.0):
+    if as_openmetrics:
         body = openmetrics.generate_latest(scrape, escaping=openmetrics.ALLOWUTF8)
         return body, f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
     return exposition.generate_latest(scrape), exposition.CONTENT_TYPE_PLAIN_0_0_4
+
+
+def prefers_openmetrics(accept: str) -> bool:
+    """Whether an `Accept` header asks for OpenMetrics rather than for the text format."""
+    weights = _weights(accept)
+    return weights.get(OPENMETRICS, 0.0) > 0 and weights[OPENMETRICS] >= weights.get(TEXT, 0.0)
 
 
 def _weights(accept: str) -> dict[str, float]:

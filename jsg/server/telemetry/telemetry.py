@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import itertools
+import math
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import final, get_args
 
@@ -17,13 +19,14 @@ from jsg.server.observer import Observer
 from jsg.server.telemetry.aliases import alias_families
 from jsg.server.telemetry.engine_stats import UP, EngineStats
 from jsg.server.telemetry.exchange import EndpointTable, ExchangeObserver, WatchExchanges
-from jsg.server.telemetry.exposition import encoded
+from jsg.server.telemetry.exposition import encoded, prefers_openmetrics
 from jsg.server.telemetry.metrics import Metrics
 from jsg.server.telemetry.request_log import RequestLog
 from jsg.server.telemetry.tracing import SpanExport
 
 TICK_S = 0.1
 TICKS_PER_SAMPLE = 10
+SCRAPE_AGE_S = 0.1
 
 
 @final
@@ -42,6 +45,7 @@ class Telemetry:
         self._alias = config.metrics_alias
         self._model_name = model_name
         self._engine: EngineStats | None = None
+        self._bodies: dict[bool, tuple[float, tuple[bytes, str]]] = {}
         self._spans = None if endpoint is None else SpanExport.open(endpoint, model_name)
         self._log = RequestLog() if config.log_requests else None
         self.observers: Sequence[Observer] = (self.metrics,)
@@ -67,13 +71,23 @@ class Telemetry:
                 if sink is not None:
                     await sink.close()
 
-    async def scrape(self, front: Front | None, accept: str) -> tuple[bytes, str]:
-        """The body of `/metrics` and its media type, in the format that `accept` asks for."""
+    async def scrape(self, front: Front | None, accept: str, *, anew: bool = False) -> tuple[bytes, str]:
+        """The body of `/metrics` and its media type, in the format that `accept` asks for.
+
+        Scrapes within `SCRAPE_AGE_S` of another one get its body, unless it must be made anew: some routers scrape 20
+        times a second.
+        """
+        as_openmetrics = prefers_openmetrics(accept)
+        made_at, body = self._bodies.get(as_openmetrics, (-math.inf, None))
+        if body is not None and not anew and time.monotonic() - made_at < SCRAPE_AGE_S:
+            return body
         if front is not None:
             if self._engine is None:
                 self._engine = EngineStats(front.client)
             await self._engine.refresh()
-        return encoded(self.families(), accept)
+        body = encoded(self.families(), as_openmetrics=as_openmetrics)
+        self._bodies[as_openmetrics] = time.monotonic(), body
+        return body
 
     def families(self) -> list[Metric]:
         """All families with their present values."""
