@@ -65,6 +65,8 @@ def main(arguments: Sequence[str]) -> None:
     num_failed = 1
     try:
         num_failed = coordinator.run(options.only, options.again)
+    except KeyboardInterrupt:
+        print("\ninterrupted: the same command goes on from here", flush=True)
     finally:
         write_results(coordinator, head)
     _show(coordinator)

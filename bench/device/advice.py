@@ -74,8 +74,9 @@ class Run:
 
 
 def advise(run: Run) -> list[Advice]:
-    """Everything to do, the most important first."""
-    figures = Figures(figures_of(run.records.values()))
+    """Everything to do, the most important first. Nothing is concluded from speeds that should not be trusted."""
+    doubts = distrusted(run)
+    figures = Figures(figures_of(record for name, record in run.records.items() if name not in doubts))
     rules = (_device, _compile, _wrong, _crash, _hang, _memory, _other, _interrupted)
     found = [advice for rule in rules for advice in rule(run)]
     for rule in (_spread, _steps, _engine, _attention, _prefill, _options, _cascade, _types, _others, _programs):
@@ -262,7 +263,7 @@ def _steps(run: Run, figures: Figures) -> Iterator[Advice]:
 
 
 def _engine(run: Run, figures: Figures) -> Iterator[Advice]:
-    for row in targets(figures_of(run.records.values())):
+    for row in targets(figures.all()):
         if row.what.startswith("through the engine") and not row.is_met:
             note = " (figures of two calls: repeat both in one first)" if row.is_across_calls else ""
             yield Advice(
@@ -350,7 +351,7 @@ def _types(run: Run, figures: Figures) -> Iterator[Advice]:
 
 
 def _others(run: Run, figures: Figures) -> Iterator[Advice]:
-    for row in targets(figures_of(run.records.values())):
+    for row in targets(figures.all()):
         is_slower = row.what.startswith("against") and row.ratio < 1
         if is_slower or (row.what.startswith("start, warm") and not row.is_met):
             yield Advice(

@@ -29,7 +29,7 @@ class Entry:
         interpreter: What another interpreter must have for it.
         needs: Modules without which it is left out.
         install: How to get these.
-        is_for_accelerators: Whether it makes no sense on a CPU.
+        needs_gpu: Whether it is for NVIDIA GPUs only.
         xla_flags: Flags that are appended to XLA_FLAGS. The engine's own options override them.
         xla_options: Options in place of the engine's, for programs of an accelerator.
         has_engine_options: Whether the bare step is compiled with the engine's options or with XLA's defaults.
@@ -44,7 +44,7 @@ class Entry:
     interpreter: str | None = None
     needs: tuple[str, ...] = ()
     install: str = ""
-    is_for_accelerators: bool = False
+    needs_gpu: bool = False
     xla_flags: str = ""
     xla_options: Mapping[str, bool | int] = MappingProxyType({})
     has_engine_options: bool = True
@@ -124,11 +124,11 @@ PARTS: Mapping[str, Entry] = {
     "vllm": _served("vLLM over HTTP with the same loads", 420, "bench.device.serving:vllm", interpreter="vllm"),
     "tests": Entry(
         "the tests that need a GPU, as make test-gpu runs them",
-        300,
+        420,
         "bench.device.device_tests:run",
         needs=("pytest", "xdist", "hypothesis"),
         install="pip install 'jsg[test]'",
-        is_for_accelerators=True,
+        needs_gpu=True,
     ),
     "profile": Entry(
         "the kernels that take the time of a decode step",

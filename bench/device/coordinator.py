@@ -83,7 +83,7 @@ class Coordinator:
     def _to_do(self, names: Sequence[str], again: Collection[str]) -> list[str]:
         """The parts that must run, with those whose results they need in the same call. The rates are such for all."""
         wanted: set[str] = set()
-        for name in names:
+        for name in dict.fromkeys([*names, *again]):
             reason = None if name in again else self.folder.why_not(name)
             if reason is not None:
                 self.omitted[name] = reason
@@ -107,8 +107,11 @@ class Coordinator:
             return f"no interpreter with {entry.interpreter} (--{entry.interpreter}-python)"
         if platform == "cpu" and self.plan.is_for_accelerators:
             return f"plan {self.plan.name} is no work for a CPU, and JAX found no other device"
-        if platform == "cpu" and entry.is_for_accelerators:
-            return "it needs an accelerator"
+        rates = self._rates_now()
+        if rates is not None and rates.failures and platform is None:
+            return "the rates, which begin with finding the device, failed"
+        if platform is not None and platform != "gpu" and entry.needs_gpu:
+            return "it needs an NVIDIA GPU"
         if entry.after is not None:
             before = self.folder.records.get(entry.after)
             if before is None or before.call != self.folder.call or not before.is_done:
@@ -119,10 +122,15 @@ class Coordinator:
         self.omitted[name] = reason
         print(f"\n{name} does not run: {reason}", flush=True)
 
+    def _rates_now(self) -> Record | None:
+        """The record of the rates of this call."""
+        record = self.folder.records.get("rates")
+        return record if record is not None and record.call == self.folder.call else None
+
     def _header(self, field: str) -> Any:
         """A field that the rates of this call have sent."""
-        record = self.folder.records.get("rates")
-        return record.header.get(field) if record is not None and record.call == self.folder.call else None
+        record = self._rates_now()
+        return None if record is None else record.header.get(field)
 
     def _run_one(self, name: str, scratch: Path) -> Record:
         entry, left = self.parts[name], self.deadline - time.monotonic()
@@ -206,8 +214,8 @@ class Coordinator:
 
     def _rates(self) -> tuple[float, float] | None:
         """The best sample of each rate, because a floor is what the device can do undisturbed."""
-        record = self.folder.records.get("rates")
-        if record is None or record.call != self.folder.call:
+        record = self._rates_now()
+        if record is None:
             return None
         found = {figure.facts.get("kind"): max(figure.samples) for figure in record.figures}
         return (found["copy"] * 1e9, found["matmul"] * 1e12) if {"copy", "matmul"} <= set(found) else None
@@ -273,8 +281,8 @@ def end_leftovers(folder: Folder) -> None:
 
 def _innermost(errors: str) -> str:
     """Where the main thread stood when Python wrote all stacks, which it does a moment before a part is ended."""
-    found = re.search(r"most recent call first\):\n  File \".*?([^/\"]+)\", line (\d+) in (\w+)", errors)
-    return f", in {found[3]} ({found[1]}:{found[2]})" if found else ""
+    found = re.findall(r"most recent call first\):\n  File \"(?:.*/)?([^/\"]+)\", line (\d+) in (\w+)", errors)
+    return "" if not found else ", in {2} ({0}:{1})".format(*found[-1])  # the main thread is the last one
 
 
 @contextlib.contextmanager

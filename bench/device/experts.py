@@ -14,7 +14,8 @@ from bench.device.correctness import MAX_ERROR, Correctness
 from bench.device.events import Part
 from bench.device.queued import floor_facts, options, temporary_mib, time_queued
 from bench.roofline import Cost
-from jsg.kernels_pallas import ops
+from jsg.engine.device.devices import E4M3_CAPABILITY
+from jsg.kernels_pallas import ops, tuning
 from jsg.models.quantise import STORED
 
 CHECKED_ROWS = 256
@@ -41,10 +42,18 @@ def measure(part: Part) -> None:
         run = functools.partial(_measure_routes, part, correctness, name, num_tokens)
         part.attempt(name, run, op="expert_routes")
     for side, (depth, columns) in {"up": (width, inner), "down": (inner, width)}.items():
-        for quantization in ("none", *STORED):
+        for quantization in ("none", *_stored()):
             run = functools.partial(_measure_products, part, correctness, side, depth, columns, quantization)
-            part.attempt(f"products of experts, {side}, {quantization}", run, op="grouped_matmul")
+            op = "grouped_matmul" if quantization == "none" else None
+            part.attempt(f"products of experts, {side}, {quantization}", run, op=op)
     correctness.end()
+
+
+def _stored() -> list[str]:
+    """The types with 8 bits that the engine allows on this card."""
+    capability = tuning.target_capability()
+    has_e4m3 = capability is None or capability >= E4M3_CAPABILITY
+    return [name for name in STORED if name != "fp8" or has_e4m3]
 
 
 def _logits(part: Part, num_tokens: int) -> jax.Array:

@@ -27,10 +27,9 @@ def _title(run: advice.Run, head: Mapping[str, Any]) -> Iterator[str]:
     yield f"# {run.card}: plan {head['plan']}"
     yield ""
     yield f"Commit {head['commit']}, jax {head['versions'].get('jax', '?')}, {head['cpu']}, {head['date']}."
-    for record in run.records.values():
-        best = {figure.facts.get("kind"): max(figure.samples) for figure in record.figures}
-        if record.part == "rates" and {"copy", "matmul"} <= set(best):
-            yield f"Copy bandwidth {best['copy']:.4g} GB/s, matmul {best['matmul']:.4g} TFLOP/s (call {record.call})."
+    rates = {record.call: record.rates for record in run.records.values() if record.rates is not None}
+    for call, (copy, matmul) in sorted(rates.items()):
+        yield f"Floors of call {call}: copy bandwidth {copy / 1e9:.4g} GB/s, matmul {matmul / 1e12:.4g} TFLOP/s."
     commits = sorted({record.commit for record in run.records.values()})
     if len(commits) > 1:
         yield f"The code of jsg is the same in all parts, though they ran at several commits: {', '.join(commits)}."

@@ -197,6 +197,13 @@ def test_a_gpu_that_jax_does_not_find_ends_the_run(make: Make):
     assert "JAX runs on the CPU" in first.what and "jsg[cuda]" in first.do
 
 
+def test_without_any_device_nothing_else_is_tried(make: Make):
+    call = with_header(make(), TRIAL)
+    call.folder.records["rates"].failures.append(Failure.from_reason("rates: RuntimeError: no backend"))
+    assert call.run(["fine"]) == 0
+    assert call.omitted == {"fine": "the rates, which begin with finding the device, failed"}
+
+
 def test_the_plan_is_cut_down_once_the_memory_is_known(make: Make):
     call = with_header(make(), ACCELERATOR)
     call._take(call.folder.records["rates"], {"header": {"memory_bytes": 40 * 2**30}})
@@ -376,7 +383,7 @@ def test_wrong_numbers_make_speeds_doubtful():
     wrong = figure("attention error, decode", [0.3], kind="error", at_most=0.05, is_right=False, op="paged_attention")
     records = {
         "correct": record("correct", wrong, failures=[Failure(Kind.WRONG, "correct: wrong on this device: x")]),
-        "steps": record("steps", figure("decode", [1.0], kind="other")),
+        "steps": record("steps", figure("d", [1.0], kind="decode", rows=1, of_floor=0.1, tokens_per_s=1)),
         "sampling": record("sampling", by_reference=("kept_threshold",)),
         "quantised": record("quantised", figure("q", [1.0], kind="other")),
     }
