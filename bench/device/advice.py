@@ -82,7 +82,7 @@ def advise(run: Run) -> list[Advice]:
     for rule in (_spread, _steps, _engine, _attention, _prefill, _options, _cascade, _types, _others, _programs):
         found += rule(run, figures)
     found += _missing(run)
-    has_all = all(record.is_done for record in run.records.values())
+    has_all = all(record.is_done for record in run.records.values()) and not any(map(_waits, run.omitted.values()))
     return [*found, *([_finished()] if has_all else [])]
 
 
@@ -373,11 +373,16 @@ def _programs(run: Run, figures: Figures) -> Iterator[Advice]:
         )
 
 
+def _waits(reason: str) -> bool:
+    """Whether a part did not run for a reason that is gone in the next call."""
+    return reason in ("no time left", "not begun") or "no whole result in this call" in reason
+
+
 def _missing(run: Run) -> Iterator[Advice]:
-    short = [name for name, reason in run.omitted.items() if reason == "no time left"]
+    short = [name for name, reason in run.omitted.items() if _waits(reason)]
     short += [name for name, record in run.records.items() if record.was_too_short]
     if short:
-        yield Advice(f"not measured for lack of time: {', '.join(short)}", "run the same command again", "it goes on")
+        yield Advice(f"not measured yet: {', '.join(short)}", "run the same command again", "it goes on")
     long = [name for name, record in run.records.items() if record.left_out and not record.is_cut]
     if long:
         yield Advice(

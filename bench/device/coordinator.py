@@ -71,11 +71,13 @@ class Coordinator:
         end_leftovers(self.folder)
         to_do = self._to_do(names, again)
         num_failed = 0
+        self.omitted |= dict.fromkeys(to_do, "not begun")
         with tempfile.TemporaryDirectory(prefix="jsg-device-") as scratch:
             for name in to_do:
                 if (reason := self._why_omitted(name)) is not None:
                     self._omit(name, reason)
                     continue
+                del self.omitted[name]
                 num_failed += len(self._run_one(name, Path(scratch)).failures)
                 self.after_each()
         return num_failed
@@ -265,7 +267,7 @@ class Coordinator:
 
 def without_paths(reason: str) -> str:
     """A reason without paths, because reports are published."""
-    return re.sub(r"(?:/[^\s/:'\"]+)+/", "", reason)[:500]
+    return re.sub(r"(?<!\w)(?:/[^\s/:'\"]+)+/", "", reason)[:500]
 
 
 def end_leftovers(folder: Folder) -> None:

@@ -5,6 +5,7 @@ import functools
 import importlib
 import json
 import sys
+import time
 from collections.abc import Sequence
 
 from bench.device.events import Part, private_stdout
@@ -18,7 +19,8 @@ shortly before the coordinator kills it."""
 
 def main() -> None:
     task = json.loads(sys.stdin.readline())
-    faulthandler.dump_traceback_later(task["seconds"] + STACKS_S)
+    age_s = time.time() - task["started_at"]
+    faulthandler.dump_traceback_later(max(0.1, task["seconds"] + STACKS_S - age_s))
     module, _, function = task["run"].partition(":")
     use_compilation_cache(f"{task['folder']}/cache")  # all parts of a run share it
     compute_by_reference(task["by_reference"])

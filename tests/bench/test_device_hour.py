@@ -227,6 +227,10 @@ coordinator.Coordinator(
 """
 
 
+def test_reasons_are_without_paths():
+    assert coordinator.without_paths("decode 4/2/32: no file /a/b/c.py") == "decode 4/2/32: no file c.py"
+
+
 @pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_where_it_was(make: Make, tmp_path: pathlib.Path):
     """What it leaves behind is ended, since it would hold the device's memory, and what it had measured is kept."""
@@ -255,17 +259,17 @@ def test_a_run_that_is_killed_goes_on_where_it_was(make: Make, tmp_path: pathlib
 
 BROKEN = "tests.bench.broken_parts:"
 BROKEN_PARTS = {
+    "sampling": Entry("check", 60, BROKEN + "check_wrong_kernel"),  # before the reference takes the kernel's place
     "correct": Entry("check", 60, BROKEN + "check_without_kernel"),
-    "steps": dataclasses.replace(PARTS["steps"], run=BROKEN + "step_without_kernel"),
-    "attention": Entry("memory", 60, BROKEN + "take_all_memory", figures=("attention_contexts",)),
+    "attention": dataclasses.replace(PARTS["attention"], run=BROKEN + "speed_without_kernel"),
+    "prefill": Entry("memory", 60, BROKEN + "take_all_memory", figures=("prefills",)),
     "engine": Entry("hang", 9, BROKEN + "hang"),
-    "sampling": Entry("check", 60, BROKEN + "check_wrong_kernel"),
 }
-SHORT = dataclasses.replace(TRIAL, checks=("decode",), check_models=(), batches=(1,), prefills=(16,))
+SHORT = dataclasses.replace(TRIAL, checks=("decode",), check_models=(), page_sizes=(1,))
 
 
 @pytest.mark.slow
-def test_every_failure_is_named_with_what_to_do(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_failure_is_named_with_what_to_do(tmp_path: pathlib.Path):
     """Real parts in which a kernel does not compile, is wrong, takes all memory, or hangs."""
     call = Coordinator(
         folder=Folder(tmp_path, CONDITIONS),
@@ -281,23 +285,23 @@ def test_every_failure_is_named_with_what_to_do(tmp_path: pathlib.Path, monkeypa
     kinds = {name: [(each.kind, each.op) for each in record.failures] for name, record in records.items()}
     assert kinds == {
         "correct": [(Kind.COMPILE, "paged_attention")],
-        "steps": [],
-        "attention": [(Kind.MEMORY, None)],
+        "attention": [],
+        "prefill": [(Kind.MEMORY, None)],
         "engine": [(Kind.HANG, None)],
         "sampling": [(Kind.WRONG, None)],
     }
-    assert records["steps"].by_reference == ("paged_attention",)
-    assert {figure.facts["kind"] for figure in records["steps"].figures} == {"decode", "prefill", "decode-shared"}
-    assert reasons(call, "engine")[0].endswith("in hang (broken_parts.py:50)")
-    assert [figure.name for figure in records["attention"].figures] == ["before"]
+    assert records["attention"].by_reference == ("paged_attention",)
+    assert {figure.facts["kind"] for figure in records["attention"].figures} == {"attention", "attention-cascade"}
+    assert reasons(call, "engine")[0].partition(":")[2].startswith(" ended after 9 s, in hang (broken_parts.py:")
+    assert [figure.name for figure in records["prefill"].figures] == ["before"]
     found = advice.advise(program._run_of(call))
     assert [each.what.partition(": ")[0] for each in found[:4]] == [
         "paged_attention does not compile for the a card",
         "paged_attention computes wrong numbers on the a card",
         "engine hung",
-        "attention ran out of memory (it ran by the reference, which needs more memory)",
+        "prefill ran out of memory (it ran by the reference, which needs more memory)",
     ]
-    assert "lower attention_contexts of the plan" in found[3].do
+    assert "lower prefills of the plan" in found[3].do
 
 
 REASONS = {
@@ -402,6 +406,7 @@ def test_wrong_numbers_make_speeds_doubtful():
 def test_what_did_not_run_is_advised():
     found = advised(record("steps", is_cut=True, left_out=["x"]), vllm="no interpreter with vllm (--vllm-python)")
     assert next(iter(found.values())) == "run the same command again"
+    assert not any("without a failure" in what for what in found)
     assert "vllm did not run: no interpreter with vllm (--vllm-python)" in found
 
 
