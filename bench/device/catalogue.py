@@ -6,8 +6,13 @@ The parts with the most important figures come first, because the last ones are 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 TORCH_WORKER = Path(__file__).parent.parent / "pytorch" / "worker.py"
+
+
+SERVER = ("aiohttp", "fastapi", "msgspec", "tokenizers", "uvicorn", "zmq")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -18,40 +23,167 @@ class Entry:
         about: What it measures.
         limit_s: Seconds after which it is ended.
         run: "module:function" of a function that takes a `Part`; None for a part of the PyTorch worker.
+        ops: Operations with kernels on which its figures rest.
+        figures: The figures of the plan that decide how much memory it needs.
+        after: A part that must run in the same call before it, because it needs its files or is compared with it.
+        interpreter: What another interpreter must have for it.
+        needs: Modules without which it is left out.
+        install: How to get these.
+        needs_gpu: Whether it is for NVIDIA GPUs only.
         xla_flags: Flags that are appended to XLA_FLAGS. The engine's own options override them.
+        xla_options: Options in place of the engine's, for programs of an accelerator.
         has_engine_options: Whether the bare step is compiled with the engine's options or with XLA's defaults.
     """
 
     about: str
     limit_s: float
     run: str | None = None
+    ops: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
+    after: str | None = None
+    interpreter: str | None = None
+    needs: tuple[str, ...] = ()
+    install: str = ""
+    needs_gpu: bool = False
     xla_flags: str = ""
+    xla_options: Mapping[str, bool | int] = MappingProxyType({})
     has_engine_options: bool = True
 
 
-def _compare(about: str, flags: str = "", *, has_engine_options: bool = True) -> Entry:
-    return Entry(about, 45, "bench.device.steps:compare", flags, has_engine_options)
+STEP = ("paged_attention", "rotate_and_write")
+"""The kernels of every step."""
+BASE = "a few layers with the options of the engine"
+LOADS = ("concurrent", "shared", "batches", "context", "chunk")
+
+
+def _torch(about: str, limit_s: float, *figures: str) -> Entry:
+    return Entry(about, limit_s, figures=figures, interpreter="torch")
+
+
+def _served(about: str, limit_s: float, run: str, **fields: Any) -> Entry:
+    install = "pip install 'jsg[bench]'"
+    return Entry(about, limit_s, run, figures=LOADS, needs=SERVER, install=install, **fields)
+
+
+def _compare(
+    about: str, flags: str = "", *, options: Mapping[str, bool | int] | None = None, has_engine_options: bool = True
+) -> Entry:
+    return Entry(
+        about,
+        45,
+        "bench.device.steps:compare",
+        ops=STEP,
+        figures=("ab_layers", "batches", "context"),
+        xla_flags=flags,
+        xla_options=MappingProxyType(dict(options or {})),
+        has_engine_options=has_engine_options,
+        after=None if about == BASE else "xla-engine",
+    )
 
 
 PARTS: Mapping[str, Entry] = {
-    "rates": Entry("copy bandwidth and matmul rate, from which every floor follows", 60, "bench.device.rates:measure"),
-    "correct": Entry("every kernel against float64 or plain jnp", 90, "bench.device.kernels:check"),
-    "steps": Entry("the bare step: decode, prefill, a shared prefix", 180, "bench.device.steps:measure"),
-    "attention": Entry("attention of one layer alone", 90, "bench.device.kernels:measure"),
-    "engine": Entry("requests through the engine", 180, "bench.device.engine:measure"),
-    "torch-static": Entry("transformers' generate with a static cache, compiled", 100),
-    "torch-generate": Entry("its generate with SDPA", 90),
-    "torch-continuous": Entry("its continuous batching", 120),
-    "start-cold": Entry("the start of the engine as it comes", 180, "bench.device.engine:measure_start"),
-    "start-warm": Entry("the same with a warm compile cache", 90, "bench.device.engine:measure_start"),
-    "sampling": Entry("every variant of the sampling program", 60, "bench.device.sampling:measure"),
-    "prefill": Entry("attention of a whole prompt, against what JAX brings", 60, "bench.device.kernels:prefill"),
-    "experts": Entry("choice and products of a layer with experts", 90, "bench.device.experts:measure"),
-    "quantised": Entry("products with kernels in 8 bits and in longer types", 90, "bench.device.quantised:measure"),
-    "encoder": Entry("the vision encoder, tiles and frames", 90, "bench.device.encoder:measure"),
-    "torch-ops": Entry("matmul and attention in PyTorch", 45),
-    "xla-engine": _compare("a few layers with the options of the engine"),
+    "rates": Entry(
+        "copy bandwidth and matmul rate, from which every floor follows",
+        60,
+        "bench.device.rates:measure",
+        figures=("copy_bytes", "matmul_size"),
+    ),
+    "correct": Entry(
+        "every kernel against float64 or plain jnp", 120, "bench.device.kernels:check", figures=("sampling_rows",)
+    ),
+    "steps": Entry(
+        "the bare step: decode, prefill, a shared prefix",
+        180,
+        "bench.device.steps:measure",
+        ops=STEP,
+        figures=("batches", "context", "prefills"),
+    ),
+    "attention": Entry(
+        "attention of one layer alone",
+        90,
+        "bench.device.kernels:measure",
+        ops=("paged_attention",),
+        figures=("attention_batches", "attention_contexts"),
+    ),
+    "engine": Entry("requests through the engine", 180, "bench.device.engine:measure", ops=STEP, figures=LOADS),
+    "torch-static": _torch("transformers' generate with a static cache, compiled", 100, "context", "alone_tokens"),
+    "torch-generate": _torch("its generate with SDPA", 90, "concurrent", "shared"),
+    "torch-continuous": _torch("its continuous batching", 120, "concurrent", "shared"),
+    "start-cold": Entry(
+        "the start of the engine as it comes", 180, "bench.device.engine:measure_start", ops=STEP, figures=LOADS
+    ),
+    "start-warm": Entry(
+        "the same with a warm compile cache",
+        90,
+        "bench.device.engine:measure_start",
+        ops=STEP,
+        figures=LOADS,
+        after="start-cold",
+    ),
+    "serving": _served("jsg serve over HTTP", 240, "bench.device.serving:jsg", ops=(*STEP, "kept_threshold")),
+    "vllm": _served("vLLM over HTTP with the same loads", 420, "bench.device.serving:vllm", interpreter="vllm"),
+    "tests": Entry(
+        "the tests that need a GPU, as make test-gpu runs them",
+        420,
+        "bench.device.device_tests:run",
+        needs=("pytest", "xdist", "hypothesis"),
+        install="pip install 'jsg[test]'",
+        needs_gpu=True,
+    ),
+    "profile": Entry(
+        "the kernels that take the time of a decode step",
+        60,
+        "bench.device.profiled:measure",
+        ops=STEP,
+        figures=("ab_layers", "batches", "context"),
+    ),
+    "compile": Entry(
+        "all programs compiled into a folder, as jsg compile does",
+        240,
+        "bench.device.compiled:write",
+        ops=STEP,
+        figures=LOADS,
+    ),
+    "programs": Entry(
+        "the start of the engine with these programs",
+        120,
+        "bench.device.compiled:start",
+        ops=STEP,
+        figures=LOADS,
+        after="compile",
+    ),
+    "sampling": Entry(
+        "every variant of the sampling program",
+        60,
+        "bench.device.sampling:measure",
+        ops=("kept_threshold", "top_logits"),
+        figures=("sampling_rows",),
+    ),
+    "prefill": Entry(
+        "attention of a whole prompt, against what JAX brings",
+        60,
+        "bench.device.kernels:prefill",
+        ops=("paged_attention",),
+        figures=("prefills",),
+    ),
+    "experts": Entry(
+        "choice and products of a layer with experts",
+        90,
+        "bench.device.experts:measure",
+        ops=("expert_routes", "grouped_matmul"),
+        figures=("expert_tokens",),
+    ),
+    "quantised": Entry(
+        "products with kernels in 8 bits and in longer types",
+        90,
+        "bench.device.quantised:measure",
+        figures=("ab_layers", "product_rows"),
+    ),
+    "encoder": Entry("the vision encoder, tiles and frames", 90, "bench.device.encoder:measure", figures=("images",)),
+    "torch-ops": _torch("matmul and attention in PyTorch", 45, "batches", "context"),
+    "xla-engine": _compare(BASE),
     "xla-default": _compare("the same as XLA comes: matmuls by Triton, tuned", has_engine_options=False),
+    "xla-autotune": _compare("matmuls tuned when they are compiled", options={"xla_gpu_autotune_level": 4}),
     "xla-no-split-k": _compare(
         "matmuls by Triton that split no sums",
         "--xla_gpu_experimental_force_split_k=1",
@@ -65,5 +197,4 @@ PARTS: Mapping[str, Entry] = {
         "CUDA graphs updated as profiled", "--xla_gpu_command_buffer_update_mode=SKIP_PROFILED"
     ),
     "xla-no-graphs": _compare("no CUDA graphs", "--xla_gpu_enable_command_buffer="),
-    "xla-no-autotune": _compare("no autotuning", "--xla_gpu_autotune_level=0"),
 }

@@ -15,8 +15,8 @@ class Correctness:
         self._part = part
         self._wrong: list[str] = []
 
-    def add(self, name: str, error: float, at_most: float) -> None:
-        """Records an error.
+    def add(self, name: str, error: float, at_most: float, op: str | None = None) -> None:
+        """Records an error of an operation, or of what XLA computes if none is named.
 
         Raises:
             ArithmeticError: The error is not finite.
@@ -25,7 +25,8 @@ class Correctness:
         self._wrong.extend([] if is_right else [name])
         if not np.isfinite(error):
             raise ArithmeticError(f"the error is {error}")
-        self._part.add(name, "abs", [error], kind="error", at_most=at_most, is_right=is_right)
+        facts = {"at_most": at_most, "is_right": is_right} | ({} if op is None else {"op": op})
+        self._part.add(name, "abs", [error], kind="error", **facts)
 
     def end(self) -> None:
         """Ends the check, after all errors were recorded.

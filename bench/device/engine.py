@@ -32,7 +32,7 @@ def measure(part: Part) -> None:
     startup.make_buckets = functools.partial(_few_buckets, part.plan)
     # Otherwise variants that nothing here uses would compile during the measurement.
     Executables.compile_rest_in_background = lambda self: None
-    core = EngineCore(_config(part, chunk=part.plan.chunk, cache="cache"))
+    core = EngineCore(make_config(part, chunk=part.plan.chunk, cache="cache"))
     _compile_what_is_measured(core)
     part.header(engine=dataclasses.asdict(core.info) | {"model_path": "random weights"})
     for rows in part.plan.batches:
@@ -48,13 +48,19 @@ def measure_start(part: Part) -> None:
     """Starts an engine with default options and records the time of each stage: with an empty and with a full cache."""
     phases = _Phases(part.age_s)
     # It has a separate cache, because the earlier parts have compiled some of the same programs.
-    core = EngineCore(_config(part, chunk=None, cache="start-cache"), report=phases.note)
+    core = EngineCore(make_config(part, chunk=None, cache="start-cache"), report=phases.note)
     ready_s, seconds = part.age_s, phases.seconds()
     core.close()
     state = part.name.removeprefix("start-")
     facts = {f"{name}_s": value for name, value in seconds.items()} | {"with_weights_s": round(ready_s, 2)}
     weightless = ready_s - seconds.get("load", 0.0)
     part.add(f"start of process to ready, weights aside, {state}", "s", [weightless], kind=f"start-{state}", **facts)
+
+
+def first_answer_s(part: Part, core: EngineCore) -> float:
+    """Seconds from the start of the process to the first token of a first request."""
+    _run_all(core, _prompts(part, Load(1, 0, 16, 1), seed=0), 1)
+    return part.age_s
 
 
 def _few_buckets(plan: Plan, max_running: int, chunk: int, **options: Any) -> Buckets:
@@ -97,7 +103,7 @@ class _Phases:
         return {name: round(value, 2) for name, value in self._seconds.items()}
 
 
-def _config(part: Part, *, chunk: int | None, cache: str) -> EngineConfig:
+def make_config(part: Part, *, chunk: int | None, cache: str) -> EngineConfig:
     plan = part.plan
     return EngineConfig(
         model_path=str(part.model_directory()),

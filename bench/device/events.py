@@ -2,7 +2,8 @@
 
     {"figure": {"name": ..., "unit": ..., "samples": [...], "facts": {...}}}    a measurement
     {"header": {...}}                                                           fields for the head of the report
-    {"failed": "..."}                                                           why something has no figure
+    {"failed": "...", "op": "..."}                                              why something has no figure; the
+                                                                                operation that it was, if it is one
     {"left_out": "..."}                                                         what has no figure for lack of time
 
 `bench/pytorch/worker.py`, which must not import anything from here, writes the same events.
@@ -23,6 +24,8 @@ from bench import clock
 from bench.device.plan import Plan
 from bench.shapes import write_model
 
+KEYS = ({"figure"}, {"header"}, {"failed"}, {"failed", "op"}, {"left_out"})
+
 
 class Part:
     """The task of one part, and its way to send events.
@@ -33,6 +36,7 @@ class Part:
         rates: Copy bandwidth and matmul rate of this device, `(bytes/s, flops/s)`; None if they are not known.
         folder: Scratch folder of the run.
         samples: Most timed calls for each figure.
+        interpreters: Other interpreters by what they have.
     """
 
     def __init__(self, task: dict[str, Any], output: TextIO):
@@ -41,6 +45,7 @@ class Part:
         self.rates: tuple[float, float] | None = task["rates"] and tuple(task["rates"])
         self.folder = Path(task["folder"])
         self.samples: int = task["samples"]
+        self.interpreters: dict[str, str] = task.get("interpreters", {})
         self._started_at: float = task["started_at"]
         self._deadline = time.monotonic() + task["seconds"]
         self._output = output
@@ -63,20 +68,29 @@ class Part:
         """Sends fields for the head of the report."""
         self._write({"header": fields})
 
-    def failed(self, name: str, error: Exception) -> None:
-        """Sends the reason why something has no figure."""
-        traceback.print_exc()
-        self._write({"failed": f"{name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"})
+    @property
+    def left_s(self) -> float:
+        """Seconds until no further measurement should begin."""
+        return self._deadline - time.monotonic()
 
-    def attempt(self, name: str, run: Callable[[], object]) -> None:
+    def failed(self, name: str, error: Exception, op: str | None = None) -> None:
+        """Sends the reason why something has no figure, and the operation that was tried alone, if one was."""
+        traceback.print_exc()
+        self.failed_as(f"{name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}", op)
+
+    def failed_as(self, reason: str, op: str | None = None) -> None:
+        """The same for what another process has reported, in one line."""
+        self._write({"failed": reason} | ({} if op is None else {"op": op}))
+
+    def attempt(self, name: str, run: Callable[[], object], *, op: str | None = None) -> None:
         """Runs a measurement. If it fails or would begin too late, the other measurements still run."""
-        if time.monotonic() > self._deadline:
+        if self.left_s < 0:
             self._write({"left_out": f"{name}: no time left"})
             return
         try:
             run()
         except Exception as error:
-            self.failed(name, error)
+            self.failed(name, error, op)
         gc.collect()
 
     def time(self, run: Callable[[], object], *, budget_s: float = 5.0) -> list[float]:
@@ -91,11 +105,7 @@ def read(line: str) -> dict[str, Any] | None:
     """The event on a line; None for any other text."""
     with contextlib.suppress(json.JSONDecodeError):
         event = json.loads(line)
-        if (
-            isinstance(event, dict)
-            and len(event) == 1
-            and next(iter(event)) in ("figure", "header", "failed", "left_out")
-        ):
+        if isinstance(event, dict) and set(event) in KEYS:
             return event
     return None
 

@@ -14,7 +14,8 @@ from bench.device.correctness import MAX_ERROR, Correctness
 from bench.device.events import Part
 from bench.device.queued import floor_facts, options, temporary_mib, time_queued
 from bench.roofline import Cost
-from jsg.kernels_pallas import ops
+from jsg.engine.device.devices import E4M3_CAPABILITY
+from jsg.kernels_pallas import ops, tuning
 from jsg.models.quantise import STORED
 
 CHECKED_ROWS = 256
@@ -38,12 +39,21 @@ def measure(part: Part) -> None:
     correctness = Correctness(part)
     for num_tokens in plan.expert_tokens:
         name = f"experts of {num_tokens} tokens"
-        part.attempt(name, functools.partial(_measure_routes, part, correctness, name, num_tokens))
+        run = functools.partial(_measure_routes, part, correctness, name, num_tokens)
+        part.attempt(name, run, op="expert_routes")
     for side, (depth, columns) in {"up": (width, inner), "down": (inner, width)}.items():
-        for quantization in ("none", *STORED):
+        for quantization in ("none", *_stored()):
             run = functools.partial(_measure_products, part, correctness, side, depth, columns, quantization)
-            part.attempt(f"products of experts, {side}, {quantization}", run)
+            op = "grouped_matmul" if quantization == "none" else None
+            part.attempt(f"products of experts, {side}, {quantization}", run, op=op)
     correctness.end()
+
+
+def _stored() -> list[str]:
+    """The types with 8 bits that the engine allows on this card."""
+    capability = tuning.target_capability()
+    has_e4m3 = capability is None or capability >= E4M3_CAPABILITY
+    return [name for name in STORED if name != "fp8" or has_e4m3]
 
 
 def _logits(part: Part, num_tokens: int) -> jax.Array:
@@ -56,9 +66,9 @@ def _measure_routes(part: Part, correctness: Correctness, name: str, num_tokens:
     compiled = jax.jit(choose).lower(logits).compile(compiler_options=options())
     found = compiled(logits)
     weights, *whole = routes_in_float64(np.asarray(logits, np.float64), chosen)
-    correctness.add(f"{name}: weights", float(np.abs(found.weights - weights).max()), MAX_WEIGHT_ERROR)
+    correctness.add(f"{name}: weights", float(np.abs(found.weights - weights).max()), MAX_WEIGHT_ERROR, "expert_routes")
     differing = max(float(np.mean(np.asarray(a) != b)) for a, b in zip(found[1:], whole, strict=True))
-    correctness.add(f"{name}: places that are others", differing, 0.0)
+    correctness.add(f"{name}: places that are others", differing, 0.0, "expert_routes")
     samples = [1e3 * ms for ms in time_queued(part, lambda: compiled(logits).sizes)]
     part.add(name, "us", samples, kind="expert-routes", tokens=num_tokens)
 
@@ -93,7 +103,7 @@ def _measure_products(
 
         name = f"products of {num_tokens} tokens' experts, {side}, {kernels.values.dtype.name}"
         error = largest_error(call(), rows, kernels, np.asarray(sizes))
-        correctness.add(f"{name}: error", error, MAX_ERROR[plan.dtype])
+        correctness.add(f"{name}: error", error, MAX_ERROR[plan.dtype], "grouped_matmul")
         samples = time_queued(part, call)
         read = int(np.count_nonzero(sizes)) * depth * columns * kernels.values.dtype.itemsize
         cost = Cost(weight_bytes=read, kv_bytes=0, matmul_flops=2 * num_rows * depth * columns, attention_flops=0)

@@ -11,7 +11,7 @@ import numpy as np
 from bench import attention_cases, attention_check
 from bench.device.correctness import MAX_ERROR, Correctness
 from bench.device.events import Part
-from jsg.kernels_pallas import ops
+from jsg.kernels_pallas import ops, tuning
 from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups
 from jsg.kernels_pallas.reference_threshold import sortable
 from jsg.kernels_pallas.tile import GROUP_TILE, MIN_GROUP
@@ -36,10 +36,11 @@ def check(part: Part) -> None:
     heads = {own: (shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"])}
     heads |= {name: attention_cases.MODELS[name] for name in plan.check_models}
     correctness = Correctness(part)
+    _note_card(part)
 
     def one(name: str, case: attention_cases.Case, dtype: str, sizes: tuple[int, int, int]) -> None:
         found = attention_check.largest_error(case, dtype, heads=sizes[0], kv_heads=sizes[1], head_dim=sizes[2])
-        correctness.add(f"attention error, {name}, {dtype}", found, MAX_ERROR[dtype])
+        correctness.add(f"attention error, {name}", found, MAX_ERROR[dtype], ops.ATTENTION)
 
     for model, sizes in heads.items():
         for dtype in dict.fromkeys((plan.dtype, "float32")):
@@ -47,12 +48,25 @@ def check(part: Part) -> None:
                 is_asked = case.name in (plan.checks or [case.name])
                 is_first = model == own and dtype == plan.dtype
                 if is_asked and (is_first or case.name in CASES_OF_ALL):
-                    name = f"{case.name} {model}"
-                    part.attempt(name, functools.partial(one, name, case, dtype, sizes))
+                    name = f"{case.name} {model}, {dtype}"
+                    run = functools.partial(one, name, case, dtype, sizes)
+                    # If only other models' heads do not compile, this model need not be computed by plain jnp.
+                    part.attempt(f"attention, {name}", run, op=ops.ATTENTION if is_first else None)
     for dtype in dict.fromkeys((plan.dtype, "float32")):
-        part.attempt(f"rotate_and_write, {dtype}", functools.partial(_check_write, correctness, dtype, heads[own]))
-    part.attempt("sampling", functools.partial(_check_sampling, part, correctness))
+        run = functools.partial(_check_write, correctness, dtype, heads[own])
+        op = "rotate_and_write"
+        part.attempt(f"{op}, {dtype}", run, op=op if dtype == plan.dtype else None)
+    part.attempt("top-k and top-p", functools.partial(_check_threshold, part, correctness), op="kept_threshold")
+    part.attempt("best tokens", functools.partial(_check_top, part, correctness), op="top_logits")
     correctness.end()
+
+
+def _note_card(part: Part) -> None:
+    """Sends what a failure of a kernel has to name: the card's compute capability, and the file of block sizes."""
+    capability = tuning.target_capability()
+    if capability is not None:
+        sizes = f"jsg/kernels_pallas/tuning/{tuning.class_of(capability).name}.json"
+        part.header(compute_capability="{}.{}".format(*capability), block_sizes=sizes)
 
 
 def _check_write(correctness: Correctness, dtype: str, sizes: tuple[int, int, int]) -> None:
@@ -70,13 +84,18 @@ def _check_write(correctness: Correctness, dtype: str, sizes: tuple[int, int, in
     )
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
     error = max(float(jnp.max(jnp.abs(a.astype(jnp.float32) - b.astype(jnp.float32)))) for a, b in pairs)
-    correctness.add(f"rotate_and_write error, {dtype}", error, MAX_ERROR[dtype])
+    correctness.add(f"rotate_and_write error, {dtype}", error, MAX_ERROR[dtype], "rotate_and_write")
 
 
-def _check_sampling(part: Part, correctness: Correctness) -> None:
-    """Checks over a whole vocabulary in how many rows kernel and plain `jnp` differ in the kept or the best token."""
-    rows, vocab = max(part.plan.sampling_rows), part.plan.shape["vocab_size"]
-    logits = 3 * jax.random.normal(jax.random.key(0), (rows, vocab))
+def _logits(part: Part) -> jax.Array:
+    shape = (max(part.plan.sampling_rows), part.plan.shape["vocab_size"])
+    return 3 * jax.random.normal(jax.random.key(0), shape)
+
+
+def _check_threshold(part: Part, correctness: Correctness) -> None:
+    """Checks over a whole vocabulary in how many rows kernel and plain `jnp` keep other tokens."""
+    logits = _logits(part)
+    rows = len(logits)
     ones = jnp.ones(rows)
     fields = (logits, jnp.max(logits, axis=-1), ones, jnp.full(rows, 50, jnp.int32), 0.9 * ones)
     find = jax.jit(ops.kept_threshold, static_argnames=("implementation",))
@@ -84,10 +103,16 @@ def _check_sampling(part: Part, correctness: Correctness) -> None:
         np.asarray(sortable(logits) >= find(*fields, implementation=name)[:, None]) for name in (None, "reference")
     )
     differing = float(np.mean(np.any(found != expected, axis=-1)))
-    correctness.add("rows of which top-k and top-p keep other tokens", differing, MAX_DIFFERING_ROWS)
+    name = "rows of which top-k and top-p keep other tokens"
+    correctness.add(name, differing, MAX_DIFFERING_ROWS, "kept_threshold")
+
+
+def _check_top(part: Part, correctness: Correctness) -> None:
+    """Checks over a whole vocabulary that kernel and plain `jnp` find the same best tokens."""
+    logits = _logits(part)
     best = jax.jit(ops.top_logits, static_argnums=1, static_argnames=("implementation",))
     found, expected = (np.asarray(best(logits, 20, implementation=name)[1]) for name in (None, "reference"))
-    correctness.add("best tokens that are others", float(np.mean(found != expected)), 0.0)
+    correctness.add("best tokens that are others", float(np.mean(found != expected)), 0.0, "top_logits")
 
 
 def measure(part: Part) -> None:

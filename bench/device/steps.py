@@ -10,9 +10,10 @@ import jax.numpy as jnp
 
 from bench import roofline
 from bench.bare import BareStep, Work
-from bench.device.catalogue import PARTS
+from bench.device.catalogue import PARTS, Entry
 from bench.device.events import Part
 from bench.device.plan import Plan
+from bench.device.queued import options
 from jsg.engine.startup import ROW_MULTIPLE
 from jsg.kernels_pallas.tile import MIN_GROUP
 from jsg.models.config import ModelConfig
@@ -25,7 +26,7 @@ QUEUED_STEPS = 10
 def measure(part: Part) -> None:
     """Measures prefill and decode of one model, then decode over one prefix that all rows share."""
     plan = part.plan
-    bare = _bare(part, plan)
+    bare = make_bare(part, plan)
     for rows in plan.batches:
         part.attempt(f"decode B={rows}", functools.partial(_decode, part, bare, rows, kind="decode"))
     for length in plan.prefills:
@@ -40,12 +41,12 @@ def measure(part: Part) -> None:
 def compare(part: Part) -> None:
     """Measures a few layers, to compare compiler options. The whole model would take too long to start for each."""
     plan = part.plan.with_layers(min(part.plan.ab_layers, part.plan.shape["num_hidden_layers"]))
-    bare = _bare(part, plan)
+    bare = make_bare(part, plan)
     for rows in (min(plan.batches), max(plan.batches)):
         part.attempt(f"decode B={rows}", functools.partial(_decode, part, bare, rows, kind="compare", plan=plan))
 
 
-def _bare(part: Part, plan: Plan) -> BareStep:
+def make_bare(part: Part, plan: Plan) -> BareStep:
     """A model on the device. The time of its start goes to the report's header."""
     begin = time.monotonic()
     bare = BareStep(
@@ -54,10 +55,17 @@ def _bare(part: Part, plan: Plan) -> BareStep:
         max_rows=max(plan.batches),
         context_len=max(plan.context + 1, *plan.prefills),
         pool_tokens=plan.pool_tokens,
-        compiler_options=None if PARTS[part.name].has_engine_options else {},
+        compiler_options=_options(PARTS[part.name]),
     )
     part.header(weight_gb=round(bare.weight_bytes / 1e9, 3), weights_s=round(time.monotonic() - begin, 1))
     return bare
+
+
+def _options(entry: Entry) -> dict[str, Any] | None:
+    """XLA's options for a part; None for the engine's."""
+    if not entry.has_engine_options:
+        return {}
+    return (options() or {}) | dict(entry.xla_options) if entry.xla_options and jax.default_backend() == "gpu" else None
 
 
 def padded(rows: int) -> int:

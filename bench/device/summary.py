@@ -17,6 +17,8 @@ class Row:
         ratio: The number that is compared with the target.
         at_least: The target for `ratio`. If the figure should be small, both are reciprocals.
         reference: The floor, or whatever else the figure is compared with.
+        is_across_calls: Whether two figures were measured in different calls of the program, between which a device
+            may have become warmer or slower.
     """
 
     what: str
@@ -24,6 +26,7 @@ class Row:
     ratio: float
     at_least: float
     reference: str
+    is_across_calls: bool = False
 
     @property
     def is_met(self) -> bool:
@@ -37,22 +40,23 @@ class Row:
 
 def targets(figures: Sequence[Figure]) -> list[Row]:
     """A row for each target whose figures were measured, on any device and shape."""
-    found = _Figures(figures)
-    return [*_steps(found), *_attention(found), *_engine(found), *_torch(found), *_start(found)]
+    found = Figures(figures)
+    rows = (_steps, _attention, _engine, _torch, _vllm, _start)
+    return [row for each in rows for row in each(found)]
 
 
 def table(rows: Sequence[Row]) -> str:
     """Rows as lines of fixed columns."""
     lines = [f"{'target':<50}{'figure':>22}{'beside':>26}{'ratio':>9}{'wanted':>9}"]
     for row in rows:
-        verdict = "met" if row.is_met else "missed"
+        verdict = ("met" if row.is_met else "missed") + (", of two calls" if row.is_across_calls else "")
         lines.append(
             f"{row.what:<50}{row.figure:>22}{row.reference:>26}{row.ratio:>9.3g}{row.at_least:>9.3g}  {verdict}"
         )
     return "\n".join(lines)
 
 
-class _Figures:
+class Figures:
     """Finds figures by their facts."""
 
     def __init__(self, figures: Iterable[Figure]):
@@ -75,11 +79,15 @@ def _hashable(facts: dict[str, Any]) -> Any:
     return {name: value for name, value in facts.items() if isinstance(value, str | int | float | bool)}.items()
 
 
+def _are_apart(*figures: Figure) -> bool:
+    return len({figure.facts.get("call") for figure in figures}) > 1
+
+
 def _rate(figure: Figure) -> str:
     return f"{figure.facts['tokens_per_s']:.0f} tokens/s"
 
 
-def _steps(found: _Figures) -> Iterator[Row]:
+def _steps(found: Figures) -> Iterator[Row]:
     for figure in found.all(kind="decode"):
         if "floor" in figure.facts:
             floor = f"floor {figure.facts['floor_tokens_per_s']:.0f} tokens/s"
@@ -89,7 +97,7 @@ def _steps(found: _Figures) -> Iterator[Row]:
         yield Row("prefill", _rate(best), best.facts["tokens_per_s"] / wanted, 1.0, f"target {wanted} tokens/s")
 
 
-def _attention(found: _Figures) -> Iterator[Row]:
+def _attention(found: Figures) -> Iterator[Row]:
     for figure in found.all(kind="attention"):
         if "floor" in figure.facts:
             best = f"{max(figure.samples):.0f} GB/s"
@@ -99,31 +107,43 @@ def _attention(found: _Figures) -> Iterator[Row]:
         yield Row("cascade with nothing to share", f"{empty.smallest:.1f} us", 1 / ratio, 1 / 1.02, f"x {ratio:.3f}")
 
 
-def _engine(found: _Figures) -> Iterator[Row]:
+def _engine(found: Figures) -> Iterator[Row]:
     for figure in found.all(kind="engine"):
         rows = figure.facts["rows"]
         if (bare := found.first(kind="decode", rows=rows)) is not None:
             ratio = bare.smallest / figure.smallest
-            yield Row(f"through the engine, B={rows}", _rate(figure), ratio, 0.95, f"bare {_rate(bare)}")
+            what = f"through the engine, B={rows}"
+            yield Row(what, _rate(figure), ratio, 0.95, f"bare {_rate(bare)}", _are_apart(figure, bare))
     gain = found.first(kind="cascade-gain")
     with_it, without = (found.first(kind="engine-load", load="shared", shares=shares) for shares in (True, False))
     if gain is not None and gain.facts["can_share"] and with_it is not None and without is not None:
         yield Row("shared prefix, with cascade", _rate(with_it), gain.smallest, 1.5, f"without {_rate(without)}")
 
 
-def _torch(found: _Figures) -> Iterator[Row]:
+def _torch(found: Figures) -> Iterator[Row]:
     ours, theirs = found.first(kind="engine-alone"), found.fastest(kind="torch-alone")
     if ours is not None and theirs is not None:
         ratio = ours.facts["tokens_per_s"] / theirs.facts["tokens_per_s"]
-        yield Row("against PyTorch, one request", _rate(ours), ratio, 1.0, f"PyTorch {_rate(theirs)}")
+        reference, is_apart = f"PyTorch {_rate(theirs)}", _are_apart(ours, theirs)
+        yield Row("against PyTorch, one request", _rate(ours), ratio, 1.0, reference, is_apart)
     for load, wanted in (("concurrent", 3.0), ("shared", 6.0)):
         ours = found.first(kind="engine-load", load=load, shares=True)
         theirs = found.fastest(kind="torch-load", load=load)
         if ours is not None and theirs is not None:
             ratio = ours.facts["tokens_per_s"] / theirs.facts["tokens_per_s"]
-            yield Row(f"against PyTorch, {load} load", _rate(ours), ratio, wanted, f"PyTorch {_rate(theirs)}")
+            reference, is_apart = f"PyTorch {_rate(theirs)}", _are_apart(ours, theirs)
+            yield Row(f"against PyTorch, {load} load", _rate(ours), ratio, wanted, reference, is_apart)
 
 
-def _start(found: _Figures) -> Iterator[Row]:
+def _vllm(found: Figures) -> Iterator[Row]:
+    for ours in found.all(kind="http", server="jsg"):
+        load = ours.facts["load"]
+        if (theirs := found.first(kind="http", server="vllm", load=load)) is not None:
+            ratio = ours.facts["tokens_per_s"] / theirs.facts["tokens_per_s"]
+            reference, is_apart = f"vLLM {_rate(theirs)}", _are_apart(ours, theirs)
+            yield Row(f"against vLLM over HTTP, {load}", _rate(ours), ratio, 1.0, reference, is_apart)
+
+
+def _start(found: Figures) -> Iterator[Row]:
     if (warm := found.first(kind="start-warm")) is not None:
         yield Row("start, warm cache, weights aside", f"{warm.smallest:.1f} s", 30 / warm.smallest, 1.0, "target 30 s")

@@ -1,4 +1,4 @@
-"""`python -m bench.device`: parts that fail, crash or hang cost no other, and everything runs on four packages."""
+"""`python -m bench.device`: everything runs on four packages, and figures stand beside targets."""
 
 import contextlib
 import importlib.metadata
@@ -16,7 +16,7 @@ import pytest
 from bench import plot_roofline
 from bench import report as reporting
 from bench.device import __main__ as program
-from bench.device import catalogue, coordinator, events, steps, summary
+from bench.device import catalogue, events, steps, summary
 from bench.device.engine import _reading_alone
 from bench.device.plan import ACCELERATOR, PLANS, TRIAL, Plan
 from jsg.engine.device.programs import VARIANTS
@@ -25,7 +25,7 @@ from tests.sched import test_groups
 ROOT = pathlib.Path(__file__).parents[2]
 ALLOWED = ("jax", "jaxlib", "flax", "numpy", "jaxtyping", "ml_dtypes", "llvmlite")
 """What a device machine has; it needs llvmlite only where a CPU is the device, as in these tests."""
-TRIED_ALONE = ("experts", "quantised", "encoder", "xla-no-graphs")
+TRIED_ALONE = ("experts", "quantised", "encoder", "xla-no-graphs", "compile", "programs")
 BLOCK = "import sys; sys.modules.update(dict.fromkeys({names!r}))"
 """As `sitecustomize.py` on the path: these imports fail, in child processes too."""
 
@@ -100,7 +100,9 @@ def test_without_cascade_no_step_reads_for_a_group():
 @pytest.mark.parametrize(
     ("without", "kinds_without"),
     [
-        pytest.param(TRIED_ALONE, {"expert-routes", "experts", "quantised", "encode"}, id="most"),
+        pytest.param(
+            TRIED_ALONE, {"expert-routes", "experts", "quantised", "encode", "compile", "programs"}, id="most"
+        ),
         pytest.param((), set(), marks=pytest.mark.long, id="all"),
     ],
 )
@@ -108,25 +110,29 @@ def test_runs_as_a_whole(
     tmp_path: pathlib.Path, bare_environment: dict[str, str], without: tuple[str, ...], kinds_without: set[str]
 ):
     """With the parts that `test_device_models.py` tries alone it is long."""
-    output = tmp_path / "run.json"
+    folder = tmp_path / "results"
     # They go the way of xla-no-graphs and xla-default.
-    left_out = {"xla-skip-temp", "xla-skip-profiled", "xla-no-split-k", "xla-ftz", "xla-no-autotune", *without}
+    left_out = {"xla-skip-temp", "xla-skip-profiled", "xla-no-split-k", "xla-ftz", "xla-autotune", *without}
     chosen = [name for name in catalogue.PARTS if name not in left_out]
     arguments = ["--plan", "trial", "--samples", "2", "--commit", "abc", "--only", ",".join(chosen)]
-    done = run_program([*arguments, "--output", str(output)], bare_environment)
+    done = run_program([*arguments, "--folder", str(folder)], bare_environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    run = json.loads(output.read_text())
+    run = json.loads((folder / "run.json").read_text())
     torch_parts = [name for name, entry in catalogue.PARTS.items() if entry.run is None]
-    assert run["header"]["unmeasured"] == [
-        f"{name}: no interpreter with torch (--torch-python)" for name in torch_parts
-    ]
-    assert set(run["header"]["part_s"]) == set(chosen) - set(torch_parts)
+    others = dict.fromkeys(("serving", "vllm", "tests"), "this interpreter lacks")
+    reasons = dict(reason.split(": ", 1) for reason in run["header"]["unmeasured"])
+    assert {name for name, reason in reasons.items() if reason == "no interpreter with torch (--torch-python)"} == set(
+        torch_parts
+    )
+    assert {name: reason[:22] for name, reason in reasons.items() if name not in torch_parts} == others
+    assert set(run["header"]["part_s"]) == set(chosen) - set(torch_parts) - set(others)
     assert run["header"]["commit"] == "abc"
     kinds = {figure["facts"]["kind"] for figure in run["figures"]}
     assert kinds | kinds_without == {
         *("copy", "matmul", "error", "decode", "prefill", "decode-shared", "attention", "attention-cascade"),
         *("engine", "engine-alone", "engine-load", "cascade-gain", "agreement", "start-cold", "start-warm"),
-        *("sampling", "attention-prefill", "compare", "expert-routes", "experts", "quantised", "encode"),
+        *("sampling", "attention-prefill", "compare", "expert-routes", "experts", "quantised", "encode", "profile"),
+        *("compile", "programs"),
     }
     assert all(figure["facts"]["is_right"] for figure in run["figures"] if figure["facts"]["kind"] == "error")
     bare = [figure for figure in run["figures"] if figure["facts"]["kind"] in ("decode", "prefill")]
@@ -142,126 +148,22 @@ def test_runs_as_a_whole(
     assert engine["tokens_per_step"] == 4 and abs(engine["context"] - TRIAL.context) < 16
     wanted = {row["what"] for row in run["header"]["targets"]}
     assert {"bare step, B=4", "through the engine, B=4", "start, warm cache, weights aside"} <= wanted
-    assert not output.with_suffix(".log").exists()
-    plot_roofline.main([str(output), "-o", str(tmp_path / "run.svg")])
+    assert not (folder / "run.log").exists()
+    assert "## What to do next" in (folder / "report.md").read_text()
+    plot_roofline.main([str(folder / "run.json"), "-o", str(tmp_path / "run.svg")])
     assert "decode B=4 ctx 264" in (tmp_path / "run.svg").read_text()
 
 
 @pytest.mark.slow  # others show processes that are scripted, and that each part can be imported
 def test_measures_the_rates_in_a_process_of_its_own(tmp_path: pathlib.Path, bare_environment: dict[str, str]):
-    output = tmp_path / "run.json"
-    arguments = ["--plan", "trial", "--samples", "1", "--only", "rates", "--output", str(output)]
+    arguments = ["--plan", "trial", "--samples", "1", "--only", "rates", "--folder", str(tmp_path / "results")]
     done = run_program(arguments, bare_environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    run = json.loads(output.read_text())
+    run = json.loads((tmp_path / "results" / "run.json").read_text())
     assert list(run["header"]["part_s"]) == ["rates"]
     assert [figure["facts"]["kind"] for figure in run["figures"]] == ["copy", "matmul"]
     assert all(min(figure["samples"]) > 0 for figure in run["figures"])
     assert run["header"]["device_kind"] == "cpu" and run["header"]["nvidia"] == "no nvidia-smi"
-
-
-SCRIPTED = """
-import json, os, subprocess, sys, time
-task = json.loads(sys.stdin.readline())
-def tell(**event):
-    print(json.dumps(event), flush=True)
-match task["part"]:
-    case "fine":
-        print("a library says hello")
-        tell(header={"torch": "1"})
-        tell(figure={"name": "a", "unit": "ms", "samples": [1.0], "facts": {"context": task["context"]}})
-    case "crashes":
-        tell(figure={"name": "b", "unit": "ms", "samples": [2.0], "facts": {}})
-        print("the device fell off", file=sys.stderr, flush=True)
-        os.abort()
-    case "hangs":
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        tell(header={"child": child.pid})
-        time.sleep(600)
-    case "complains":
-        tell(failed="c: ValueError: no file " + __file__)
-        tell(left_out="d: no time left")
-        tell(figure={"name": "e", "unit": "ms", "samples": [float("nan")], "facts": {}})
-        tell(figure={"name": "f", "unit": "ms", "samples": [], "facts": {}})
-        sys.exit(1)
-"""
-
-
-@pytest.fixture
-def scripted(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> coordinator.Coordinator:
-    """A coordinator whose parts are real processes that do what `SCRIPTED` says."""
-    worker = tmp_path / "worker.py"
-    worker.write_text(SCRIPTED)
-    limits = {"fine": 60, "crashes": 60, "hangs": 5, "complains": 60}
-    monkeypatch.setattr(coordinator, "TORCH_WORKER", worker)
-    monkeypatch.setattr(coordinator, "PARTS", {name: catalogue.Entry(name, limit) for name, limit in limits.items()})
-    report = reporting.Report("bench.device", [], tmp_path / "run.json", part_s={}, unmeasured=[])
-    return coordinator.Coordinator(
-        report,
-        TRIAL,
-        log=tmp_path / "run.log",
-        deadline=time.monotonic() + 60,
-        samples=1,
-        torch_python=sys.executable,
-    )
-
-
-def test_a_part_that_crashes_or_hangs_costs_no_other(scripted: coordinator.Coordinator, tmp_path: pathlib.Path):
-    assert scripted.run(["crashes", "hangs", "complains", "fine"]) == 5
-    run = json.loads((tmp_path / "run.json").read_text())
-    assert [figure["name"] for figure in run["figures"]] == ["b", "a"]
-    assert run["figures"][1]["facts"]["context"] == TRIAL.context
-    assert run["header"]["torch"] == "1"
-    assert run["header"]["unmeasured"] == [
-        "crashes: exit status -6",
-        "hangs: ended after 5 s",
-        "c: ValueError: no file worker.py",
-        "d: no time left",
-        "e: some of its samples are no numbers",
-        "a figure that has no name, no unit, no samples or no facts",
-    ]
-    assert "the device fell off" in (tmp_path / "run.log").read_text()
-    with pytest.raises(ProcessLookupError):  # what the part had started is gone too
-        wait_until_gone(run["header"]["child"])
-
-
-def wait_until_gone(pid: int) -> None:
-    for _ in range(200):
-        os.kill(pid, 0)
-        if pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-            raise ProcessLookupError  # nobody has reaped it yet
-        time.sleep(0.05)
-
-
-def test_without_time_or_torch_a_part_is_left_out(scripted: coordinator.Coordinator, tmp_path: pathlib.Path):
-    scripted._torch_python = None
-    assert scripted.run(["fine"]) == 0
-    scripted._torch_python, scripted._deadline = sys.executable, time.monotonic()
-    assert scripted.run(["fine"]) == 0
-    assert scripted._report.header["unmeasured"] == [
-        "fine: no interpreter with torch (--torch-python)",
-        "fine: no time left",
-    ]
-
-
-def test_an_interpreter_that_is_not_there_costs_its_part_only(scripted: coordinator.Coordinator):
-    scripted._torch_python = "/no/such/python"
-    assert scripted.run(["fine"]) == 1
-    assert scripted._report.header["unmeasured"] == ["fine: it could not be started: No such file or directory"]
-
-
-def test_a_gpu_that_jax_does_not_find_ends_the_run(scripted: coordinator.Coordinator):
-    scripted.plan = ACCELERATOR
-    scripted._report.header["platform"] = "cpu"
-    assert scripted.run(["fine", "crashes"]) == 1
-    assert "no work for a CPU" in scripted._report.header["unmeasured"][0]
-
-
-def test_the_plan_is_cut_down_once_the_memory_is_known(scripted: coordinator.Coordinator):
-    scripted.plan = ACCELERATOR
-    scripted._take({"header": {"memory_bytes": 40 * 2**30}})
-    assert 1 < scripted.plan.shape["num_hidden_layers"] < 32
-    assert scripted._report.header["num_layers"] == scripted.plan.shape["num_hidden_layers"]
 
 
 def make_part(output: io.StringIO, **changes: object) -> events.Part:
@@ -321,8 +223,8 @@ def test_only_comparisons_do_without_the_options_of_the_engine():
     assert without == {"xla-default", "xla-no-split-k"}
 
 
-def test_parts_are_taken_in_their_order_and_rates_always():
-    assert program._part_names("sampling,steps") == ["rates", "steps", "sampling"]
+def test_parts_are_taken_in_their_order():
+    assert program._part_names("sampling,steps") == ["steps", "sampling"]
     with pytest.raises(program.argparse.ArgumentTypeError, match=r"the parts are rates, .*, but got nothing"):
         program._part_names("nothing")
 
@@ -334,7 +236,7 @@ def test_a_gpu_is_described_by_its_driver(tmp_path: pathlib.Path, monkeypatch: p
     monkeypatch.setenv("PATH", str(tmp_path))
     gpu = program.describe_gpu()
     assert gpu is not None and gpu["name"] == "NVIDIA H200" and gpu["driver_version"] == "580.1"
-    assert re.fullmatch(r"nvidia-h200-\d{4}-\d\d-\d\d\.json", program._default_output(gpu).name)
+    assert re.fullmatch(r"gpu-hour-nvidia-h200-\d{4}-\d\d-\d\d", program._default_folder(gpu).name)
     script.write_text("#!/bin/sh\necho 'no devices were found'\nexit 6\n")
     assert program.describe_gpu() is None
 
