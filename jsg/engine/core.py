@@ -3,11 +3,11 @@
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
+from jsg.cache.radix import RadixCache
 from jsg.config import EngineConfig
-from jsg.engine.child.kv_events import KvEventPublisher
-from jsg.engine.child.protocol import Call, Failure, KvEvents, ModelInfo, Progress, Refusal
+from jsg.engine.child.protocol import Call, Failure, ModelInfo, Progress, Refusal
 from jsg.engine.device.results import InFlight
 from jsg.engine.gather import Gatherer
 from jsg.engine.profile import StepProfiler
@@ -23,6 +23,22 @@ STEPS_PER_FIRST_RUN = 16
 GPU a run of the largest shape takes as long as twenty steps that decode."""
 
 
+class CachePublisher(Protocol):
+    """Tells others how the prefix cache changes, as `child.kv_events.KvEventPublisher` does."""
+
+    def watch(self, cache: RadixCache) -> None:
+        """Begins to record the changes of a cache, which is empty."""
+        ...
+
+    def publish(self) -> None:
+        """Tells of the changes since the last call."""
+        ...
+
+    def close(self) -> None:
+        """Tells of the last changes, and ends."""
+        ...
+
+
 class EngineCore:
     """An engine for tokens and for one thread. `offline/` puts text around it, and `child/process.py` a socket.
 
@@ -35,15 +51,15 @@ class EngineCore:
         config: EngineConfig,
         *,
         report: Callable[[Progress], None] | None = None,
-        kv_events: KvEvents | None = None,
+        kv_events: CachePublisher | None = None,
     ):
-        self._kv_events = None if kv_events is None else KvEventPublisher(kv_events)  # first: it may be refused
         parts = start(config, report or (lambda progress: None))
         self.info: ModelInfo = parts.info
         self.scheduler = parts.scheduler
         self._cache = parts.cache
-        if self._kv_events is not None:
-            self._kv_events.watch(self._cache)
+        self._kv_events = kv_events
+        if kv_events is not None:
+            kv_events.watch(self._cache)
         self._runner = parts.runner
         self.grammars = parts.constraints
         self._executables = parts.runner.programs.executables

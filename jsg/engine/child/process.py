@@ -256,8 +256,11 @@ def run(start: EngineStart) -> int:
 def _load_core(start: EngineStart, report: Callable[[Progress], None]) -> Core:
     module_name, _, attribute = start.core.partition(":")
     factory: CoreFactory = getattr(importlib.import_module(module_name), attribute)
-    publishing = {} if start.kv_events is None else {"kv_events": start.kv_events}
-    return factory(start.config, report=report, **publishing)
+    if start.kv_events is None:
+        return factory(start.config, report=report)
+    from jsg.engine.child.kv_events import KvEventPublisher  # here: most engines publish nothing
+
+    return factory(start.config, report=report, kv_events=KvEventPublisher(start.kv_events))
 
 
 def main(argument: str) -> int:

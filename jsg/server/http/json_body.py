@@ -1,8 +1,8 @@
 """Bodies of requests: JSON, read strictly.
 
 JSON that two readers could understand differently, or that cannot be text for a model, is refused: names given twice,
-numbers that are not finite, half of a character. A NUL is text: models write it, and schemas name it. A large body is parsed and checked in a
-thread, where it does not delay other requests.
+numbers that are not finite, half of a character. A NUL is text: models write it, and schemas name it. A large body is
+parsed and checked in a thread, where it does not delay other requests.
 """
 
 import dataclasses
