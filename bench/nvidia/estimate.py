@@ -24,7 +24,7 @@ from jsg.engine.device.cards import CLASSES, card
 from jsg.engine.device.expert_load import expert_load
 from jsg.models.config import ModelConfig
 from jsg.models.loading import abstract_model
-from jsg.sched.buckets import BucketKey
+from jsg.sched.buckets import BucketKey, Phase
 
 MODELS = {"8B": LLAMA_8B, "70B": LLAMA_70B, "8x7B": MIXTRAL_8X7B}
 POOL_TOKENS = 100_000
@@ -89,7 +89,10 @@ class Estimate:
         return round(self._of_all_layers(self.compiled(key, count).num_launches for count in (1, 2)))
 
     def seconds(self, key: BucketKey, load: Load, kv_itemsize: int = ITEM_BYTES) -> float:
-        """The time of a step: a forward pass in the shape `key`, and the choice of tokens."""
+        """The time of a step: a forward pass, and the choice of tokens.
+
+        Launches are those of the shape `key`. A decode step multiplies as many rows as the engine's own shape has.
+        """
         launches = self._of_all_layers(
             sum(self._seconds(work, key, load) for work in self.compiled(key, count).works) for count in (1, 2)
         )
@@ -111,6 +114,8 @@ class Estimate:
         experts = expert_load(config.num_experts or 1, config.experts_per_token or 1, load.rows * load.new)
         is_head = config.vocab_size // self.num_devices in work.kernel
         tokens = key.num_rows if is_head else key.num_tokens
+        if key.phase is Phase.DECODE:
+            tokens = next(each.num_rows for each in programs.BUCKETS.decode if each.num_rows >= load.rows)
         return seconds(work, tokens, self.speed, experts_read=experts.num_read, copies=experts.num_copies)
 
     def _of_all_layers(self, of_one_and_two: Iterable[float]) -> float:
