@@ -1,189 +1,262 @@
-"""Every program that an engine on a card would compile for a model. There are only shapes; nothing is allocated."""
+"""Prints the modelled speed of models on every card: `PYTHONPATH=.venv/nvidia python -m bench.nvidia.model`.
 
-import dataclasses
+It needs no GPU, because XLA's CUDA plugin compiles for GPUs anywhere (`make test-nvidia` fetches it). Launches and
+bytes are read off compiled programs. Times are **modelled** from them and not measured: see `ASSUMPTIONS`. Beside them
+stand what an H200 measured, as a check, and what other engines published.
+"""
+
+from bench.nvidia.plugin import use_plugin
+
+if __name__ == "__main__":
+    use_plugin()  # before anything imports JAX
+
+import argparse
 import json
-import math
-import pathlib
-import tempfile
-from collections.abc import Callable, Hashable
-from typing import Any, cast
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
-from jax.sharding import PartitionSpec
+from bench.nvidia import programs
+from bench.nvidia.estimate import MODELS, Estimate, Load
+from bench.nvidia.rates import NVLINK_BYTES_PER_S
+from bench.report import Figure, describe_run
+from jsg.engine.device.cards import NAMES, card
+from jsg.engine.device.devices import FP8_KERNEL_CAPABILITY
+from jsg.sched.buckets import BucketKey
 
-from bench.nvidia import compiler
-from bench.nvidia.compiler import Program
-from jsg.cache.pool import make_pool
-from jsg.config import EngineConfig
-from jsg.engine.device.cards import mesh_of
-from jsg.engine.device.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS, Executables
-from jsg.engine.device.memory import vision_shape
-from jsg.engine.device.programs import Programs, RunnerConfig, make_state, over_devices
-from jsg.engine.startup import OTHER_ENCODE_SIZES, ROW_MULTIPLE
-from jsg.models.config import ModelConfig
-from jsg.models.llava import Llava
-from jsg.models.loading import abstract_model
-from jsg.models.quantise import STORED
-from jsg.sched.buckets import Buckets, make_buckets
+ASSUMPTIONS = """\
+Every time is modelled; only the H200 was measured, and only with the 8B shape in bfloat16.
 
-MAX_RUNNING = 256
-CHUNK = 8192
-"""The chunk size that `jsg/engine/startup.py` chooses on a GPU by default."""
-BUCKETS = make_buckets(MAX_RUNNING, CHUNK, row_multiple=ROW_MULTIPLE["gpu"], shares_prefixes=True)
-POOL_TOKENS = 700_000
-"""About the number of tokens for which an H200 has room beside an 8B model in bfloat16."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Declared:
-    """The arguments of a call of `Executables.declare`."""
-
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    donate: tuple[int, ...]
-
-
-class CardExecutables(Executables):
-    """Stores the programs that `Programs` declares, and compiles those that a test asks for."""
-
-    def __init__(self, card: str, hidden_size: int, quantization: str, num_devices: int = 1, num_groups: int = 1):
-        options = QUANTISED_OPTIONS if quantization in STORED else COMPILER_OPTIONS
-        mesh = mesh_of(card, num_devices, num_groups) if num_devices > 1 else None
-        by_kind = {"encode": COMPILER_OPTIONS["gpu"]}
-        super().__init__(forbid_compile=False, compiler_options=options["gpu"], options_by_kind=by_kind, mesh=mesh)
-        self._card, self._num_devices, self._num_groups = card, num_devices, num_groups
-        self._hidden_size = hidden_size
-        self._programs: dict[Hashable, Declared] = {}
-
-    def declare(
-        self,
-        name: Hashable,
-        fn: Callable[..., Any],
-        *args: Any,
-        donate: tuple[int, ...] = (),
-        out_specs: Any = PartitionSpec(),  # noqa: B008 # never changes
-    ) -> None:
-        self._programs[name] = Declared(*self._over_devices(fn, args, out_specs), donate)
-
-    def output_shape(self, name: Hashable) -> tuple[None, jax.ShapeDtypeStruct]:
-        """The shape of the hidden states, the second result of a forward pass. No caller needs others or a trace."""
-        assert isinstance(name, tuple)
-        _, key = name
-        return None, jax.ShapeDtypeStruct((key.num_tokens, self._hidden_size), jnp.bfloat16)
-
-    def program(self, name: Hashable) -> Program:
-        declared = self._programs[name]
-        return compiler.compile_for(
-            self._card,
-            declared.fn,
-            *declared.args,
-            donate=declared.donate,
-            num_devices=self._num_devices,
-            num_groups=self._num_groups,
-            options=self.compiler_options(name),
-        )
+- Launches, the bytes of weights and of activations: read off programs of one and two layers, compiled for a card of the
+  class (8.0, 8.6 and 8.9, 9.0, 10.0, 12.0); further layers are like the second.
+- Every card reaches the H200's shares of its published bandwidth and peak, and its launches start as fast
+  (`bench/nvidia/rates.py`). Low power limits, such as the L4's, and other clocks are not modelled.
+- Kernels in 8 bits: the H200's shares, measured for feed-forward blocks and experts alone; int8 and fp8 are alike. On
+  other classes XLA's code for them was compiled, not run. Below 9.0 jsg refuses fp8.
+- KV in 8 bits is read at the same share of the bandwidth as bfloat16. This was measured nowhere.
+- Contexts of 1024 tokens, nothing shared. One request runs in the shape of 8 rows. Tokens are chosen greedily.
+- Prefill: a step of 8192 tokens, 8 prompts of 1024 from an empty cache.
+- Experts: every choice is equally likely, tokens choose independently.
+- Tensor parallelism: the fewest cards with NVLink whose memory holds 32 requests; all-reduces take the steps of a ring
+  (`bench/tp/interconnect.py`). Over PCIe nothing is modelled.
+- Memory: 85 % of the card less 2 %, less weights and 1.5 GB. "-" is a batch that does not fit.
+- A served load: at most 256 requests at half of their answers, each prompt computed once, no waiting and no host.
+"""
+QUANTIZATIONS = {"bfloat16": "none", "int8": "int8"}
+"""The numbers of the weights → `--quantization`. In fp8 launches, bytes and shares are those of int8."""
+KV_BYTES = {"bfloat16": 2, "8-bit": 1}
+UNSUPPORTED = {"30B-A3B": "Qwen3-30B-A3B (Qwen3MoeForCausalLM) is no architecture of jsg"}
+ROWS = (1, 32, 256)
+CONTEXT = 1024
+DEVICE_COUNTS = (1, 2, 4, 8)
+FEWEST_REQUESTS = 32
+RESULTS = Path(__file__).parent.parent / "results"
+MEASURED = ("device-h200-steps-2026-11-27.json", "device-h200-engine-2026-11-27.json")
+PUBLISHED = Path(__file__).with_name("published.json")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Model:
-    """A model on a card.
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The modelled speed of a model on a card, in tokens per second.
 
     Attributes:
-        layer_elements: The number of elements in the keys of one layer of the pool; its values have as many.
-        donated_bytes: The bytes of pool and page table, which a forward pass changes in place.
-        vision: The pool of encoded images; None if the model takes only text.
-        kernels: The text model's kernels, each as (inputs, outputs) of a matrix. Those of experts are side by side.
-        tower_kernels: The kernels of the image encoder, in the same form.
+        numbers: What the weights are in.
+        decode: By the type of the KV pool, for each of `ROWS`; None where the batch does not fit.
+        prefill: New tokens of prompts.
+        num_launches: Of decode, for each of `ROWS`.
     """
 
-    config: ModelConfig
-    layer_elements: int
-    donated_bytes: int
-    vision: jax.ShapeDtypeStruct | None
-    kernels: frozenset[tuple[int, int]]
-    tower_kernels: frozenset[tuple[int, int]]
-    programs: CardExecutables
+    card: str
+    model: str
+    numbers: str
+    num_devices: int
+    decode: dict[str, list[float | None]]
+    prefill: float
+    num_launches: list[int]
+
+    def __str__(self) -> str:
+        """A line of the table."""
+        cells = [
+            " / ".join("-" if each is None else f"{each:,.0f}" for each in both)
+            for both in zip(*self.decode.values(), strict=True)
+        ]
+        cards = f"{self.num_devices} x " if self.num_devices > 1 else ""
+        return f"| {cards}{self.card} | {self.model} | {self.numbers} | {' | '.join(cells)} | {self.prefill:,.0f} |"
 
 
-def make_model(
-    shape: dict[str, Any],
-    *,
-    card: str = "h200",
-    buckets: Buckets = BUCKETS,
-    page_size: int = 1,
-    kv_dtype: jax.typing.DTypeLike = jnp.bfloat16,
-    quantization: str = "none",
-    options_of: str | None = None,
-    num_devices: int = 1,
-    num_groups: int = 1,
-    pool_tokens: int = POOL_TOKENS,
-    **changes: Any,
-) -> Model:
-    """The programs of a model.
+def decode_key(rows: int) -> BucketKey:
+    """The smallest of the compiled decode shapes that holds as many rows."""
+    return next(key for key in programs.BUCKETS.decode if key.num_rows in (8, 32, 256) and key.num_rows >= rows)
 
-    Args:
-        shape: Its `config.json`.
-        card: The card that it is compiled for: see `jsg.engine.device.cards`.
-        buckets: The shapes of its steps. Tiles are encoded in the numbers that the engine uses on a GPU.
-        page_size: KV slots in one page.
-        kv_dtype: Type of the KV pool.
-        quantization: Quantization of its kernels.
-        options_of: The quantization for which XLA's options are, if it differs.
-        num_devices: The number of cards that share the model.
-        num_groups: The number of groups of cards that each have their own experts.
-        pool_tokens: The number of KV slots.
-        changes: Fields of the text model's config to change.
+
+def extend_key(num_tokens: int) -> BucketKey:
+    """The smallest shape of a step with chunks that holds as many tokens."""
+    return next(key for key in programs.BUCKETS.extend if key.num_tokens >= num_tokens)
+
+
+def decode_rate(estimate: Estimate, rows: int, kv_bytes: int, context: int = CONTEXT) -> float | None:
+    """Tokens per second of decoding; None if the pool does not hold the requests."""
+    if rows * (context + 1) > estimate.pool_tokens(kv_bytes):
+        return None
+    return rows / estimate.seconds(decode_key(rows), Load(rows, context), kv_bytes)
+
+
+def prefill_rate(estimate: Estimate, length: int = CONTEXT) -> float:
+    """Tokens per second of computing prompts of this length, in steps of the largest chunk."""
+    rows, new = max(1, programs.CHUNK // length), min(length, programs.CHUNK)
+    return rows * new / estimate.seconds(extend_key(rows * new), Load(rows, 0, new))
+
+
+def served_rate(estimate: Estimate, num_in: int, num_out: int, kv_bytes: int) -> float:
+    """Output tokens per second if as many requests as fit, or 256, always run: prompts and answers of these lengths."""
+    rows = min(programs.MAX_RUNNING, estimate.pool_tokens(kv_bytes) // (num_in + num_out))
+    decode = decode_rate(estimate, rows, kv_bytes, num_in + num_out // 2) if rows > 0 else None
+    return 0.0 if decode is None else 1 / (1 / decode + num_in / num_out / prefill_rate(estimate, num_in))
+
+
+def fewest_devices(name: str, model: str, quantization: str) -> int | None:
+    """How many cards the model is divided among: the fewest that hold a few requests; None if none do."""
+    counts = DEVICE_COUNTS if name in NVLINK_BYTES_PER_S else DEVICE_COUNTS[:1]
+    wanted = FEWEST_REQUESTS * (CONTEXT + 1) if len(counts) > 1 else CONTEXT + 1
+    held = (count for count in counts if Estimate(name, model, quantization, count).pool_tokens(2) >= wanted)
+    return next(held, None)
+
+
+def rows(names: list[str], models: list[str]) -> Iterator[Row | str]:
+    """The rows of the table, or why there is none."""
+    for name in names:
+        for model in models:
+            if model in UNSUPPORTED:
+                yield f"| {name} | {model} | {UNSUPPORTED[model]} | | | | |"
+                continue
+            for numbers, quantization in QUANTIZATIONS.items():
+                count = fewest_devices(name, model, quantization)
+                has_fp8 = quantization != "none" and card(name).capability >= FP8_KERNEL_CAPABILITY
+                numbers = f"{numbers}, fp8" if has_fp8 else numbers
+                if count is None:
+                    yield f"| {name} | {model} | {numbers} | does not fit | | | |"
+                else:
+                    yield _row(Estimate(name, model, quantization, count), numbers)
+
+
+def _row(estimate: Estimate, numbers: str) -> Row:
+    return Row(
+        card=estimate.card.name,
+        model=estimate.model,
+        numbers=numbers,
+        num_devices=estimate.num_devices,
+        decode={
+            kind: [decode_rate(estimate, count, num_bytes) for count in ROWS] for kind, num_bytes in KV_BYTES.items()
+        },
+        prefill=prefill_rate(estimate),
+        num_launches=[estimate.num_launches(decode_key(count)) for count in ROWS],
+    )
+
+
+def checks() -> Iterator[tuple[str, float, float]]:
+    """What an H200 measured, in ms, and what is modelled for it."""
+    estimate = Estimate("h200", "8B")
+    for file in MEASURED:
+        for figure in json.loads((RESULTS / file).read_text(encoding="utf-8"))["figures"]:
+            facts = figure["facts"]
+            if facts.get("kind") in ("decode", "engine"):
+                key, load = decode_key(facts["rows"]), Load(facts["rows"], round(facts["context"]))
+            elif facts.get("kind") == "prefill":
+                key, load = extend_key(facts["length"]), Load(1, 0, facts["length"])
+            else:
+                continue
+            yield figure["name"], figure["min"], 1e3 * estimate.seconds(key, load)
+
+
+def published(names: list[str], models: list[str]) -> Iterator[tuple[dict[str, Any], str, float | None]]:
+    """Figures of other engines, each with jsg's best modelled one for the same cards and load, and how that is made.
+
+    A figure in bfloat16 is compared with bfloat16; one in 8 or 4 bits with the best of all that jsg has.
     """
-    config = _config(shape, changes).over_devices(num_devices, num_groups)
-    vision = vision_shape(EngineConfig(), config, platform="gpu", row_bytes=2 * config.hidden_size)
-    if vision is not None:
-        buckets = dataclasses.replace(buckets, encode=OTHER_ENCODE_SIZES)
-    settings = RunnerConfig(
-        vocab_size=config.vocab_size,
-        num_rows=MAX_RUNNING + 1,
-        columns=-(-config.max_position_embeddings // page_size),
-        page_size=page_size,
-        eos_token_ids=frozenset(),
-        vision=vision,
-    )
-    num_pages = pool_tokens // page_size + 1
-    shapes = (config.num_layers, num_pages, page_size, config.num_kv_heads, config.head_dim)
-    rows = None if vision is None else jax.ShapeDtypeStruct((vision.num_rows, config.hidden_size), jnp.bfloat16)
-    state = jax.eval_shape(lambda rows: make_state(settings, make_pool(*shapes, kv_dtype), rows), rows)
-    options_of = quantization if options_of is None else options_of
-    programs = CardExecutables(card, config.hidden_size, options_of, num_devices, num_groups)
-    state = over_devices(state, programs.mesh)
-    model = abstract_model(config, jnp.bfloat16, quantization, programs.mesh)
-    Programs(model, settings, state, buckets, programs).declare()
-    is_seeing = isinstance(model, Llava)
-    donated = jax.tree.leaves((state.pool, state.page_table))
-    return Model(
-        config=config,
-        layer_elements=state.pool.layers[0][0].size,
-        donated_bytes=sum(array.size * array.dtype.itemsize for array in donated),
-        vision=rows,
-        kernels=_kernels(cast(nnx.Module, model.text) if is_seeing else model),
-        tower_kernels=_kernels(model.vision) if is_seeing else frozenset(),
-        programs=programs,
-    )
+    for source in json.loads(PUBLISHED.read_text(encoding="utf-8")).values():
+        for figure in source.pop("figures"):
+            found = source | figure
+            if found["card"] not in names or found["model"] not in models:
+                continue
+            if found["model"] in UNSUPPORTED:
+                yield found, "not supported", None
+            elif "in" not in found:
+                yield found, "load not stated", None
+            else:
+                yield found, *_best(found)
 
 
-def _kernels(module: nnx.Module) -> frozenset[tuple[int, int]]:
-    """Kernels as matrices: D x out for [D, *out], and both E·D x F and E·F x D for the experts' [E, D, F]."""
-    found: set[tuple[int, int]] = set()
-    for _, node in nnx.iter_graph(module):
-        if isinstance(node, nnx.Param) and (axis := node.get_metadata("summed_axis")) is not None:
-            shape = jax.tree.leaves(node.get_value())[0].shape
-            rows = [shape[0]] if axis == 0 else [shape[0] * side for side in shape[1:]]
-            found |= {(side, math.prod(shape) // side) for side in rows}
-    return frozenset(found)
+def _best(figure: dict[str, Any]) -> tuple[str, float | None]:
+    is_long = figure["numbers"] == "bfloat16"
+    choices = {
+        f"{numbers} weights, {kv} KV": served_rate(
+            Estimate(figure["card"], figure["model"], quantization, figure["devices"]),
+            figure["in"],
+            figure["out"],
+            num_bytes,
+        )
+        for numbers, quantization in QUANTIZATIONS.items()
+        for kv, num_bytes in KV_BYTES.items()
+        if not is_long or (quantization == "none" and num_bytes == 2)
+    }
+    best = max(choices, key=lambda each: choices[each])
+    return (best, choices[best]) if choices[best] else ("does not fit", None)
 
 
-def _config(shape: dict[str, Any], changes: dict[str, Any]) -> ModelConfig:
-    text = shape.get("text_config")
-    shape = shape | (changes if text is None else {"text_config": text | changes})
-    with tempfile.TemporaryDirectory() as folder:
-        pathlib.Path(folder, "config.json").write_text(json.dumps(shape), encoding="utf-8")
-        return ModelConfig.from_directory(pathlib.Path(folder))
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.nvidia.model", description=__doc__)
+    parser.add_argument("--card", choices=NAMES, action="append", help="only this card; may be repeated")
+    parser.add_argument("--model", choices=[*MODELS, *UNSUPPORTED], action="append", help="only this model")
+    parser.add_argument("--output", type=Path, help="JSON file for all figures")
+    options = parser.parse_args()
+    names, models = options.card or list(NAMES), options.model or [*MODELS, *UNSUPPORTED]
+    start, figures = time.monotonic(), []
+    print(f"# Modelled speed on NVIDIA cards\n\n{ASSUMPTIONS}")
+    if "h200" in names and "8B" in models:
+        print("## The model beside an H200\n\n| | measured, ms | modelled, ms | error |\n|---|---|---|---|")
+        for name, measured, modelled in checks():
+            print(f"| {name} | {measured:.2f} | {modelled:.2f} | {modelled / measured - 1:+.1%} |", flush=True)
+            figures.append(Figure(name, "ms", (modelled,), {"kind": "check", "measured": measured}))
+    print("\n## Tokens per second, modelled\n\nDecode with KV in bfloat16 / in 8 bits.\n")
+    print("| card | model | weights | 1 request | 32 | 256 | prefill |\n|---|---|---|---|---|---|---|")
+    for row in rows(names, models):
+        print(row, flush=True)
+        if isinstance(row, Row):
+            figures += _figures(row)
+    print("\n## Published figures beside the model, output tokens per second\n")
+    print("| engine | card | model | numbers | in / out | published | jsg, modelled | with |")
+    print("|---|---|---|---|---|---|---|---|")
+    for found, how, rate in published(names, models):
+        lengths, shown = f"{found.get('in', '?')} / {found.get('out', '?')}", "" if rate is None else f"{rate:,.0f}"
+        where = f"{found['devices']} x {found['card']} | {found['model']} | {found['numbers']} | {lengths}"
+        print(f"| {found['engine']} | {where} | {found['tokens_per_s']:,} | {shown} | {how} |", flush=True)
+        facts = found | {"kind": "published", "jsg": how}
+        figures.append(Figure(f"{found['engine']}, {where}", "tokens/s", (rate or 0.0,), facts))
+    for source in json.loads(PUBLISHED.read_text(encoding="utf-8")).values():
+        print(f"\n{source['url']} ({source['date']}): {source['how']}.")
+    header = describe_run("bench.nvidia.model", sys.argv[1:])
+    header |= {"device": "none: compiled, times are modelled", "assumptions": ASSUMPTIONS.splitlines()}
+    header["seconds"] = round(time.monotonic() - start)
+    print(f"\nThis took {header['seconds']} s.", file=sys.stderr)
+    if options.output:
+        content = {"header": header, "figures": [figure.as_json() for figure in figures]}
+        options.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _figures(row: Row) -> Iterator[Figure]:
+    """The figures of a row for the file."""
+    facts = {"card": row.card, "model": row.model, "weights": row.numbers, "devices": row.num_devices}
+    name = f"{row.num_devices} x {row.card}, {row.model} in {row.numbers}"
+    for kv, rates in row.decode.items():
+        for count, rate, launches in zip(ROWS, rates, row.num_launches, strict=True):
+            if rate is not None:
+                own = {"kind": "decode", "rows": count, "kv": kv, "launches": launches}
+                yield Figure(f"{name}: decode of {count}, KV in {kv}", "tokens/s", (rate,), facts | own)
+    yield Figure(f"{name}: prefill", "tokens/s", (row.prefill,), facts | {"kind": "prefill"})
+
+
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,8 @@ import dataclasses
 RING_BYTES_PER_S = 370e9
 """What a ring reaches over NVLink 4, of 450 GB/s on the wire, with 2 to 8 H100s
 (github.com/NVIDIA/nccl-tests/issues/212, github.com/NVIDIA/nccl/issues/1455)."""
+RING_SHARE = RING_BYTES_PER_S / 450e9
+"""Of one direction of NVLink."""
 PAIR_LATENCY_S = 6e-6
 """The time of a small all-reduce of two H100s in a CUDA graph (github.com/NVIDIA/nccl/issues/1259)."""
 STEP_LATENCY_S = 2e-6
@@ -41,12 +43,12 @@ class Collective:
     num_bytes: int
     count: int = 1
 
-    def seconds(self, num_devices: int) -> tuple[float, float]:
+    def seconds(self, num_devices: int, ring_bytes_per_s: float = RING_BYTES_PER_S) -> tuple[float, float]:
         """The seconds of all of them in sequence: at the latency of two GPUs, and at that of a ring."""
         if num_devices == 1:
             return 0.0, 0.0
         rounds = {"all-reduce": 2, "all-gather": 1}[self.kind]
-        wire = rounds * (num_devices - 1) / num_devices * self.num_bytes / RING_BYTES_PER_S
+        wire = rounds * (num_devices - 1) / num_devices * self.num_bytes / ring_bytes_per_s
         steps = rounds * (num_devices - 1)
         ring = PAIR_LATENCY_S + STEP_LATENCY_S * max(0, steps - 2)
         return self.count * (PAIR_LATENCY_S + wire), self.count * (ring + wire)

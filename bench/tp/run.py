@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bench.device.shapes import LLAMA_70B, MIXTRAL_8X7B
-from bench.nvidia import model as h200
+from bench.nvidia import programs as h200
 from bench.nvidia.compiler import memory_of
 from bench.report import Report
 from bench.roofline import Rates, step_cost

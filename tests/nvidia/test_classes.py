@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bench.nvidia import model
+from bench.nvidia import programs
 from bench.nvidia.compiler import IN_PLACE, Program, array, compile_for
 from bench.shapes import LLAMA_8B
 from jsg.engine.device.cards import CLASSES, NAMES, Card, card, mesh_of, traced_for
@@ -204,8 +204,8 @@ def test_choices_of_experts_and_tokens(name: str, nvdisasm):
 
 
 @functools.cache
-def llama(name: str, num_layers: int, options: tuple[tuple[str, str], ...] = ()) -> model.Model:
-    return model.make_model(LLAMA_8B, card=name, num_hidden_layers=num_layers, **dict(options))
+def llama(name: str, num_layers: int, options: tuple[tuple[str, str], ...] = ()) -> programs.Model:
+    return programs.make_model(LLAMA_8B, card=name, num_hidden_layers=num_layers, **dict(options))
 
 
 DECODE, EXTEND = BucketKey(Phase.DECODE, 32, 32), BucketKey(Phase.EXTEND, 512, 256)
@@ -257,8 +257,8 @@ def test_step_with_kernels_in_8_bits(name: str, quantization: str):
 @pytest.mark.parametrize("name", OTHER_CARDS)
 def test_sampling(name: str):
     for variant in (GREEDY, SAMPLED):
-        program = llama(name, 2).programs.program(("sample", model.MAX_RUNNING, variant))
+        program = llama(name, 2).programs.program(("sample", programs.MAX_RUNNING, variant))
         assert program.fits
         assert [launch for launch in program.launches if any("kWhile" in place for place in launch.containers)] == []
-        counts = (model.MAX_RUNNING + 1) * LLAMA_8B["vocab_size"] * jnp.int32.dtype.itemsize
+        counts = (programs.MAX_RUNNING + 1) * LLAMA_8B["vocab_size"] * jnp.int32.dtype.itemsize
         assert not variant.has_tables or program.aliased_bytes >= counts

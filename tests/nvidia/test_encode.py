@@ -8,7 +8,7 @@ import functools
 import pytest
 
 from bench.device.shapes import CLIP_L_336, MISTRAL_7B
-from bench.nvidia import model
+from bench.nvidia import programs
 from bench.nvidia.compiler import IN_PLACE
 from bench.shapes import llava_next_video
 from jsg.engine.startup import OTHER_ENCODE_SIZES
@@ -21,10 +21,10 @@ TILE_BYTES = 32 * 10**6
 
 
 @functools.cache
-def seeing(num_layers: int, quantization: str = "none") -> model.Model:
+def seeing(num_layers: int, quantization: str = "none") -> programs.Model:
     """A LLaVA-NeXT that takes videos too, over one layer of its text model."""
     tower = CLIP_L_336 | {"num_hidden_layers": num_layers}
-    return model.make_model(llava_next_video(MISTRAL_7B, tower), quantization=quantization, num_hidden_layers=1)
+    return programs.make_model(llava_next_video(MISTRAL_7B, tower), quantization=quantization, num_hidden_layers=1)
 
 
 @pytest.mark.parametrize("is_video", [False, True], ids=["tiles", "frames"])

@@ -8,7 +8,7 @@ import functools
 import pytest
 
 from bench.device.shapes import MIXTRAL_8X7B
-from bench.nvidia import model
+from bench.nvidia import programs
 from bench.shapes import LLAMA_8B
 from jsg.sched.buckets import BucketKey, Phase
 from tests.nvidia.test_step import check_forward
@@ -17,13 +17,13 @@ SHAPES = {"dense": LLAMA_8B, "experts": MIXTRAL_8X7B}
 KEYS = {
     "decode-32": BucketKey(Phase.DECODE, 32, 32),
     "decode-256": BucketKey(Phase.DECODE, 256, 256),
-    "prefill-8192": BucketKey(Phase.EXTEND, model.CHUNK, 256),
+    "prefill-8192": BucketKey(Phase.EXTEND, programs.CHUNK, 256),
 }
 
 
 @functools.cache
-def quantised(shape: str, quantization: str, num_layers: int) -> model.Model:
-    return model.make_model(SHAPES[shape], quantization=quantization, num_hidden_layers=num_layers)
+def quantised(shape: str, quantization: str, num_layers: int) -> programs.Model:
+    return programs.make_model(SHAPES[shape], quantization=quantization, num_hidden_layers=num_layers)
 
 
 MOST = {
@@ -60,6 +60,6 @@ def test_kernels_in_8_bits_are_never_written_in_a_longer_type(shape: str, step: 
 @pytest.mark.parametrize("step", KEYS)
 def test_left_to_cublas_every_kernel_would_be(step: str):
     """Why engines with kernels in 8 bits have options of their own."""
-    of = model.make_model(LLAMA_8B, quantization="int8", options_of="none", num_hidden_layers=1)
+    of = programs.make_model(LLAMA_8B, quantization="int8", options_of="none", num_hidden_layers=1)
     program = of.programs.program(("forward", KEYS[step]))
     assert len(program.writers_of(of.kernels)) == len(of.kernels) == 4

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from bench.device.shapes import CLIP_L_336, MISTRAL_7B, MIXTRAL_8X7B, MIXTRAL_8X22B
-from bench.nvidia import model
+from bench.nvidia import programs
 from bench.nvidia.compiler import IN_PLACE, Program
 from bench.shapes import LLAMA_8B, llava_next_video
 from jsg.engine.device.programs import GREEDY, VARIANTS, Variant
@@ -26,11 +26,11 @@ WORKSPACE_BYTES = 64 * 10**6
 
 
 @functools.cache
-def llama(num_layers: int = LLAMA_8B["num_hidden_layers"]) -> model.Model:
-    return model.make_model(LLAMA_8B, num_hidden_layers=num_layers)
+def llama(num_layers: int = LLAMA_8B["num_hidden_layers"]) -> programs.Model:
+    return programs.make_model(LLAMA_8B, num_hidden_layers=num_layers)
 
 
-def check_forward(program: Program, of: model.Model) -> None:
+def check_forward(program: Program, of: programs.Model) -> None:
     """Checks what holds for every step: pools and table in place, one graph, kernels that an H200 can launch."""
     assert program.aliased_bytes >= of.donated_bytes
     pools = [of.layer_elements] if of.vision is None else [of.layer_elements, of.vision.size]
@@ -46,12 +46,13 @@ def max_temporary_bytes(key: BucketKey) -> int:
     return key.num_tokens * 3 * LLAMA_8B["intermediate_size"] * jnp.bfloat16.dtype.itemsize + WORKSPACE_BYTES
 
 
-CORNERS = {keys[end] for keys in (model.BUCKETS.decode, model.BUCKETS.extend, model.BUCKETS.grouped) for end in (0, -1)}
+SHAPES = programs.BUCKETS
+CORNERS = {keys[end] for keys in (SHAPES.decode, SHAPES.extend, SHAPES.grouped) for end in (0, -1)}
 
 
 @pytest.mark.parametrize(
     "key",
-    [pytest.param(key, marks=() if key in CORNERS else pytest.mark.long) for key in model.BUCKETS.all],
+    [pytest.param(key, marks=() if key in CORNERS else pytest.mark.long) for key in SHAPES.all],
     ids=lambda key: f"{key.phase}-{key.num_tokens}-{key.num_groups}",
 )
 def test_forward_of_every_bucket(key: BucketKey):
@@ -62,7 +63,7 @@ def test_forward_of_every_bucket(key: BucketKey):
     assert len(deep.launches) - len(shallow.launches) <= MAX_LAUNCHES
 
 
-@pytest.mark.parametrize("key", [model.BUCKETS.decode[-1], model.BUCKETS.extend[-1]], ids=lambda key: f"{key.phase}")
+@pytest.mark.parametrize("key", [SHAPES.decode[-1], SHAPES.extend[-1]], ids=lambda key: f"{key.phase}")
 def test_forward_of_the_whole_model(key: BucketKey):
     program = llama().programs.program(("forward", key))
     check_forward(program, llama())
@@ -71,22 +72,22 @@ def test_forward_of_the_whole_model(key: BucketKey):
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_sampling(variant: Variant):
-    program = llama(2).programs.program(("sample", model.MAX_RUNNING, variant))
+    program = llama(2).programs.program(("sample", programs.MAX_RUNNING, variant))
     assert program.temporary_bytes <= (GREEDY_TEMPORARY_BYTES if variant == GREEDY else SAMPLING_TEMPORARY_BYTES)
     assert [launch for launch in program.launches if any("kWhile" in name for name in launch.containers)] == []
-    counts = (model.MAX_RUNNING + 1) * LLAMA_8B["vocab_size"] * jnp.int32.dtype.itemsize
+    counts = (programs.MAX_RUNNING + 1) * LLAMA_8B["vocab_size"] * jnp.int32.dtype.itemsize
     assert not variant.has_tables or program.aliased_bytes >= counts
 
 
 def test_prompt_logprobs_take_the_head_in_parts():
-    program = llama(2).programs.program(("prompt_logprobs", model.CHUNK))
+    program = llama(2).programs.program(("prompt_logprobs", programs.CHUNK))
     assert program.temporary_bytes <= GREEDY_TEMPORARY_BYTES
 
 
 @pytest.mark.parametrize("name", [("write_rows", 1), ("write_rows", 8), ("write_counts",), ("write_bias",)], ids=str)
 def test_tables_change_in_place(name: tuple[object, ...]):
     program = llama(2).programs.program(name)
-    table = (model.MAX_RUNNING + 1) * LLAMA_8B["max_position_embeddings"] * jnp.int32.dtype.itemsize
+    table = (programs.MAX_RUNNING + 1) * LLAMA_8B["max_position_embeddings"] * jnp.int32.dtype.itemsize
     assert program.aliased_bytes >= table
     assert program.temporary_bytes < table // 4
 
@@ -124,9 +125,9 @@ FAMILIES = {
 
 
 @functools.cache
-def family(name: str) -> model.Model:
+def family(name: str) -> programs.Model:
     shape, options = FAMILIES[name]
-    return model.make_model(shape, num_hidden_layers=2, **options)
+    return programs.make_model(shape, num_hidden_layers=2, **options)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ matmuls, silu, and the weighted sum."""
 
 @pytest.mark.parametrize(
     "key",
-    [BucketKey(Phase.DECODE, 64, 64), BucketKey(Phase.EXTEND, model.CHUNK, 256)],
+    [BucketKey(Phase.DECODE, 64, 64), BucketKey(Phase.EXTEND, programs.CHUNK, 256)],
     ids=lambda key: f"{key.phase}-{key.num_tokens}",
 )
 @pytest.mark.parametrize("name", ["experts", "larger-experts"])
@@ -163,7 +164,7 @@ def test_tokens_run_the_experts_that_they_chose(name: str, key: BucketKey):
     assert program.makers_of(key.num_tokens * shape["num_local_experts"] * inner) <= IN_PLACE
     copies = key.num_tokens * shape["num_experts_per_tok"]
     assert program.temporary_bytes <= copies * 3 * inner * jnp.bfloat16.dtype.itemsize + WORKSPACE_BYTES
-    shallow = model.make_model(shape, num_hidden_layers=1, **options).programs.program(("forward", key))
+    shallow = programs.make_model(shape, num_hidden_layers=1, **options).programs.program(("forward", key))
     assert len(program.launches) - len(shallow.launches) <= MAX_LAUNCHES_WITH_EXPERTS
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from bench.device.shapes import LLAMA_70B, MIXTRAL_8X7B
-from bench.nvidia import model
+from bench.nvidia import programs
 from bench.nvidia.compiler import Program, memory_of
 from jsg.engine.device.programs import DRAWN, GREEDY, SAMPLED, Variant
 from jsg.sched.buckets import BucketKey, Phase
@@ -34,20 +34,22 @@ def collectives(program: Program) -> Counter[str]:
     return Counter(re.findall(rf" {kinds}", program.hlo))
 
 
-def make(name: str, **changes: int) -> model.Model:
+def make(name: str, **changes: int) -> programs.Model:
     shape, num_groups, pool_tokens = MODELS[name]
-    return model.make_model(shape, num_devices=NUM_DEVICES, num_groups=num_groups, pool_tokens=pool_tokens, **changes)
+    return programs.make_model(
+        shape, num_devices=NUM_DEVICES, num_groups=num_groups, pool_tokens=pool_tokens, **changes
+    )
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def shared(request: pytest.FixtureRequest) -> model.Model:
+def shared(request: pytest.FixtureRequest) -> programs.Model:
     """With few layers, for all are alike."""
     return make(request.param, num_hidden_layers=3)
 
 
 @pytest.mark.parametrize("key", KEYS, ids=str)
-def test_a_step_adds_up_twice_a_layer_and_once_for_the_embedding(shared: model.Model, key: BucketKey):
-    assert key in model.BUCKETS.all, "a shape that an engine has"
+def test_a_step_adds_up_twice_a_layer_and_once_for_the_embedding(shared: programs.Model, key: BucketKey):
+    assert key in programs.BUCKETS.all, "a shape that an engine has"
     program = shared.programs.program(("forward", key))
     assert collectives(program) == {"all-reduce": 2 * shared.config.num_layers + 1}
     assert program.aliased_bytes >= shared.donated_bytes // NUM_DEVICES, "the pool stays where it is"
@@ -66,7 +68,7 @@ def test_a_whole_model_fits(name: str):
 
 
 @pytest.mark.parametrize("variant", [GREEDY, DRAWN], ids=str)
-def test_the_best_token_costs_one_pair_for_each_row(shared: model.Model, variant: Variant):
+def test_the_best_token_costs_one_pair_for_each_row(shared: programs.Model, variant: Variant):
     """The largest logit, or the token that is drawn from all."""
     program = shared.programs.program(("sample", 256, variant))
     assert collectives(program) == {"all-gather": 1}
@@ -74,7 +76,7 @@ def test_the_best_token_costs_one_pair_for_each_row(shared: model.Model, variant
     assert sorted(map(int, shape.split(",")))[-1] <= 256 * 2 * NUM_DEVICES
 
 
-def test_sampling_gathers_the_logits_once(shared: model.Model):
+def test_sampling_gathers_the_logits_once(shared: programs.Model):
     program = shared.programs.program(("sample", 256, SAMPLED))
     assert collectives(program) == {"all-gather": 1}
     largest = 2 * 256 * shared.config.vocab_size * jnp.float32.dtype.itemsize

@@ -1,0 +1,144 @@
+"""What each launch of a compiled step reads, writes and computes, read off the optimised program.
+
+The bytes are those of the arrays that a launch is given and makes. A weight that is not the kernel of a product, such
+as the embedding table, counts with at most the bytes that the launch makes, because a gather reads only the rows that
+it wants. What is changed in place, and the KV pool, count nothing: how many keys attention reads is not in a program.
+"""
+
+import enum
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bench.nvidia.compiler import VIEWS
+from bench.tp.compiled import ITEM_BYTES, KINDS
+
+SIZES = ITEM_BYTES | {"f8e4m3fn": 1, "f8e5m2": 1, "u32": 4, "u64": 8}
+NO_LAUNCH = "all-reduce-done|all-gather-done|constant|partition-id|iota|after-all"
+IGNORED = re.compile(rf"({'|'.join(VIEWS)}|{NO_LAUNCH}|({KINDS})(-start)?)$")
+"""Operations that are no launch, and exchanges between devices, which `bench.tp` counts."""
+ATTENTION_KERNELS = ("_decode_kernel", "_prefix_kernel", "ragged_paged_attention")
+EXPERT_KERNEL = "grouped_matmul_kernel"
+
+
+class Kind(enum.StrEnum):
+    """What decides how fast a launch can be."""
+
+    PRODUCT = "product"
+    EXPERTS = "experts"
+    ATTENTION = "attention"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The work of one launch.
+
+    Attributes:
+        kernel: The shape of the weights that it multiplies by; empty if it is no product.
+        kernel_bytes: Their bytes; those of all experts.
+        other_bytes: The bytes of everything else that it reads and writes.
+    """
+
+    kind: Kind
+    kernel: tuple[int, ...]
+    kernel_bytes: int
+    other_bytes: int
+
+    @property
+    def is_in_8_bits(self) -> bool:
+        """Whether its weights are in 8 bits."""
+        return self.kernel_bytes == math.prod(self.kernel)
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return SIZES[self.dtype] * math.prod(self.shape)
+
+
+def works(hlo: str, pool_elements: int) -> list[Work]:
+    """The work of every launch of an optimised program, in the order of the text.
+
+    Args:
+        hlo: The program.
+        pool_elements: Keys of one layer of the pool on one device.
+    """
+    multiplying = {name for name, line in _lines(hlo) if " dot(" in line}
+    known: dict[str, tuple[_Array, ...]] = {}
+    parameters: set[str] = set()
+    found = []
+    for computation, line in _lines(hlo):
+        match = re.match(r" +(?:ROOT )?%(\S+) = (.*?) ([a-z][a-z0-9-]*)\((.*)", line)
+        if computation != "ENTRY" or match is None:
+            continue
+        name, result, operation, rest = match.groups()
+        arrays = tuple(
+            _Array(dtype, tuple(map(int, filter(None, dims.split(",")))))
+            for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", result)
+        )
+        operands = re.findall(r"%([\w.-]+)", rest.split("), ")[0])
+        if operation == "get-tuple-element":
+            index = re.search(r"index=(\d+)", rest)
+            assert index is not None
+            arrays = (known[operands[0]][int(index[1])],)
+        known[name] = arrays
+        if operation == "parameter" or (operation == "bitcast" and operands[0] in parameters):
+            parameters.add(name)
+        if IGNORED.match(operation):
+            continue
+        called = re.search(r"calls=%(\S+?)[,\s]", rest + " ")
+        is_product = "__cublas" in rest or (called is not None and called[1] in multiplying)
+        kernel_name = re.search(r'[{ ]name = "(\w+)"', rest)
+        kind = _kind(kernel_name[1] if kernel_name else "", is_product=is_product)
+        found.append(
+            _work(
+                kind,
+                weights=[known[each][0] for each in operands if each in parameters],
+                inputs=[array for each in operands if each not in parameters for array in known[each][:1]],
+                results=[array for array in arrays if array.dtype != "s8" or len(arrays) == 1],  # no workspace
+                pool_elements=pool_elements,
+            )
+        )
+    return found
+
+
+def _kind(kernel: str, *, is_product: bool) -> Kind:
+    if kernel.startswith(ATTENTION_KERNELS):
+        return Kind.ATTENTION
+    if kernel.startswith(EXPERT_KERNEL):
+        return Kind.EXPERTS
+    return Kind.PRODUCT if is_product else Kind.OTHER
+
+
+def _work(
+    kind: Kind, *, weights: list[_Array], inputs: list[_Array], results: list[_Array], pool_elements: int
+) -> Work:
+    kernel = None
+    if kind in (Kind.PRODUCT, Kind.EXPERTS):
+        # A kernel that another launch has converted is no weight any more; cuBLAS is given it second.
+        kernel = max(weights, key=lambda each: math.prod(each.shape)) if weights else inputs[1]
+    if kind is Kind.ATTENTION:
+        inputs = [each for each in inputs if each.dtype != "s32"]  # the page table, of which it reads a few rows
+    rest = [each for each in inputs if each is not kernel and math.prod(each.shape) != pool_elements]
+    weights = [each for each in weights if each is not kernel and math.prod(each.shape) != pool_elements]
+    in_place = {each.shape for each in weights}
+    made = sum(
+        each.num_bytes for each in results if each.shape not in in_place and math.prod(each.shape) != pool_elements
+    )
+    other = made + sum(each.num_bytes for each in rest) + sum(min(each.num_bytes, made) for each in weights)
+    return Work(kind, kernel.shape if kernel else (), kernel.num_bytes if kernel else 0, other)
+
+
+def _lines(hlo: str) -> Iterator[tuple[str, str]]:
+    """Every line with the name of the computation that it is in; that of the program itself is ENTRY."""
+    computation = ""
+    for line in hlo.splitlines():
+        if header := re.match(r"(ENTRY )?%(\S+) \(", line):
+            computation = "ENTRY" if header[1] else header[2]
+        yield computation, line
