@@ -273,9 +273,9 @@ class ServerConfig:
     )
     kv_events_endpoint: str | None = _knob(
         None,
-        "tcp://ADDR:PORT at which the engine publishes which blocks of tokens its prefix cache gains and loses, in "
-        "vLLM's wire format; engine N of --dp-size publishes N ports higher, and past events are at the port "
-        "+ --dp-size. Without ADDR it is 127.0.0.1; '*' means every address. Default: nothing is published.",
+        "The address, as tcp://ADDR:PORT, at which the engine publishes which blocks of tokens its prefix cache gains "
+        "and loses, in vLLM's wire format. Engine N of --dp-size publishes N ports higher; past events are --dp-size "
+        "ports above. Without ADDR it is 127.0.0.1, and '*' means every address. Default: nothing is published.",
     )
     kv_events_topic: str = _knob("", "The topic of --kv-events-endpoint, such as 'kv@ADDR@MODEL' for llm-d.")
     exit_with_parent: bool = _knob(

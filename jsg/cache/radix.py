@@ -116,15 +116,18 @@ class RadixCache:
         self.num_nodes = 0
         self._allocator = allocator
         self._observers: list[TreeObserver] = []
-        self._page_bytes = page_size * INT_BYTES
         self._roots: dict[str, Root] = {}
         self._leaves = EvictionQueue()
-        self._evictions = EvictionLog(self._page_bytes, clock)
+        self._evictions = EvictionLog(page_size * INT_BYTES, clock)
         self._watches = WatchIndex(page_size)
         self._time = 0
         self._serials = itertools.count(1)
         self._inserted_pages = 0
         self._evicted_pages = 0
+
+    @property
+    def _page_bytes(self) -> int:
+        return self.page_size * INT_BYTES
 
     # Prefixes.
 

@@ -3,9 +3,9 @@
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from jsg.cache.radix import RadixCache
+from jsg.cache.observer import TreeObserver
 from jsg.config import EngineConfig
 from jsg.engine.child.protocol import Call, Failure, ModelInfo, Progress, Refusal
 from jsg.engine.device.results import InFlight
@@ -23,22 +23,6 @@ STEPS_PER_FIRST_RUN = 16
 GPU a run of the largest shape takes as long as twenty steps that decode."""
 
 
-class CachePublisher(Protocol):
-    """Tells others how the prefix cache changes, as `child.kv_events.KvEventPublisher` does."""
-
-    def watch(self, cache: RadixCache) -> None:
-        """Begins to record the changes of a cache, which is empty."""
-        ...
-
-    def publish(self) -> None:
-        """Tells of the changes since the last call."""
-        ...
-
-    def close(self) -> None:
-        """Tells of the last changes, and ends."""
-        ...
-
-
 class EngineCore:
     """An engine for tokens and for one thread. `offline/` puts text around it, and `child/process.py` a socket.
 
@@ -46,20 +30,11 @@ class EngineCore:
         JsgError: The model, the options or the memory do not allow it. The message says what to change.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        *,
-        report: Callable[[Progress], None] | None = None,
-        kv_events: CachePublisher | None = None,
-    ):
+    def __init__(self, config: EngineConfig, *, report: Callable[[Progress], None] | None = None):
         parts = start(config, report or (lambda progress: None))
         self.info: ModelInfo = parts.info
         self.scheduler = parts.scheduler
         self._cache = parts.cache
-        self._kv_events = kv_events
-        if kv_events is not None:
-            kv_events.watch(self._cache)
         self._runner = parts.runner
         self.grammars = parts.constraints
         self._executables = parts.runner.programs.executables
@@ -87,6 +62,10 @@ class EngineCore:
     def _serves(self) -> bool:
         """Whether a step would serve requests, or return outputs of an earlier step."""
         return self._in_flight is not None or bool(self._outputs) or not self.scheduler.is_idle
+
+    def observe_cache(self, observer: TreeObserver) -> None:
+        """Tells `observer` of each change of the prefix cache from now on. No request may have run yet."""
+        self._cache.observe(observer)
 
     def add(self, request: Request) -> None:
         """Queues a request.
@@ -134,8 +113,6 @@ class EngineCore:
             outputs += self._commit_in_flight()
         outputs += self.scheduler.take_finished()
         self.scheduler.table.check_integrity()  # one that lost count would use pages of other requests
-        if self._kv_events is not None:
-            self._kv_events.publish()
         for output in outputs:
             self._num_generated += len(output.token_ids)
             if output.finish is not None:
@@ -211,10 +188,7 @@ class EngineCore:
             return False
         self.scheduler.break_holds(len(self.scheduler.holds))
         self.scheduler.table.vision.reset()
-        is_empty = self._cache.reset()
-        if self._kv_events is not None:
-            self._kv_events.publish()
-        return is_empty
+        return self._cache.reset()
 
     def _end_stale_step(self) -> bool:
         """Whether no request runs or waits. If so, a step that is still in flight serves no request, and ends here."""
@@ -288,8 +262,6 @@ class EngineCore:
     def close(self) -> None:
         """Ends background work and frees the device. Forgets requests that still run."""
         self._in_flight = None
-        if self._kv_events is not None:
-            self._kv_events.close()
         if self._profiler is not None:
             self._profiler.close()
         self.grammars.close()

@@ -24,7 +24,6 @@ from jsg.cache.block_events import (
     BlocksStored,
     block_tokens_of,
 )
-from jsg.cache.radix import RadixCache
 from jsg.engine.child.protocol import KvEvents
 from jsg.errors import ConfigError
 from jsg.types import namespace_digest
@@ -88,10 +87,10 @@ class KvEventPublisher:
         self._thread = Thread(target=_publish, args=arguments, daemon=True)
         self._thread.start()
 
-    def watch(self, cache: RadixCache) -> None:
-        """Begins to record the changes of a tree, which is empty."""
-        self._recorder = BlockRecorder(block_tokens_of(cache.page_size))
-        cache.observe(self._recorder)
+    def recorder(self, page_size: int) -> BlockRecorder:
+        """What must observe the tree, which is empty, so that its changes are published."""
+        self._recorder = BlockRecorder(block_tokens_of(page_size))
+        return self._recorder
 
     def publish(self) -> None:
         """Sends one batch with the events since the last one, if there are any."""

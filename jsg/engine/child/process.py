@@ -15,11 +15,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import msgspec
 import zmq
 
+from jsg.cache.observer import TreeObserver
 from jsg.engine.child.free_memory import IdleTrim
 from jsg.engine.child.heartbeat import HeartbeatSender, LoopClock
 from jsg.engine.child.parent import die_with_parent
@@ -28,6 +29,7 @@ from jsg.engine.child.protocol import (
     EngineStart,
     Failure,
     FromEngine,
+    KvEvents,
     ModelInfo,
     Progress,
     Refusal,
@@ -37,6 +39,9 @@ from jsg.engine.child.protocol import (
 from jsg.engine.child.wire import MessageDecoder
 from jsg.errors import JsgError
 from jsg.types import Request, RequestOutput
+
+if TYPE_CHECKING:
+    from jsg.engine.child.kv_events import KvEventPublisher
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +152,7 @@ def serve(
     clock: LoopClock,
     on_settled: Callable[[], None] = lambda: None,
     on_idle: Callable[[], None] = lambda: None,
+    on_turn: Callable[[], None] = lambda: None,
 ) -> None:
     """Steps the core until the front says stop or is gone.
 
@@ -157,6 +163,7 @@ def serve(
         clock: It counts the turns.
         on_settled: Called once, when the core has settled.
         on_idle: Called whenever there is no work.
+        on_turn: Called at the end of each turn.
     """
     end = time.monotonic()
     takes_grammars = is_settled = False
@@ -182,6 +189,7 @@ def serve(
         outputs = core.step() if core.has_work else []
         if outputs or refusals or replies:
             link.send(FromEngine(outputs=outputs, refusals=refusals, replies=replies))
+        on_turn()
         end = time.monotonic()
         clock.add(idle_s=woken - start, busy_s=end - woken)
 
@@ -229,7 +237,10 @@ def run(start: EngineStart) -> int:
     def report(progress: Progress) -> None:
         link.send(FromEngine(progress=progress))
 
+    publisher = None
     try:
+        if start.kv_events is not None:
+            publisher = _publisher(start.kv_events)  # first: its addresses may not be free
         core = _load_core(start, report)
     except JsgError as error:
         link.send(FromEngine(failure=Failure.of(error)))
@@ -239,28 +250,35 @@ def run(start: EngineStart) -> int:
     gc.enable()
     link.send(FromEngine(ready=core.info))
     idle = IdleTrim()
+    if publisher is not None:
+        core.observe_cache(publisher.recorder(core.info.page_size))
 
     def settle() -> None:
         gc.freeze()  # settling has made 100 000 more objects that stay
         idle.note_settled()
 
     try:
-        serve(core, link, start.parent_pid, clock, on_settled=settle, on_idle=idle)
+        publish = publisher.publish if publisher is not None else lambda: None
+        serve(core, link, start.parent_pid, clock, on_settled=settle, on_idle=idle, on_turn=publish)
     finally:
+        if publisher is not None:
+            publisher.close()
         core.close()
         heartbeat.stop()
         link.close(END_FLUSH_MS)
     return 0
 
 
+def _publisher(where: KvEvents) -> "KvEventPublisher":
+    from jsg.engine.child.kv_events import KvEventPublisher  # here: most engines publish nothing
+
+    return KvEventPublisher(where)
+
+
 def _load_core(start: EngineStart, report: Callable[[Progress], None]) -> Core:
     module_name, _, attribute = start.core.partition(":")
     factory: CoreFactory = getattr(importlib.import_module(module_name), attribute)
-    if start.kv_events is None:
-        return factory(start.config, report=report)
-    from jsg.engine.child.kv_events import KvEventPublisher  # here: most engines publish nothing
-
-    return factory(start.config, report=report, kv_events=KvEventPublisher(start.kv_events))
+    return factory(start.config, report=report)
 
 
 def main(argument: str) -> int:

@@ -1,6 +1,7 @@
 """Where each engine of a server publishes the events of its radix tree."""
 
 import re
+from typing import Any
 
 from jsg.config import ServerConfig
 from jsg.engine.child.protocol import KvEvents
@@ -8,6 +9,8 @@ from jsg.errors import ConfigError
 
 _ADDRESS = re.compile(r"tcp://(?P<host>[^:/\[\]]*|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 LOOPBACK = "127.0.0.1"
+EVERY = ("*", "0.0.0.0", "[::]")
+"""The hosts that mean every address of the machine."""
 
 
 def kv_events_of(config: ServerConfig) -> list[KvEvents | None]:
@@ -38,3 +41,22 @@ def kv_events_of(config: ServerConfig) -> list[KvEvents | None]:
         )
         for rank in range(size)
     ]
+
+
+def published_at(config: ServerConfig) -> dict[str, Any] | None:
+    """Where routers subscribe, under the names that SGLang's router reads; None where nothing is published.
+
+    The host is None where it is every address, since a client has reached one of them.
+    """
+    first = kv_events_of(config)[0]
+    if first is None:
+        return None
+    host, _, port = first.address.removeprefix("tcp://").rpartition(":")
+    return {
+        "publisher": "zmq",
+        "endpoint_host": None if host in EVERY else host,
+        "endpoint_port_base": int(port),
+        "topic": first.topic,
+        "dp_size": config.dp_size,
+        "replay_port_base": int(first.replay_address.rpartition(":")[2]),
+    }

@@ -108,7 +108,9 @@ def _complete_operation(operation: Schema, path: str, schemas: Schema) -> None:
         }
     responses["5XX"] = {"description": SERVER_FAULTS, "content": failure}
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-    if "stream" in schemas.get(body.get("$ref", "").rsplit("/", 1)[-1], {}).get("properties", {}):
+    if not path.endswith("/render") and "stream" in schemas.get(body.get("$ref", "").rsplit("/", 1)[-1], {}).get(
+        "properties", {}
+    ):
         responses["200"]["content"]["text/event-stream"] = {"schema": EVENT}
 
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 import jsg
 from jsg.cache.block_events import block_tokens_of
-from jsg.engine.front.kv_addresses import kv_events_of
+from jsg.engine.front.kv_addresses import published_at
 from jsg.errors import EngineDeadError, TimeLimitError
 from jsg.server.front import Front, ReadyFront, public_name, state_of
 from jsg.server.http.failures import json_response
@@ -23,7 +23,6 @@ HIDDEN_KNOBS = frozenset(
         *("kv_events_endpoint", "kv_events_topic"),
     }
 )  # secrets, addresses, and paths of this machine
-EVERY_ADDRESS = ("*", "0.0.0.0", "[::]")
 WEIGHT_VERSION = "default"  # weights are loaded once and never changed
 
 router = new_router()
@@ -67,8 +66,8 @@ async def server_info(front: ReadyFront) -> Response:
     info = _model_info(front)
     chosen = {name: info[name] for name, value in knobs.items() if value is None and name in info}
     shown = {name: value for name, value in (knobs | chosen).items() if name not in HIDDEN_KNOBS} | _names(front)
-    if (publishes := _kv_events(front)) is not None:
-        shown["kv_events"] = publishes
+    if (published := published_at(front.server_config)) is not None:
+        shown["kv_events"] = published | {"block_size": block_tokens_of(front.client.info.page_size)}
     state = {"version": jsg.__version__, "model_info": info}
     return json_response(shown | state | {"internal_states": await _internal_states(front)})
 
@@ -99,26 +98,6 @@ async def weight_version() -> Response:
 async def version() -> Response:
     """Gives the version of jsg."""
     return json_response({"version": jsg.__version__})
-
-
-def _kv_events(front: Front) -> dict[str, Any] | None:
-    """Where routers subscribe to the events of the radix trees; None where there are none.
-
-    SGLang's router reads the first six. A host that names every address is left to the client, who reached one.
-    """
-    of_each = [each for each in kv_events_of(front.server_config) if each is not None]
-    if not of_each:
-        return None
-    host, _, port = of_each[0].address.removeprefix("tcp://").rpartition(":")
-    return {
-        "publisher": "zmq",
-        "endpoint_host": None if host in EVERY_ADDRESS else host,
-        "endpoint_port_base": int(port),
-        "topic": of_each[0].topic,
-        "block_size": block_tokens_of(front.client.info.page_size),
-        "dp_size": len(of_each),
-        "replay_port_base": int(of_each[0].replay_address.rpartition(":")[2]),
-    }
 
 
 async def answer_in_time[T](front: Front, call: Awaitable[T]) -> T:
