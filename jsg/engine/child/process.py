@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, cast, final
 
 import msgspec
 import zmq
@@ -107,6 +107,14 @@ class Core(Protocol):
 
     def close(self) -> None:
         """Frees what the core holds."""
+        ...
+
+
+class CacheOwner(Protocol):
+    """A core whose prefix cache can be observed. Scripted cores of tests have none."""
+
+    def observe_cache(self, observer: TreeObserver) -> None:
+        """Tells `observer` of each change of the cache, which is empty."""
         ...
 
 
@@ -251,7 +259,7 @@ def run(start: EngineStart) -> int:
     link.send(FromEngine(ready=core.info))
     idle = IdleTrim()
     if publisher is not None:
-        core.observe_cache(publisher.recorder(core.info.page_size))
+        cast(CacheOwner, core).observe_cache(publisher.recorder(core.info.page_size))
 
     def settle() -> None:
         gc.freeze()  # settling has made 100 000 more objects that stay
