@@ -19,13 +19,15 @@ def check_index(index: PrefixIndex) -> None:
     assert len(index._times) <= index._max_blocks
     assert all(a <= b for a, b in itertools.pairwise(index._times.values()))
     assert all(count > 0 for count in index._held.values())
+    known = {*index._times, *index._held, *index._stored}
+    assert known == {block for block, mask in index._holders._masks.items() if mask >> index._engine & 1}
 
 
 def check_router(router: Router) -> None:
     """Asserts the invariants of all indices, and that no load is negative."""
     for lane in router._lanes:
         check_index(lane.index)
-        assert lane.load >= 0
+    assert router._loads.min(initial=0) >= 0
 
 
 def check_bytes(cache: ByteCache) -> None:

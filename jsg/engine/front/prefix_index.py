@@ -1,17 +1,17 @@
-"""What the front can know of an engine's radix tree from the requests that it sends.
+"""What the front can know of engines' radix trees from the requests that it sends, or from what the engines tell it.
 
 A prompt is cut into blocks. The name of a block is a digest of its tokens and of everything before them, so two prompts
 share a name exactly where they share a prefix. Everything that is part of the tree's keys is part of the digest too:
 the namespace, a position that is not the token's index, the words of an image (`sched/positions.py`).
 """
 
-import bisect
 import dataclasses
 import hashlib
 import itertools
+import operator
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import final
 
 import numpy as np
@@ -47,45 +47,101 @@ class PrefixPath:
 
 
 @final
+class BlockHolders:
+    """Which engines know a block: a bit for each engine, so that one look-up answers for all of them.
+
+    Invariant: an engine's bit of a block is set exactly if the engine's `PrefixIndex` knows the block.
+    """
+
+    def __init__(self, num_engines: int) -> None:
+        """Makes an empty table for engines that are numbered from 0."""
+        self._masks: dict[bytes, int] = {}
+        self._num_engines = num_engines
+
+    def add(self, block: bytes, engine: int) -> None:
+        """Notes that an engine knows a block."""
+        self._masks[block] = self._masks.get(block, 0) | 1 << engine
+
+    def discard(self, block: bytes, engine: int) -> None:
+        """Notes that an engine does not know a block."""
+        if mask := self._masks.get(block, 0) & ~(1 << engine):
+            self._masks[block] = mask
+        else:
+            self._masks.pop(block, None)
+
+    def match(self, path: PrefixPath) -> np.ndarray:
+        """int64 [engines]: how many blocks of a path each engine knows."""
+        matched = self._match_chain(path.stem)
+        for chain in path.others:
+            if chain:
+                matched += self._match_chain(chain) * (matched >= len(path.stem))
+        return matched
+
+    def _match_chain(self, chain: Chain) -> np.ndarray:
+        """int64 [engines]: the sum of their bits, as no engine counts behind the first block that it does not know."""
+        matched = np.zeros(self._num_engines, np.int64)
+        masks = itertools.accumulate((self._masks.get(block, 0) for block in chain), operator.and_)
+        for mask, run in itertools.groupby(masks):
+            if not mask:
+                break
+            matched += sum(1 for _ in run) * self._bits(mask)
+        return matched
+
+    def _bits(self, mask: int) -> np.ndarray:
+        octets = np.frombuffer(mask.to_bytes(-(-self._num_engines // 8), "little"), np.uint8)
+        return np.unpackbits(octets, count=self._num_engines, bitorder="little")
+
+
+@final
 class PrefixIndex:
     """The blocks that one engine has computed or is about to compute. It drops the least recently used ones.
 
-    The blocks of a hold are known as long as the hold lasts, because an engine evicts nothing of it.
+    The blocks of a hold are known as long as the hold lasts, because an engine evicts nothing of it. A block that the
+    engine itself has said to be stored is known until the engine says that it was removed.
 
-    Invariants: there are at most `max_blocks`, not counting held ones. A block was used no later than the block before
-    it in its prompt, so it is dropped first, and the known blocks of a chain are always its beginning.
+    Invariants: there are at most `max_blocks`, not counting those that are held or stored. A block was used no later
+    than the block before it in its prompt, so it is dropped first. So the known blocks of a chain are its beginning, as
+    long as the engine says the same of what it has removed; what is behind a gap is not matched.
     """
 
-    def __init__(self, max_blocks: int) -> None:
-        """Makes an empty index for as many blocks as the engine's KV pool holds."""
+    def __init__(self, max_blocks: int, holders: BlockHolders | None = None, engine: int = 0) -> None:
+        """Makes an empty index.
+
+        Args:
+            max_blocks: As many blocks as the engine's KV pool holds.
+            holders: A table that is to show which blocks this index knows, beside those of other engines.
+            engine: The engine's number in the table.
+        """
         self._max_blocks = max_blocks
         self._times: OrderedDict[bytes, int] = OrderedDict()  # when each was last used, oldest first
         self._held: Counter[bytes] = Counter()
+        self._stored: set[bytes] = set()
         self._now = 0
+        self._holders = holders or BlockHolders(engine + 1)
+        self._engine = engine
 
     def __len__(self) -> int:
         return len(self._times)
 
     def match(self, path: PrefixPath) -> int:
         """How many blocks of a path are known. Changes nothing."""
-        num_stem = self._match_chain(path.stem)
-        if num_stem < len(path.stem):
-            return num_stem
-        return num_stem + sum(map(self._match_chain, path.others))
+        return int(self._holders.match(path)[self._engine])
 
     def times(self, path: PrefixPath) -> list[int]:
-        """When each known block of the stem was last used; 0 for a block that is known only because it is held."""
-        return [self._times.get(block, 0) for block in path.stem[: self._match_chain(path.stem)]]
+        """When each known block of the stem was last used; 0 where it is only held or stored."""
+        return [self._times.get(block, 0) for block in itertools.takewhile(self._knows, path.stem)]
 
     def use(self, path: PrefixPath) -> int:
         """Notes that the engine has or will have all blocks of a path. Returns the time, above all earlier ones."""
         self._now += 1
         for chain in (*path.others, path.stem):
             for block in reversed(chain):
+                if block not in self._times:
+                    self._holders.add(block, self._engine)
                 self._times[block] = self._now
                 self._times.move_to_end(block)
         while len(self._times) > self._max_blocks:
-            self._times.popitem(last=False)
+            self._drop_oldest()
         return self._now
 
     def undo(self, path: PrefixPath, time: int, num_known: int) -> None:
@@ -101,10 +157,13 @@ class PrefixIndex:
         for block in itertools.chain.from_iterable(chains):
             if self._times.get(block) == time:
                 del self._times[block]
+                self._note_loss(block)
 
     def hold(self, path: PrefixPath) -> None:
         """Keeps the blocks of a path known until `release` was called as often as this."""
-        self._held.update(itertools.chain(path.stem, *path.others))
+        for block in itertools.chain(path.stem, *path.others):
+            self._held[block] += 1
+            self._holders.add(block, self._engine)
 
     def release(self, path: PrefixPath) -> None:
         """Ends one hold of a path."""
@@ -112,18 +171,40 @@ class PrefixIndex:
             self._held[block] -= 1
             if not self._held[block]:
                 del self._held[block]
+                self._note_loss(block)
+
+    def store(self, blocks: Iterable[bytes]) -> None:
+        """Notes that the engine has said that its cache has these blocks."""
+        for block in blocks:
+            self._stored.add(block)
+            self._holders.add(block, self._engine)
+
+    def remove(self, blocks: Iterable[bytes]) -> None:
+        """Notes that the engine has said that its cache has dropped these blocks."""
+        for block in blocks:
+            self._stored.discard(block)
+            self._times.pop(block, None)
+            self._note_loss(block)
 
     def forget_until(self, time: int) -> None:
-        """Forgets every block that was last used at that time or earlier and is not held."""
+        """Forgets every block that was last used at that time or earlier and is neither held nor stored."""
         while self._times and next(iter(self._times.values())) <= time:
-            self._times.popitem(last=False)
+            self._drop_oldest()
 
     def clear(self) -> None:
         """Forgets every block that is not held."""
-        self._times.clear()
+        self.remove([*self._times, *self._stored])
 
-    def _match_chain(self, chain: Chain) -> int:
-        return bisect.bisect_left(chain, True, key=lambda block: block not in self._times and block not in self._held)
+    def _drop_oldest(self) -> None:
+        self._note_loss(self._times.popitem(last=False)[0])
+
+    def _note_loss(self, block: bytes) -> None:
+        """Tells the table that a block is no longer known, if it is not known in another way."""
+        if not self._knows(block):
+            self._holders.discard(block, self._engine)
+
+    def _knows(self, block: bytes) -> bool:
+        return block in self._times or block in self._held or block in self._stored
 
 
 def prefix_path(request: Request) -> PrefixPath:

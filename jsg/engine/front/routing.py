@@ -18,10 +18,19 @@ engine is overloaded.
 
 import dataclasses
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, final
 
-from jsg.engine.front.prefix_index import BLOCK_TOKENS, PrefixIndex, PrefixPath, answered_path, prefix_path
+import numpy as np
+
+from jsg.engine.front.prefix_index import (
+    BLOCK_TOKENS,
+    BlockHolders,
+    PrefixIndex,
+    PrefixPath,
+    answered_path,
+    prefix_path,
+)
 from jsg.types import Request
 
 OUTPUT_WEIGHT = 4
@@ -71,10 +80,8 @@ class Routed:
 class _Lane:
     """One engine as the router knows it."""
 
-    def __init__(self, pool_tokens: int) -> None:
-        self.index = PrefixIndex(pool_tokens // BLOCK_TOKENS)
-        self.load = 0
-        self.given = 0  # all work that it was given so far
+    def __init__(self, index: PrefixIndex) -> None:
+        self.index = index
         self.not_begun: OrderedDict[int, Routed] = OrderedDict()  # by time, so the oldest is first
 
 
@@ -94,7 +101,12 @@ class Router:
         """
         self._page_size = page_size
         self._last: tuple[Request, PrefixPath] | None = None
-        self._lanes = [_Lane(size) for size in pool_tokens]
+        self._holders = BlockHolders(len(pool_tokens))
+        self._lanes = [
+            _Lane(PrefixIndex(size // BLOCK_TOKENS, self._holders, engine)) for engine, size in enumerate(pool_tokens)
+        ]
+        self._loads = np.zeros(len(pool_tokens), np.int64)
+        self._given = np.zeros(len(pool_tokens), np.int64)  # all work that each engine was given so far
         self._output_len = float(FIRST_OUTPUT_LEN)
         self._routed: Counter[tuple[int, Reason]] = Counter(
             {(engine, reason): 0 for engine in range(len(self._lanes)) for reason in REASONS}
@@ -108,10 +120,10 @@ class Router:
     def route(self, request: Request, among: Sequence[int]) -> Routed:
         """Chooses one of these engines and adds the request to its load. There is at least one."""
         path = self._path(request)
-        matched = {engine: self._lanes[engine].index.match(path) * BLOCK_TOKENS for engine in among}
-        engine, reason = self._choose(matched)
+        matched = self._holders.match(path) * BLOCK_TOKENS
+        engine, reason = self._choose(np.array(among), matched)
         lane = self._lanes[engine]
-        num_matched = min(matched[engine], _matchable(request)) // self._page_size * self._page_size
+        num_matched = min(int(matched[engine]), _matchable(request)) // self._page_size * self._page_size
         output_len = min(request.sampling.max_new_tokens, round(self._output_len))
         times = lane.index.times(path)
         oldest = next(iter(lane.not_begun), None)
@@ -127,8 +139,8 @@ class Router:
             prompt_work=len(request.input_ids) - num_matched,
             output_work=OUTPUT_WEIGHT * output_len,
         )
-        lane.load += routed.prompt_work + routed.output_work
-        lane.given += routed.prompt_work + routed.output_work
+        self._loads[engine] += routed.prompt_work + routed.output_work
+        self._given[engine] += routed.prompt_work + routed.output_work
         lane.not_begun[routed.time] = routed
         return routed
 
@@ -139,7 +151,7 @@ class Router:
         every block that was last used before that one.
         """
         lane = self._lanes[routed.engine]
-        lane.load -= routed.prompt_work
+        self._loads[routed.engine] -= routed.prompt_work
         routed.is_begun = True
         self._routed[routed.engine, routed.reason] += 1
         lane.not_begun.pop(routed.time, None)
@@ -160,9 +172,9 @@ class Router:
             output_ids: All tokens that it has generated.
         """
         lane = self._lanes[routed.engine]
-        lane.load -= routed.output_work
+        self._loads[routed.engine] -= routed.output_work
         if not routed.is_begun:
-            lane.load -= routed.prompt_work
+            self._loads[routed.engine] -= routed.prompt_work
             lane.not_begun.pop(routed.time, None)
             lane.index.undo(routed.path, routed.time, len(routed.times))
             return
@@ -172,6 +184,17 @@ class Router:
             lane.index.use(answered_path(routed.request, routed.path, output_ids))
         if output_ids:
             self._output_len += (len(output_ids) - self._output_len) / OUTPUT_MEMORY
+
+    def note_stored(self, engine: int, blocks: Iterable[bytes]) -> None:
+        """Notes what the engine says that its cache has gained, for whichever router's requests.
+
+        It is known until `note_removed`. Requests that this router has sent are known at once, as ever.
+        """
+        self._lanes[engine].index.store(blocks)
+
+    def note_removed(self, engine: int, blocks: Iterable[bytes]) -> None:
+        """Notes what the engine says that its cache has dropped."""
+        self._lanes[engine].index.remove(blocks)
 
     def forget(self, engine: int) -> None:
         """Notes that the engine's cache is empty, or that the engine is gone."""
@@ -183,22 +206,16 @@ class Router:
             self._last = request, prefix_path(request)
         return self._last[1]
 
-    def _choose(self, matched: Mapping[int, int]) -> tuple[int, Reason]:
-        """The engine to choose, given how many tokens of the prompt each of them holds."""
-        lanes = self._lanes
-        order = sorted(matched, key=lambda engine: (lanes[engine].load, lanes[engine].given, engine))
-        loads = {engine: lanes[engine].load for engine in order}
-        least = order[0]
-
-        def is_overloaded(engine: int) -> bool:
-            gain = max(matched[engine] - matched[least], 0)
-            return loads[engine] - loads[least] > MOVE_COST * gain + loads[least] // TOLERANCE
-
-        able = [engine for engine in order if engine == least or not is_overloaded(engine)]
-        chosen = max(able, key=lambda engine: matched[engine])  # among equals the first, which is the least loaded
-        if matched[chosen] < max(matched.values()):
-            return chosen, "overload"
-        return chosen, "prefix" if matched[chosen] else "load"
+    def _choose(self, engines: np.ndarray, matched: np.ndarray) -> tuple[int, Reason]:
+        """The one of these engines to choose, given how many tokens of the prompt each of all engines holds."""
+        order = engines[np.lexsort((engines, self._given[engines], self._loads[engines]))]
+        loads, matched = self._loads[order], matched[order]
+        gains = np.maximum(matched - matched[0], 0)
+        is_able = loads - loads[0] <= MOVE_COST * gains + loads[0] // TOLERANCE
+        chosen = np.where(is_able, matched, -1).argmax()  # among equals the first, which is the least loaded
+        if matched[chosen] < matched.max():
+            return int(order[chosen]), "overload"
+        return int(order[chosen]), "prefix" if matched[chosen] else "load"
 
 
 def _have_one_prompt(left: Request, right: Request) -> bool:

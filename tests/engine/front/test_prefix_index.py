@@ -1,10 +1,17 @@
 """What a router knows of an engine's tree: the names of blocks, and which of them it keeps."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jsg.engine.front.prefix_index import BLOCK_TOKENS, PrefixIndex, PrefixPath, answered_path, prefix_path
+from jsg.engine.front.prefix_index import (
+    BLOCK_TOKENS,
+    BlockHolders,
+    PrefixIndex,
+    PrefixPath,
+    answered_path,
+    prefix_path,
+)
 from jsg.media import MediaInput
 from jsg.types import Request, SamplingParams
 from tests.engine.integrity import check_index
@@ -166,6 +173,95 @@ class TestIndex:
                 case "forget":
                     index.forget_until(data.draw(st.integers(0, at)))
             check_index(index)
+
+
+class OneEngine:
+    """What `PrefixIndex` says of itself, with lists and loops and without a table that engines share."""
+
+    def __init__(self, max_blocks: int) -> None:
+        self.max_blocks, self.now, self.times, self.held, self.stored = max_blocks, 0, {}, [], set()
+
+    def knows(self, block: bytes) -> bool:
+        return block in self.times or block in self.held or block in self.stored
+
+    def match(self, path: PrefixPath) -> int:
+        def first_unknown(chain):
+            return next((at for at, block in enumerate(chain) if not self.knows(block)), len(chain))
+
+        matched = first_unknown(path.stem)
+        return matched if matched < len(path.stem) else matched + sum(map(first_unknown, path.others))
+
+    def use(self, path: PrefixPath) -> None:
+        self.now += 1
+        for chain in (*path.others, path.stem):
+            for block in reversed(chain):
+                self.times.pop(block, None)
+                self.times[block] = self.now  # a dictionary keeps the order
+        for block in list(self.times)[: max(len(self.times) - self.max_blocks, 0)]:
+            del self.times[block]
+
+    def undo(self, path: PrefixPath, time: int, num_known: int) -> None:
+        if num_known < len(path.stem):
+            for block in [*path.stem[num_known:], *(block for chain in path.others for block in chain)]:
+                if self.times.get(block) == time:
+                    del self.times[block]
+
+    def forget_until(self, time: int) -> None:
+        self.times = {block: at for block, at in self.times.items() if at > time}
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_one_table_answers_for_all_engines_as_each_would_by_itself(data: st.DataObject):
+    sizes = data.draw(st.lists(st.integers(0, 12), min_size=1, max_size=10))
+    holders = BlockHolders(len(sizes))
+    indexes = [PrefixIndex(size, holders, engine) for engine, size in enumerate(sizes)]
+    models = [OneEngine(size) for size in sizes]
+    chains = st.lists(st.integers(0, 1), max_size=4).map(
+        lambda ids: tuple(bytes(ids[: n + 1]) for n in range(len(ids)))
+    )
+    held: list[tuple[int, PrefixPath]] = []
+    for _ in range(data.draw(st.integers(1, 25))):
+        stem, *branches = data.draw(st.lists(chains, min_size=1, max_size=3))
+        path = PrefixPath(stem, tuple(tuple(b"/" + block for block in chain) for chain in branches))
+        assert holders.match(path).tolist() == [model.match(path) for model in models]
+        engine = data.draw(st.integers(0, len(sizes) - 1))
+        index, model = indexes[engine], models[engine]
+        num_known = len(index.times(path))
+        match data.draw(st.sampled_from(["use", "undo", "hold", "release", "store", "remove", "forget", "clear"])):
+            case "use":
+                index.use(path)
+                model.use(path)
+            case "undo":
+                model.use(path)
+                index.undo(path, index.use(path), num_known)
+                model.undo(path, model.now, num_known)
+            case "hold":
+                index.hold(path)
+                model.held += [block for chain in (path.stem, *path.others) for block in chain]
+                held.append((engine, path))
+            case "release" if held:
+                engine, path = held.pop()
+                indexes[engine].release(path)
+                for block in (block for chain in (path.stem, *path.others) for block in chain):
+                    models[engine].held.remove(block)
+            case "store":
+                index.store(path.stem)
+                model.stored |= set(path.stem)
+            case "remove":
+                index.remove(reversed(path.stem))
+                model.stored -= set(path.stem)
+                model.times = {block: at for block, at in model.times.items() if block not in path.stem}
+            case "forget":
+                time = data.draw(st.integers(0, model.now))
+                index.forget_until(time)
+                model.forget_until(time)
+            case "clear":
+                index.clear()
+                model.times, model.stored = {}, set()
+            case _:
+                pass
+        check_index(index)
 
 
 def test_sampling_is_no_part_of_the_name():

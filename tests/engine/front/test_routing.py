@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jsg.engine.front.prefix_index import BLOCK_TOKENS
+from jsg.engine.front.prefix_index import BLOCK_TOKENS, prefix_path
 from jsg.engine.front.routing import FIRST_OUTPUT_LEN, OUTPUT_WEIGHT, Routed, Router
 from jsg.types import Request, SamplingParams
 from tests.engine.integrity import check_router
@@ -34,7 +34,7 @@ def serve(router: Router, routed: Routed, cached_tokens: int | None = None, outp
 
 def loads(router: Router) -> list[int]:
     """The load of each engine, in prompt tokens."""
-    return [lane.load for lane in router._lanes]
+    return router._loads.tolist()
 
 
 class TestPrefix:
@@ -228,6 +228,22 @@ class TestCorrection:
         serve(router, router.route(request(PREFIX[:64]), [0]))
         router.end(router.route(request(PREFIX), [0]), ())
         assert router.route(request((*PREFIX, 1)), [0]).num_matched == 64
+
+    def test_what_an_engine_says_is_known_until_it_says_otherwise(self):
+        """As where other routers send to it too, and this one has sent nothing or much."""
+        router = Router([4096] * 2)
+        blocks = prefix_path(request(PREFIX)).stem
+        router.note_stored(1, blocks)
+        for seed in range(10):
+            serve(router, router.route(request(own(seed, 1000)), [1]))
+        routed = router.route(request(PREFIX + own(1)), [0, 1])
+        assert (routed.engine, routed.num_matched) == (1, len(PREFIX))
+        serve(router, routed)
+        router.note_removed(1, blocks[: 16 - 1 : -1])
+        assert router.route(request(PREFIX), [1]).num_matched == 16 * BLOCK_TOKENS
+        router.forget(1)
+        assert router.route(request(PREFIX), [1]).num_matched == 0
+        check_router(router)
 
     def test_a_flushed_engine_holds_nothing(self):
         router = Router([POOL] * 2)
