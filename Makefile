@@ -86,7 +86,7 @@ test-slow: WORKERS = 2
 test-slow: $(INSTALLED) $(DSPY_INSTALLED)
 	$(PYTEST) -m "slow and not long and not gpu" $(PYTEST_ARGS)
 
-test-long: $(INSTALLED) $(NVIDIA_INSTALLED) $(NEXT_JAX_INSTALLED) $(JAX_TRITON_INSTALLED) ## the rest of large grids, long soaks, public suites, real clients (needs a network); CI does not run it
+test-long: $(INSTALLED) $(NVIDIA_INSTALLED) $(NEXT_JAX_INSTALLED) $(JAX_TRITON_INSTALLED) ## the rest of large grids, long soaks, public suites, real clients and gateways (needs a network); CI does not run it
 	$(PYTEST) -m long $(PYTEST_ARGS)
 	PYTHONPATH=$(NVIDIA) $(PYTEST) --dist worksteal tests/nvidia --nvidia -m long $(PYTEST_ARGS)
 	PYTHONPATH=$(NEXT_JAX)/lib $(BIN)/python -c 'import jax; assert jax.__version__ == "$(NEXT_JAX_VERSION)", jax'

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tomllib
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,33 +69,22 @@ class Environment:
         Raises:
             UnreachableError: There is no network, or the tool that installs them is missing.
         """
-        stamp = self.directory / ".made"
-        pins = self.pins if self.is_node else (*self.pins, PYTEST)
-        if stamp.exists() and stamp.read_text() == "\n".join(pins):
+        if not self.is_node:
+            make_python(self.directory, (*self.pins, PYTEST))
             return
-        shutil.rmtree(self.directory, ignore_errors=True)
-        self.directory.mkdir(parents=True)
-        if self.is_node:
-            if shutil.which("npm") is None:
-                raise UnreachableError("npm is not installed")
-            packages = [pin.replace("==", "@") for pin in pins]
-            self._install(["npm", "install", "--silent", "--no-fund", "--no-audit", *packages], ["npm", "ping"])
-        else:
-            subprocess.run([sys.executable, "-m", "venv", self.directory], check=True)
-            pip = [str(self._python), "-m", "pip", "--disable-pip-version-check"]
-            self._install([*pip, "install", "--quiet", *pins], [*pip, "index", "versions", "pip"])
-        stamp.write_text("\n".join(pins))
+        if shutil.which("npm") is None:
+            raise UnreachableError("npm is not installed")
+        packages = [pin.replace("==", "@") for pin in self.pins]
+        _make(
+            self.directory,
+            self.pins,
+            ["npm", "install", "--silent", "--no-fund", "--no-audit", *packages],
+            ["npm", "ping"],
+        )
 
     @property
     def _python(self) -> Path:
         return self.directory / "bin" / "python"
-
-    def _install(self, command: list[str], probe: list[str]) -> None:
-        run: dict[str, Any] = {"cwd": self.directory, "capture_output": True, "text": True}
-        done = subprocess.run(command, **run)
-        if done.returncode and subprocess.run(probe, **run).returncode:
-            raise UnreachableError(f"the registry cannot be reached: {' '.join(probe[-3:])} fails")
-        assert done.returncode == 0, done.stdout + done.stderr
 
     def run(self, addresses: Mapping[str, str]) -> dict[str, str]:
         """Runs the suite. `addresses` are variables of its process.
@@ -133,6 +122,39 @@ class Environment:
 
 def _outcome(case: ET.Element) -> str:
     return "\n".join(f"{part.tag}: {part.get('message')}\n{part.text or ''}" for part in case if part.tag in FAILED)
+
+
+def make_python(directory: Path, pins: Sequence[str]) -> Path:
+    """Makes an environment of Python with these packages, unless it has these very ones.
+
+    Returns:
+        The folder of its programs.
+
+    Raises:
+        UnreachableError: There is no network.
+    """
+    programs = directory / "bin"
+    pip = [str(programs / "python"), "-m", "pip", "--disable-pip-version-check"]
+    _make(directory, pins, [*pip, "install", "--quiet", *pins], [*pip, "index", "versions", "pip"], is_python=True)
+    return programs
+
+
+def _make(
+    directory: Path, pins: Sequence[str], install: list[str], probe: list[str], *, is_python: bool = False
+) -> None:
+    stamp = directory / ".made"
+    if stamp.exists() and stamp.read_text() == "\n".join(pins):
+        return
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    if is_python:
+        subprocess.run([sys.executable, "-m", "venv", directory], check=True)
+    run: dict[str, Any] = {"cwd": directory, "capture_output": True, "text": True}
+    done = subprocess.run(install, **run)
+    if done.returncode and subprocess.run(probe, **run).returncode:
+        raise UnreachableError(f"the registry cannot be reached: {' '.join(probe[-3:])} fails")
+    assert done.returncode == 0, done.stdout + done.stderr
+    stamp.write_text("\n".join(pins))
 
 
 FAILED = ("failure", "error", "skipped")

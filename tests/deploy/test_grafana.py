@@ -10,6 +10,7 @@ import yaml
 
 from jsg.config import ServerConfig
 from jsg.server.telemetry.telemetry import Telemetry
+from tests.deploy.manifests import of_kind
 from tests.deploy.promql import TARGET_LABELS, PromqlError, Series, check, tokens_of
 from tests.engine.fake_core import FAILING_TOKEN
 from tests.server.scrape import Scrape, scrape
@@ -154,6 +155,13 @@ class TestPrometheus:
         [job] = PROMETHEUS["scrape_configs"]
         assert job["static_configs"] == [{"targets": [f"localhost:{ServerConfig().port}"]}]
         assert job.get("metrics_path", "/metrics") == "/metrics"
+
+
+def test_autoscaling_asks_for_one_number_that_there_is(known: Known):
+    [scaled] = of_kind("ScaledObject")
+    for trigger in scaled.content["spec"]["triggers"]:
+        assert check(trigger["metadata"]["query"], known) == set()
+        assert float(trigger["metadata"]["threshold"]) > 0
 
 
 SERIES = {
