@@ -15,6 +15,8 @@ from jsg.engine.front.prefix_index import BLOCK_TOKENS, Chain, answered_path
 from jsg.engine.front.routing import Routed, Router
 from jsg.types import Request, SamplingParams
 
+import os
+SCALED = os.environ.get("SCALED", "1") == "1"
 MAX_NEW_TOKENS = 1024
 """What requests ask for; no policy knows how long an answer will be."""
 
@@ -26,7 +28,7 @@ class Setting:
     Attributes:
         replicas: The replicas. A policy may read of them only what a metrics endpoint would say.
         pool_blocks: How many blocks the pool of each replica holds.
-        number: The number of the router among all.
+        num_routers: Number of routers, this one included.
         rng: Its source of chance.
         has_events: Whether replicas tell it which blocks their caches gain and lose.
         digests: For each block the name that jsg's routers have for it; all of them share this.
@@ -34,7 +36,7 @@ class Setting:
 
     replicas: list[Replica]
     pool_blocks: int
-    number: int
+    num_routers: int
     rng: np.random.Generator
     has_events: bool
     digests: dict[bytes, bytes]
@@ -132,7 +134,8 @@ class Jsg(Policy):
     def __init__(self, setting: Setting) -> None:
         """Makes a router for as many engines."""
         super().__init__(setting)
-        self._router = Router([setting.pool_blocks * BLOCK_TOKENS] * self.num_replicas)
+        pools = [setting.pool_blocks * BLOCK_TOKENS] * self.num_replicas
+        self._router = Router(pools, num_routers=setting.num_routers if SCALED else 1)
         self._all = list(range(self.num_replicas))
         self._routed: dict[Call, Routed] = {}
 
