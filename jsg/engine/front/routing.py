@@ -92,16 +92,13 @@ class Router:
     Invariant: an engine's load is the sum of the work of its requests that have not ended; without any it is 0.
     """
 
-    def __init__(self, pool_tokens: Sequence[int], page_size: int = 1, num_routers: int = 1) -> None:
+    def __init__(self, pool_tokens: Sequence[int], page_size: int = 1) -> None:
         """Makes a router that has given no request yet.
 
         Args:
             pool_tokens: How many tokens the prefix cache of each engine holds at most; 0 where it has none.
             page_size: Tokens in a page of these caches, which share whole pages only.
-            num_routers: How many routers send to these engines, this one included. Each sees its own requests only, so
-                an engine probably has this many times the load that it sees.
         """
-        self._num_routers = num_routers
         self._page_size = page_size
         self._last: tuple[Request, PrefixPath] | None = None
         self._holders = BlockHolders(len(pool_tokens))
@@ -212,7 +209,7 @@ class Router:
     def _choose(self, engines: np.ndarray, matched: np.ndarray) -> tuple[int, Reason]:
         """The one of these engines to choose, given how many tokens of the prompt each of all engines holds."""
         order = engines[np.lexsort((engines, self._given[engines], self._loads[engines]))]
-        loads, matched = self._loads[order] + (self._num_routers - 1) * int(self._loads.mean()), matched[order]
+        loads, matched = self._loads[order], matched[order]
         gains = np.maximum(matched - matched[0], 0)
         is_able = loads - loads[0] <= MOVE_COST * gains + loads[0] // TOLERANCE
         chosen = np.where(is_able, matched, -1).argmax()  # among equals the first, which is the least loaded
