@@ -34,6 +34,9 @@ POLICIES: dict[str, MakePolicy] = {
     "llm-d": LlmD,
 }
 
+HEARING = {"jsg", "sglang", "dynamo", "llm-d"}
+"""Policies to which events make a difference."""
+
 
 class Arm(NamedTuple):
     """Routers and what they hear.
@@ -82,6 +85,8 @@ def measure(
         delay = EVENT_DELAY_S if arm.has_events else None
         armed = Fleet(fleet.num_replicas, fleet.pool_blocks, arm.num_routers, delay, fleet.load, fleet.seed)
         for name in names:
+            if arm.has_events and name not in HEARING:
+                continue
             outcome = simulate(calls, armed, pooled, POLICIES[name])
             facts = _facts(outcome) | _targets(workload, arm_name, name)
             report.add(f"{title}, {arm_name}: {name}", "of pooled", [outcome.hit_rate / pooled.hit_rate], **facts)
@@ -135,11 +140,11 @@ def main(arguments: Sequence[str]) -> None:
     names = {"only": "choice,policies,replicas", "workloads": ",".join(WORKLOADS), "policies": ",".join(POLICIES)}
     for name, default in names.items():
         parser.add_argument(f"--{name}", default=default, help="some of these, separated by commas (default: all)")
-    parser.add_argument("--replicas", default="", help="numbers of replicas, separated by commas; policies take the first")
+    parser.add_argument("--replicas", default="", help="numbers of replicas; policies take the first")
     parser.add_argument("--load", type=float, default=0.5, help="part of the work that the replicas could do at most")
     parser.add_argument("--seed", type=int, default=0, help="decides all prompts and times")
     parser.add_argument("--trace", type=Path, help="a trace of Mooncake (JSONL), instead of the workloads")
-    parser.add_argument("--quick", action="store_true", help="few replicas and short traces; says nothing of the targets")
+    parser.add_argument("--quick", action="store_true", help="few replicas and short traces, to see that it runs")
     parser.add_argument("--output", type=Path, help="JSON file for all figures")
     options = parser.parse_args(arguments)
     for name, default in names.items():

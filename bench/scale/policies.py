@@ -15,8 +15,6 @@ from jsg.engine.front.prefix_index import BLOCK_TOKENS, Chain, answered_path
 from jsg.engine.front.routing import Routed, Router
 from jsg.types import Request, SamplingParams
 
-import os
-SCALED = os.environ.get("SCALED", "1") == "1"
 MAX_NEW_TOKENS = 1024
 """What requests ask for; no policy knows how long an answer will be."""
 
@@ -28,7 +26,6 @@ class Setting:
     Attributes:
         replicas: The replicas. A policy may read of them only what a metrics endpoint would say.
         pool_blocks: How many blocks the pool of each replica holds.
-        num_routers: Number of routers, this one included.
         rng: Its source of chance.
         has_events: Whether replicas tell it which blocks their caches gain and lose.
         digests: For each block the name that jsg's routers have for it; all of them share this.
@@ -36,14 +33,13 @@ class Setting:
 
     replicas: list[Replica]
     pool_blocks: int
-    num_routers: int
     rng: np.random.Generator
     has_events: bool
     digests: dict[bytes, bytes]
 
 
 class Policy(abc.ABC):
-    """One router. A call is chosen a replica for, begins and ends once."""
+    """One router. A call is chosen a replica for, begins and ends once. Who learns nothing from that overrides nothing."""
 
     def __init__(self, setting: Setting) -> None:
         """Makes a router that has sent nothing yet."""
@@ -54,16 +50,16 @@ class Policy(abc.ABC):
     def choose(self, call: Call, now_s: float) -> int:
         """The number of the replica that gets a call."""
 
-    def begin(self, call: Call, cached_tokens: int) -> None:
+    def begin(self, call: Call, cached_tokens: int) -> None:  # noqa: B027
         """Notes the first token of an answer, and how much of the prompt was cached."""
 
-    def end(self, call: Call) -> None:
+    def end(self, call: Call) -> None:  # noqa: B027
         """Notes the last token of an answer."""
 
-    def note_stored(self, replica: int, blocks: Chain) -> None:
+    def note_stored(self, replica: int, blocks: Chain) -> None:  # noqa: B027
         """Notes what a replica's cache has gained, for whichever router."""
 
-    def note_removed(self, replica: int, blocks: Chain) -> None:
+    def note_removed(self, replica: int, blocks: Chain) -> None:  # noqa: B027
         """Notes what a replica's cache has lost."""
 
     def lowest(self, costs: np.ndarray) -> int:
@@ -134,8 +130,7 @@ class Jsg(Policy):
     def __init__(self, setting: Setting) -> None:
         """Makes a router for as many engines."""
         super().__init__(setting)
-        pools = [setting.pool_blocks * BLOCK_TOKENS] * self.num_replicas
-        self._router = Router(pools, num_routers=setting.num_routers if SCALED else 1)
+        self._router = Router([setting.pool_blocks * BLOCK_TOKENS] * self.num_replicas)
         self._all = list(range(self.num_replicas))
         self._routed: dict[Call, Routed] = {}
 

@@ -112,7 +112,7 @@ class Dynamo(KnowsCaches):
 
 @final
 class LlmD(KnowsCaches):
-    """The greatest sum of llm-d's weighted scores, each from 0 to 1; queues and use of pools are read off the replicas."""
+    """The greatest sum of llm-d's weighted scores, each from 0 to 1. Queues and use of pools are read off replicas."""
 
     def __init__(self, setting: Setting) -> None:
         """Knows nothing yet."""

@@ -132,7 +132,7 @@ class _Simulation:
         self._replicas = [Replica(fleet.pool_blocks) for _ in range(fleet.num_replicas)]
         has_events, digests = fleet.event_delay_s is not None, dict[bytes, bytes]()
         self._routers: list[Policy] = [
-            make(Setting(self._replicas, fleet.pool_blocks, fleet.num_routers, rng, has_events, digests))
+            make(Setting(self._replicas, fleet.pool_blocks, rng, has_events, digests))
             for rng in self._rng.spawn(fleet.num_routers)
         ]
         self._events: list[tuple[float, int, Call | _Step | _Changes]] = []

@@ -2,8 +2,8 @@
 
 A prompt is a row of *names*. A name stands for a block of 32 tokens and everything before it, so equal names are equal
 prefixes. Time is counted in *turns*: in one turn as many calls come as there are replicas. How many seconds a turn has
-is decided by the load (`simulation.py`). Sessions have begun long before the time 0, so the first calls are in the midst
-of theirs.
+is decided by the load (`simulation.py`). Sessions have begun long before the time 0, so the first calls are in the
+midst of theirs.
 """
 
 import dataclasses
@@ -109,7 +109,7 @@ def chats(shape: Shape) -> list[Call]:
 
 
 def documents(shape: Shape) -> list[Call]:
-    """Questions about documents of 3840 tokens, four for each replica, of which the first is in a sixth of the calls."""
+    """Questions about documents of 3840 tokens, four for each replica; the first is in a fifth of the calls."""
     rng, names = np.random.default_rng(shape.seed), _Names()
     texts = [names.take(120) for _ in range(4 * shape.num_replicas)]
     picked = rng.choice(len(texts), int(shape.turns * shape.num_replicas), p=_zipf(len(texts), 1.1))
@@ -119,7 +119,7 @@ def documents(shape: Shape) -> list[Call]:
 
 
 def agents(shape: Shape) -> list[Call]:
-    """Runs of 8 steps behind one of 8 sets of tools (2048 tokens), whose prompts grow by results; a sixth of steps forks.
+    """Runs of 8 steps behind one of 8 sets of tools (2048 tokens); prompts grow by results, and a sixth of steps forks.
 
     A fork is three runs of 3 steps with the prompt so far in common, and the step after it has one result more.
     """
