@@ -39,7 +39,7 @@ class Setting:
 
 
 class Policy(abc.ABC):
-    """One router. A call is chosen a replica for, begins and ends once. Who learns nothing from that overrides nothing."""
+    """One router. Each call is chosen a replica for, begins and ends once."""
 
     def __init__(self, setting: Setting) -> None:
         """Makes a router that has sent nothing yet."""
