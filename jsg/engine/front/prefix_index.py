@@ -88,8 +88,9 @@ class BlockHolders:
         return matched
 
     def _bits(self, mask: int) -> np.ndarray:
+        """int64 [engines]: 0 or 1 for each."""
         octets = np.frombuffer(mask.to_bytes(-(-self._num_engines // 8), "little"), np.uint8)
-        return np.unpackbits(octets, count=self._num_engines, bitorder="little")
+        return np.unpackbits(octets, count=self._num_engines, bitorder="little").astype(np.int64)
 
 
 @final

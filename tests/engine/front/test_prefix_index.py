@@ -143,6 +143,12 @@ class TestIndex:
         index.undo(long, at, num_known=1)
         assert index.match(long) == 2
 
+    def test_a_match_may_have_any_number_of_blocks(self):
+        index = PrefixIndex(1000)
+        path = PrefixPath(tuple(number.to_bytes(2) for number in range(300)))
+        index.use(path)
+        assert index.match(path) == 300
+
     def test_branches_count_behind_a_whole_stem_only(self):
         index = PrefixIndex(100)
         at = (B, 2 * B, 3 * B)
