@@ -53,7 +53,7 @@ def build(options: Options) -> Any:
         ray_actor_options={"num_cpus": 0.5},
         deployment_actors=[directory],
     )(Front)
-    return fronts.bind(options, _replicas(options))
+    return fronts.bind(options.for_processes(), _replicas(options))
 
 
 def _replicas(options: Options) -> Any:
@@ -73,9 +73,9 @@ def _replicas(options: Options) -> Any:
         bundles = [{name: count for name, count in bundle.items() if count}] * options.hosts
         deployment = deployment.options(placement_group_bundles=bundles, placement_group_strategy="SPREAD")
     if least == most:
-        return deployment.options(num_replicas=least).bind(options)
+        return deployment.options(num_replicas=least).bind(options.for_processes())
     kwargs = {"waiting": options.waiting, "kv_usage": options.kv_usage}
     policy = AutoscalingPolicy(policy_function=LoadPolicy, policy_kwargs=kwargs)
     return deployment.options(
         autoscaling_config=AutoscalingConfig(min_replicas=least, max_replicas=most, policy=policy)
-    ).bind(options)
+    ).bind(options.for_processes())

@@ -23,10 +23,17 @@ UNKNOWN_OUTPUT_LEN = 2**20  # more than the mean, so the router takes the mean
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pool:
-    """The prefix cache of a replica: how many tokens it holds (0 for no cache), and the tokens of a page."""
+    """The prefix cache of a replica.
+
+    Attributes:
+        tokens: How many it holds; 0 for no cache.
+        page_size: Tokens of a page.
+        unit_bytes: About how many bytes of text make a token.
+    """
 
     tokens: int
     page_size: int
+    unit_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from jsg.ray.directory import Report, Ticket
 from jsg.ray.options import Options
-from jsg.ray.prompt import Prompt
+from jsg.ray.prompt import MAX_UNIT_BYTES, read_prompt
 from jsg.ray.relay import NoReplicaError, Relay
 from jsg.ray.request_router import DirectoryHandle
 
@@ -45,6 +45,7 @@ class Front:
         self._name = uuid.uuid4().hex
         self._replicas = replicas.options(stream=True)
         self._options = options
+        self._unit_bytes = MAX_UNIT_BYTES  # until the first lease tells better
         self._relay: Relay | None = None
 
     async def __call__(self, request: Request) -> Response:
@@ -55,15 +56,16 @@ class Front:
         return await self._relay.answer(request)
 
     @contextlib.asynccontextmanager
-    async def _acquire(self, prompt: Prompt, avoid: frozenset[str]) -> AsyncGenerator[_Lease]:
+    async def _acquire(self, content: bytes, avoid: frozenset[str]) -> AsyncGenerator[_Lease]:
         """One call to a replica, which stays open until the answer has ended: so Serve counts it and drains it."""
-        key = uuid.uuid4().hex
+        key, prompt = uuid.uuid4().hex, read_prompt(content, self._unit_bytes)
         call = self._replicas.lease.remote(ticket=Ticket(self._name, key, prompt, avoid))
         try:
             try:
                 url, replica, pool = await anext(aiter(call))
             except Exception as error:  # Ray's errors of actors that end have no common base
                 raise NoReplicaError(getattr(error, "replica", None)) from error
+            self._unit_bytes = pool.unit_bytes
             self.reports.append(Report(key, "lease", replica, pool))
             yield _Lease(self, key, url, replica)
         finally:

@@ -1,8 +1,8 @@
 """What routers need to know of a request's body: its prompt, in units that stand for tokens.
 
-The front has no tokenizer, because it would do the replica's work a second time. Text becomes units of four bytes,
-about as long as a token, and a prompt of token ids stays what it is. Two prompts that begin with the same text begin
-with the same units, so `Router` finds shared prefixes in them as it finds them in tokens.
+The front has no tokenizer, because it would do the replica's work a second time. Text becomes units of as many bytes as
+a token has on average, and a prompt of token ids stays what it is. Two prompts that begin with the same text begin with
+the same units, so `Router` finds shared prefixes in them as it finds them in tokens.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-UNIT_BYTES = 4
+MAX_UNIT_BYTES = 4
 FIRST_BYTES = 1024
 """How much of a prompt without messages names its conversation."""
 PROMPT_FIELDS = ("tools", "system", "instructions", "messages", "input", "prompt", "text", "input_ids")
@@ -39,8 +39,8 @@ class Prompt:
     max_new_tokens: int | None = None
 
 
-def read_prompt(content: bytes) -> Prompt:
-    """The prompt of a body. A body that a replica will refuse has none."""
+def read_prompt(content: bytes, unit_bytes: int = MAX_UNIT_BYTES) -> Prompt:
+    """The prompt of a body, in units of up to four bytes. A body that a replica will refuse has none."""
     try:
         body = json.loads(content)
     except (ValueError, RecursionError):
@@ -52,7 +52,7 @@ def read_prompt(content: bytes) -> Prompt:
     texts = [text for part in parts for text in _texts(part)]
     namespace = str(body.get("cache_salt") or body.get("extra_key") or "")
     return Prompt(
-        tuple(ids) if ids else _units(b"".join(texts)),
+        tuple(ids) if ids else _units(b"".join(texts), unit_bytes),
         namespace,
         hashlib.blake2b(namespace.encode(errors="replace") + _beginning(body, texts), digest_size=16).digest(),
         _limit(body),
@@ -80,9 +80,10 @@ def _beginning(body: dict[str, Any], texts: list[bytes]) -> bytes:
     return b"".join(texts[: len(texts) - num_later])
 
 
-def _units(text: bytes) -> tuple[int, ...]:
-    padded = text + bytes(-len(text) % UNIT_BYTES)
-    return tuple((np.frombuffer(padded, "<u4") & 0x7FFFFFFF).tolist())
+def _units(text: bytes, size: int) -> tuple[int, ...]:
+    rows = np.frombuffer(text + bytes(-len(text) % size), np.uint8).reshape(-1, size)
+    words = np.pad(rows, ((0, 0), (0, MAX_UNIT_BYTES - size))).view("<u4")[:, 0]
+    return tuple((words & 0x7FFFFFFF).tolist())
 
 
 def _are_ids(value: Any) -> bool:

@@ -17,7 +17,6 @@ import aiohttp
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from jsg.ray.prompt import Prompt, read_prompt
 from jsg.server.http.failures import failure_body
 
 logger = logging.getLogger(__name__)
@@ -49,8 +48,8 @@ class Lease(Protocol):
         ...
 
 
-Acquire = Callable[[Prompt, frozenset[str]], AbstractAsyncContextManager[Lease]]
-"""Leases a replica for a prompt, if possible none of the named ones. Raises NoReplicaError where its choice ended."""
+Acquire = Callable[[bytes, frozenset[str]], AbstractAsyncContextManager[Lease]]
+"""Leases a replica for a body, if possible none of the named ones. Raises NoReplicaError where its choice ended."""
 
 
 class NoReplicaError(Exception):
@@ -97,7 +96,7 @@ class Relay:
     async def answer(self, request: Request) -> Response:
         """The response of a replica, or one that says why there is none."""
         content = await request.body()
-        begun = await self._begin(request, content, read_prompt(content))
+        begun = await self._begin(request, content)
         if isinstance(begun, str):
             return _failure(request.url.path, begun)
         headers = _passed_on(begun.upstream.headers)
@@ -106,14 +105,14 @@ class Relay:
         async with begun.open:
             return Response(begun.first, begun.upstream.status, headers)
 
-    async def _begin(self, request: Request, content: bytes, prompt: Prompt) -> _Begun | str:
+    async def _begin(self, request: Request, content: bytes) -> _Begun | str:
         """The first answer that begins, or why none does."""
         deadline, avoid, num_moves = time.monotonic() + self._wait_s, frozenset[str](), 0
         while (left := deadline - time.monotonic()) > 0:
             stack, lease = AsyncExitStack(), None
             try:
                 async with asyncio.timeout(left):
-                    lease = await stack.enter_async_context(self._acquire(prompt, avoid))
+                    lease = await stack.enter_async_context(self._acquire(content, avoid))
                 begun = await self._send(stack, lease, request, content)
                 if begun.upstream.status != UNAVAILABLE or num_moves == MAX_MOVES:
                     lease.begin()

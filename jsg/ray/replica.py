@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # p
 from jsg.ray.child import Child, free_ports
 from jsg.ray.directory import Pool
 from jsg.ray.options import Options
+from jsg.ray.prompt import MAX_UNIT_BYTES
 from jsg.ray.scaling import load_of, parse_scrape
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,11 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.2
 CHECK_S = 4.0
 WORK = ("jsg:answers_open", "jsg:requests_running", "jsg:requests_waiting")
+SAMPLE = (
+    "When the ship came in, people who had waited since the morning went down to the water and asked for letters from "
+    "their families. Some had to wait for the next one, and others read what they had got twice, because it was short."
+)
+"""Plain text, to see how many tokens the model's tokenizer makes of it."""
 LOST_LEASE_S = 30.0  # longer than a request takes from its lease to the engine, pictures fetched
 
 
@@ -50,16 +56,15 @@ class Replica:
         commands = [options.command(rank, address, port, meeting_port) for rank in range(options.hosts)]
         self._url = f"http://{address}:{port}"
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CHECK_S))
+        self._has_cache = "--disable-radix-cache" not in commands[0]
+        self._leases: set[asyncio.Event] = set()
+        self._sweeping = asyncio.create_task(self._end_lost_leases())
         self._child = Child(commands[0], _end_too)
         self._followers = [_follow(rank, command, options) for rank, command in enumerate(commands) if rank]
         async with asyncio.timeout(options.start_s):
             while not await self._is_ready():
                 await asyncio.sleep(POLL_S)
-        scrape = await self._scrape()
-        has_cache = "--disable-radix-cache" not in commands[0]
-        self._pool = Pool(int(scrape["jsg:kv_capacity_tokens"]) * has_cache, int(scrape["page_size"]))
-        self._leases: set[asyncio.Event] = set()
-        self._sweeping = asyncio.create_task(self._end_lost_leases())
+        self._pool = await self._measure_pool()
         self._name = serve.get_replica_context().replica_id.unique_id
 
     async def lease(self, ticket: str) -> AsyncGenerator[tuple[str, str, Pool]]:
@@ -99,7 +104,7 @@ class Replica:
             try:
                 scrape = await self._scrape()
                 is_idle = not any(scrape[name] for name in WORK)
-            except (aiohttp.ClientError, TimeoutError):
+            except (aiohttp.ClientError, TimeoutError):  # it starts, or is busy
                 is_idle = False
             for is_over in unused if is_idle else ():
                 is_over.set()
@@ -111,6 +116,14 @@ class Replica:
                 return answer.status == 200
         except (aiohttp.ClientError, TimeoutError):
             return False
+
+    async def _measure_pool(self) -> Pool:
+        """The cache, and about how many bytes of text make a token."""
+        scrape, unit_bytes = await self._scrape(), MAX_UNIT_BYTES
+        async with self._http.post(self._url + "/tokenize", json={"prompt": SAMPLE}) as answer:
+            if answer.status == 200:  # it may need a key
+                unit_bytes = min(max(round(len(SAMPLE) / (await answer.json())["count"]), 1), MAX_UNIT_BYTES)
+        return Pool(int(scrape["jsg:kv_capacity_tokens"]) * self._has_cache, int(scrape["page_size"]), unit_bytes)
 
     async def _scrape(self) -> dict[str, float]:
         async with self._http.get(self._url + "/metrics") as answer:

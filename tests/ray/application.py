@@ -23,7 +23,7 @@ FINISHED = r'requests_finished_total\{reason="length",route="/v1/completions"\} 
 MARK = "JSG_RAY_TEST"
 DEADLINE_S = 240  # a busy machine is no failure
 COMMANDS = {"front": "ray::ServeReplica:jsg:front", "replica": "ray::ServeReplica:jsg:replica",
-            "directory": "ray::DirectoryActor", "engine": "-m jsg.cli serve"}  # fmt: skip
+            "directory": "ray::DirectoryActor", "follower": "ray::Follower", "engine": "-m jsg.cli serve"}  # fmt: skip
 
 
 class RunningApplication:

@@ -1,9 +1,12 @@
 """The application with real Ray: what happens when one of its processes is killed, and which replicas get requests."""
 
 import concurrent.futures
+import itertools
 import json
+import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -86,3 +89,40 @@ def test_a_killed_process_is_replaced_and_nothing_is_left(app: RunningApplicatio
     app.wait_for(kind, num_alive, without=killed)
     app.wait_for("engine", NUM_REPLICAS)
     assert statuses_after(app) == [200] * NUM_AFTER
+
+
+def test_a_scale_down_loses_nothing(app: RunningApplication) -> None:
+    app.wait_until_all_answer()
+    kept, streams = set(app.pids("engine")), Streams(app, count=16)
+    app.process.send_signal(signal.SIGUSR1)  # to one replica
+    app.wait_for("engine", 1)
+    assert set(app.pids("engine")) < kept  # the other one was not started anew
+    assert streams.ends == ["length"] * 16
+    assert statuses_after(app) == [200] * NUM_AFTER
+
+
+def test_several_hosts_are_one_replica(tmp_path: Path) -> None:
+    with running(tmp_path, 8743, "replicas=1", "tp=2", "hosts=2") as app:
+        assert len(app.pids("engine")) == 2
+        assert statuses_after(app) == [200] * NUM_AFTER
+        killed = app.kill("follower")
+        app.wait_for("engine", 2, without=killed)
+        assert statuses_after(app) == [200] * NUM_AFTER
+
+
+def test_waiting_requests_bring_another_replica(tmp_path: Path) -> None:
+    with (
+        running(tmp_path, 8744, "replicas=1..2", "waiting=1") as app,
+        concurrent.futures.ThreadPoolExecutor(32) as pool,
+    ):
+        asked = itertools.count()
+
+        def work() -> None:
+            while len(app.pids("engine")) < 2:
+                answer = app.http.post("/v1/completions", json=body(f"many {next(asked)}", 300))
+                assert answer.status_code == 200
+
+        working = [pool.submit(work) for _ in range(32)]
+        app.wait_for("engine", 2)
+        for each in working:
+            each.result()

@@ -3,7 +3,7 @@
 from jsg.ray.directory import MAX_REPLICAS, MAX_SILENCE_S, Directory, Pool, Report, by_hash
 from jsg.ray.prompt import Prompt
 
-POOL = Pool(4096, 1)
+POOL = Pool(4096, 1, 4)
 
 
 class Front:

@@ -30,6 +30,12 @@ def test_token_ids_stay_what_they_are():
     assert prompt_of(input_ids=[5, 6, 7]).units == (5, 6, 7)
 
 
+def test_units_are_as_long_as_tokens():
+    content = json.dumps({"prompt": "abcdefgh"}).encode()
+    assert [len(read_prompt(content, size).units) for size in (1, 2, 3, 4)] == [8, 4, 3, 2]
+    assert read_prompt(content, 2).units[0] == ord("a") + 256 * ord("b")
+
+
 def test_salts_and_limits():
     prompt = prompt_of(prompt="a" * 100, cache_salt="mine", max_tokens=7)
     assert (prompt.namespace, prompt.max_new_tokens, len(prompt.units)) == ("mine", 7, 25)

@@ -9,7 +9,6 @@ import httpx
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from jsg.ray.prompt import Prompt
 from jsg.ray.relay import NoReplicaError, Relay
 
 WHOLE = (
@@ -66,7 +65,7 @@ class Replicas:
         return answer
 
     @contextlib.asynccontextmanager
-    async def acquire(self, prompt: Prompt, avoid: frozenset[str]) -> AsyncIterator["Lease"]:
+    async def acquire(self, content: bytes, avoid: frozenset[str]) -> AsyncIterator["Lease"]:
         names = [name for name in self._urls if name not in avoid] or list(self._urls)
         if not names:
             await asyncio.Event().wait()
