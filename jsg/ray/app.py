@@ -16,7 +16,7 @@ from ray.serve.config import (  # pyright: ignore[reportMissingImports]
 from jsg.ray.directory import Directory, Report
 from jsg.ray.front import Front
 from jsg.ray.options import Options
-from jsg.ray.prompt import Prompt
+from jsg.ray.prompt import PromptUnits
 from jsg.ray.replica import Replica
 from jsg.ray.request_router import ACTOR, PrefixRouter
 from jsg.ray.scaling import LoadPolicy
@@ -33,7 +33,7 @@ class DirectoryActor:
         """Knows nothing; fronts choose by hash until it does."""
         self._directory = Directory()
 
-    def route(self, front: str, key: str, prompt: Prompt, replicas: Sequence[str]) -> str | None:
+    def route(self, front: str, key: str, prompt: PromptUnits, replicas: Sequence[str]) -> str | None:
         """As `Directory.route`."""
         return self._directory.route(front, key, prompt, replicas, time.monotonic())
 

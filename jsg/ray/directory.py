@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal, final
 
 from jsg.engine.front.routing import Routed, Router
-from jsg.ray.prompt import Prompt
+from jsg.ray.prompt import PromptUnits
 from jsg.types import Request, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Ticket:
 
     front: str
     key: str
-    prompt: Prompt
+    prompt: PromptUnits
     avoid: frozenset[str]
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
@@ -102,7 +102,7 @@ class Directory:
         """How many requests have been routed and have not ended."""
         return len(self._live)
 
-    def route(self, front: str, key: str, prompt: Prompt, replicas: Sequence[str], now: float) -> str | None:
+    def route(self, front: str, key: str, prompt: PromptUnits, replicas: Sequence[str], now: float) -> str | None:
         """Chooses one of these replicas; None where it cannot, so that the front must choose by itself."""
         self._hear(front, now)
         if self._router is None or not prompt.units:

@@ -23,7 +23,7 @@ DATA_URL = re.compile(rb'"data:[^"]{64,}"')
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptUnits:
     """The prompt of a request.
 
     Attributes:
@@ -39,19 +39,19 @@ class Prompt:
     max_new_tokens: int | None = None
 
 
-def read_prompt(content: bytes, unit_bytes: int = MAX_UNIT_BYTES) -> Prompt:
+def read_prompt(content: bytes, unit_bytes: int = MAX_UNIT_BYTES) -> PromptUnits:
     """The prompt of a body, in units of up to four bytes. A body that a replica will refuse has none."""
     try:
         body = json.loads(content)
     except (ValueError, RecursionError):
-        return Prompt()
+        return PromptUnits()
     if not isinstance(body, dict):
-        return Prompt()
+        return PromptUnits()
     parts = [body[name] for name in PROMPT_FIELDS if body.get(name)]
     ids = parts[0] if len(parts) == 1 and _are_ids(parts[0]) else None
     texts = [text for part in parts for text in _texts(part)]
     namespace = str(body.get("cache_salt") or body.get("extra_key") or "")
-    return Prompt(
+    return PromptUnits(
         tuple(ids) if ids else _units(b"".join(texts), unit_bytes),
         namespace,
         hashlib.blake2b(namespace.encode(errors="replace") + _beginning(body, texts), digest_size=16).digest(),

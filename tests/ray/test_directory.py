@@ -1,7 +1,7 @@
 """The router that all fronts share, without Ray."""
 
 from jsg.ray.directory import MAX_REPLICAS, MAX_SILENCE_S, Directory, Pool, Report, by_hash
-from jsg.ray.prompt import Prompt
+from jsg.ray.prompt import PromptUnits
 
 POOL = Pool(4096, 1, 4)
 
@@ -15,7 +15,7 @@ class Front:
         self.now = 0.0
 
     def route(self, key: str, first: int, replicas: tuple[str, ...] = ("a", "b")) -> str | None:
-        prompt = Prompt(tuple(range(first, first + 320)), max_new_tokens=8)
+        prompt = PromptUnits(tuple(range(first, first + 320)), max_new_tokens=8)
         return self.directory.route(self.name, key, prompt, replicas, self.now)
 
     def note(self, *reports: Report) -> None:

@@ -2,10 +2,10 @@
 
 import json
 
-from jsg.ray.prompt import Prompt, read_prompt
+from jsg.ray.prompt import PromptUnits, read_prompt
 
 
-def prompt_of(**body) -> Prompt:
+def prompt_of(**body) -> PromptUnits:
     return read_prompt(json.dumps(body).encode())
 
 
