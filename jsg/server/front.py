@@ -20,7 +20,7 @@ from jsg.server.media_sources import MediaSources
 from jsg.server.text_threads import TextThreads
 from jsg.server.tool_use import Speech, dialect_of
 
-ANY_MODEL = "default"  # what SGLang's clients write when they leave the choice to the server
+ANY_MODEL = ("default", "unknown")  # what SGLang's clients and its gateway write if they leave the choice to the server
 
 
 @final
@@ -68,7 +68,7 @@ class Front:
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFoundError when a client asks for another model."""
-        if name and name not in (ANY_MODEL, self.model_name):
+        if name and name not in (*ANY_MODEL, self.model_name):
             raise ModelNotFoundError(f"model must be {self.model_name!r}, which is served here, but got {name[:100]!r}")
 
 

@@ -143,9 +143,9 @@ def test_without_return_logprob_the_fields_beside_it_ask_for_nothing(http, off, 
 
 
 def test_the_model_may_be_named(http):
-    """Routers in front of several servers add its name."""
+    """Routers in front of several servers add its name, or a word that stands for none."""
     sampling = {"max_new_tokens": 1}
-    for name in ("fake", None):
+    for name in ("fake", "unknown", None):
         assert generate(http, text="ab", model=name, sampling_params=sampling).json()["text"] == "a"
     other = generate(http, text="ab", model="another")
     assert other.status_code == 404
