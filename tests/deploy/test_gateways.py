@@ -272,3 +272,8 @@ def stream(http: httpx.Client, number: int) -> str:
     except httpx.TransportError:
         return "cut"
     return reason
+
+
+def test_compose_installs_what_is_tested_here():
+    installed = of_file("compose/compose.yaml")["services"]["gateway"]["build"]["dockerfile_inline"]
+    assert f" {GATEWAYS[0].pin}\n" in installed
