@@ -23,6 +23,7 @@ from typing import Any
 
 import jsg
 from jsg.config import LOAD_FORMATS, EngineConfig, ServerConfig, option
+from jsg.engine.child.parent import end_with_parent
 from jsg.errors import ConfigError, JsgError, RequestError
 from jsg.types import GRAMMAR_FIELDS, GRAMMAR_OPTIONS, GrammarKind, GrammarSpec, PropertyOrder, Whitespace
 
@@ -220,6 +221,8 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int
         )
     if server.kv_events_endpoint is not None and engine.disable_radix_cache:
         raise ConfigError("--kv-events-endpoint tells of the cache that --disable-radix-cache turns off; leave one out")
+    if server.exit_with_parent:
+        end_with_parent()
     if engine.node_rank > 0:
         return _follow(engine)
     # Until the server listens to signals itself. Python's own end removes the directories of sockets, and the children

@@ -280,8 +280,8 @@ class ServerConfig:
     kv_events_topic: str = _knob("", "The topic of --kv-events-endpoint, such as 'kv@ADDR@MODEL' for llm-d.")
     exit_with_parent: bool = _knob(
         False,
-        "Ends the server, as a SIGTERM does, when the process that started it has ended. So no server is left behind "
-        "where a supervisor is killed.",
+        "Ends the server, as a SIGTERM does, when the process that started it has ended, so that none is left behind "
+        "where a supervisor is killed. It works on each of several hosts.",
     )
     log_requests: bool = _knob(
         False, "Writes one line of JSON to stderr for each request. The line has no text of the request."

@@ -351,9 +351,9 @@ class RadixCache:
 
     def _descend(self, start: Node, key: bytes) -> tuple[list[Node], int]:
         """Follows whole edges from `start` along `key`. Returns the nodes and the bytes of `key` that were used."""
-        path = [start]
+        path, page_bytes = [start], self._page_bytes
         end = 0
-        while (child := path[-1].children.get(key[end : end + self._page_bytes])) and key.startswith(child.tokens, end):
+        while (child := path[-1].children.get(key[end : end + page_bytes])) and key.startswith(child.tokens, end):
             path.append(child)
             end += len(child.tokens)
         return path, end

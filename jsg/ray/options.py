@@ -17,7 +17,7 @@ class Options(BaseModel, extra="forbid", frozen=True):
     Attributes:
         model: The model, as for `jsg serve`; on every host.
         replicas: How many replicas, or `LEAST..MOST` for autoscaling.
-        fronts: How many processes relay. One is worth some 70 requests a second.
+        fronts: How many processes relay.
         tp: The devices of a replica, on all its hosts together.
         hosts: The hosts of a replica.
         gpus: GPUs of a replica on each host; by default its devices there. 0 on a machine without GPUs.

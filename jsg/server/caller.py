@@ -16,8 +16,8 @@ class Caller:
     """Who sent a request, as its key tells.
 
     Attributes:
-        tenant: The owner of the caller's requests, stored responses and cached prefixes. Empty where the server has no
-            keys. It does not show the key.
+        tenant: The owner of the caller's requests, stored responses and cached prefixes. Empty where there is only
+            one user, with a key or without. It does not show the key.
         is_admin: Whether the caller may touch what belongs to others.
     """
 

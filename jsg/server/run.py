@@ -48,7 +48,6 @@ from jsg.server.text_threads import TextThreads
 logger = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.02
-PARENT_POLL_S = 0.5
 MOST_WAITING = 2048  # connections that the kernel keeps until they are accepted
 FIRST_REQUEST_S = 1.0
 """For so long after it is ready the server begins no other work: the request that it was started for comes now."""
@@ -86,13 +85,10 @@ async def serve(
     _give_back_buffers()
     allow_more_files()
     told_to_end = _on_signals(children)  # first: whoever sees that the server listens may send a signal
-    watching = asyncio.create_task(_end_with_parent(told_to_end)) if server.exit_with_parent else None
     directories, greet = Directories(tokenizer_dir, model_dir), functools.partial(print, flush=True)
     with StartDisplay() as display:
         client = open_engines(children, engine, display.show)
         await serve_until(told_to_end, client, engine, server, directories, started_at, greet)
-    if watching is not None:
-        watching.cancel()
 
 
 async def serve_until(
@@ -280,18 +276,6 @@ def _on_signals(children: Sequence[EngineChild]) -> asyncio.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end, number)
     return told_to_end
-
-
-async def _end_with_parent(told_to_end: asyncio.Event) -> None:
-    """Sets the event when the process that started this one has ended, which gives this one another parent.
-
-    The kernel could send a signal instead, but already at the end of the thread that started this process.
-    """
-    parent = os.getppid()
-    while os.getppid() == parent:
-        await asyncio.sleep(PARENT_POLL_S)
-    logger.warning("the process that started this server has ended, so the server ends too (--exit-with-parent)")
-    told_to_end.set()
 
 
 def _listen(server: ServerConfig) -> socket.socket:

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -74,14 +74,13 @@ def make_process(tokenizer_dir: Path) -> ProcessMaker:
         engine: dict | None = None,
         server: dict | None = None,
         wait: bool = True,
-        started_by: Sequence[str] = (),
     ) -> contextlib.AbstractContextManager[ServerProcess]:
         knobs = {
             "engine": {"model_path": "fake", **(engine or {})},
             "server": {"port": 0, "shutdown_timeout": 0.5, **(server or {})},
             "tokenizer_dir": str(tokenizer_dir),
         }
-        return running([*started_by, "-m", "tests.server.fake_server", json.dumps(knobs)], wait=wait)
+        return running(["-m", "tests.server.fake_server", json.dumps(knobs)], wait=wait)
 
     return make
 

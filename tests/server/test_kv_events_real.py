@@ -5,7 +5,7 @@ import pytest
 import zmq
 
 from jsg.engine.child.kv_events import END
-from tests.server.running import ProcessMaker, free_port
+from tests.server.running import ProcessMaker, free_port, wait_until
 
 
 @pytest.mark.slow
@@ -23,11 +23,15 @@ def test_events_name_the_blocks_of_a_rendered_prompt(make_real_server: ProcessMa
         assert server.http.post("/v1/completions", json=body).status_code == 200
         assert server.http.post("/flush_cache").status_code == 200
         events: list[dict] = []
-        while not events or events[-1]["type"] != "AllBlocksCleared":  # the flush is told after it was answered
+
+        def is_flushed() -> bool:
             events.clear()
             past.send_multipart([b"", bytes(8)])
             while (frames := past.recv_multipart())[2] != END:
-                events += msgspec.msgpack.decode(frames[3])[1]
+                events.extend(msgspec.msgpack.decode(frames[3])[1])
+            return bool(events) and events[-1]["type"] == "AllBlocksCleared"
+
+        wait_until(is_flushed)  # it is told after it was answered
         stored = events[:-1]
         assert [event["type"] for event in stored] == ["BlockStored"] * len(stored)
         tokens = [token for event in stored for token in event["token_ids"]]

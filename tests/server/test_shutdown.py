@@ -28,6 +28,7 @@ from tests.server.running import (
     free_port,
     is_listening,
     is_running,
+    running,
     wait_until,
 )
 from tests.server.scrape import scrape
@@ -169,12 +170,13 @@ class TestOneSignal:
         assert heard == [signal.SIGINT, signal.SIGTERM]
 
 
-def test_it_ends_with_its_parent_if_it_shall(make_process: ProcessMaker):
-    starter = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
-    with make_process(server={"exit_with_parent": True}, started_by=["-c", starter]) as server:
-        engine = server.stats()["pid"]
+@pytest.mark.slow
+def test_it_ends_with_its_parent_if_it_shall(compile_cache_dir: str):
+    starter = ["-c", "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"]
+    options = ["--port", "0", "--exit-with-parent", "--compilation-cache-dir", compile_cache_dir]
+    with running([*starter, "-m", "jsg.cli", "serve", "tiny", *options]) as server:
         server.process.kill()
-        wait_until(lambda: not is_running(engine) and not is_listening(server.http.base_url.port))
+        wait_until(lambda: not is_listening(server.http.base_url.port))
 
 
 def test_a_second_signal_ends_it_at_once(make_process: ProcessMaker):

@@ -4,8 +4,11 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+import time
 
 PR_SET_PDEATHSIG = 1
+POLL_S = 0.5
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -18,3 +21,14 @@ def die_with_parent(parent_pid: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         raise SystemExit(1)
+
+
+def end_with_parent() -> None:
+    """Sends this process a SIGTERM when its parent ends, whatever thread of the parent has started it."""
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+
+
+def _watch(parent_pid: int) -> None:
+    while os.getppid() == parent_pid:
+        time.sleep(POLL_S)
+    os.kill(os.getpid(), signal.SIGTERM)
