@@ -21,6 +21,7 @@ import msgspec
 import zmq
 
 from jsg.cache.observer import TreeObserver
+from jsg.config import EngineConfig
 from jsg.engine.child.free_memory import IdleTrim
 from jsg.engine.child.heartbeat import HeartbeatSender, LoopClock
 from jsg.engine.child.parent import die_with_parent
@@ -249,7 +250,7 @@ def run(start: EngineStart) -> int:
     try:
         if start.kv_events is not None:
             publisher = _publisher(start.kv_events)  # first: its addresses may not be free
-        core = _load_core(start, report)
+        core = _load_core(start.core, start.config, report)
     except JsgError as error:
         link.send(FromEngine(failure=Failure.of(error)))
         link.close(START_FLUSH_MS)
@@ -283,10 +284,10 @@ def _publisher(where: KvEvents) -> "KvEventPublisher":
     return KvEventPublisher(where)
 
 
-def _load_core(start: EngineStart, report: Callable[[Progress], None]) -> Core:
-    module_name, _, attribute = start.core.partition(":")
+def _load_core(name: str, config: EngineConfig, report: Callable[[Progress], None]) -> Core:
+    module_name, _, attribute = name.partition(":")
     factory: CoreFactory = getattr(importlib.import_module(module_name), attribute)
-    return factory(start.config, report=report)
+    return factory(config, report=report)
 
 
 def main(argument: str) -> int:
