@@ -122,10 +122,10 @@ def write_results(coordinator: Coordinator, head: Mapping[str, Any]) -> None:
     left_out = [reason for record in records for reason in record.left_out]
     header["unmeasured"] = failures + left_out + _without_figures(run)
     header["targets"] = [row.as_json() for row in summary.targets(figures)]
-    header["targets_are_meant_for_this"] = coordinator.plan.is_for_accelerators
+    header["targets_are_meant_for_this"] = not summary.not_meant(coordinator.plan)
     folder = coordinator.folder.path
     write_json(folder / "run.json", {"header": header, "figures": [figure.as_json() for figure in figures]})
-    text = markdown.report(run, head=header, targets_are_meant=coordinator.plan.is_for_accelerators)
+    text = markdown.report(run, head=header, not_meant=summary.not_meant(coordinator.plan))
     write_text(folder / "report.md", text)
 
 
@@ -143,8 +143,8 @@ def _without_figures(run: advice.Run) -> list[str]:
 def _show(coordinator: Coordinator) -> None:
     run = _run_of(coordinator)
     print("\n" + summary.table(summary.targets(figures_of(run.records.values()))))
-    if not coordinator.plan.is_for_accelerators:
-        print("the targets are those of an H200 at the shape of plan 8b, not of this run")
+    if reason := summary.not_meant(coordinator.plan):
+        print(reason)
     print(*(f"not measured: {reason}" for reason in _without_figures(run)), sep="\n")
     print("\nnext:")
     for number, each in enumerate(advice.advise(run), 1):

@@ -11,7 +11,10 @@ from xml.etree import ElementTree
 from bench.device.events import Part
 from bench.report import ROOT
 
-OPTIONS = ("-m", "gpu", "-n", "0", "-q", "-p", "no:cacheprovider")
+TESTS = "tests/kernels_pallas"
+"""The folder of all tests that need a GPU. Others import packages that may be missing where only these can run."""
+OPTIONS = ("-m", "gpu", "-n", "0", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark")
+"""pytest-benchmark, where it is installed, warns that it does not work beside xdist, and a warning is an error here."""
 EXIT_SOME_FAILED = 1
 
 
@@ -26,7 +29,7 @@ class Result(NamedTuple):
 def run(part: Part) -> None:
     """Runs them. Each one that fails is a failure of its own."""
     file = part.folder / "tests.xml"
-    command = [sys.executable, "-m", "pytest", *OPTIONS, f"--junitxml={file}"]
+    command = [sys.executable, "-m", "pytest", *OPTIONS, TESTS, f"--junitxml={file}"]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cuda"}, stdout=sys.stderr)
     if done.returncode not in (0, EXIT_SOME_FAILED) or not file.exists():
         raise RuntimeError(f"pytest ended with status {done.returncode}")

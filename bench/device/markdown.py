@@ -10,12 +10,12 @@ SHOWN_FIGURES = 40
 """So many figures of a part are in the report; `run.json` has all."""
 
 
-def report(run: advice.Run, *, head: Mapping[str, Any], targets_are_meant: bool) -> str:
-    """The whole report as Markdown."""
+def report(run: advice.Run, *, head: Mapping[str, Any], not_meant: str) -> str:
+    """The whole report as Markdown. `not_meant` is why the targets are not for this run, if they are not."""
     sections = [
         _title(run, head),
         _next(run),
-        _targets(run, targets_are_meant=targets_are_meant),
+        _targets(run, not_meant=not_meant),
         _parts(run),
         _failures(run),
         _figures(run),
@@ -43,12 +43,11 @@ def _next(run: advice.Run) -> Iterator[str]:
         yield f"{number}. **{_sentence(each.what)}** {_sentence(each.do)} Why: {each.why}."
 
 
-def _targets(run: advice.Run, *, targets_are_meant: bool) -> Iterator[str]:
+def _targets(run: advice.Run, *, not_meant: str) -> Iterator[str]:
     yield "## Figures beside floors and targets"
     yield ""
-    if not targets_are_meant:
-        yield "The targets are those of an H200 at the shape of plan 8b, not of this run, whose speeds say little."
-        yield ""
+    if not_meant:
+        yield from (not_meant, "")
     rows = summary.targets(figures_of(run.records.values()))
     cells = [
         [row.what, row.figure, row.reference, f"{row.ratio:.3g}", f"{row.at_least:.3g}", _verdict(row)] for row in rows

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from bench.device.plan import PLANS, Plan
 from bench.report import Figure
 
 
@@ -43,6 +44,19 @@ def targets(figures: Sequence[Figure]) -> list[Row]:
     found = Figures(figures)
     rows = (_steps, _attention, _engine, _torch, _vllm, _start)
     return [row for each in rows for row in each(found)]
+
+
+def not_meant(plan: Plan) -> str:
+    """Why the targets are not meant for what was measured; empty if they are."""
+    whole = PLANS[plan.name].shape["num_hidden_layers"]
+    if not plan.is_for_accelerators:
+        return "The targets are those of an H200 at the shape of plan 8b, not of this run, whose speeds say little."
+    if (layers := plan.shape["num_hidden_layers"]) < whole:
+        return (
+            f"The model has {layers} of its {whole} layers here, because no more fit. Floors are those of these "
+            "layers, and tokens per second are more than the whole model would give."
+        )
+    return ""
 
 
 def table(rows: Sequence[Row]) -> str:

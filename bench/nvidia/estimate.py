@@ -4,6 +4,7 @@ Programs of one and of two layers are compiled. Their difference is a layer, so 
 first and L - 1 times the difference. Cards of a class have the same launches, so each class is compiled once.
 """
 
+import dataclasses
 import functools
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -61,7 +62,15 @@ def class_of(name: str) -> str:
 class Estimate:
     """A model on one or several cards of a kind."""
 
-    def __init__(self, name: str, model: str, quantization: str = "none", num_devices: int = 1):
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        quantization: str = "none",
+        num_devices: int = 1,
+        *,
+        num_layers: int | None = None,
+    ):
         """Names the card; nothing is compiled until a time is asked for.
 
         Args:
@@ -69,10 +78,13 @@ class Estimate:
             model: One of `MODELS`.
             quantization: Of its kernels.
             num_devices: How many cards share the model by tensor parallelism.
+            num_layers: So many layers of it; None for all.
         """
         self.card, self.speed = card(name), speed_of(name)
         self.model, self.quantization, self.num_devices = model, quantization, num_devices
-        self.config = _config(model)
+        config = _config(model)
+        windows = config.layer_windows[:num_layers]
+        self.config = dataclasses.replace(config, num_layers=len(windows), layer_windows=windows)
 
     def pool_tokens(self, kv_itemsize: int) -> int:
         """The tokens that the KV pool can hold beside the weights; negative where these do not fit."""

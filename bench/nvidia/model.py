@@ -28,7 +28,7 @@ from jsg.engine.device.devices import FP8_KERNEL_CAPABILITY
 from jsg.sched.buckets import BucketKey
 
 ASSUMPTIONS = """\
-Every time is modelled; only the H200 was measured, and only with the 8B shape in bfloat16.
+Every time is modelled. An H200, and an H100 with 20 layers, were measured with the 8B shape in bfloat16.
 
 - Launches, the bytes of weights and of activations: read off programs of one and two layers, compiled for a card of the
   class (8.0, 8.6 and 8.9, 9.0, 10.0, 12.0); further layers are like the second.
@@ -54,7 +54,15 @@ CONTEXT = 1024
 DEVICE_COUNTS = (1, 2, 4, 8)
 FEWEST_REQUESTS = 32
 RESULTS = Path(__file__).parent.parent / "results"
-MEASURED = ("device-h200-steps-2026-11-27.json", "device-h200-engine-2026-11-27.json")
+MEASURED = {
+    "h200": (
+        "device-h200-steps-2026-11-27.json",
+        "device-h200-engine-2026-11-27.json",
+        "gpu-h200-2026-11-28/run.json",
+    ),
+    "h100": ("gpu-h100-2026-11-28/run.json",),
+}
+"""What was measured on a card, with the 8B shape in bfloat16."""
 PUBLISHED = Path(__file__).with_name("published.json")
 
 
@@ -156,11 +164,12 @@ def _row(estimate: Estimate, numbers: str) -> Row:
     )
 
 
-def checks() -> Iterator[tuple[str, float, float]]:
-    """What an H200 measured, in ms, and what is modelled for it."""
-    estimate = Estimate("h200", "8B")
-    for file in MEASURED:
-        for figure in json.loads((RESULTS / file).read_text(encoding="utf-8"))["figures"]:
+def checks(name: str) -> Iterator[tuple[str, float, float]]:
+    """What a card measured, in ms, and what is modelled for it, with as many layers as the measured model had."""
+    for file in MEASURED[name]:
+        run = json.loads((RESULTS / file).read_text(encoding="utf-8"))
+        estimate = Estimate(name, "8B", num_layers=run["header"].get("num_layers"))
+        for figure in run["figures"]:
             facts = figure["facts"]
             if facts.get("kind") in ("decode", "engine"):
                 key, load = decode_key(facts["rows"]), Load(facts["rows"], round(facts["context"]))
@@ -168,7 +177,7 @@ def checks() -> Iterator[tuple[str, float, float]]:
                 key, load = extend_key(facts["length"]), Load(1, 0, facts["length"])
             else:
                 continue
-            yield figure["name"], figure["min"], 1e3 * estimate.seconds(key, load)
+            yield f"{run['header']['date'][:10]}: {figure['name']}", figure["min"], 1e3 * estimate.seconds(key, load)
 
 
 def published(names: list[str], models: list[str]) -> Iterator[tuple[dict[str, Any], str, float | None]]:
@@ -215,11 +224,11 @@ def main() -> None:
     names, models = options.card or list(NAMES), options.model or [*MODELS, *UNSUPPORTED]
     start, figures = time.monotonic(), []
     print(f"# Modelled speed on NVIDIA cards\n\n{ASSUMPTIONS}")
-    if "h200" in names and "8B" in models:
-        print("## The model beside an H200\n\n| | measured, ms | modelled, ms | error |\n|---|---|---|---|")
-        for name, measured, modelled in checks():
-            print(f"| {name} | {measured:.2f} | {modelled:.2f} | {modelled / measured - 1:+.1%} |", flush=True)
-            figures.append(Figure(name, "ms", (modelled,), {"kind": "check", "measured": measured}))
+    for name in [name for name in MEASURED if name in names and "8B" in models]:
+        print(f"## The model beside an {name.upper()}\n\n| | measured, ms | modelled, ms | error |\n|---|---|---|---|")
+        for what, measured, modelled in checks(name):
+            print(f"| {what} | {measured:.2f} | {modelled:.2f} | {modelled / measured - 1:+.1%} |", flush=True)
+            figures.append(Figure(f"{name}, {what}", "ms", (modelled,), {"kind": "check", "measured": measured}))
     print("\n## Tokens per second, modelled\n\nDecode with KV in bfloat16 / in 8 bits.\n")
     print("| card | model | weights | 1 request | 32 | 256 | prefill |\n|---|---|---|---|---|---|---|")
     for row in rows(names, models):

@@ -209,6 +209,10 @@ def test_the_plan_is_cut_down_once_the_memory_is_known(make: Make):
     call._take(call.folder.records["rates"], {"header": {"memory_bytes": 40 * 2**30}})
     assert 1 < call.plan.shape["num_hidden_layers"] < 32
     assert call.folder.records["rates"].header["num_layers"] == call.plan.shape["num_hidden_layers"]
+    program.write_results(call, reporting.describe_run("x", []) | {"plan": "8b"})
+    report = (call.folder.path / "report.md").read_text()
+    assert f"The model has {call.plan.shape['num_hidden_layers']} of its 32 layers here" in report
+    assert not json.loads((call.folder.path / "run.json").read_text())["header"]["targets_are_meant_for_this"]
 
 
 KILLED = """
