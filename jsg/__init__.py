@@ -49,6 +49,7 @@ _PUBLIC = {
     "system_end": "jsg.lang.primitives",
     "token_length_normalized": "jsg.lang.choices",
     "token_trie": "jsg.lang.choices",
+    "trace_to_html": "jsg.lang.gantt",
     "unconditional_likelihood_normalized": "jsg.lang.choices",
     "unordered": "jsg.lang.control",
     "user": "jsg.lang.primitives",

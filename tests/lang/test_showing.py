@@ -7,6 +7,7 @@ import pytest
 
 import jsg as sgl
 from jsg.errors import ProgramError, RequestError
+from jsg.lang import gantt
 from tests.lang.graph_programs import run_here
 from tests.lang.scripted import Gate, ScriptedBackend
 from tests.lang.test_remote_graph import GraphServer
@@ -174,3 +175,40 @@ def test_the_variables_of_a_run_are_read_before_its_way_is_known(where):
     opening.start()
     assert dict(state) == {"a": "A", "b": "B"}
     opening.join()
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_trace_is_a_page_with_a_bar_for_each_call(where, tmp_path):
+    """It runs no script, and what a program or a model wrote is text in it."""
+    state = ran(where)
+    file = sgl.trace_to_html(state, tmp_path / "trace.html")
+    page = file.read_text(encoding="utf-8")
+    assert page.count('<i class="run"') == len(state.timeline()) == 5
+    assert f"cached tokens: {state.usage()['cached_tokens']}" in page
+    assert "&lt;b&gt;p&lt;/b&gt;" in page and "<b>" not in page and "<script" not in page
+
+
+def test_a_trace_divides_the_tokens_of_a_call_and_marks_what_failed(tmp_path):
+    call = {"name": "<x>", "kind": "gen", "start_s": 1.0, "end_s": 2.0, "error": None}
+    tokens = {"prompt_tokens": 8, "cached_tokens": 6, "completion_tokens": 2}
+    nothing = dict.fromkeys(tokens)
+    failed = {"name": None, "kind": "gen", "start_s": 2.0, "end_s": None, "error": "AbortedError"}
+    page = "".join(gantt._chart([call | tokens, failed | nothing]))
+    for bar in (
+        '<i class="run" style="left:50.00%;width:50.00%">',
+        '<i class="cached" style="left:0.00%;width:60.00%">',
+        '<i class="computed" style="left:60.00%;width:20.00%">',
+        '<i class="made" style="left:80.00%;width:20.00%">',
+        '<i class="failed" style="left:100.00%;width:0.00%">',
+    ):
+        assert bar in page
+    assert "<x>" not in page and "6 / 8" in page and "- / -" in page and "AbortedError" in page
+
+
+def test_a_trace_of_a_run_without_calls_is_a_page_too(tmp_path):
+    @sgl.function
+    def silent(s):
+        s += "nothing"
+
+    page = sgl.trace_to_html(ran("plain", of=silent), str(tmp_path / "trace.html")).read_text(encoding="utf-8")
+    assert "calls: 0" in page and '<i class="run"' not in page
