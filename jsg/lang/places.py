@@ -13,7 +13,7 @@ def program_place() -> Place | None:
     frame = sys._getframe(1)
     while frame is not None:
         if not _is_ours(frame):
-            return frame.f_code.co_filename, frame.f_lineno
+            return Place(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return None
 
@@ -23,7 +23,7 @@ def raised_place(error: BaseException) -> Place | None:
     step = error.__traceback__
     while step is not None:
         if not _is_ours(step.tb_frame):
-            return step.tb_frame.f_code.co_filename, step.tb_lineno
+            return Place(step.tb_frame.f_code.co_filename, step.tb_lineno)
         step = step.tb_next
     return None
 

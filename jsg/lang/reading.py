@@ -160,8 +160,9 @@ class RunState(Readable):
     def timeline(self) -> list[dict[str, Any]]:
         """Gives these calls in the order in which they began, each as a dict; waits as `usage` does.
 
-        `name` and `kind` ("gen" or "select"), `start_s` and `end_s` in seconds since the run began, the tokens as in
-        `usage` (None if not reported), and `error`, the class of what kept the call from its end.
+        `name` and `kind` ("gen" or "select"), `line` (file and line of the statement), `node` (its number where a graph
+        runs), `start_s` and `end_s` in seconds since the run began, the tokens as in `usage` (None if not reported),
+        and `error`, the class of what kept the call from its end.
         """
         self._wait_done(self._everything())
         return self._timeline()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import jsg as sgl
 from jsg import testing
-from jsg.lang.executor.posted import execute
+from jsg.lang.executor.posted import VariableEvent, execute
 from jsg.lang.ir import Gen
 from jsg.lang.streams.loop import shared_loop
 from tests.lang.scripted import ScriptedBackend
@@ -231,5 +231,5 @@ async def until(condition):
 
 async def post(graph, where, arguments, **options):
     async with execute(graph, where, arguments, **options) as run:
-        events = [event async for event in run.events()]
+        events = [event async for event in run.events() if isinstance(event, VariableEvent)]
         return events, await run.result()

@@ -9,7 +9,7 @@ import jsg as sgl
 from jsg.errors import AbortedError, GraphError, RequestError
 from jsg.lang.executor.arguments import arguments_from_json, arguments_to_json
 from jsg.lang.executor.limits import ProgramLimits, check_limits
-from jsg.lang.executor.posted import VariableEvent, execute
+from jsg.lang.executor.posted import CallEvent, VariableEvent, execute
 from jsg.lang.graphs.check import graph_from_json
 from tests.lang.graph_programs import PNG, backend, branches, post, run_here, two_gens, until
 from tests.lang.scripted import ScriptedBackend
@@ -46,6 +46,24 @@ def test_a_posted_graph_gives_events_and_a_result():
     assert result["usage"]["calls"] == 3
     assert result["meta_info"]["a"]["completion_tokens"] == 2
     assert where.num_open == 0
+
+
+def test_a_posted_graph_tells_when_a_call_of_which_node_begins_and_ends():
+    graph = posted.trace()
+
+    async def run():
+        async with execute(graph, backend(), {"q": "why ", "photo": sgl.image(PNG)}) as run:
+            return [event async for event in run.events() if isinstance(event, CallEvent)], await run.result()
+
+    events, result = asyncio.run(run())
+    seen: dict[int, list[dict]] = {}
+    for event in events:
+        seen.setdefault(event.index, []).append(event.call)
+    assert [calls[-1] for _, calls in sorted(seen.items())] == result["timeline"]
+    assert all([call["end_s"] is None for call in calls] == [True, False] for calls in seen.values())
+    nodes = {node.id: node for node in graph.nodes() if type(node).__name__ == "Generate"}
+    assert sorted(call["node"] for call in result["timeline"]) == sorted(nodes)
+    assert all(call["line"] == nodes[call["node"]].line for call in result["timeline"])
 
 
 def test_a_posted_graph_tells_what_failed_where():

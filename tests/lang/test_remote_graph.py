@@ -8,7 +8,7 @@ import pytest
 import jsg as sgl
 from jsg.errors import AbortedError, BackendError, ConfigError, ProgramError, RequestError, UnknownVariableError
 from jsg.lang.executor.arguments import arguments_from_json
-from jsg.lang.executor.posted import execute
+from jsg.lang.executor.posted import CallEvent, execute
 from jsg.lang.graphs.check import graph_from_json
 from jsg.lang.graphs.codec import sampling_from_dict
 from jsg.lang.streams.loop import shared_loop
@@ -37,6 +37,9 @@ class GraphServer(ScriptedBackend):
             ) as run:
                 if stream:
                     async for event in run.events():
+                        if isinstance(event, CallEvent):
+                            yield {"index": event.index, "call": event.call}
+                            continue
                         failed = {"failed": True} if event.has_failed else {}
                         news = {"done": True, **failed} if event.is_done else {"delta": event.delta}
                         yield {"text": event.delta} if event.name is None else {"variable": event.name, **news}

@@ -120,6 +120,8 @@ class TestRuns:
         assert [event for event in news if event.get("variable") == "mark"] == [{"variable": "mark", "done": True}]
         assert len([event for event in news if event.get("variable") == "essay"]) > 2  # it came as it grew
         texts = [event["text"] for event in news if "text" in event]
+        calls = {event["index"]: event["call"] for event in news if "call" in event}
+        assert [calls[index] for index in range(len(calls))] == result["timeline"] and len(calls) == 5
         assert len(texts) > 2 and "".join(texts) == result["text"] == f"Of art: hello so {result['return_value']}"
 
     def test_n7_a_stream_on_which_nothing_happens_says_that_it_lives(

@@ -271,7 +271,7 @@ class Driver:
 def place_of(node: Node) -> Place:
     """Gives file name and line in the form that `Stream` takes."""
     name, _, line = node.line.rpartition(":")
-    return (name, int(line)) if line.isdecimal() else (node.line, 0)
+    return Place(name, int(line), node.id) if line.isdecimal() else Place(node.line, 0, node.id)
 
 
 def _own_name(node: Generate | Choose) -> str:

@@ -35,6 +35,7 @@ from jsg.lang.graphs.reorder import reorder
 from jsg.lang.ir import SamplingArgs
 from jsg.lang.messages import messages_of
 from jsg.lang.streams.loop import running_loop
+from jsg.lang.streams.ops import Place
 from jsg.lang.streams.variables import Variable
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,19 @@ class VariableEvent:
     has_failed: bool = False
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallEvent:
+    """A call of the model that has begun or ended.
+
+    Attributes:
+        index: Its index in the timeline.
+        call: What the timeline says of it now.
+    """
+
+    index: int
+    call: dict[str, Any]
+
+
 class ProgramRun:
     """A run of a graph; see `execute`."""
 
@@ -69,9 +83,12 @@ class ProgramRun:
         self._execution = execution
         self._max_chars = max_chars
 
-    async def events(self) -> AsyncIterator[VariableEvent]:
-        """Gives the variables that the program leaves, and its text, as they grow. Each last event has `is_done`."""
-        queue: asyncio.Queue[VariableEvent] = asyncio.Queue()
+    async def events(self) -> AsyncIterator[VariableEvent | CallEvent]:
+        """Gives the variables that the program leaves, and its text, as they grow, and its calls of the model.
+
+        Each last event of a variable, and of the text, has `is_done`.
+        """
+        queue: asyncio.Queue[VariableEvent | CallEvent] = asyncio.Queue()
 
         async def follow(name: str | None, variable: Variable) -> None:
             has_failed = False
@@ -82,13 +99,18 @@ class ProgramRun:
                 has_failed = True
             queue.put_nowait(VariableEvent(name, is_done=True, has_failed=has_failed))
 
+        async def follow_calls() -> None:
+            async for index, call in self._execution.stream.history.changes():
+                queue.put_nowait(CallEvent(index, call))
+
         followed = {**self._execution.outputs, None: self._execution.stream.log}
         tasks = [asyncio.create_task(follow(name, variable)) for name, variable in followed.items()]
+        tasks.append(asyncio.create_task(follow_calls()))
         try:
             num_done = 0
-            while num_done < len(tasks):
+            while num_done < len(followed):
                 event = await queue.get()
-                num_done += event.is_done
+                num_done += isinstance(event, VariableEvent) and event.is_done
                 yield event
         finally:
             for task in tasks:
@@ -208,18 +230,18 @@ def _found(execution: Execution) -> dict[int, tuple[AnyNode | None, BaseExceptio
 def _failure(node: AnyNode | None, error: BaseException) -> ProgramFailure:
     if not isinstance(error, JsgError):
         logger.error("a program failed", exc_info=error)
-    file, line = noted_place(error) or (place_of(node) if node is not None else ("?", 0))
+    place = noted_place(error) or (Place("?", 0) if node is None else place_of(node))
     message = str(error.args[0]) if isinstance(error, JsgError) and error.args else "internal error"
-    return ProgramFailure(None if node is None else node.id, file, line, type(error).__name__, message)
+    return ProgramFailure(None if node is None else node.id, place.file, place.line, type(error).__name__, message)
 
 
-def noted_place(error: BaseException) -> tuple[str, int] | None:
+def noted_place(error: BaseException) -> Place | None:
     """Gives the program's statement that a stream has noted on an error."""
     for note in getattr(error, "__notes__", ()):
         _, is_place, place = note.partition("in the program: ")
         name, _, line = place.rpartition(":")
         if is_place and line.isdecimal():
-            return name, int(line)
+            return Place(name, int(line))
     return None
 
 

@@ -85,8 +85,9 @@ class RuntimeEndpoint:
             sampling_params: The defaults of its gens: fields of `ir.SamplingArgs`.
 
         Yields:
-            With `stream` the events {"variable": name, "delta": text}, {"variable": name, "done": True} and
-            {"text": text}; at the end {"result": ...}, with the answer of `POST /v1/programs`.
+            With `stream` the events {"variable": name, "delta": text}, {"variable": name, "done": True},
+            {"text": text} and {"index": i, "call": entry of the timeline}; at the end {"result": ...}, with the answer
+            of `POST /v1/programs`.
 
         Raises:
             JsgError: The program is refused, or the server failed. Errors within the program are in the result.

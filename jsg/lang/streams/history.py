@@ -1,16 +1,19 @@
 """What happened in a run of a program: its calls of the model, which its states show, and its failures."""
 
+import asyncio
 import contextlib
 import dataclasses
 import logging
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jsg.errors import AbortedError
 from jsg.lang.ir import Gen, Select
 from jsg.lang.places import raised_place
+from jsg.lang.streams.ops import ExprOp, Place
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +30,7 @@ class Call:
     Attributes:
         kind: "gen" or "select".
         name: The variable that it sets, or None.
+        place: The program's statement, or None.
         start: When it began, on the monotonic clock.
         end: When it ended; None while it runs.
         meta: The report of the backend; None while it runs, and if it failed.
@@ -35,6 +39,7 @@ class Call:
 
     kind: str
     name: str | None
+    place: Place | None
     start: float
     end: float | None = None
     meta: Mapping[str, Any] | None = None
@@ -57,19 +62,22 @@ class History:
         """
         self._start = time.monotonic()
         self._calls: list[Call] = []
-        self._lists: tuple[list[Call], ...] = (self._calls, *(() if caller is None else caller._lists))
+        self._changed = asyncio.Event()
+        own = (self._calls, self._changed)
+        self._logs: tuple[tuple[list[Call], asyncio.Event], ...] = (own, *(() if caller is None else caller._logs))
         self._known: set[int] = set()  # identities of errors
         self._unread: list[str] = []
         if is_watched:
             weakref.finalize(self, _log_unread, self._unread)
 
     @contextlib.contextmanager
-    def calling(self, *whats: Gen | Select) -> Iterator[Sequence[Call]]:
+    def calling(self, *ops: ExprOp) -> Iterator[Sequence[Call]]:
         """Surrounds a call of the model, which may answer several gens. The block sets `meta` of each."""
         now = time.monotonic()
-        calls = [Call("gen" if isinstance(what, Gen) else "select", what.name, now) for what in whats]
-        for calls_so_far in self._lists:
+        calls = [_call_of(op, now) for op in ops]
+        for calls_so_far, _ in self._logs:
             calls_so_far += calls
+        self._tell()
         try:
             yield calls
         except BaseException as error:
@@ -79,6 +87,28 @@ class History:
         finally:
             for call in calls:
                 call.end = time.monotonic()
+            self._tell()
+
+    def _tell(self) -> None:
+        for _, changed in self._logs:
+            changed.set()
+
+    async def changes(self) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+        """Gives calls that have begun or ended since the last turn, with their indices, as `timeline` shows them.
+
+        For one reader, on the loop of the run. It never ends by itself.
+        """
+        num_shown, running = 0, set[int]()
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            fresh = range(num_shown, len(self._calls))
+            num_shown = len(self._calls)
+            for index in sorted(running | set(fresh)):
+                has_ended = self._calls[index].end is not None
+                if index in fresh or has_ended:
+                    yield index, self._shown(self._calls[index])
+                (running.discard if has_ended else running.add)(index)
 
     def usage(self) -> dict[str, int]:
         """Gives the number of calls that have ended well, and the sums of their tokens."""
@@ -93,6 +123,8 @@ class History:
         return {
             "name": call.name,
             "kind": call.kind,
+            "line": None if call.place is None else f"{Path(call.place.file).name}:{call.place.line}",
+            "node": None if call.place is None else call.place.node,
             "start_s": round(call.start - self._start, 6),
             "end_s": None if end is None else round(end - self._start, 6),
             **{name: meta.get(name) for name in _TOKENS},
@@ -121,6 +153,11 @@ class History:
         """Notes that a reader was told of an error. Whoever knows of one knows that the run has failed."""
         if id(error) in self._known:
             self._unread.clear()
+
+
+def _call_of(op: ExprOp, now: float) -> Call:
+    assert isinstance(op.expr, Gen | Select), "only these call the model"
+    return Call("gen" if isinstance(op.expr, Gen) else "select", op.expr.name, op.place, now)
 
 
 def usage_of(metas: Iterable[Mapping[str, Any] | None]) -> dict[str, int]:

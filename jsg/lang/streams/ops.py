@@ -5,15 +5,28 @@ Forks and joins are in `runner.py`, because they name other streams.
 
 import dataclasses
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from jsg.lang.backend import PromptItem
 from jsg.lang.ir import Gen, Select, Text, VarScopeBegin, VarScopeEnd
 from jsg.lang.streams.reasoning import Markers
 from jsg.lang.streams.variables import Variable
 
-Place = tuple[str, int]
-"""File and line of a program's statement."""
+
+class Place(NamedTuple):
+    """A program's statement.
+
+    Attributes:
+        file: The name of its file.
+        line: Its line.
+        node: The number of its node, where a graph runs.
+    """
+
+    file: str
+    line: int
+    node: int | None = None
+
+
 Make = Callable[[], Awaitable[Text | Select | None]]
 """Gives an expression that is not known before its turn; None where there is nothing to append. A select is made for a
 select, because it sets the variable of the op."""

@@ -232,14 +232,14 @@ class Runner:
         match op.expr:
             case Gen():
                 reply = _Reply(op, self.transcript)
-                with self._history.calling(op.expr) as (call,):
+                with self._history.calling(op) as (call,):
                     async with contextlib.aclosing(cast(Any, self._live().generate(op.expr))) as pieces:
                         async for piece in cast(AsyncIterator[Piece], pieces):
                             reply.add(piece)
                     call.meta = reply.meta
                 reply.finish()
             case Select():
-                with self._history.calling(op.expr) as (call,):
+                with self._history.calling(op) as (call,):
                     selection = await self._live().select(op.expr)
                     call.meta = selection.meta
                 self.transcript.write(selection.choice)
@@ -338,7 +338,7 @@ class Runner:
 
     async def _call_block(self, block: Sequence[ExprOp]) -> Sequence[Piece]:
         items = [op.expr for op in block if isinstance(op.expr, Text | Gen)]
-        if gens := [item for item in items if isinstance(item, Gen)]:
+        if gens := [op for op in block if isinstance(op.expr, Gen)]:
             with self._history.calling(*gens) as calls:
                 pieces = await cast(BlockSession, self._live()).generate_block(items)
                 for call, piece in zip(calls, pieces, strict=True):

@@ -16,7 +16,7 @@ from jsg.errors import GrammarError, GraphError, JsgError, RequestError, TimeLim
 from jsg.lang.choices import check_draw, method_named
 from jsg.lang.executor.arguments import arguments_from_json
 from jsg.lang.executor.limits import ProgramLimits, check_limits
-from jsg.lang.executor.posted import ProgramRun, execute
+from jsg.lang.executor.posted import CallEvent, ProgramRun, VariableEvent, execute
 from jsg.lang.graphs.check import graph_from_json
 from jsg.lang.graphs.codec import sampling_from_dict
 from jsg.lang.graphs.graph import Graph
@@ -71,7 +71,8 @@ async def programs(
     Parts that do not depend on each other run at the same time, and a prefix that several parts share is computed once.
     If a part fails, `errors` names its node and its line, and the answer still has the other variables. With `stream`,
     an event with `variable` and `delta` or `done` is about one variable, one with `text` has what is new of the text,
-    and the last event has the whole answer as `result`.
+    one with `call` says that a call of the model has begun or ended, as the timeline shows it at `index`, and the last
+    event has the whole answer as `result`.
     """
     program = await front.threads.run(lambda: _Program(body), body_bytes)
     namespace = call.caller.namespace(body.cache_salt, body.extra_key)
@@ -185,9 +186,13 @@ async def _events(program: _Program, front: Front, call: ApiCall, namespace: str
         async with _running(program, front, call, namespace, is_read=True) as run:
             num_chars = 0
             async for event in run.events():
-                num_chars += len(event.delta)
-                _check_size(num_chars)
-                news.add(event.name, event.delta, is_done=event.is_done, has_failed=event.has_failed)
+                match event:
+                    case CallEvent(index, shown):
+                        news.add_call(index, shown)
+                    case VariableEvent(name, delta, is_done, has_failed):
+                        num_chars += len(delta)
+                        _check_size(num_chars)
+                        news.add(name, delta, is_done=is_done, has_failed=has_failed)
             news.end(_shown(await run.result()))
 
     collecting = asyncio.create_task(collect())
@@ -215,6 +220,7 @@ class _News:
         self._texts: dict[str | None, list[str]] = {}
         self._done: set[str | None] = set()
         self._failed: set[str | None] = set()
+        self._calls: dict[int, dict[str, Any]] = {}
         self._result: dict[str, Any] | None = None
         self._is_some = asyncio.Event()
 
@@ -225,6 +231,11 @@ class _News:
         self._texts.setdefault(name, []).append(delta)
         if is_done:
             self._done.add(name)
+        self._is_some.set()
+
+    def add_call(self, index: int, call: dict[str, Any]) -> None:
+        """Adds what is known now of a call of the model."""
+        self._calls[index] = call
         self._is_some.set()
 
     def end(self, result: dict[str, Any]) -> None:
@@ -242,7 +253,8 @@ class _News:
 
     def take(self) -> list[Event]:
         """The events since the last call."""
-        events: list[Event] = []
+        events: list[Event] = [{"index": index, "call": call} for index, call in self._calls.items()]
+        self._calls = {}
         for name, texts in self._texts.items():
             if text := "".join(texts):
                 events.append({"text": text} if name is None else {"variable": name, "delta": text})
