@@ -210,6 +210,12 @@ class ServerConfig:
     cors_allow_origin: tuple[str, ...] = _knob(
         (), "An origin whose web pages may call this server. Repeat the option for several. Default: none."
     )
+    no_page: bool = _knob(False, "Leaves out the web page at /, which otherwise anybody may load without a key.")
+    root_path: str = _knob(
+        "",
+        "The path prefix, such as /models/chat, below which a proxy shows this server. Requests may come with or "
+        "without the prefix.",
+    )
     served_model_name: str | None = _knob(None, "The name of the model in /v1/models. Default: the model path.")
     tool_call_parser: str = _knob(
         "auto",

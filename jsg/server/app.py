@@ -12,16 +12,18 @@ from jsg.server.http.interface import describe
 from jsg.server.http.methods import HeadAsGet
 from jsg.server.http.origins import CheckOrigin, checked_origins
 from jsg.server.http.request_id import NameRequests
+from jsg.server.http.root_path import StripRootPath, checked_root_path
 from jsg.server.native import admin, generate, health, info, programs, score, select, tokenization
 from jsg.server.openai import chat, completions, models, refused, responses
 from jsg.server.openai.response_store import ResponseStore
+from jsg.server.page.routes import page_routes
 from jsg.server.telemetry import routes as metrics
 from jsg.server.telemetry.telemetry import Telemetry
 
 
 def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | None = None) -> FastAPI:
     """The application; it answers 503 until the door has a front. `telemetry` watches its requests."""
-    keys = KeyRing.of(config)
+    keys, root_path = KeyRing.of(config), checked_root_path(config.root_path)
     if config.kv_events_endpoint is not None and keys.has_several_users:
         raise ConfigError(
             "--kv-events-endpoint tells the tokens of all prompts, but this server has several users' keys; leave it "
@@ -40,12 +42,16 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
     for module in own + others:
         app.include_router(module.router)
     describe(app, config)
+    page = [] if config.no_page else page_routes()
+    app.router.routes.extend(page)
     routes = [route for module in own + others for route in module.router.routes]
     add_failure_handlers(app, routes)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(RequireKey, keys=keys, open_paths=open_paths(config))
+    app.add_middleware(RequireKey, keys=keys, open_paths=open_paths(config) | {route.path for route in page})
     app.add_middleware(CheckOrigin, origins=checked_origins(config.cors_allow_origin))
     app.add_middleware(NameRequests)  # outside of all that answers: every answer carries the name
     telemetry = telemetry or Telemetry(config)
     telemetry.watch(app, routes)
+    if root_path:
+        app.add_middleware(StripRootPath, prefix=root_path)
     return app

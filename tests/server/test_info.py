@@ -12,7 +12,7 @@ from tests.server.running import RunningServer
 from tests.server.threads import ServerMaker
 
 PATHS = ("/model_info", "/get_model_info", "/server_info", "/get_server_info", "/get_load", "/version", "/v1/models")
-TOLD = {"served_model_name", "model_path", "tokenizer_path"}  # as names; and what has a list of choices
+TOLD = {"served_model_name", "model_path", "tokenizer_path", "root_path"}  # names, and a path that clients know
 LONG = {"input_ids": [1], "stream": True, "sampling_params": {"max_new_tokens": 1000}}
 
 

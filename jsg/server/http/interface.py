@@ -12,6 +12,7 @@ from fastapi.openapi.utils import get_openapi
 import jsg
 from jsg.config import ServerConfig
 from jsg.server.http.access import PROBES, has_keys, open_paths
+from jsg.server.http.root_path import checked_root_path
 
 Schema = dict[str, Any]
 
@@ -81,6 +82,8 @@ def describe(app: FastAPI, config: ServerConfig) -> None:
 
 
 def _complete(document: Schema, config: ServerConfig) -> Schema:
+    if config.root_path:
+        document["servers"] = [{"url": checked_root_path(config.root_path)}]
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):

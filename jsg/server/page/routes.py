@@ -1,0 +1,97 @@
+"""The web page of the server: `GET /` and the files that it loads.
+
+The page is in the package and loads nothing from elsewhere, so it works without a network. It needs no key: its files
+are the same for everybody, and it asks for the key when the server answers 401. All its links are relative, so it also
+works below a path prefix.
+"""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+STATIC = Path(__file__).parent / "static"
+MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data: blob:",
+        "connect-src 'self'",
+        "object-src 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        # Where the browser knows these two, it refuses every assignment of text to HTML, such as innerHTML.
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # A browser asks each time whether its copy is still the current one, so a new version of jsg is seen at once.
+    "Cache-Control": "no-cache",
+}
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class PageFile:
+    """A file of the page.
+
+    Attributes:
+        content: Its bytes.
+        media_type: Its type.
+        etag: Names this content.
+    """
+
+    content: bytes
+    media_type: str
+    etag: str
+
+    async def respond(self, request: Request) -> Response:
+        """The file, or 304 if the browser has it already."""
+        headers = {**HEADERS, "ETag": self.etag}
+        if is_named(self.etag, request.headers.get("if-none-match", "")):
+            return Response(status_code=304, headers=headers)
+        return Response(self.content, headers={**headers, "Content-Type": self.media_type})
+
+
+def is_named(etag: str, if_none_match: str) -> bool:
+    """Whether the header names this ETag. Proxies that compress a file make its ETag a weak one."""
+    given = [name.strip().removeprefix("W/") for name in if_none_match.split(",")]
+    return etag in given or given == ["*"]
+
+
+@functools.cache
+def page_files() -> Mapping[str, PageFile]:
+    """Every file of the page by its path: the page itself is `/`, and the others lie below `/page/`."""
+    files = {}
+    for path in sorted(STATIC.rglob("*")):
+        if media_type := MEDIA_TYPES.get(path.suffix):
+            content = path.read_bytes()
+            etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+            name = path.relative_to(STATIC).as_posix()
+            files["/" if name == "index.html" else f"/page/{name}"] = PageFile(content, media_type, etag)
+    return files
+
+
+def page_routes() -> list[Route]:
+    """A route for each file. Only files that are in the package have one, so no path of a client is ever opened."""
+    return [Route(path, file.respond, methods=["GET"], include_in_schema=False) for path, file in page_files().items()]

@@ -1,0 +1,203 @@
+// The view "Chat": conversations on the left, the turns of one in the middle, its settings on the right.
+
+import { streamAnswer } from "./answer.js";
+import { makeComposer } from "./composer.js";
+import { makeSidebar } from "./sidebar.js";
+import { button, h, replace } from "./dom.js";
+import { DEFAULTS, bodyOf } from "./request.js";
+import { makeSettings } from "./settings.js";
+import { allConversations, keep, keepSettings, lastSettings } from "./store.js";
+import { addTurn, lastShown, newConversation, pathTo, shownPath } from "./tree.js";
+import { makeTurn } from "./turn.js";
+
+const NEAR_END_PX = 80; // a reader who is nearer to the end than this follows an answer as it grows
+
+/** What outlives the choice of another tab: conversations, and answers that are still being streamed. */
+class Session {
+  conversations = [];
+  current = null;
+  running = new Map(); // node of an answer → its AbortController
+  #loaded = null;
+
+  load() {
+    this.#loaded ??= allConversations().then((found) => {
+      this.conversations = found;
+      this.current = found[0] ?? newConversation(lastSettings(DEFAULTS));
+    });
+    return this.#loaded;
+  }
+
+  /** Shows a conversation, and adds it to the others when it has its first turn. */
+  async keep(conversation) {
+    if (!this.conversations.includes(conversation)) this.conversations.unshift(conversation);
+    await keep(conversation);
+  }
+}
+
+/** What the parts of the view share. */
+class Chat {
+  #turns = new Map(); // a node → its element and the function that draws it again
+  #changed = new Set(); // nodes to draw again in the next frame
+
+  constructor(root, app, session) {
+    this.app = app;
+    this.session = session;
+    this.list = h("ol", { class: "turns", "aria-label": "Turns" });
+    this.scroller = h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "Conversation" }, this.list);
+    this.sidebar = makeSidebar(this);
+    this.settings = makeSettings(this);
+    this.composer = makeComposer(this);
+    const middle = h("section", { class: "middle", "aria-label": "Chat" }, this.#toggles(root), this.scroller, this.composer.element);
+    replace(root, this.sidebar.element, middle, this.settings.element);
+    this.composer.takeFilesFrom(root);
+    this.draw();
+  }
+
+  get conversation() {
+    return this.session.current;
+  }
+
+  /** Whether an answer of the shown path is being streamed. */
+  get isRunning() {
+    return shownPath(this.conversation).some((node) => this.session.running.has(node));
+  }
+
+  /** Draws everything again, for another conversation or another branch. */
+  draw() {
+    this.#turns.clear();
+    const path = shownPath(this.conversation);
+    replace(this.list, path.map((node) => this.#turn(node)), path.length === 0 && emptyHint(this.app));
+    this.sidebar.draw();
+    this.settings.draw();
+    this.composer.draw();
+    this.scroller.scrollTop = this.scroller.scrollHeight;
+  }
+
+  /** Draws one turn again in the next frame of the browser, however often it changes until then. */
+  drawTurn(node) {
+    if (this.#changed.size === 0) requestAnimationFrame(() => this.#drawChanged());
+    this.#changed.add(node);
+  }
+
+  #drawChanged() {
+    const { scrollTop, scrollHeight, clientHeight } = this.scroller;
+    const follows = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
+    for (const node of this.#changed) this.#turns.get(node)?.draw();
+    this.#changed.clear();
+    if (follows) this.scroller.scrollTop = this.scroller.scrollHeight;
+  }
+
+  /** Shows another conversation. */
+  choose(conversation) {
+    this.session.current = conversation;
+    this.draw();
+    this.composer.focus();
+  }
+
+  /** Begins a conversation with the settings of this one. */
+  begin() {
+    this.choose(newConversation({ ...this.conversation.settings }));
+  }
+
+  /** Adds a turn of the user below a node, and lets the model answer. */
+  async send(fields, parent = lastShown(this.conversation)) {
+    const node = addTurn(this.conversation, parent, { role: "user", ...fields });
+    await this.answer(node.id);
+  }
+
+  /** Streams an answer below a node, beside the answers that are there. */
+  async answer(parent) {
+    const { conversation, session } = this;
+    let body;
+    try {
+      body = this.bodyFor(parent);
+    } catch (error) {
+      this.draw();
+      this.app.showError(error);
+      return;
+    }
+    const node = addTurn(conversation, parent, { role: "assistant" });
+    const controller = new AbortController();
+    session.running.set(node, controller);
+    this.draw();
+    await session.keep(conversation);
+    try {
+      await streamAnswer(this.app, body, node, () => session.view?.drawTurn(node), controller.signal);
+      this.app.announce(`The answer is complete: ${node.text}`);
+    } catch (error) {
+      if (controller.signal.aborted) node.stopped = true;
+      else node.error = error.message;
+      this.app.announce(controller.signal.aborted ? "Stopped" : error.message);
+    } finally {
+      session.running.delete(node);
+      await session.keep(conversation);
+      session.view?.ended(node);
+    }
+  }
+
+  /** An answer has ended, perhaps one that began before another tab was chosen. */
+  ended(node) {
+    this.drawTurn(node);
+    this.composer.draw();
+    this.sidebar.draw();
+  }
+
+  /** The body of the request whose answer comes below a node. */
+  bodyFor(parent) {
+    const { conversation } = this;
+    const path = conversation.nodes[parent].role === "root" ? [] : pathTo(conversation, parent);
+    return bodyOf(this.app.model?.id, conversation.settings, path);
+  }
+
+  /** Ends the answers of the shown path: the connection is closed, and the server ends the request. */
+  stop() {
+    for (const node of shownPath(this.conversation)) this.session.running.get(node)?.abort();
+  }
+
+  /** The settings of the conversation have changed. */
+  async keepSettings() {
+    keepSettings({ ...this.conversation.settings });
+    if (this.session.conversations.includes(this.conversation)) await this.session.keep(this.conversation);
+  }
+
+  #turn(node) {
+    const turn = makeTurn(this, node);
+    this.#turns.set(node, turn);
+    return turn.element;
+  }
+
+  #toggles(root) {
+    const toggle = (name, part) => {
+      const click = (event) => {
+        const shown = root.classList.toggle(`show-${part}`);
+        event.currentTarget.setAttribute("aria-expanded", String(shown));
+      };
+      return button(name, click, { "aria-expanded": "false", "aria-controls": part });
+    };
+    return h("div", { class: "row toggles" }, toggle("Conversations", "sidebar"), toggle("Settings", "settings"));
+  }
+}
+
+function emptyHint(app) {
+  return h("li", { class: "empty" }, `Ask ${app.model?.id ?? "the model"} something. `, h("span", { class: "hint" }, "Enter sends, Shift and Enter begins a line."));
+}
+
+const session = new Session();
+
+export const view = {
+  id: "chat",
+  title: "Chat",
+  async mount(root, app) {
+    await session.load();
+    session.view = new Chat(root, app, session);
+    document.addEventListener("jsg-model", modelIsKnown);
+  },
+  unmount() {
+    session.view = null;
+    document.removeEventListener("jsg-model", modelIsKnown);
+  },
+};
+
+function modelIsKnown() {
+  session.view?.composer.draw();
+}

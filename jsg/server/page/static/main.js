@@ -1,0 +1,107 @@
+// The frame of the page: tabs, the state of the server, and what views get as `app`.
+
+import { Api } from "./api.js";
+import { askKey, showError, showTexts } from "./dialogs.js";
+import { button, h, replace } from "./dom.js";
+import { VIEWS } from "./views.js";
+
+const READY_POLL_MS = 1500;
+
+const api = new Api(askKey);
+const root = document.getElementById("view");
+const live = document.getElementById("live");
+const state = document.getElementById("state");
+let shown = null;
+
+/**
+ * What a view may use. A view is `{id, title, mount(root, app), unmount()}`: `mount` fills an empty root when its tab is
+ * chosen, and `unmount` stops timers and streams when another tab is chosen.
+ */
+const app = {
+  fetchJson: (path, options) => api.fetchJson(path, options),
+  fetchText: (path, options) => api.fetchText(path, options),
+  stream: (path, options) => api.stream(path, options),
+  showError,
+  showTexts,
+  /** Tells a screen reader what has happened. */
+  announce(text) {
+    live.textContent = text;
+  },
+  /** The served model, as /v1/models describes it, once the server is ready. */
+  model: null,
+  /** Whether calls of the server need a key, so that examples show where it goes. */
+  get hasKey() {
+    return api.hasKey;
+  },
+};
+
+function makeTabs() {
+  const tabs = VIEWS.map((view) =>
+    button(view.title, () => show(view), {
+      role: "tab",
+      id: `tab-${view.id}`,
+      "aria-controls": "view",
+      keydown: (event) => moveFocus(event, tabs),
+    }),
+  );
+  replace(document.getElementById("tabs"), tabs);
+}
+
+/** The arrow keys go from tab to tab, as in every list of tabs. */
+function moveFocus(event, tabs) {
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (step === undefined) return;
+  event.preventDefault();
+  const next = (tabs.indexOf(event.target) + step + tabs.length) % tabs.length;
+  tabs[next].focus();
+  tabs[next].click();
+}
+
+function show(view) {
+  if (view === shown) return;
+  shown?.unmount();
+  shown = view;
+  for (const other of VIEWS) {
+    const tab = document.getElementById(`tab-${other.id}`);
+    tab.setAttribute("aria-selected", String(other === view));
+    tab.tabIndex = other === view ? 0 : -1;
+  }
+  history.replaceState(null, "", `#${view.id}`);
+  root.setAttribute("aria-labelledby", `tab-${view.id}`);
+  root.className = `view-${view.id}`;
+  replace(root);
+  Promise.resolve(view.mount(root, app)).catch(showError);
+}
+
+/** Waits until the server is ready, which takes as long as its model loads, and learns what it serves. */
+async function greet() {
+  while (!(await isReady())) await new Promise((resolve) => setTimeout(resolve, READY_POLL_MS));
+  try {
+    const { data } = await api.fetchJson("v1/models");
+    app.model = data[0];
+    setState("ok", app.model.id);
+    document.title = `${app.model.id} · jsg`;
+    document.dispatchEvent(new CustomEvent("jsg-model"));
+  } catch (error) {
+    setState("bad", error.message);
+  }
+}
+
+async function isReady() {
+  try {
+    const response = await fetch(new URL("ready", document.baseURI), { cache: "no-store" });
+    if (response.ok) return true;
+    setState("wait", (await response.json()).status ?? "loading");
+  } catch {
+    setState("bad", "not reachable");
+  }
+  return false;
+}
+
+function setState(kind, text) {
+  replace(state, h("span", { class: `dot ${kind}`, "aria-hidden": "true" }), text);
+}
+
+makeTabs();
+show(VIEWS.find((view) => `#${view.id}` === location.hash) ?? VIEWS[0]);
+greet();

@@ -1,0 +1,112 @@
+// The settings of a conversation: system prompt, sampling, tools, and the form of answers with what the server says of it.
+
+import { freshId, h, replace } from "./dom.js";
+import { FORMS, NUMBERS, checkBodyOf } from "./request.js";
+
+const CHECK_DELAY_MS = 500;
+const HINTS = {
+  json_schema: '{"type": "object", "properties": {"city": {"type": "string"}}}',
+  regex: "(yes|no), because [a-z ]+\\.",
+  ebnf: 'root ::= "yes" | "no"',
+  choices: "Paris\nRome",
+};
+const TOOLS_HINT = '[{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]';
+
+/** The panel, and the function that shows the settings of the present conversation. */
+export function makeSettings(chat) {
+  const controls = new Map(); // name of a setting → its element
+  const result = h("p", { class: "result", role: "status" });
+  let timer = null;
+  let asked = null;
+
+  function draw() {
+    for (const [name, control] of controls) {
+      const value = chat.conversation.settings[name];
+      if (control.type === "checkbox") control.checked = value;
+      else control.value = value;
+    }
+    drawGrammar();
+    replace(result);
+  }
+
+  function drawGrammar() {
+    const { form } = chat.conversation.settings;
+    const box = controls.get("grammar");
+    box.parentElement.hidden = !(form in HINTS);
+    box.placeholder = HINTS[form] ?? "";
+  }
+
+  function changed(name, needsCheck) {
+    const control = controls.get(name);
+    chat.conversation.settings[name] = control.type === "checkbox" ? control.checked : control.value;
+    chat.keepSettings();
+    if (name === "form") drawGrammar();
+    if (needsCheck) checkSoon();
+  }
+
+  function checkSoon() {
+    clearTimeout(timer);
+    asked?.abort();
+    replace(result);
+    timer = setTimeout(check, CHECK_DELAY_MS);
+  }
+
+  /** Asks the server for no tokens in this form: it compiles the grammar and reads the tools, or says what is wrong. */
+  async function check() {
+    const { settings } = chat.conversation;
+    if (settings.form === "" && settings.tools.trim() === "") return;
+    asked = new AbortController();
+    const { signal } = asked;
+    const begun = performance.now();
+    try {
+      await chat.app.fetchJson("v1/chat/completions", { body: checkBodyOf(chat.app.model?.id, settings), signal });
+      show("good", `The server takes it; compiled in ${Math.round(performance.now() - begun)} ms.`);
+    } catch (error) {
+      if (!signal.aborted) show("bad", error.message);
+    }
+  }
+
+  function show(kind, text) {
+    result.className = `result ${kind}`;
+    result.textContent = text;
+  }
+
+  function field(name, label, tag, props, needsCheck = false) {
+    const id = freshId(name);
+    const control = h(tag, { id, input: () => changed(name, needsCheck), ...props });
+    controls.set(name, control);
+    return h("div", { class: "field" }, h("label", { for: id }, label), control);
+  }
+
+  const element = h(
+    "aside",
+    { class: "settings", id: "settings", "aria-label": "Settings" },
+    h("h2", {}, "Settings"),
+    field("system", "System prompt", "textarea", { rows: 3 }),
+    h("div", { class: "numbers" }, NUMBERS.map(([name, label, bounds]) => field(name, label, "input", { type: "number", placeholder: "default", ...bounds, step: "any" }))),
+    field("stop", "Stop texts, one on each line", "textarea", { rows: 1 }),
+    h("div", { class: "check" }, checkbox("logprobs", "Colour tokens by their probability")),
+    h("h2", {}, "Form of the answer"),
+    formField(),
+    field("grammar", "Grammar", "textarea", { rows: 5, class: "mono", spellcheck: "false" }, true),
+    field("tools", "Tools, as JSON", "textarea", { rows: 3, class: "mono", spellcheck: "false", placeholder: TOOLS_HINT }, true),
+    result,
+  );
+
+  function checkbox(name, label) {
+    const id = freshId(name);
+    const control = h("input", { type: "checkbox", id, change: () => changed(name, false) });
+    controls.set(name, control);
+    return [control, h("label", { for: id }, label)];
+  }
+
+  function formField() {
+    const id = freshId("form");
+    const options = FORMS.map(([value, label]) => h("option", { value }, label));
+    const control = h("select", { id, change: () => changed("form", true) }, options);
+    controls.set("form", control);
+    return h("div", { class: "field" }, h("label", { for: id }, "Answers are"), control);
+  }
+
+  return { element, draw };
+}

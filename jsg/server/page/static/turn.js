@@ -1,0 +1,133 @@
+// One turn of a conversation: its text, its pictures, its calls of tools, and what can be done with it.
+
+import { factsOf } from "./answer.js";
+import { button, freshId, h, replace } from "./dom.js";
+import { asCurl, asLang, asPython } from "./request.js";
+import { tokenRow } from "./tokens.js";
+import { addTurn, chooseSibling, placeOf } from "./tree.js";
+
+const NAMES = { user: "You", assistant: "Model", tool: "Results of tools" };
+
+/** The element of a turn, and the function that draws it again after a change. */
+export function makeTurn(chat, node) {
+  const element = h("li", { class: `turn ${node.role}` });
+  const body = h("div", { class: "body" });
+  const footer = h("div", { class: "footer" });
+  const draw = () => {
+    const running = chat.session.running.has(node);
+    element.setAttribute("aria-busy", String(running));
+    replace(body, contentOf(chat, node, running));
+    replace(footer, running ? null : footerOf(chat, node, edit));
+  };
+  const edit = () => {
+    replace(body, editor(chat, node, draw));
+    replace(footer);
+    body.querySelector("textarea").focus();
+  };
+  replace(element, h("h2", { class: "who" }, NAMES[node.role]), body, footer);
+  draw();
+  return { element, draw };
+}
+
+function contentOf(chat, node, running) {
+  const scored = !running && node.tokens?.length && !node.calls?.length;
+  return [
+    pictures(node.images),
+    scored ? tokenRow(node) : (node.text || running) && h("div", { class: running ? "text growing" : "text" }, node.text),
+    node.calls?.map((call) => h("pre", { class: "code call", tabindex: "0" }, `${call.name}(${call.arguments})`)),
+    !running && node.role === "assistant" && node.calls?.length > 0 && node.children.length === 0 && resultsForm(chat, node),
+    node.results?.map(({ text }) => h("pre", { class: "code", tabindex: "0" }, text)),
+    node.stopped && h("p", { class: "hint" }, "Stopped."),
+    node.error && h("p", { class: "said" }, node.error),
+  ];
+}
+
+function pictures(images) {
+  if (!images?.length) return null;
+  return h("div", { class: "pictures" }, images.map(({ url, name }) => h("img", { src: url, alt: name, title: name })));
+}
+
+function footerOf(chat, node, edit) {
+  const facts = node.role === "assistant" ? factsOf(node).map((fact) => h("li", {}, fact)) : [];
+  return [
+    facts.length > 0 && h("ul", { class: "facts" }, facts),
+    h("div", { class: "row actions" }, versions(chat, node), actionsOf(chat, node, edit)),
+  ];
+}
+
+function actionsOf(chat, node, edit) {
+  if (node.role === "tool") return [];
+  const copy = button("Copy", () => chat.app.showTexts("Copy", [["Text", node.text]]), { "aria-label": "Copy the text" });
+  const change = button("Edit", edit, { title: "Write another version of this turn" });
+  if (node.role === "user") return [change, copy];
+  const again = button("Again", () => chat.answer(node.parent), { title: "Let the model write another answer" });
+  return [again, change, copy, button("Code", () => showCode(chat, node), { title: "This request as curl and as Python" })];
+}
+
+/** `‹ 2 / 3 ›` for a turn of which there are several versions. */
+function versions(chat, node) {
+  const { number, count } = placeOf(chat.conversation, node);
+  if (count < 2) return null;
+  const go = (step, name) => () => {
+    const id = chooseSibling(chat.conversation, node, step);
+    chat.draw();
+    const turn = chat.list.querySelector(`[data-versions="${id}"] [aria-label="${name}"]`);
+    turn?.focus();
+    chat.app.announce(`Version ${placeOf(chat.conversation, chat.conversation.nodes[id]).number} of ${count}`);
+  };
+  const step = (sign, by, name) => button(sign, go(by, name), { "aria-label": name });
+  return h(
+    "span",
+    { class: "versions", role: "group", "aria-label": "Versions", "data-versions": node.id },
+    step("‹", -1, "Previous version"),
+    h("span", {}, `${number} / ${count}`),
+    step("›", 1, "Next version"),
+  );
+}
+
+/** Another version of a turn: one of the user is answered, one of the model is taken as it is. */
+function editor(chat, node, cancel) {
+  const id = freshId("edit");
+  const text = h("textarea", { id, rows: Math.min(12, node.text.split("\n").length + 1), value: node.text });
+  const save = () => {
+    if (node.role === "user") {
+      chat.send({ text: text.value, images: node.images }, node.parent);
+      return;
+    }
+    addTurn(chat.conversation, node.parent, { role: "assistant", text: text.value });
+    chat.session.keep(chat.conversation);
+    chat.draw();
+  };
+  return [
+    h("label", { class: "unseen", for: id }, "Another version of this turn"),
+    text,
+    h("div", { class: "row" }, button(node.role === "user" ? "Send" : "Keep", save, { class: "main" }), button("Cancel", cancel)),
+  ];
+}
+
+/** Boxes for what the called tools gave, of which a turn is made. */
+function resultsForm(chat, node) {
+  const boxes = node.calls.map((call) => {
+    const id = freshId("result");
+    const box = h("textarea", { id, rows: 2 });
+    return { call, box, row: [h("label", { for: id }, `Result of ${call.name}`), box] };
+  });
+  const send = () => {
+    const results = boxes.map(({ call, box }) => ({ id: call.id, text: box.value }));
+    const turn = addTurn(chat.conversation, node.id, { role: "tool", results });
+    chat.answer(turn.id);
+  };
+  return h("div", { class: "results" }, boxes.map(({ row }) => row), button("Send the results", send, { class: "main" }));
+}
+
+/** The request of an answer as curl, in Python and in the language of jsg. */
+function showCode(chat, node) {
+  const { app } = chat;
+  try {
+    const [url, body] = [new URL("./", document.baseURI).href, chat.bodyFor(node.parent)];
+    const write = (how) => how(url, body, app.hasKey);
+    app.showTexts("This request", [["curl", write(asCurl)], ["Python", write(asPython)], ["jsg.lang", write(asLang)]]);
+  } catch (error) {
+    app.showError(error);
+  }
+}
