@@ -35,6 +35,7 @@ function addNode(place, node, tag) {
     before.text = cut(before.text + textOf(node));
     return;
   }
+  if (TEXT_KINDS.has(node.kind) && !textOf(node).trim()) return; // the end of a turn, or the beginning of the program
   const sources = before ? [before] : [];
   if (node.kind === "join") {
     for (const branch of node.branches) {

@@ -3,7 +3,9 @@
 import { button, h, replace, svg } from "./dom.js";
 import { layout } from "./graph.js";
 
-const CARD = { width: 176, height: 78, gapX: 28, gapY: 30 };
+const CARD = { width: 176, gapX: 28, gapY: 22 };
+const HEIGHTS = { generate: 78, choose: 78, text: 46 };
+const LEAST_HEIGHT = 28;
 const TICK_MS = 100;
 
 let run = null; // {abort, calls, begun, timer}: the program that is under way
@@ -34,7 +36,7 @@ function build(root, app) {
     begin: h("button", { type: "submit", class: "main" }, "Run"),
     end: button("Stop", stop, { disabled: true }),
     graph: h("div", { class: "graph", role: "group", "aria-label": "Graph of the program", tabindex: 0 }),
-    calls: h("table", { class: "calls" }),
+    calls: h("table", { class: "call-table" }),
     status: h("p", { class: "hint" }),
     result: h("pre", { class: "code", tabindex: 0, "aria-label": "Variables of the program" }),
     cards: new Map(),
@@ -76,18 +78,24 @@ function field(name, value = "") {
 
 function draw(graph) {
   const { cards, edges, columns, rows } = layout(graph);
+  const heightOf = (card) => HEIGHTS[card.kind] ?? LEAST_HEIGHT;
+  const tops = [0];
+  for (let row = 0; row < rows; row += 1) {
+    const tallest = Math.max(...cards.filter((card) => card.row === row).map(heightOf));
+    tops.push(tops[row] + tallest + CARD.gapY);
+  }
   const x = (card) => card.column * (CARD.width + CARD.gapX);
-  const y = (card) => card.row * (CARD.height + CARD.gapY);
+  const y = (card) => tops[card.row];
   const width = columns * (CARD.width + CARD.gapX);
-  const height = rows * (CARD.height + CARD.gapY);
+  const height = tops[rows];
   const lines = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
   for (const [from, to] of edges) {
-    const [x1, y1] = [x(from) + CARD.width / 2, y(from) + CARD.height];
+    const [x1, y1] = [x(from) + CARD.width / 2, y(from) + heightOf(from)];
     const [x2, y2] = [x(to) + CARD.width / 2, y(to)];
     const bend = Math.min(CARD.gapY, (y2 - y1) / 2);
     lines.append(svg("path", { d: `M${x1} ${y1} C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2}` }));
   }
-  const boxes = cards.map((card) => box(card, x(card), y(card)));
+  const boxes = cards.map((card) => box(card, { left: x(card), top: y(card), width: CARD.width, height: heightOf(card) }));
   const inner = h("div", { class: "inner" }, lines, boxes.map((each) => each.whole));
   inner.style.width = `${width}px`;
   inner.style.height = `${height}px`;
@@ -96,12 +104,12 @@ function draw(graph) {
 }
 
 /** A card of the graph; `state` is where the run shows what has become of it. */
-function box(card, left, top) {
+function box(card, place) {
   const text = card.text.trim();
   const state = h("span", { class: "became" });
   const title = card.tag ? `${card.title} (${card.tag})` : card.title;
   const whole = h("div", { class: `card ${card.kind}`, title: text }, h("b", {}, title), h("span", {}, text), state);
-  for (const [name, value] of Object.entries({ left, top, width: CARD.width, height: CARD.height })) {
+  for (const [name, value] of Object.entries(place)) {
     whole.style[name] = `${value}px`;
   }
   return { whole, state };

@@ -1,0 +1,149 @@
+// The view of the cache: the radix tree as bars, each from the tokens before it to its last one, while it changes.
+
+import { TreeCanvas } from "./canvas.js";
+import { button, h, replace } from "./dom.js";
+import { arrange, Past, RadixTree } from "./radix.js";
+
+const RETRY_MS = 1500;
+const PATH = "debug/radix/events";
+
+export const view = {
+  id: "cache",
+  title: "Cache",
+  mount(root, app) {
+    watch?.end();
+    watch = new Watch(root, app);
+    watch.follow();
+  },
+  unmount() {
+    watch?.end();
+    watch = null;
+  },
+};
+
+let watch = null;
+
+/** What is shown while the tab is open. */
+class Watch {
+  #abort = new AbortController();
+  #app;
+  #tree = new RadixTree();
+  #past = new Past();
+  #moment = null; // the time that is replayed; null shows what is there now
+  #wantsText = true;
+  #parts;
+  #canvas;
+
+  constructor(root, app) {
+    this.#app = app;
+    this.#canvas = new TreeCanvas((bar) => this.#describe(bar));
+    this.#parts = {
+      pool: h("div", { class: "pool" }),
+      summary: h("p", { class: "hint" }),
+      when: h("input", { type: "range", id: "moment", min: 0, max: 0, step: "any", input: () => this.#replay() }),
+      told: h("span", { class: "hint" }),
+      live: button("Live", () => this.#resume(), { "aria-pressed": "true" }),
+      details: h("dl", { class: "details", "aria-live": "polite" }),
+    };
+    const { pool, summary, when, told, live, details } = this.#parts;
+    const replayed = h("div", { class: "row replay" }, h("label", { for: "moment" }, "Last minutes"), when, told, live);
+    const side = h("aside", {}, h("h2", {}, "Node"), details, h("h2", {}, "Colours"), legend());
+    replace(root, pool, summary, replayed, h("div", { class: "tree" }, this.#canvas.element, side));
+    this.#describe(null);
+  }
+
+  end() {
+    this.#abort.abort();
+    this.#canvas.end();
+  }
+
+  /** Reads the server's stream until the tab is left. A stream that ends, as when a server restarts, is begun again. */
+  async follow() {
+    while (!this.#abort.signal.aborted) {
+      try {
+        await this.#read();
+      } catch (error) {
+        if (this.#abort.signal.aborted) return;
+        if (error.status === 403 && this.#wantsText) {
+          this.#wantsText = false; // the texts are for the admin key only
+          continue;
+        }
+        this.#parts.summary.textContent = error.message;
+        if (error.status >= 400 && error.status < 500) return;
+      }
+      await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+    }
+  }
+
+  async #read() {
+    const path = this.#wantsText ? `${PATH}?text=true` : PATH;
+    for await (const { data } of this.#app.stream(path, { signal: this.#abort.signal })) {
+      const event = JSON.parse(data);
+      const changed = this.#tree.apply(event);
+      this.#past.note(event, this.#tree);
+      this.#parts.when.min = String(this.#past.begin);
+      this.#parts.when.max = String(this.#tree.time);
+      if (this.#moment === null) this.#show(this.#tree, changed);
+    }
+  }
+
+  #replay() {
+    this.#moment = Number(this.#parts.when.value);
+    this.#parts.live.setAttribute("aria-pressed", "false");
+    this.#show(this.#past.at(this.#moment), []);
+  }
+
+  #resume() {
+    this.#moment = null;
+    this.#parts.live.setAttribute("aria-pressed", "true");
+    this.#show(this.#tree, []);
+  }
+
+  #show(tree, changed) {
+    this.#canvas.draw(arrange(tree), changed, tree);
+    showPool(this.#parts.pool, tree.pool);
+    const tokens = [...tree.nodes.values()].reduce((sum, node) => sum + node.length, 0);
+    this.#parts.summary.textContent = `${tree.numNodes} nodes, ${tokens} tokens in ${tree.nodes.size} of them`;
+    const { when, told } = this.#parts;
+    if (this.#moment === null) when.value = when.max;
+    const ago = Number(when.max) - (this.#moment ?? Number(when.max));
+    told.textContent = ago < 1 ? "now" : `${Math.round(ago)} s ago`;
+  }
+
+  #describe(bar, tree) {
+    if (bar === null) {
+      replace(this.#parts?.details ?? h("dl"), h("dd", {}, "Point at a bar, or use the arrow keys."));
+      return;
+    }
+    const { node, begin, end } = bar;
+    const folded = tree.folded.get(node.id);
+    const rows = [
+      ["Tokens", `${node.length} (from ${begin} to ${end})`],
+      ["Holders", node.isLocked ? `${node.holders}: locked` : `${node.holders}: evictable`],
+      ["Hits", String(node.hits)],
+      ["Last used", `${Math.max(0, tree.time - node.seen).toFixed(1)} s ago`],
+      ...(folded ? [["Folded below", `${folded.nodes} nodes, ${folded.tokens} tokens`]] : []),
+      ...(tree.texts.has(node.id) ? [["Text", h("pre", { class: "code" }, tree.texts.get(node.id))]] : []),
+    ];
+    replace(this.#parts.details, rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+  }
+}
+
+/** The bar is the equation that the engine checks: these terms add up to the pool. */
+function showPool(element, pool) {
+  if (!pool) return;
+  const { total, ...terms } = pool;
+  const named = Object.entries(terms).filter(([, tokens]) => typeof tokens === "number");
+  const parts = named.map(([name, tokens]) => {
+    const part = h("span", { class: `share ${name}`, title: `${name}: ${tokens} tokens` });
+    part.style.flexGrow = String(tokens);
+    return part;
+  });
+  const equation = `${total} tokens = ${named.map(([name, tokens]) => `${tokens} ${name}`).join(" + ")}`;
+  replace(element, h("div", { class: "shares", "aria-hidden": "true" }, parts), h("p", { class: "hint" }, equation));
+}
+
+function legend() {
+  const kinds = { locked: "locked by requests", evictable: "evictable, paler with age", hit: "hit", insert: "new or split", evict: "evicted below" };
+  return h("ul", { class: "legend" }, Object.entries(kinds).map(([kind, text]) => h("li", {}, h("i", { class: kind }), text)));
+}
