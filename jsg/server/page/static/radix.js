@@ -22,16 +22,18 @@ export class RadixTree {
     this.time = event.time;
     this.pool = event.pool ?? this.pool;
     if (event.type === "snapshot") {
+      const before = this.nodes;
       this.#read(event);
-      return [];
+      return before.size ? [...this.#differences(before)] : [];
     }
+    for (const [id, text] of Object.entries(event.texts ?? {})) this.texts.set(Number(id), text);
     return event.changes.map((change) => this.#change(change)).filter(Boolean);
   }
 
   /** A tree that changes apart from this one. */
   copy() {
     const other = new RadixTree();
-    Object.assign(other, this, { nodes: new Map(), roots: new Set(this.roots), texts: this.texts, folded: this.folded });
+    Object.assign(other, this, { nodes: new Map(), roots: new Set(this.roots), texts: new Map(this.texts) });
     for (const [id, node] of this.nodes) other.nodes.set(id, { ...node, children: new Set(node.children) });
     return other;
   }
@@ -56,6 +58,16 @@ export class RadixTree {
       });
     }
     for (const node of this.nodes.values()) this.#siblings(node.parent).add(node.id);
+  }
+
+  /** What has happened between two snapshots. A server sends no deltas of a tree that is too large to be shown whole. */
+  *#differences(before) {
+    for (const [id, node] of this.nodes) {
+      const old = before.get(id);
+      if (!old) yield ["insert", id];
+      else if (node.hits > old.hits) yield ["hit", id];
+    }
+    for (const [id, old] of before) if (!this.nodes.has(id)) yield ["evict", old.parent];
   }
 
   #siblings(parent) {
@@ -90,6 +102,7 @@ export class RadixTree {
         if (!node) return null;
         this.#siblings(node.parent).delete(id);
         this.nodes.delete(id);
+        this.texts.delete(id);
         this.numNodes -= 1;
         return ["evict", node.parent];
       }
@@ -127,7 +140,7 @@ export class Past {
   note(event, tree) {
     this.#events.push(event);
     const last = this.#checkpoints.at(-1);
-    if (!last || event.type === "snapshot" || tree.time - last.time >= CHECKPOINT_S) this.#checkpoints.push(tree.copy());
+    if (!last || tree.time - last.time >= CHECKPOINT_S) this.#checkpoints.push(tree.copy());
     const oldest = tree.time - KEPT_S;
     while (this.#checkpoints.length > 1 && this.#checkpoints[1].time <= oldest) this.#checkpoints.shift();
     while (this.#events.length && this.#events[0].time < this.#checkpoints[0].time) this.#events.shift();
