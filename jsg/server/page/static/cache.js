@@ -26,6 +26,8 @@ let watch = null;
 /** What is shown while the tab is open. */
 class Watch {
   #abort = new AbortController();
+  #reading = new AbortController(); // ends when another part of the tree is chosen
+  #root = null; // the node whose subtree is shown; null for the whole tree
   #app;
   #tree = new RadixTree();
   #past = new Past();
@@ -43,10 +45,12 @@ class Watch {
       when: h("input", { type: "range", id: "moment", min: 0, max: 0, step: "any", input: () => this.#replay() }),
       told: h("span", { class: "hint" }),
       live: button("Live", () => this.#resume(), { "aria-pressed": "true" }),
+      whole: button("Whole tree", () => this.#look(null), { hidden: true }),
       details: h("dl", { class: "details", "aria-live": "polite" }),
     };
-    const { pool, summary, when, told, live, details } = this.#parts;
-    const replayed = h("div", { class: "row replay" }, h("label", { for: "moment" }, "Last minutes"), when, told, live);
+    const { pool, summary, when, told, live, whole, details } = this.#parts;
+    const label = h("label", { for: "moment" }, "Last minutes");
+    const replayed = h("div", { class: "row replay" }, label, when, told, live, whole);
     const side = h("aside", {}, h("h2", {}, "Node"), details, h("h2", {}, "Colours"), legend());
     replace(root, pool, summary, replayed, h("div", { class: "tree" }, this.#canvas.element, side));
     this.#describe(null);
@@ -54,7 +58,18 @@ class Watch {
 
   end() {
     this.#abort.abort();
+    this.#reading.abort();
     this.#canvas.end();
+  }
+
+  /** Shows the subtree of a node, or the whole tree for null. */
+  #look(root) {
+    this.#root = root;
+    this.#tree = new RadixTree();
+    this.#past = new Past();
+    this.#parts.whole.hidden = root === null;
+    this.#resume();
+    this.#reading.abort();
   }
 
   /** Reads the server's stream until the tab is left. A stream that ends, as when a server restarts, is begun again. */
@@ -64,11 +79,16 @@ class Watch {
         await this.#read();
       } catch (error) {
         if (this.#abort.signal.aborted) return;
+        if (error.name === "AbortError") continue; // another part was chosen
         if (error.status === 403 && this.#wantsText) {
           this.#wantsText = false; // the texts are for the admin key only
           continue;
         }
         this.#parts.summary.textContent = error.message;
+        if (error.status === 404 && this.#root !== null) {
+          this.#look(null); // the node is gone
+          continue;
+        }
         if (error.status >= 400 && error.status < 500) return;
       }
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
@@ -76,8 +96,11 @@ class Watch {
   }
 
   async #read() {
-    const path = this.#wantsText ? `${PATH}?text=true` : PATH;
-    for await (const { data } of this.#app.stream(path, { signal: this.#abort.signal })) {
+    this.#reading = new AbortController();
+    const query = new URLSearchParams();
+    if (this.#wantsText) query.set("text", "true");
+    if (this.#root !== null) query.set("root", String(this.#root));
+    for await (const { data } of this.#app.stream(`${PATH}?${query}`, { signal: this.#reading.signal })) {
       const event = JSON.parse(data);
       const changed = this.#tree.apply(event);
       this.#past.note(event, this.#tree);
@@ -125,7 +148,8 @@ class Watch {
       ...(folded ? [["Folded below", `${folded.nodes} nodes, ${folded.tokens} tokens`]] : []),
       ...(tree.texts.has(node.id) ? [["Text", h("pre", { class: "code" }, tree.texts.get(node.id))]] : []),
     ];
-    replace(this.#parts.details, rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+    const inside = folded && button("Look inside", () => this.#look(node.id));
+    replace(this.#parts.details, rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]), inside);
   }
 }
 
