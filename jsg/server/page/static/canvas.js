@@ -13,6 +13,8 @@ export class TreeCanvas {
   #tree = null;
   #flashes = new Map(); // id of a node → [kind, when it began]
   #selected = null;
+  #told = {}; // the chosen node as it was when something was said of it
+  #isPinned = false; // by a click or a key, until the next one; else the pointer chooses
   #frame = 0;
   #canvas = h("canvas", { "aria-hidden": "true" });
   #tall = h("div", {});
@@ -29,8 +31,8 @@ export class TreeCanvas {
       "aria-label": "Radix tree. Arrow keys go to the parent, the first child, and the bars beside.",
       scroll: () => this.#ask(),
       keydown: (event) => this.#key(event),
-      click: (event) => this.#choose(this.#barAt(event)),
-      mousemove: (event) => this.#choose(this.#barAt(event) ?? this.#selected),
+      click: (event) => this.#pin(this.#barAt(event)),
+      mousemove: (event) => this.#isPinned || this.#choose(this.#barAt(event) ?? this.#selected),
     });
     this.element.append(this.#canvas, this.#tall);
     this.#resized.observe(this.element);
@@ -47,7 +49,7 @@ export class TreeCanvas {
     for (const [kind, id] of changed) this.#flashes.set(id, [kind, now]);
     this.#shown = arranged;
     this.#tree = tree;
-    if (this.#selected) this.#choose(arranged.bars.find((bar) => bar.node.id === this.#selected.node.id) ?? null);
+    if (this.#selected) this.#find(this.#selected);
     this.#ask();
   }
 
@@ -123,8 +125,23 @@ export class TreeCanvas {
     return this.#shown.bars.find((bar) => token >= bar.begin && token < bar.end && row >= bar.top && row < bar.top + bar.rows) ?? null;
   }
 
+  /** The bar that was chosen, in a new arrangement. What is said of it changes only if it has changed. */
+  #find({ node: old }) {
+    const bar = this.#shown.bars.find(({ node }) => node.id === old.id) ?? null;
+    const isAsBefore = ["length", "holders", "hits"].every((name) => bar?.node[name] === this.#told[name]);
+    if (isAsBefore) this.#selected = bar;
+    else this.#choose(bar);
+  }
+
+  #pin(bar) {
+    this.#isPinned = bar !== null;
+    this.#choose(bar);
+  }
+
   #choose(bar) {
+    if (bar && bar === this.#selected) return;
     this.#selected = bar;
+    this.#told = { ...bar?.node };
     this.#select(bar, this.#tree);
     this.#ask();
   }
@@ -141,7 +158,7 @@ export class TreeCanvas {
       ArrowDown: () => bars.find((bar) => bar.top >= top + rows && bar.begin <= begin),
       ArrowUp: () => bars.findLast((bar) => bar.top + bar.rows <= top && bar.begin <= begin),
     }[event.key];
-    this.#choose((this.#selected && next?.()) || bars[at]);
+    this.#pin((this.#selected && next?.()) || bars[at]);
     this.#reveal(this.#selected);
   }
 
