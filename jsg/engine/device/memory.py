@@ -59,10 +59,11 @@ class MemoryPlan:
     @property
     def needed_bytes(self) -> int:
         """The bytes of all parts."""
-        return sum(self._parts.values())
+        return sum(self.parts.values())
 
     @property
-    def _parts(self) -> dict[str, int]:
+    def parts(self) -> dict[str, int]:
+        """The bytes of each part, by its name for people."""
         return {
             "weights": self.weights_bytes,
             "largest step": self.temporary_bytes,
@@ -73,7 +74,7 @@ class MemoryPlan:
         }
 
     def __str__(self) -> str:
-        shown = " + ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in self._parts.items())
+        shown = " + ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in self.parts.items())
         pool = f"{self.pool_tokens} tokens of {self.bytes_per_token} bytes"
         return (
             f"memory plan: {shown} ({pool}) of {self.limit_bytes / 2**20:.0f} MiB{self.advice and f'; {self.advice}'}"

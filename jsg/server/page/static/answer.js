@@ -1,5 +1,7 @@
 // Reads the stream of an answer into its node: text, calls of tools, log-probabilities, usage, times.
 
+const MIN_RATE_S = 0.05; // tokens that came together, as those of a grammar do, have no rate
+
 /**
  * Streams the answer to a body into a node, and calls `changed` after each event.
  * Raises what the stream raises; the node then has what came before.
@@ -50,7 +52,7 @@ function timesOf({ begun, first, last }, node) {
   const seconds = first === null ? 0 : (last - first) / 1000;
   return {
     first_ms: first === null ? null : first - begun,
-    rate: num > 1 && seconds > 0 ? (num - 1) / seconds : null,
+    rate: num > 1 && seconds > MIN_RATE_S ? (num - 1) / seconds : null,
   };
 }
 

@@ -198,6 +198,8 @@ export const view = {
   },
 };
 
+/** The name of the model stands where there are no turns, and the composer asks for pictures only if the model sees. */
 function modelIsKnown() {
-  session.view?.composer.draw();
+  if (shownPath(session.current).length === 0) session.view?.draw();
+  else session.view?.composer.draw();
 }

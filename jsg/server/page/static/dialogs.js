@@ -6,8 +6,8 @@ import { button, freshId, h } from "./dom.js";
 export function askKey(refused) {
   const id = freshId("key");
   const input = h("input", { id, type: "password", autocomplete: "off", spellcheck: "false", required: true });
-  const dialog = open("API key", [
-    h("p", {}, refused ? "The server refused this key." : "This server answers only to those who have a key."),
+  const dialog = open("This server needs a key", [
+    h("p", {}, refused ? "The server refused this key." : "It answers only to those who have one."),
     h("label", { for: id }, "API key"),
     input,
     h("p", { class: "hint" }, "It stays in the memory of this page and is gone when you close the page."),

@@ -21,11 +21,11 @@ const TILES = [
   ["waiting", "Waiting", whole, "requests in the queue"],
   ["batch", "Batch", (value) => value.toFixed(1), "tokens made by a step"],
   ["rate", "Throughput", whole, "tokens made in a second"],
-  ["step_ms", "Step time", (value) => `${value.toFixed(value < 10 ? 2 : 0)} ms`, "of the engine, with planning"],
-  ["usage", "KV use", percent, "of the pool by requests", 1],
-  ["hit", "Hit rate", percent, "of prompt tokens were cached", 1],
+  ["step_ms", "Step time", (value) => `${value.toFixed(value < 10 ? 2 : 0)} ms`, "of the engine"],
+  ["usage", "KV use", percent, "of the pool, by requests", 1],
+  ["hit", "Hit rate", percent, "of prompt tokens", 1],
   ["compiled", "Compiles", whole, "programs since the start"],
-  ["retracts", "Retracts", whole, "requests put back, as memory was short"],
+  ["retracts", "Retracts", whole, "requests that made room"],
 ];
 
 class Engine {

@@ -83,7 +83,7 @@ async function greet() {
     document.title = `${app.model.id} · jsg`;
     document.dispatchEvent(new CustomEvent("jsg-model"));
   } catch (error) {
-    setState("bad", error.message);
+    setState("bad", error.status === 401 ? button("Give a key", greet) : error.message);
   }
 }
 

@@ -30,7 +30,9 @@ export function tokenRow(node) {
 function tokenSpan(token, kept, panelId) {
   const level = BOUNDS.filter((bound) => Math.exp(token.logprob) < bound).length;
   const pushed = kept !== undefined && kept < PUSHED ? " pushed" : "";
-  return h("span", { class: `token p${level}${pushed}`, role: "button", tabindex: "-1", "aria-describedby": panelId }, token.text);
+  const name = token.text.trim() === "" ? visible(token.text) : null; // a button needs a name that can be read aloud
+  const props = { class: `token p${level}${pushed}`, role: "button", tabindex: "-1", "aria-label": name, "aria-describedby": panelId };
+  return h("span", props, token.text);
 }
 
 function move(event, spans) {

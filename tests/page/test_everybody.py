@@ -1,0 +1,86 @@
+"""The page for everybody: with a keyboard only, read aloud, dark, and on a phone."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.page.conftest import Opener
+from tests.page.steps import ask, wait_for_answer
+from tests.server.running import RunningServer
+
+pytestmark = pytest.mark.slow
+
+PHONE = {"width": 390, "height": 800}
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The source of axe-core, which finds what keeps people out."""
+    spec = importlib.util.find_spec("axe_playwright_python")
+    if spec is None or spec.origin is None:
+        pytest.skip("needs the package axe-playwright-python")
+    return (Path(spec.origin).parent / "axe.min.js").read_text()
+
+
+def problems(page: Any, axe: str) -> list[str]:
+    page.evaluate(axe)
+    found = page.evaluate("axe.run()")["violations"]
+    return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(opened: Opener, scripted: RunningServer, axe: str, scheme: str):
+    page = opened(scripted, color_scheme=scheme).page
+    page.get_by_text("Ask fake something.").wait_for()
+    assert problems(page, axe) == []
+    page.get_by_label("Max tokens").fill("20")
+    page.get_by_label("Colour tokens").check()
+    page.get_by_label("Answers are").select_option("Regular expression")
+    ask(page, "score this")
+    page.locator(".token").first.hover()
+    page.get_by_role("button", name="Again").click()
+    page.get_by_text("2 / 2").wait_for()
+    page.locator(".token").first.hover()
+    assert problems(page, axe) == []
+    page.get_by_role("button", name="Code").click()
+    assert problems(page, axe) == []
+    page.keyboard.press("Escape")
+    page.get_by_role("tab", name="Engine").click()
+    page.locator(".legend").get_by_text("free").wait_for()
+    assert problems(page, axe) == []
+
+
+def test_the_keyboard_reaches_everything(opened: Opener, scripted: RunningServer):
+    page = opened(scripted).page
+    page.get_by_label("Message").wait_for()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    page.get_by_role("tab", name="Engine", selected=True).wait_for()
+    page.locator(".legend").get_by_text("free").wait_for()
+    page.keyboard.press("ArrowLeft")
+    page.get_by_label("Message").focus()
+    page.get_by_label("Max tokens").fill("300")
+    ask(page, "stop me")
+    page.get_by_role("button", name="Stop").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_text("Stopped.").wait_for()
+
+
+def test_a_phone_has_room_for_it(opened: Opener, scripted: RunningServer):
+    page = opened(scripted, viewport=PHONE).page
+    page.get_by_label("Message").wait_for()
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Max tokens").fill("60")
+    page.get_by_role("button", name="Settings").click()
+    ask(page, "averylongwordwithoutaspace" * 20)
+    wait_for_answer(page)
+    page.get_by_role("tab", name="Engine").click()
+    page.locator(".legend").get_by_text("free").wait_for()
+    for tab in ("Engine", "Chat"):
+        page.get_by_role("tab", name=tab).click()
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        assert page.evaluate("document.querySelector('main').scrollWidth") <= PHONE["width"]
