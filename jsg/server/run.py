@@ -318,4 +318,5 @@ def _greeting(front: Front, listener: socket.socket, seconds: float) -> str:
     if has_keys(front.server_config):
         headers.append("Authorization: Bearer YOUR_KEY")
     command = ["curl", url + path, *(word for header in headers for word in ("-H", header)), "-d", json.dumps(body)]
-    return f"{front.model_name} is ready at {url} after {seconds:.1f} s; try:\n\n{shlex.join(command)}\n"
+    page = "" if front.server_config.no_page else "open it in a browser, or "
+    return f"{front.model_name} is ready at {url} after {seconds:.1f} s; {page}try:\n\n{shlex.join(command)}\n"

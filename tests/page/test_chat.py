@@ -98,6 +98,7 @@ class TestTurns:
         path = tmp_path / "conversation.json"
         download.value.save_as(path)
         page.get_by_role("button", name="Delete export me").click()
+        page.get_by_role("button", name="Delete", exact=True).click()
         page.get_by_text("Ask fake something.").wait_for()
         page.locator(".sidebar input").set_input_files(path)
         page.locator(".turn").first.wait_for()

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -42,6 +44,30 @@ def test_the_compiler_speaks_while_a_schema_is_written(opened: Opener, seeing: R
     ask(page, "What is the capital of France?")
     assert json.loads(wait_for_answer(page))["city"] in ("Paris", "Rome")
     assert "grammar wrote" in page.locator(".facts").inner_text()
+
+
+def test_the_shown_code_gives_the_shown_answer(
+    opened: Opener, seeing: RunningServer, capsys: pytest.CaptureFixture[str]
+):
+    page = opened(seeing).page
+    page.get_by_label("System prompt").fill('Say "so" if it\'s so.')
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Min p").fill("0.01")
+    page.get_by_label("Answers are").select_option("Regular expression")
+    page.get_by_label("Grammar").fill(r"[A-Z]\w{2,4} and 'R\w{2}e'")
+    ask(page, "Which\ncities?")
+    answer = wait_for_answer(page)
+    page.get_by_role("button", name="Code").click()
+    code = {}
+    for name in ("curl", "Python", "jsg.lang"):
+        page.get_by_label(name, exact=True).check()
+        code[name] = page.locator("dialog pre").inner_text()
+    done = subprocess.run(["bash", "-c", code["curl"]], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"] == answer
+    for name in ("Python", "jsg.lang"):
+        with ThreadPoolExecutor(1) as other:  # in this thread the event loop of playwright runs
+            other.submit(exec, compile(code[name], name, "exec"), {}).result()
+        assert capsys.readouterr().out == f"{answer}\n", name
 
 
 def test_the_memory_plan_is_shown(opened: Opener, seeing: RunningServer):

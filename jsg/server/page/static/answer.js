@@ -29,7 +29,7 @@ function takeChoice(node, { delta, logprobs, finish_reason: finish, constraint }
   }
   node.text += delta.content ?? "";
   for (const piece of delta.tool_calls ?? []) takeCall(node, piece);
-  if (logprobs) node.tokens = [...(node.tokens ?? []), ...logprobs.content.map(tokenOf)];
+  if (logprobs) (node.tokens ??= []).push(...logprobs.content.map(tokenOf));
   if (finish) node.finish = finish;
   if (constraint) node.constraint = constraint;
 }

@@ -12,12 +12,16 @@ import { makeTurn } from "./turn.js";
 
 const NEAR_END_PX = 80; // a reader who is nearer to the end than this follows an answer as it grows
 
+const NOT_KEPT =
+  "This browser has no room for conversations, or keeps none in a private window. They are gone when you close the page; export those that you need.";
+
 /** What outlives the choice of another tab: conversations, and answers that are still being streamed. */
 class Session {
   conversations = [];
   current = null;
   running = new Map(); // node of an answer → its AbortController
   #loaded = null;
+  #hasWarned = false;
 
   load() {
     this.#loaded ??= allConversations().then((found) => {
@@ -27,10 +31,12 @@ class Session {
     return this.#loaded;
   }
 
-  /** Shows a conversation, and adds it to the others when it has its first turn. */
+  /** Keeps a conversation, and adds it to the others when it has its first turn. Says once that nothing can be kept. */
   async keep(conversation) {
     if (!this.conversations.includes(conversation)) this.conversations.unshift(conversation);
-    await keep(conversation);
+    const isKept = await keep(conversation);
+    if (!isKept && !this.#hasWarned) this.view?.app.showError(new Error(NOT_KEPT));
+    this.#hasWarned ||= !isKept;
   }
 }
 

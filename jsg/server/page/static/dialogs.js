@@ -23,6 +23,17 @@ export function askKey(refused) {
   });
 }
 
+/** Asks before something is done that cannot be undone. */
+export function confirm(title, text, action) {
+  const dialog = open(title, [
+    h("p", {}, text),
+    h("p", { class: "row" }, h("button", { class: "main", value: "yes" }, action), closeButton("Cancel")),
+  ]);
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"));
+  });
+}
+
 /** Shows what went wrong, in the words of the server. */
 export function showError(error) {
   const text = error instanceof Error ? error.message : String(error);

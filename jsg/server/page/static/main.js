@@ -1,7 +1,7 @@
 // The frame of the page: tabs, the state of the server, and what views get as `app`.
 
 import { Api } from "./api.js";
-import { askKey, showError, showTexts } from "./dialogs.js";
+import { askKey, confirm, showError, showTexts } from "./dialogs.js";
 import { button, h, replace } from "./dom.js";
 import { VIEWS } from "./views.js";
 
@@ -23,6 +23,7 @@ const app = {
   stream: (path, options) => api.stream(path, options),
   showError,
   showTexts,
+  confirm,
   /** Tells a screen reader what has happened. */
   announce(text) {
     live.textContent = text;
@@ -101,6 +102,9 @@ async function isReady() {
 function setState(kind, text) {
   replace(state, h("span", { class: `dot ${kind}`, "aria-hidden": "true" }), text);
 }
+
+// A file that is dropped beside the place for it would otherwise be opened in the place of the page.
+for (const name of ["dragover", "drop"]) addEventListener(name, (event) => event.preventDefault());
 
 makeTabs();
 show(VIEWS.find((view) => `#${view.id}` === location.hash) ?? VIEWS[0]);

@@ -31,12 +31,13 @@ export function makeSidebar(chat) {
   }
 
   async function remove(conversation) {
-    const { session } = chat;
+    const { session, app } = chat;
+    if (!(await app.confirm("Delete this conversation?", titleOf(conversation), "Delete"))) return;
     await forget(conversation.id);
     session.conversations = session.conversations.filter((other) => other !== conversation);
     if (conversation === chat.conversation) chat.choose(session.conversations[0] ?? newConversation({ ...conversation.settings }));
     else draw();
-    chat.app.announce("Deleted");
+    app.announce("Deleted");
   }
 
   function save() {

@@ -14,10 +14,11 @@ export async function allConversations() {
   return found.sort((a, b) => b.updated - a.updated);
 }
 
-/** Keeps a conversation. */
+/** Keeps a conversation. Gives whether it is still there when the page is opened again. */
 export async function keep(conversation) {
   const done = await ask("readwrite", (store) => store.put(conversation));
   if (done === null) memory.set(conversation.id, conversation);
+  return done !== null;
 }
 
 /** Forgets a conversation. */
@@ -44,14 +45,15 @@ export function keepSettings(settings) {
   }
 }
 
-/** The result of a request to the store; null where there is no store. */
+/** The result of a request to the store; null where there is no store, or no room in it. */
 async function ask(mode, request) {
   const database = await open();
   if (database === null) return null;
-  const asked = request(database.transaction(STORE, mode).objectStore(STORE));
-  return new Promise((resolve, reject) => {
-    asked.onsuccess = () => resolve(asked.result);
-    asked.onerror = () => reject(asked.error);
+  const transaction = database.transaction(STORE, mode);
+  const asked = request(transaction.objectStore(STORE));
+  return new Promise((resolve) => {
+    transaction.oncomplete = () => resolve(asked.result);
+    transaction.onabort = () => resolve(null);
   });
 }
 
