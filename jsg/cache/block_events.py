@@ -118,6 +118,12 @@ class BlockRecorder(TreeObserver):
         self._endings.clear()
         self._events.append(BlocksCleared())
 
+    def hit(self, node: Node) -> None:
+        """Does nothing: the blocks stay as they are."""
+
+    def held(self, node: Node) -> None:
+        """Does nothing: the blocks stay as they are."""
+
     def _depth(self, node: Node) -> int:
         return 0 if isinstance(node, Root) else self._endings[node.serial].depth
 

@@ -4,6 +4,8 @@ An edge has its tokens and pages as `bytes` of int32. They are copies, so that t
 bytes beside the data, where an array costs more than a hundred. One call of `startswith` follows an edge.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 INT_BYTES = np.dtype(np.int32).itemsize
@@ -90,6 +92,13 @@ class Root(Node):
     def __init__(self, namespace: str):
         super().__init__(None, b"", b"", serial=0, last_used=0)
         self.namespace = namespace
+
+
+def path_up(node: Node) -> Iterator[Node]:
+    """`node` and the nodes above it, without the root."""
+    while node.parent is not None:
+        yield node
+        node = node.parent
 
 
 def common_len(edge: bytes, key: bytes, start: int) -> int:

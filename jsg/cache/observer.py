@@ -23,3 +23,11 @@ class TreeObserver(Protocol):
     def cleared(self) -> None:
         """Notes that all nodes are about to be removed. `removed` is called for each of them nevertheless."""
         ...
+
+    def hit(self, node: Node) -> None:
+        """Notes that a match ended at `node`."""
+        ...
+
+    def held(self, node: Node) -> None:
+        """Notes that the locks of `node` and of all nodes above it have changed."""
+        ...

@@ -11,16 +11,15 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from jsg.cache.allocator import PageAllocator
-from jsg.cache.dump import dump_namespaces
 from jsg.cache.eviction import EvictionQueue
 from jsg.cache.eviction_log import EvictionLog
-from jsg.cache.node import INT_BYTES, Node, Root, common_len
+from jsg.cache.node import INT_BYTES, Node, Root, common_len, path_up
 from jsg.cache.observer import TreeObserver
+from jsg.cache.use_clock import UseClock
 from jsg.cache.watch import Watch, WatchIndex
 from jsg.types import CacheReport
 
@@ -81,8 +80,8 @@ class CacheStats:
 class RadixCache:
     """A compressed prefix tree for each namespace, over pages that it owns.
 
-    Its time is a count of matches and inserts, so equal calls give equal trees. Only the log of evictions reads a
-    clock, and no decision depends on the log.
+    Its time is a count of matches and inserts, so equal calls give equal trees. Only the log of evictions and the marks
+    of `UseClock` read a clock, and no decision depends on either.
 
     Invariants:
         - Each page of the tree is in one node, and the allocator knows it as used.
@@ -106,7 +105,7 @@ class RadixCache:
             page_size: Tokens in a page.
             allocator: It gets the pages that are evicted.
             enabled: If it is False, the cache stays empty and nothing matches.
-            clock: It returns seconds since the epoch, for the log of evictions.
+            clock: It returns seconds since the epoch, for the log of evictions and the age of nodes.
         """
         assert page_size >= 1, f"a page must have at least 1 token, but got page_size={page_size}"
         self.page_size = page_size
@@ -115,12 +114,12 @@ class RadixCache:
         self.num_protected = 0
         self.num_nodes = 0
         self._allocator = allocator
-        self._observers: list[TreeObserver] = []
+        self._observers: tuple[TreeObserver, ...] = ()  # a new one for each change, since one may end in its own call
         self._roots: dict[str, Root] = {}
         self._leaves = EvictionQueue()
         self._evictions = EvictionLog(page_size * INT_BYTES, clock)
         self._watches = WatchIndex(page_size)
-        self._time = 0
+        self._uses = UseClock(clock)
         self._serials = itertools.count(1)
         self._inserted_pages = 0
         self._evicted_pages = 0
@@ -135,6 +134,8 @@ class RadixCache:
         """Finds the longest cached prefix of `tokens`. Marks it as used now, and splits the edge in which it ends."""
         path = self._reach(self._root(namespace), self._key(tokens))
         self._use(path)
+        for observer in self._observers:
+            observer.hit(path[-1])
         pages = _join_pages(path)
         return PrefixMatch(pages=pages, node=path[-1], num_tokens=len(pages) * self.page_size)
 
@@ -217,22 +218,26 @@ class RadixCache:
         """Protects the path to `at` from eviction. It must not have been evicted since it was matched or inserted."""
         node = at if isinstance(at, Node) else at.node
         assert node.parent is not None or isinstance(node, Root), "a prefix must be locked before it is evicted"
-        for locked in _path_up(node):
+        for locked in path_up(node):
             if locked.num_locks == 0:
                 self.num_evictable -= locked.num_pages
                 self.num_protected += locked.num_pages
             locked.num_locks += 1
+        for observer in self._observers:
+            observer.held(node)
         return PrefixLock(node)
 
     def unlock(self, lock: PrefixLock) -> None:
         """Ends `lock`; once."""
         assert lock.is_held, "a lock must be unlocked only once"
         lock.is_held = False
-        for locked in _path_up(lock.node):
+        for locked in path_up(lock.node):
             locked.num_locks -= 1
             if locked.num_locks == 0:
                 self.num_evictable += locked.num_pages
                 self.num_protected -= locked.num_pages
+        for observer in self._observers:
+            observer.held(lock.node)
         self._leaves.offer(lock.node)
 
     # Watches.
@@ -268,9 +273,21 @@ class RadixCache:
         return self._watches.drain_changed()
 
     def observe(self, observer: TreeObserver) -> None:
-        """Tells `observer` of each change from now on. The tree must be empty."""
-        assert not self.num_nodes, "an observer must see a tree grow from its beginning"
-        self._observers.append(observer)
+        """Tells `observer` of each change from now on."""
+        self._observers += (observer,)
+
+    def unobserve(self, observer: TreeObserver) -> None:
+        """Tells `observer` no more."""
+        self._observers = tuple(other for other in self._observers if other is not observer)
+
+    @property
+    def roots(self) -> list[Node]:
+        """The roots of the namespaces that have nodes or watches."""
+        return [*self._roots.values()]
+
+    def used_at(self, node: Node) -> float:
+        """When a match or an insert last ended at the node or below, to a second."""
+        return self._uses.when(node.last_used)
 
     # Accounts.
 
@@ -281,7 +298,7 @@ class RadixCache:
         behind the longest such beginning, although nothing of that page is used.
         """
         key = self._key(tokens) if self.enabled else b""
-        end = sum(len(above.tokens) for above in _path_up(node))
+        end = sum(len(above.tokens) for above in path_up(node))
         matched, matchable = end // INT_BYTES, len(key) // INT_BYTES
         if matched == matchable:
             return CacheReport(matched_tokens=matched, matchable_tokens=matchable)
@@ -307,24 +324,6 @@ class RadixCache:
         longest = int(shared.max())
         following = dict.fromkeys(cached[shared == longest, longest].tolist())
         return longest, tuple(itertools.islice(following, MAX_CONTINUATIONS))
-
-    def dump(self, max_depth: int, max_nodes: int) -> dict[str, Any]:
-        """Sizes and counts of the tree, nested, without any token (see `dump.py`). It takes time for what it shows.
-
-        `last_used` is a count of matches and inserts, and `time` is that count now. If a node shows fewer children than
-        its `num_children`, a limit has cut them off.
-
-        Raises:
-            RequestError: A limit is out of range.
-        """
-        return {
-            "page_size": self.page_size,
-            "num_nodes": self.num_nodes,
-            "num_cached_tokens": (self.num_evictable + self.num_protected) * self.page_size,
-            "num_namespaces": len(self._roots),
-            "time": self._time,
-            "namespaces": dump_namespaces(self._roots.values(), max_depth, max_nodes),
-        }
 
     def stats(self) -> CacheStats:
         """Sizes and totals, in tokens."""
@@ -389,13 +388,13 @@ class RadixCache:
 
     def _use(self, path: Sequence[Node]) -> None:
         """Marks the nodes as used now."""
-        self._time += 1
+        now = self._uses.tick()
         for node in path:
-            node.last_used = self._time
+            node.last_used = now
 
     def _add_leaf(self, parent: Node, tokens: bytes, pages: bytes) -> Node:
         """Adds a leaf below `parent`, used now, and lengthens the watches that waited for it."""
-        leaf = Node(parent, tokens, pages, serial=next(self._serials), last_used=self._time)
+        leaf = Node(parent, tokens, pages, serial=next(self._serials), last_used=self._uses.count)
         parent.children[tokens[: self._page_bytes]] = leaf
         if isinstance(parent, Root):
             self._roots[parent.namespace] = parent
@@ -444,10 +443,3 @@ class RadixCache:
 def _join_pages(path: Sequence[Node]) -> np.ndarray:
     """int32: the pages of the nodes, one after another."""
     return np.frombuffer(b"".join([node.pages for node in path]), np.int32).copy()
-
-
-def _path_up(node: Node) -> Iterator[Node]:
-    """`node` and the nodes above it, without the root."""
-    while node.parent is not None:
-        yield node
-        node = node.parent

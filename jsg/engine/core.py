@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jsg.cache.observer import TreeObserver
+from jsg.cache.tree_log import TreeLog
 from jsg.config import EngineConfig
 from jsg.engine.child.protocol import Call, Failure, ModelInfo, Progress, Refusal
 from jsg.engine.device.results import InFlight
@@ -16,6 +17,7 @@ from jsg.engine.startup import start
 from jsg.errors import JsgError, QueueTimeoutError
 from jsg.sched.batch import Batch
 from jsg.sched.put_off import put_off
+from jsg.sched.table import POOL_TERMS
 from jsg.types import Request, RequestOutput
 
 STEPS_PER_FIRST_RUN = 16
@@ -35,17 +37,17 @@ class EngineCore:
         self.info: ModelInfo = parts.info
         self.scheduler = parts.scheduler
         self._cache = parts.cache
+        self._tree_log = TreeLog(parts.cache)
         self._runner = parts.runner
         self.grammars = parts.constraints
         self._executables = parts.runner.programs.executables
         self._decode_steps = parts.decode_steps
-        self._overlaps = not config.disable_overlap_schedule
         self._in_flight: InFlight | None = None
         self._outputs: list[RequestOutput] = []  # of a step that was committed outside of `step`
         self._num_steps = 0
         self._num_generated = 0
         self._gatherer = Gatherer()
-        self._queue_timeout_s = config.queue_timeout
+        self._config = config
         self._profiler = None if config.profile_dir is None else StepProfiler(config.profile_dir)
 
     @property
@@ -65,6 +67,7 @@ class EngineCore:
 
     def observe_cache(self, observer: TreeObserver) -> None:
         """Tells `observer` of each change of the prefix cache from now on. No request may have run yet."""
+        assert not self._cache.num_nodes, "this observer must see a tree grow from its beginning"
         self._cache.observe(observer)
 
     def add(self, request: Request) -> None:
@@ -109,7 +112,7 @@ class EngineCore:
         max_rows = self._runner.max_draft_rows if self.grammars.has_requests else 0
         proposals = self.grammars.proposals(self.scheduler.running, max_rows)
         outputs += self._run(self.scheduler.plan(time.monotonic(), proposals, max_rows))
-        if not self._overlaps:
+        if self._config.disable_overlap_schedule:
             outputs += self._commit_in_flight()
         outputs += self.scheduler.take_finished()
         self.scheduler.table.check_integrity()  # one that lost count would use pages of other requests
@@ -155,14 +158,15 @@ class EngineCore:
 
     def refuse_overdue(self) -> list[Refusal]:
         """Removes the requests that have waited longer than `--queue-timeout` for their first step."""
-        if self._queue_timeout_s is None:
+        limit_s = self._config.queue_timeout
+        if limit_s is None:
             return []
         message = (
-            f"the request waited for more than {self._queue_timeout_s:g} s (--queue-timeout) and had no step yet; "
+            f"the request waited for more than {limit_s:g} s (--queue-timeout) and had no step yet; "
             "the server is busy, try again later"
         )
         failure = Failure.of(QueueTimeoutError(message))
-        expired = self.scheduler.expire(time.monotonic() - self._queue_timeout_s)
+        expired = self.scheduler.expire(time.monotonic() - limit_s)
         for rid in expired:
             self.grammars.forget(rid)
             self._gatherer.forget(rid)
@@ -175,8 +179,8 @@ class EngineCore:
                 return self.flush_cache()
             case "stats":
                 return self.stats()
-            case "dump_cache":
-                return self._cache.dump(call.max_depth, call.max_nodes)
+            case "watch_cache":
+                return self._tree_log.look(call.cursor, with_tokens=call.with_tokens) | {"pool": self._pool()}
 
     def flush_cache(self) -> bool:
         """Forgets every cached prefix, even held ones, and encoded images.
@@ -248,6 +252,12 @@ class EngineCore:
             "num_uncached_tokens": table.num_uncached_pages * size,
             "kv_usage": held / (held + table.num_available_pages),
         }
+
+    def _pool(self) -> dict[str, Any]:
+        """The equation that `RowTable.check_integrity` asserts, in tokens: the terms and their sum."""
+        table, size = self.scheduler.table, self._cache.page_size
+        terms = {term: pages * size for term, pages in zip(POOL_TERMS, table.page_counts, strict=True)}
+        return {"total": table.num_pages * size, **terms, "terms": POOL_TERMS}
 
     def _vision_stats(self) -> dict[str, int]:
         vision = self.scheduler.table.vision

@@ -12,6 +12,9 @@ from jsg.sched.request import KeptPrefix, Placement, RunningRequest
 from jsg.sched.vision_store import VisionShape, VisionStore
 from jsg.types import CacheReport, Request
 
+POOL_TERMS = ("free", "evictable", "protected", "uncached")
+"""What the pages of the pool are, each exactly one of these."""
+
 
 class RequestTable:
     """Rows of pages. No other code moves pages between allocator, rows and radix tree.
@@ -276,16 +279,21 @@ class RequestTable:
         num_trusted = running.trusted(existing, self.page_size)
         return count if num_trusted == existing else num_trusted
 
-    def check_integrity(self) -> None:
-        """Asserts the equation of pages, and that nothing is locked when nothing runs. It takes under a microsecond."""
-        counts = (
+    @property
+    def page_counts(self) -> tuple[int, ...]:
+        """The pages of each of `POOL_TERMS`, which together are all."""
+        return (
             self._allocator.num_free,
             self._cache.num_evictable,
             self._cache.num_protected,
             self.num_uncached_pages,
         )
-        assert sum(counts) == self._allocator.num_total, (
-            f"free + evictable + protected + uncached = {counts} must add up to {self._allocator.num_total} pages"
+
+    def check_integrity(self) -> None:
+        """Asserts the equation of pages, and that nothing is locked when nothing runs. It takes under a microsecond."""
+        counts = self.page_counts
+        assert sum(counts) == self.num_pages, (
+            f"{' + '.join(POOL_TERMS)} = {counts} must add up to {self.num_pages} pages"
         )
         if self.num_free_rows == len(self.pages) - 1:
             assert self.num_kept or not self._cache.num_protected, "a prefix is locked, but no request runs"

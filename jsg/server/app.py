@@ -13,7 +13,7 @@ from jsg.server.http.methods import HeadAsGet
 from jsg.server.http.origins import CheckOrigin, checked_origins
 from jsg.server.http.request_id import NameRequests
 from jsg.server.http.root_path import StripRootPath, checked_root_path
-from jsg.server.native import admin, generate, health, info, programs, score, select, tokenization
+from jsg.server.native import admin, generate, health, info, programs, radix, score, select, tokenization
 from jsg.server.openai import chat, completions, models, refused, responses
 from jsg.server.openai.response_store import ResponseStore
 from jsg.server.page.routes import page_routes
@@ -37,7 +37,7 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
     app.state.door = door
     app.state.probe = health.EngineProbe()
     app.state.responses = ResponseStore(keys.num_callers)
-    own = (health, info, admin, metrics, generate, select, programs, tokenization, score)
+    own = (health, info, admin, radix, metrics, generate, select, programs, tokenization, score)
     others = (models, chat, completions, responses, anthropic_messages, refused)
     for module in own + others:
         app.include_router(module.router)

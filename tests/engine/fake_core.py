@@ -5,16 +5,21 @@ priority and then by arrival, and share cached prefixes within their namespace, 
 counters are true. What it does besides is chosen by the configuration and by special prompts, see the constants.
 """
 
-import hashlib
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
+
+from jsg.cache.allocator import PageAllocator
+from jsg.cache.radix import RadixCache
+from jsg.cache.tree_log import TreeLog
 from jsg.config import EngineConfig
 from jsg.engine.child.protocol import Call, Failure, ModelInfo, Progress, Refusal
 from jsg.errors import MemoryPlanError, QueueFullError, QueueTimeoutError, RequestError, check_length
+from jsg.sched.table import POOL_TERMS
 from jsg.types import (
     CacheReport,
     ConstraintReport,
@@ -29,6 +34,7 @@ from jsg.types import (
 VOCAB_SIZE = 512
 CONTEXT_LENGTH = 1024
 POOL_TOKENS = 10_000
+SHOWN_PAGES = 2**17  # of the tree that people look at
 MAX_RUNNING = 128
 STEP_S = 0.002
 QUEUE_S = 0.25  # the wait that is reported, whatever it was
@@ -69,6 +75,9 @@ class FakeCache:
         self._trees: dict[str, Tree] = {}
         self._flushed: dict[str, Tree] = {}
         self._flushed_at = 0.0
+        self._allocator = PageAllocator(SHOWN_PAGES)
+        self._shown = RadixCache(1, self._allocator)
+        self._log = TreeLog(self._shown)
 
     def insert(self, request: Request) -> None:
         tree = self._trees.setdefault(request.namespace, {})
@@ -78,12 +87,21 @@ class FakeCache:
                 self.num_tokens += 1
                 self.num_inserted += 1
             tree = tree[token]
+        tokens = np.array(request.input_ids, np.int32)
+        self._shown.match(tokens, request.namespace)
+        if len(tokens) > self._allocator.num_free:
+            self._shown.reset()
+        pages = self._allocator.allocate(len(tokens))
+        assert pages is not None
+        num_existing = self._shown.insert(tokens, pages, request.namespace).num_existing
+        self._allocator.free(pages[:num_existing])
 
     def flush(self) -> None:
         self._flushed, self._flushed_at = self._trees, time.time()
         self._trees = {}
         self.num_evicted += self.num_tokens
         self.num_tokens = 0
+        self._shown.reset()
 
     def matched(self, request: Request) -> int:
         """All but the last prompt token may match, and none whose log-probability is wanted."""
@@ -104,26 +122,9 @@ class FakeCache:
             evicted_tokens=max(num_evicted, 0),
         )
 
-    def dump(self, max_nodes: int) -> dict[str, Any]:
-        """The shape of `RadixCache.dump`; everything of a namespace is one node."""
-        namespaces = [
-            {
-                "namespace": hashlib.sha256(name.encode()).hexdigest()[:16],
-                "num_children": 1,
-                "children": [
-                    {"num_tokens": _size(tree), "num_locks": 0, "last_used": 0, "num_children": 0, "children": []}
-                ],
-            }
-            for name, tree in self._trees.items()
-        ]
-        return {
-            "page_size": 1,
-            "num_nodes": len(namespaces),
-            "num_cached_tokens": self.num_tokens,
-            "num_namespaces": len(namespaces),
-            "time": 0,
-            "namespaces": namespaces[:max_nodes],
-        }
+    def look(self, call: Call) -> dict[str, Any]:
+        """The same prompts in a real tree."""
+        return self._log.look(call.cursor, with_tokens=call.with_tokens)
 
 
 def _constraint(request: Request, token_ids: tuple[int, ...]) -> ConstraintReport | None:
@@ -141,15 +142,6 @@ def _path(tree: Tree, tokens: tuple[int, ...]) -> list[Tree]:
             break
         path.append(path[-1][token])
     return path
-
-
-def _size(tree: Tree) -> int:
-    stack, size = [tree], 0
-    while stack:
-        children = stack.pop().values()
-        size += len(children)
-        stack.extend(children)
-    return size
 
 
 def _matchable(request: Request) -> int:
@@ -354,8 +346,8 @@ class FakeCore:
                 return True
             case "stats":
                 return self.stats()
-            case "dump_cache":
-                return self._cache.dump(call.max_nodes)
+            case "watch_cache":
+                return self._cache.look(call) | {"pool": self._pool()}
 
     def stats(self) -> dict[str, int | float]:
         if self.info.model_path == UNCOUNTED:
@@ -391,6 +383,11 @@ class FakeCore:
             "kv_usage": held / size,
             **self._totals,
         }
+
+    def _pool(self) -> dict[str, Any]:
+        stats = self.stats()
+        terms = {term: stats[f"num_{term}_tokens"] for term in POOL_TERMS}
+        return {"total": self.info.max_total_tokens, **terms, "terms": POOL_TERMS}
 
     def close(self) -> None:
         self._running.clear()

@@ -9,7 +9,7 @@ from jsg.cache.radix import RadixCache
 from jsg.engine.child.protocol import CORE_STATS, Call, Progress
 from jsg.engine.core import EngineCore
 from jsg.engine.device import packing, results
-from jsg.errors import QueueTimeoutError, RequestError
+from jsg.errors import QueueTimeoutError
 from jsg.sched import lifecycle, outputs
 from jsg.sched.request import RunningRequest
 from jsg.types import FinishType, Request, SamplingParams
@@ -266,11 +266,14 @@ def test_a_miss_is_explained(core: EngineCore):
     assert report.evicted_at is not None
 
 
-def test_the_tree_is_dumped_within_limits(core: EngineCore):
+def test_the_tree_and_the_pool_are_told(core: EngineCore):
     small.run(core, [(0, request("r", fields={"namespace": "salt"}))])
-    dump = core.answer(Call(1, "dump_cache", max_depth=3, max_nodes=10))
-    assert isinstance(dump, dict)
-    assert dump["num_cached_tokens"] == core.stats()["num_cached_tokens"]
-    assert "salt" not in str(dump)
-    with pytest.raises(RequestError, match="max_depth"):
-        core.answer(Call(1, "dump_cache", max_depth=0, max_nodes=10))
+    news = core.answer(Call(1, "watch_cache"))
+    assert isinstance(news, dict)
+    stats = core.stats()
+    assert sum(node[2] for node in news["nodes"]) == stats["num_cached_tokens"] > 0
+    pool = news["pool"]
+    assert {term: pool[term] for term in pool["terms"]} == {
+        term: stats[f"num_{term}_tokens"] for term in ("free", "evictable", "protected", "uncached")
+    }
+    assert pool["total"] == sum(pool[term] for term in pool["terms"])

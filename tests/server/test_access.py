@@ -297,7 +297,7 @@ class TestKeys:
 
 
 class TestAdmin:
-    @pytest.mark.parametrize(("method", "path"), [("POST", "/flush_cache"), ("GET", "/debug/radix")])
+    @pytest.mark.parametrize(("method", "path"), [("POST", "/flush_cache"), ("GET", "/debug/radix?text=true")])
     def test_what_touches_others_is_for_the_admin(self, guarded: RunningServer, method, path):
         for key in (USER, OTHER):
             response = guarded.http.request(method, path, headers=bearer(key))

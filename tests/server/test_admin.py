@@ -173,35 +173,3 @@ class TestFlush:
         assert "--admin-api-key" in refused.json()["error"]["message"]
         shared.wait_for_stats(key("root"), num_running=0)
         assert shared.http.post("/flush_cache", headers=key("root")).status_code == 200
-
-
-class TestRadix:
-    def test_the_shape_of_the_cache_without_what_is_in_it(self, server: RunningServer):
-        server.wait_for_stats(num_running=0)
-        server.http.post("/flush_cache")
-        shown = []
-        for salt in (None, "very secret"):
-            body = {"input_ids": [333, 334, 335], "cache_salt": salt, "return_cache_info": True}
-            answer = server.http.post("/generate", json=body | {"sampling_params": {"max_new_tokens": 1}}).json()
-            shown.append(answer["meta_info"]["cache"]["namespace"])
-        response = server.http.get("/debug/radix", params={"depth": 3, "nodes": 50})
-        dump = response.json()
-        assert dump["num_cached_tokens"] == 6
-        assert [root["namespace"] for root in dump["namespaces"]] == shown
-        for hidden in ("secret", "333", "334"):
-            assert hidden not in response.text
-
-    @pytest.mark.parametrize(
-        "query",
-        ["depth=0", "depth=65", "nodes=0", "nodes=10001", "depth=x", "depth=1e3", "nodes=NaN", "nodes=-1", "deep=3"],
-    )
-    def test_its_size_is_bounded(self, http: httpx.Client, query: str):
-        response = http.get(f"/debug/radix?{query}")
-        assert response.status_code == 400
-        assert query.split("=")[0] in response.json()["error"]["message"]
-
-    def test_it_is_for_admins(self, shared: RunningServer):
-        refused = shared.http.get("/debug/radix", headers=key("alice"))
-        assert refused.status_code == 403
-        assert "--admin-api-key" in refused.json()["error"]["message"]
-        assert shared.http.get("/debug/radix", headers=key("root")).status_code == 200

@@ -124,17 +124,15 @@ def test_what_was_evicted_says_when(http: httpx.Client):
 def test_the_tree_is_shown_without_what_is_in_it(http: httpx.Client):
     ids = ids_of(http, "Nothing of this text may be seen in the dump of the cache.")
     meta = generate(http, input_ids=ids, cache_salt="hide me", return_cache_info=True)["meta_info"]
-    response = http.get("/debug/radix?depth=64&nodes=10000")
-    dump = response.json()
-    assert meta["cache"]["namespace"] in [root["namespace"] for root in dump["namespaces"]]
+    response = http.get("/debug/radix")
+    lengths = [node[2] for node in response.json()["nodes"]]
+    assert meta["cache"]["matchable_tokens"] <= max(lengths)
     for hidden in ("hide me", "Nothing", json.dumps(ids)[1:20]):
         assert hidden not in response.text
-    small = http.get("/debug/radix?depth=1&nodes=2").json()
-    assert count(small["namespaces"]) == 2
-
-
-def count(nodes: list[dict]) -> int:
-    return sum(1 + count(node["children"]) for node in nodes)
+    shown = http.get("/debug/radix?text=true").json()
+    assert any(text.startswith("Nothing of this text") for text in shown["texts"].values())
+    pool = shown["pool"]
+    assert pool["total"] == sum(pool[term] for term in pool["terms"])
 
 
 def test_an_abort_frees_everything(http: httpx.Client):

@@ -50,7 +50,7 @@ IDLE_POLL_MS = 250  # an idle loop wakes up this often, so that it does not look
 START_FLUSH_MS = 30_000  # how long the message of a failed start waits for a front that is still importing
 END_FLUSH_MS = 1000
 NOT_ADDED = "the engine could not take this request; the server's log has the cause"
-LOOKS = {"stats": "counters", "dump_cache": "prefix cache"}  # calls that change no state, and what they return
+LOOKS = {"stats": "counters", "watch_cache": "prefix cache"}  # calls that change no state, and what they return
 
 
 class Grammars(Protocol):

@@ -219,13 +219,13 @@ class Call:
     Attributes:
         number: The number that its reply will have.
         name: The question.
-        max_depth, max_nodes: Limits of `dump_cache`.
+        cursor, with_tokens: Arguments of `watch_cache`, see `TreeLog.look`.
     """
 
     number: int
-    name: Literal["flush_cache", "stats", "dump_cache"]
-    max_depth: int = 0
-    max_nodes: int = 0
+    name: Literal["flush_cache", "stats", "watch_cache"]
+    cursor: int = 0
+    with_tokens: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import copy
 import dataclasses
+import functools
 import itertools
 import logging
 import threading
@@ -30,6 +31,7 @@ from jsg.engine.front.children import EngineChild
 from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.engine.front.routing import Reason
 from jsg.engine.front.streams import Stream, Streams
+from jsg.engine.front.tree_feed import TreeFeed
 from jsg.errors import EngineDeadError, JsgError, QueueFullError, RequestError
 from jsg.types import FinishReason, FinishType, GrammarSpec, Request, RequestOutput
 
@@ -244,12 +246,17 @@ class EngineClient:
         """
         return await self._call("stats")
 
-    async def dump_cache(self, max_depth: int, max_nodes: int) -> dict[str, Any]:
-        """The prefix cache as `RadixCache.dump` gives it, without any token.
+    async def watch_cache(self, cursor: int, *, with_tokens: bool = False) -> dict[str, Any]:
+        """The news of the prefix cache as `TreeLog.look` gives them, and the pool.
 
-        Raises RequestError for limits out of range, EngineDeadError, or JsgError where the engine fails to dump it.
+        Raises EngineDeadError, or JsgError where the engine fails to give them.
         """
-        return await self._call("dump_cache", max_depth, max_nodes)
+        return await self._call("watch_cache", cursor, with_tokens=with_tokens)
+
+    @functools.cached_property
+    def tree(self) -> TreeFeed:
+        """The prefix cache, for those who look at it."""
+        return TreeFeed(self.watch_cache)
 
     async def close(self, grace_s: float = STOP_GRACE_S) -> None:
         """Stops the engine process, by force after `grace_s`, and ends every stream with EngineDeadError."""
@@ -340,14 +347,14 @@ class EngineClient:
             outbox.aborts.append(stream.wire_name)
 
     async def _call(
-        self, name: Literal["flush_cache", "stats", "dump_cache"], max_depth: int = 0, max_nodes: int = 0
+        self, name: Literal["flush_cache", "stats", "watch_cache"], cursor: int = 0, *, with_tokens: bool = False
     ) -> Any:
         if self._death.done():
             raise EngineDeadError(self._death.result())
         number = next(self._numbers)
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[number] = reply
-        self._post().calls.append(Call(number, name, max_depth, max_nodes))
+        self._post().calls.append(Call(number, name, cursor, with_tokens))
         return await reply
 
     def _post(self) -> _Outbox:

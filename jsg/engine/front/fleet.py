@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any, final
+from typing import final
 
 from jsg.config import EngineConfig
 from jsg.engine.child.protocol import ModelInfo, Progress
@@ -204,22 +204,6 @@ class EngineFleet:
         if not self.is_alive:
             raise await self.death()
         return all(await asyncio.gather(*map(self._flush, self._living)))
-
-    async def dump_cache(self, max_depth: int, max_nodes: int) -> dict[str, Any]:
-        """`engines`: the `EngineClient.dump_cache` of each, and null for an engine that has ended or stalls.
-
-        Raises RequestError for limits out of range, EngineDeadError, or JsgError where an engine fails to dump it.
-        """
-        if not self.is_alive:
-            raise await self.death()
-
-        async def dump(engine: EngineClient) -> dict[str, Any] | None:
-            if not engine.is_alive or engine.is_stalled:
-                return None
-            with contextlib.suppress(EngineDeadError):
-                return await engine.dump_cache(max_depth, max_nodes)
-
-        return {"engines": await asyncio.gather(*map(dump, self.engines))}
 
     async def close(self, grace_s: float = STOP_GRACE_S) -> None:
         """Stops all engine processes, by force after `grace_s`, and ends every stream with EngineDeadError."""

@@ -1,5 +1,6 @@
 """HEAD for every endpoint that takes GET."""
 
+import asyncio
 from typing import final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,7 +19,24 @@ class HeadAsGet:
             await self._app(scope, receive, send)
             return
 
-        async def send_headers(message: Message) -> None:
-            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+        has_headers = asyncio.Event()
 
-        await self._app({**scope, "method": "GET"}, receive, send_headers)
+        async def send_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b""})
+                has_headers.set()
+
+        async def receive_until_headers() -> Message:
+            """What the client sends; once it has the headers it counts as gone, which ends an endless stream."""
+            if has_headers.is_set():
+                return {"type": "http.disconnect"}
+            receiving, answered = asyncio.ensure_future(receive()), asyncio.ensure_future(has_headers.wait())
+            try:
+                await asyncio.wait({receiving, answered}, return_when=asyncio.FIRST_COMPLETED)
+                return receiving.result() if receiving.done() else {"type": "http.disconnect"}
+            finally:
+                receiving.cancel()
+                answered.cancel()
+
+        await self._app({**scope, "method": "GET"}, receive_until_headers, send_headers)

@@ -1,14 +1,12 @@
-"""Endpoints that abort requests, empty the prefix cache, and show the prefix cache."""
+"""Endpoints that abort requests and empty the prefix cache."""
 
 import re
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from fastapi import Query
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 from starlette.responses import Response
 
-from jsg.cache.dump import MAX_DEPTH, MAX_NODES
 from jsg.errors import ForbiddenError, RequestError
 from jsg.server.caller import Caller, CurrentCaller
 from jsg.server.front import ReadyFront
@@ -65,7 +63,7 @@ async def flush_cache(caller: CurrentCaller, front: ReadyFront) -> Response:
 
     With several engines it empties the caches of those that are idle, and answers 400 if another engine is not idle.
     """
-    _check_admin(caller, "/flush_cache touches what all keys share")
+    check_admin(caller, "/flush_cache touches what all keys share")
     if not await answer_in_time(front, front.client.flush_cache()):
         rest = "; the caches of idle engines were emptied" if len(front.client.engines) > 1 else ""
         raise RequestError(
@@ -74,27 +72,7 @@ async def flush_cache(caller: CurrentCaller, front: ReadyFront) -> Response:
     return json_response({"success": True, "message": "the prefix cache is empty"})
 
 
-class RadixQuery(BaseModel):
-    """How much `/debug/radix` shows."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    depth: int = Field(8, ge=1, le=MAX_DEPTH, description="The number of levels to show below each namespace.")
-    nodes: int = Field(
-        1000, ge=1, le=MAX_NODES, description="The largest number of namespaces and nodes to show, counted together."
-    )
-
-
-@router.get("/debug/radix")
-async def radix(query: Annotated[RadixQuery, Query()], caller: CurrentCaller, front: ReadyFront) -> Response:
-    """Shows the prefix cache: lengths, locks, ages and digests of namespaces, but no tokens. Only admins may call it.
-
-    With several engines `engines` has the trees in the order of the engines' numbers.
-    """
-    _check_admin(caller, "/debug/radix shows what all keys share")
-    return json_response(await answer_in_time(front, front.client.dump_cache(query.depth, query.nodes)))
-
-
-def _check_admin(caller: Caller, why: str) -> None:
+def check_admin(caller: Caller, why: str) -> None:
+    """Raises ForbiddenError for a caller without the rights of an admin. `why` begins the message."""
     if not caller.is_admin:
         raise ForbiddenError(f"{why}, so it needs the admin key, but got another; use the key of --admin-api-key")

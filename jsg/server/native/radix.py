@@ -1,0 +1,208 @@
+"""Endpoints that show the prefix cache as it is, and as it changes."""
+
+import asyncio
+import functools
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Annotated, Any, final
+
+import numpy as np
+from fastapi import Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from jsg.engine.front.tree_copy import Change, TreeNode
+from jsg.engine.front.tree_feed import LOOK_S, TreeFeed
+from jsg.errors import RequestError
+from jsg.server.caller import Caller, CurrentCaller
+from jsg.server.front import Front, ReadyFront
+from jsg.server.http.event_stream import Event, respond_with_events
+from jsg.server.http.failures import json_response
+from jsg.server.http.json_body import new_router
+from jsg.server.native.admin import check_admin
+from jsg.server.native.info import answer_in_time
+from jsg.server.native.radix_view import TOP, View
+
+MAX_NODES = 20_000
+MAX_CHANGES = 5000
+"""The most changes that wait for a reader. One that reads too slowly gets a snapshot in their place."""
+MAX_TEXT_CHARS = 200
+FOLDED_S = 1.0
+FOLDED_SHARE = 0.1
+"""A folded tree is drawn again after a second, and in at most this share of the time."""
+BEAT_S = 15.0
+
+router = new_router()
+
+
+class RadixQuery(BaseModel):
+    """What `/debug/radix` shows."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(
+        2000,
+        ge=1,
+        le=MAX_NODES,
+        description="The largest number of nodes to show. Of more, the smallest subtrees are folded.",
+    )
+    root: int | None = Field(None, ge=1, description="The id of the node whose subtree to show.")
+    engine: int = Field(0, ge=0, description="The number of the engine, if there are several.")
+    text: bool = Field(False, description="Show how the text of each node begins. Only admins may.")
+
+
+@router.get("/debug/radix")
+async def radix(query: Annotated[RadixQuery, Query()], caller: CurrentCaller, front: ReadyFront) -> Response:
+    """Shows the prefix cache: lengths, holders, ages and hits. Who is no admin sees the nodes of their own key."""
+    reader = _reader(query, caller, front)
+    with reader.feed.listening(reader):
+        return json_response(await answer_in_time(front, reader.snapshot()))
+
+
+@router.get("/debug/radix/events", responses={200: {"content": {"text/event-stream": {}}}})
+async def radix_events(
+    query: Annotated[RadixQuery, Query()], caller: CurrentCaller, front: ReadyFront, request: Request
+) -> Response:
+    """Sends events: first a `snapshot`, which is what `/debug/radix` shows, and then each `delta`."""
+    reader = _reader(query, caller, front)
+    return await respond_with_events(request, reader.events(front), named=True, beat_s=BEAT_S)
+
+
+def _reader(query: RadixQuery, caller: Caller, front: Front) -> "_Reader":
+    engines = front.client.engines
+    if query.engine >= len(engines):
+        raise RequestError(f"engine must be below {len(engines)}, but got {query.engine}", param="engine")
+    if query.text:
+        check_admin(caller, "text=true shows the prompts of all keys")
+    view = View(query.limit, query.root, None if caller.is_admin else caller.namespace())
+    decode = functools.partial(front.generator.tokenizer.decode, skip_special_tokens=False) if query.text else None
+    head = {"engine": query.engine, "page_size": front.client.info.page_size}
+    return _Reader(engines[query.engine].tree, view, head, decode)
+
+
+@final
+class _Reader:
+    """Somebody who looks at the tree of one engine.
+
+    Invariant: unless `_is_stale`, what was sent, `_changes` and the copy's pool make what the view shows now.
+    """
+
+    def __init__(
+        self, feed: TreeFeed, view: View, head: dict[str, int], decode: Callable[[Iterable[int]], str] | None
+    ) -> None:
+        self.feed = feed
+        self.wants_tokens = decode is not None
+        self._view = view
+        self._head = head
+        self._decode = decode
+        self._woken = asyncio.Event()
+        self._error: Exception | None = None
+        self._is_stale = True
+        self._version = 0  # of the copy when something was sent
+        self._shown: set[int] | None = None  # None while what is shown is folded
+        self._changes: list[Change] = []
+        self._due = 0.0
+
+    # What the feed calls.
+
+    def on_look(self, changes: list[Change] | None) -> None:
+        """Keeps the changes that the reader sees."""
+        if changes is None or (self._shown is None and self.feed.copy.version != self._version):
+            self._is_stale = True
+        elif self._shown is not None and not self._is_stale:
+            self._changes += [change for change in changes if self._sees(change, self._shown)]
+            self._is_stale |= len(self._changes) > MAX_CHANGES or len(self._shown) > self._view.limit
+        self._woken.set()
+
+    def on_error(self, error: Exception) -> None:
+        """Ends the reading."""
+        self._error = error
+        self._woken.set()
+
+    def _sees(self, change: Change, shown: set[int]) -> bool:
+        match change:
+            case ("split", int(upper), int(lower), _):
+                self._is_stale |= lower == self._view.root  # the upper half is above the root
+                is_seen = lower in shown
+                if is_seen:
+                    shown.add(upper)
+            case ("insert", int(new), int(parent), _):
+                is_seen = parent in shown if parent != TOP else self._is_own_top(new)
+                if is_seen:
+                    shown.add(new)
+            case ("evict", int(gone)):
+                self._is_stale |= gone == self._view.root
+                is_seen = gone in shown
+                shown.discard(gone)
+            case _:
+                is_seen = change[1] in shown
+        return is_seen
+
+    def _is_own_top(self, new: int) -> bool:
+        if self._view.root is not None:
+            return False
+        return self._view.namespace in (None, self.feed.copy.nodes[new].namespace)
+
+    # What is sent.
+
+    async def events(self, front: Front) -> AsyncGenerator[Event]:
+        """A snapshot, and then deltas, or a snapshot where the deltas would be too many or are not known."""
+        with self.feed.listening(self):
+            yield await answer_in_time(front, self.snapshot())
+            while True:
+                await self._news()
+                if self._is_stale:
+                    yield await self._draw()
+                elif self._changes or self.feed.copy.version != self._version:
+                    yield self._delta()
+
+    async def snapshot(self) -> Event:
+        """All that is shown, as of the next look."""
+        await self._news()
+        return await self._draw()
+
+    async def _news(self) -> None:
+        """Waits for a look that something may be sent of. Raises what the engine raised."""
+        await self._woken.wait()
+        await asyncio.sleep(self._due - time.monotonic())
+        self._woken.clear()
+        if self._error is not None:
+            raise self._error
+
+    async def _draw(self) -> Event:
+        copy = self.feed.copy
+        nodes, start, now = [*copy.nodes.values()], time.monotonic(), time.time()
+        event = self._event("snapshot", now)
+        is_small = len(nodes) <= self._view.limit
+        self._is_stale, self._shown = False, None
+        self._changes.clear()
+        if is_small:
+            shown, drawn = self._view.draw(nodes, now)
+            self._shown = {node.id for node in shown}
+        else:
+            shown, drawn = await asyncio.to_thread(self._view.draw, nodes, now)
+        took_s = time.monotonic() - start
+        self._due = start + (LOOK_S if is_small else max(FOLDED_S, took_s / FOLDED_SHARE))
+        return event | drawn | self._texts(shown)
+
+    def _delta(self) -> Event:
+        changes, self._changes = self._changes, []
+        self._due = time.monotonic() + LOOK_S
+        nodes = self.feed.copy.nodes
+        told = {part for change in changes for part in change[1:3] if change[0] == "split"}
+        told |= {change[1] for change in changes if change[0] == "insert"}
+        texts = self._texts(nodes[number] for number in told if number in nodes)
+        return self._event("delta", time.time()) | {"changes": changes} | texts
+
+    def _event(self, kind: str, now: float) -> Event:
+        copy = self.feed.copy
+        self._version = copy.version
+        return {"type": kind, "cursor": copy.version, "time": now, **self._head, "pool": copy.pool}
+
+    def _texts(self, nodes: Iterable[TreeNode]) -> dict[str, Any]:
+        decode = self._decode
+        if decode is None:
+            return {}
+        return {
+            "texts": {node.id: decode(np.frombuffer(node.tokens, np.int32).tolist())[:MAX_TEXT_CHARS] for node in nodes}
+        }
