@@ -31,6 +31,7 @@ class Watch {
   #app;
   #tree = new RadixTree();
   #past = new Past();
+  #counts = { hit: 0, insert: 0, split: 0, evict: 0 };
   #moment = null; // the time that is replayed; null shows what is there now
   #wantsText = true;
   #parts;
@@ -38,9 +39,9 @@ class Watch {
 
   constructor(root, app) {
     this.#app = app;
-    this.#canvas = new TreeCanvas((bar) => this.#describe(bar));
+    this.#canvas = new TreeCanvas((bar, tree) => this.#describe(bar, tree));
     this.#parts = {
-      pool: h("div", { class: "pool" }),
+      pool: h("div", { class: "pool-bar" }),
       summary: h("p", { class: "hint" }),
       when: h("input", { type: "range", id: "moment", min: 0, max: 0, step: "any", input: () => this.#replay() }),
       told: h("span", { class: "hint" }),
@@ -103,6 +104,7 @@ class Watch {
     for await (const { data } of this.#app.stream(`${PATH}?${query}`, { signal: this.#reading.signal })) {
       const event = JSON.parse(data);
       const changed = this.#tree.apply(event);
+      for (const [kind] of changed) this.#counts[kind] += 1;
       this.#past.note(event, this.#tree);
       this.#parts.when.min = String(this.#past.begin);
       this.#parts.when.max = String(this.#tree.time);
@@ -126,7 +128,10 @@ class Watch {
     this.#canvas.draw(arrange(tree), changed, tree);
     showPool(this.#parts.pool, tree.pool);
     const tokens = [...tree.nodes.values()].reduce((sum, node) => sum + node.length, 0);
-    this.#parts.summary.textContent = `${tree.numNodes} nodes, ${tokens} tokens in ${tree.nodes.size} of them`;
+    const { hit, insert, split, evict } = this.#counts;
+    const seen = `Since you look: ${hit} hits, ${insert} new, ${split} split, ${evict} evicted.`;
+    const folded = tree.numNodes > tree.nodes.size ? ` (${tree.nodes.size} shown)` : "";
+    this.#parts.summary.textContent = `${tree.numNodes} nodes${folded}, ${tokens} tokens. ${seen}`;
     const { when, told } = this.#parts;
     if (this.#moment === null) when.value = when.max;
     const ago = Number(when.max) - (this.#moment ?? Number(when.max));
