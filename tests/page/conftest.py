@@ -14,7 +14,7 @@ from tests.server.threads import ServerMaker
 
 __all__ = ["make_server", "tokenizer_dir"]
 
-CHROMIUM = shutil.which("chromium")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DEADLINE_MS = 15_000  # a busy machine is no failure
 WATCH = """
 window.violations = [];
@@ -67,7 +67,7 @@ Opener = Callable[..., Opened]
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """Debian's Chromium, without a window."""
+    """Debian's Chromium, or Chrome, without a window."""
     api = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     if CHROMIUM is None:
         pytest.skip("needs chromium")

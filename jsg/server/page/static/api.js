@@ -91,7 +91,8 @@ async function failureOf(response) {
   try {
     return errorOf(JSON.parse(text), response.status);
   } catch {
-    return new ServerError(text.slice(0, 1000) || `The server answered with the status ${response.status}.`, response.status);
+    const said = text.slice(0, 1000) || `The server answered with the status ${response.status}.`;
+    return new ServerError(said, response.status);
   }
 }
 

@@ -13,7 +13,8 @@ import { makeTurn } from "./turn.js";
 const NEAR_END_PX = 80; // a reader who is nearer to the end than this follows an answer as it grows
 
 const NOT_KEPT =
-  "This browser has no room for conversations, or keeps none in a private window. They are gone when you close the page; export those that you need.";
+  "This browser has no room for conversations, or keeps none in a private window. They are gone when you close the " +
+  "page; export those that you need.";
 
 /** What outlives the choice of another tab: conversations, and answers that are still being streamed. */
 class Session {
@@ -49,12 +50,14 @@ class Chat {
     this.app = app;
     this.session = session;
     this.list = h("ol", { class: "turns", "aria-label": "Turns" });
-    this.scroller = h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "Conversation" }, this.list);
+    const region = { class: "scroller", tabindex: "0", role: "region", "aria-label": "Conversation" };
+    this.scroller = h("div", region, this.list);
     this.sidebar = makeSidebar(this);
     this.settings = makeSettings(this);
     this.composer = makeComposer(this);
-    const middle = h("section", { class: "middle", "aria-label": "Chat" }, this.#toggles(root), this.scroller, this.composer.element);
-    replace(root, this.sidebar.element, middle, this.settings.element);
+    const middle = [this.#toggles(root), this.scroller, this.composer.element];
+    const section = h("section", { class: "middle", "aria-label": "Chat" }, middle);
+    replace(root, this.sidebar.element, section, this.settings.element);
     this.composer.takeFilesFrom(root);
     this.draw();
   }
@@ -185,7 +188,8 @@ class Chat {
 }
 
 function emptyHint(app) {
-  return h("li", { class: "empty" }, `Ask ${app.model?.id ?? "the model"} something. `, h("span", { class: "hint" }, "Enter sends, Shift and Enter begins a line."));
+  const hint = h("span", { class: "hint" }, "Enter sends, Shift and Enter begins a line.");
+  return h("li", { class: "empty" }, `Ask ${app.model?.id ?? "the model"} something. `, hint);
 }
 
 const session = new Session();

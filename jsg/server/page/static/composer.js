@@ -3,14 +3,17 @@
 import { button, freshId, h, replace } from "./dom.js";
 
 const BLIND = "The served model reads text only, so pictures cannot be sent to it.";
+const OTHER_FILE = "Only pictures can be sent, but another file was among them.";
 
 /** The box, and what the chat does with it. */
 export function makeComposer(chat) {
   const id = freshId("compose");
   const pictures = [];
   const shown = h("ul", { class: "attached", "aria-label": "Pictures to send" });
-  const text = h("textarea", { id, rows: 2, placeholder: "Write a message", input: grow, keydown: onKey, paste: onPaste });
-  const file = h("input", { type: "file", accept: "image/*", multiple: true, class: "unseen", id: freshId("file"), change: onChoice });
+  const listeners = { input: grow, keydown: onKey, paste: onPaste };
+  const text = h("textarea", { id, rows: 2, placeholder: "Write a message", ...listeners });
+  const kinds = { type: "file", accept: "image/*", multiple: true };
+  const file = h("input", { ...kinds, class: "unseen", id: freshId("file"), change: onChoice });
   const attach = h("span", { class: "attach" }, file, h("label", { for: file.id }, "Add pictures"));
   const main = h("button", { class: "main" }, "Send");
   const element = h(
@@ -34,7 +37,8 @@ export function makeComposer(chat) {
         pictures.splice(index, 1);
         draw();
       };
-      return h("li", {}, h("img", { src: url, alt: "" }), h("span", {}, name), button("×", remove, { "aria-label": `Remove ${name}` }));
+      const cross = button("×", remove, { "aria-label": `Remove ${name}` });
+      return h("li", {}, h("img", { src: url, alt: "" }), h("span", {}, name), cross);
     }));
   }
 
@@ -76,7 +80,7 @@ export function makeComposer(chat) {
       return;
     }
     const images = [...files].filter((each) => each.type.startsWith("image/"));
-    if (images.length < files.length) chat.app.showError(new Error("Only pictures can be sent, but another file was among them."));
+    if (images.length < files.length) chat.app.showError(new Error(OTHER_FILE));
     for (const image of images) pictures.push({ url: await dataUrl(image), name: image.name });
     draw();
     if (images.length) chat.app.announce(`${images.length} pictures added`);

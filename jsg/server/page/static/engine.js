@@ -1,6 +1,6 @@
 // The view "Engine": what runs now, how full the KV pool is, and the memory plan.
 
-import { h, replace } from "./dom.js";
+import { freshId, h, replace } from "./dom.js";
 import { between, readings } from "./metrics.js";
 import { Sparkline } from "./sparkline.js";
 
@@ -42,9 +42,9 @@ class Engine {
     this.note = h("p", { class: "hint", role: "status" });
     replace(
       root,
-      h("section", { "aria-labelledby": "engine-now" }, h("h2", { id: "engine-now" }, "Now"), h("ul", { class: "tiles" }, [...this.tiles.values()].map((tile) => tile.element)), this.note),
-      h("section", { "aria-labelledby": "engine-kv" }, h("h2", { id: "engine-kv" }, "KV pool"), this.pool.element, this.engines),
-      h("section", { "aria-labelledby": "engine-plan" }, h("h2", { id: "engine-plan" }, "Memory plan and model"), this.plan),
+      section("Now", h("ul", { class: "tiles" }, [...this.tiles.values()].map((tile) => tile.element)), this.note),
+      section("KV pool", this.pool.element, this.engines),
+      section("Memory plan and model", this.plan),
     );
   }
 
@@ -74,7 +74,8 @@ class Engine {
 
   async #scrape() {
     const { signal } = this.#stopped;
-    const [text, load] = await Promise.all([this.app.fetchText("metrics", { signal }), this.app.fetchJson("get_load", { signal })]);
+    const { fetchText, fetchJson } = this.app;
+    const [text, load] = await Promise.all([fetchText("metrics", { signal }), fetchJson("get_load", { signal })]);
     const now = readings(text, performance.now());
     const values = { ...now, ...between(this.#before ?? now, now) };
     if (now.prompt > 0) values.hit ??= now.cached / now.prompt;
@@ -93,10 +94,16 @@ class Engine {
   }
 }
 
+function section(title, ...children) {
+  const id = freshId("section");
+  return h("section", { "aria-labelledby": id }, h("h2", { id }, title), children);
+}
+
 function makeTile(name, title, write, meaning, top = null) {
   const value = h("span", { class: "value" }, "–");
   const curve = new Sparkline(top);
-  const element = h("li", { class: "tile" }, h("span", { class: "name" }, title), value, h("span", { class: "hint" }, meaning), curve.element);
+  const [head, hint] = [h("span", { class: "name" }, title), h("span", { class: "hint" }, meaning)];
+  const element = h("li", { class: "tile" }, head, value, hint, curve.element);
   const show = (given) => {
     if (given !== null && given !== undefined) value.textContent = write(given);
     curve.add(given);
@@ -114,16 +121,16 @@ function makePool() {
     STATES.forEach(([state], index) => parts[index].style.setProperty("flex-grow", String(kv[state] ?? 0)));
     const texts = STATES.map(([state, name]) => `${whole(kv[state] ?? 0)} ${name}`);
     bar.setAttribute("aria-label", `Of ${whole(capacity)} tokens: ${texts.join(", ")}`);
-    replace(legend, STATES.map(([state], index) => h("li", {}, h("span", { class: `key ${state}`, "aria-hidden": "true" }), texts[index])));
+    const key = (state) => h("span", { class: `key ${state}`, "aria-hidden": "true" });
+    replace(legend, STATES.map(([state], index) => h("li", {}, key(state), texts[index])));
   };
   return { element: h("div", {}, bar, legend), show };
 }
 
 function enginesTable(load) {
   const head = ["Engine", "Requests", "Waiting", "Tokens in use"].map((name) => h("th", { scope: "col" }, name));
-  const rows = load.map((each) =>
-    h("tr", {}, [each.dp_rank, each.num_reqs, each.num_waiting_reqs, each.num_tokens].map((value) => h("td", {}, whole(value)))),
-  );
+  const valuesOf = (each) => [each.dp_rank, each.num_reqs, each.num_waiting_reqs, each.num_tokens];
+  const rows = load.map((each) => h("tr", {}, valuesOf(each).map((value) => h("td", {}, whole(value)))));
   return h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows));
 }
 

@@ -14,8 +14,8 @@ const state = document.getElementById("state");
 let shown = null;
 
 /**
- * What a view may use. A view is `{id, title, mount(root, app), unmount()}`: `mount` fills an empty root when its tab is
- * chosen, and `unmount` stops timers and streams when another tab is chosen.
+ * What a view may use. A view is `{id, title, mount(root, app), unmount()}`: `mount` fills an empty root when its tab
+ * is chosen, and `unmount` stops timers and streams when another tab is chosen.
  */
 const app = {
   fetchJson: (path, options) => api.fetchJson(path, options),

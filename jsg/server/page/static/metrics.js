@@ -11,7 +11,8 @@ export function parseMetrics(text) {
     if (match === null) continue;
     const [, name, labels = "", value] = match;
     if (!found.has(name)) found.set(name, []);
-    found.get(name).push({ labels: Object.fromEntries([...labels.matchAll(LABEL)].map((each) => [each[1], each[2]])), value: Number(value) });
+    const pairs = [...labels.matchAll(LABEL)].map((each) => [each[1], each[2]]);
+    found.get(name).push({ labels: Object.fromEntries(pairs), value: Number(value) });
   }
   return found;
 }

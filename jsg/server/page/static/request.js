@@ -43,7 +43,10 @@ export const FORMS = [
 
 const NUM_ALTERNATIVES = 5;
 const OPENAI_FIELDS = new Set(
-  "model messages temperature top_p frequency_penalty presence_penalty max_tokens seed stop logprobs top_logprobs tools stream stream_options response_format".split(" "),
+  (
+    "model messages temperature top_p frequency_penalty presence_penalty max_tokens seed stop logprobs top_logprobs " +
+    "tools response_format"
+  ).split(" "),
 );
 
 /** The body of a request for the next turn after these. Raises an Error that names a box whose JSON is wrong. */
@@ -135,16 +138,22 @@ print(answer.choices[0].message.content)
 `;
 }
 
-const GEN_FIELDS = "max_tokens stop temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty seed regex json_schema ebnf choices".split(" ");
+const GEN_FIELDS = (
+  "max_tokens stop temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty seed regex " +
+  "json_schema ebnf choices"
+).split(" ");
+const LANG_TOOLS =
+  "# Tools belong to /v1/chat/completions; a program chooses with sgl.select, or calls functions of Python.\n";
 
 /** The request as a program of jsg.lang. It says in a comment what a program writes in another way. */
 export function asLang(url, body, hasKey) {
   const fields = { ...body };
   if (body.response_format) fields.json_schema = { type: "object", additionalProperties: true };
-  const given = GEN_FIELDS.filter((name) => fields[name] !== undefined).map((name) => `, ${name}=${literal(fields[name], 2)}`);
+  const names = GEN_FIELDS.filter((name) => fields[name] !== undefined);
+  const given = names.map((name) => `, ${name}=${literal(fields[name], 2)}`);
   const turns = body.messages.map(langTurn);
   const key = hasKey ? ', api_key=os.environ["JSG_API_KEY"]' : "";
-  const tools = body.tools ? "# Tools belong to /v1/chat/completions; a program chooses with s.select, or calls functions of Python.\n" : "";
+  const tools = body.tools ? LANG_TOOLS : "";
   return `${hasKey ? "import os\n\n" : ""}import jsg as sgl
 
 sgl.set_default_backend(sgl.RuntimeEndpoint("${url.replace(/\/$/, "")}"${key}))

@@ -1,4 +1,4 @@
-// The settings of a conversation: system prompt, sampling, tools, and the form of answers with what the server says of it.
+// The settings of a conversation: system prompt, sampling, tools, and the form of answers with what the server says.
 
 import { freshId, h, replace } from "./dom.js";
 import { FORMS, NUMBERS, checkBodyOf } from "./request.js";
@@ -10,7 +10,10 @@ const HINTS = {
   ebnf: 'root ::= "yes" | "no"',
   choices: "Paris\nRome",
 };
-const TOOLS_HINT = '[{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]';
+const TOOLS_HINT =
+  '[{"type": "function", "function": {"name": "weather", "parameters": ' +
+  '{"type": "object", "properties": {"city": {"type": "string"}}}}}]';
+const CODE = { class: "mono", spellcheck: "false" };
 
 /** The panel, and the function that shows the settings of the present conversation. */
 export function makeSettings(chat) {
@@ -83,15 +86,19 @@ export function makeSettings(chat) {
     { class: "settings", id: "settings", "aria-label": "Settings" },
     h("h2", {}, "Settings"),
     field("system", "System prompt", "textarea", { rows: 3 }),
-    h("div", { class: "numbers" }, NUMBERS.map(([name, label, bounds]) => field(name, label, "input", { type: "number", placeholder: "default", ...bounds, step: "any" }))),
+    h("div", { class: "numbers" }, NUMBERS.map(numberField)),
     field("stop", "Stop texts, one on each line", "textarea", { rows: 1 }),
     h("div", { class: "check" }, checkbox("logprobs", "Colour tokens by their probability")),
     h("h2", {}, "Form of the answer"),
     formField(),
-    field("grammar", "Grammar", "textarea", { rows: 5, class: "mono", spellcheck: "false" }, true),
-    field("tools", "Tools, as JSON", "textarea", { rows: 3, class: "mono", spellcheck: "false", placeholder: TOOLS_HINT }, true),
+    field("grammar", "Grammar", "textarea", { rows: 5, ...CODE }, true),
+    field("tools", "Tools, as JSON", "textarea", { rows: 3, placeholder: TOOLS_HINT, ...CODE }, true),
     result,
   );
+
+  function numberField([name, label, bounds]) {
+    return field(name, label, "input", { type: "number", placeholder: "default", step: "any", ...bounds });
+  }
 
   function checkbox(name, label) {
     const id = freshId(name);

@@ -8,13 +8,15 @@ import { imported, newConversation, titleOf } from "./tree.js";
 /** The list, and the function that draws it again. */
 export function makeSidebar(chat) {
   const list = h("ul", { class: "conversations" });
-  const file = h("input", { type: "file", accept: "application/json,.json", class: "unseen", id: freshId("import"), change: load });
+  const kinds = { type: "file", accept: "application/json,.json" };
+  const file = h("input", { ...kinds, class: "unseen", id: freshId("import"), change: load });
+  const choose = h("span", { class: "attach" }, file, h("label", { for: file.id }, "Import"));
   const element = h(
     "nav",
     { class: "sidebar", id: "sidebar", "aria-label": "Conversations" },
     button("New conversation", () => chat.begin(), { class: "main wide" }),
     list,
-    h("div", { class: "row" }, button("Export", save), h("span", { class: "attach" }, file, h("label", { for: file.id }, "Import"))),
+    h("div", { class: "row" }, button("Export", save), choose),
   );
 
   function draw() {
@@ -35,7 +37,8 @@ export function makeSidebar(chat) {
     if (!(await app.confirm("Delete this conversation?", titleOf(conversation), "Delete"))) return;
     await forget(conversation.id);
     session.conversations = session.conversations.filter((other) => other !== conversation);
-    if (conversation === chat.conversation) chat.choose(session.conversations[0] ?? newConversation({ ...conversation.settings }));
+    const isShown = conversation === chat.conversation;
+    if (isShown) chat.choose(session.conversations[0] ?? newConversation({ ...conversation.settings }));
     else draw();
     app.announce("Deleted");
   }

@@ -4,6 +4,7 @@ import { freshId, h, replace } from "./dom.js";
 
 const BOUNDS = [0.9, 0.6, 0.3, 0.1]; // classes p0 (likely) to p4 (unlikely)
 const PUSHED = 0.5; // the grammar left less of the model's probability than this
+const HINT = "Point at a token, or move to it with the arrow keys.";
 
 /**
  * The tokens of a node as a row of which one is reached by Tab, and the others by the arrow keys.
@@ -11,7 +12,7 @@ const PUSHED = 0.5; // the grammar left less of the model's probability than thi
  */
 export function tokenRow(node) {
   const id = freshId("alternatives");
-  const panel = h("div", { class: "alternatives", id, "aria-live": "polite" }, "Point at a token, or move to it with the arrow keys.");
+  const panel = h("div", { class: "alternatives", id, "aria-live": "polite" }, HINT);
   const kept = node.constraint?.kept_mass ?? [];
   const spans = node.tokens.map((token, index) => tokenSpan(token, kept[index], id));
   if (spans.length) spans[0].tabIndex = 0;
@@ -21,7 +22,14 @@ export function tokenRow(node) {
   };
   const row = h(
     "div",
-    { class: "tokens", role: "group", "aria-label": "Tokens", focusin: show, mouseover: show, keydown: (event) => move(event, spans) },
+    {
+      class: "tokens",
+      role: "group",
+      "aria-label": "Tokens",
+      focusin: show,
+      mouseover: show,
+      keydown: (event) => move(event, spans),
+    },
     spans,
   );
   return h("div", { class: "scored" }, row, panel);
@@ -31,8 +39,8 @@ function tokenSpan(token, kept, panelId) {
   const level = BOUNDS.filter((bound) => Math.exp(token.logprob) < bound).length;
   const pushed = kept !== undefined && kept < PUSHED ? " pushed" : "";
   const name = token.text.trim() === "" ? visible(token.text) : null; // a button needs a name that can be read aloud
-  const props = { class: `token p${level}${pushed}`, role: "button", tabindex: "-1", "aria-label": name, "aria-describedby": panelId };
-  return h("span", props, token.text);
+  const read = { role: "button", tabindex: "-1", "aria-label": name, "aria-describedby": panelId };
+  return h("span", { class: `token p${level}${pushed}`, ...read }, token.text);
 }
 
 function move(event, spans) {
@@ -57,8 +65,8 @@ function alternatives(token, kept) {
       h("span", {}, percent(Math.exp(other.logprob))),
     ),
   );
-  const grammar = kept === undefined ? null : h("p", {}, `The grammar allowed ${percent(kept)} of what the model expected.`);
-  return [h("ul", {}, rows), grammar];
+  const said = kept === undefined ? null : `The grammar allowed ${percent(kept)} of what the model expected.`;
+  return [h("ul", {}, rows), said && h("p", {}, said)];
 }
 
 function bar(share) {

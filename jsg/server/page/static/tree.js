@@ -38,8 +38,9 @@ export function shownPath(conversation) {
 
 /** The turns from the first one to this one. */
 export function pathTo(conversation, id) {
+  const { nodes } = conversation;
   const path = [];
-  for (let node = conversation.nodes[id]; node.role !== "root"; node = conversation.nodes[node.parent]) path.unshift(node);
+  for (let node = nodes[id]; node.role !== "root"; node = nodes[node.parent]) path.unshift(node);
   return path;
 }
 

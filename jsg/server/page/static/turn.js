@@ -31,11 +31,13 @@ export function makeTurn(chat, node) {
 
 function contentOf(chat, node, running) {
   const scored = !running && node.tokens?.length && !node.calls?.length;
+  const waits = !running && node.calls?.length > 0 && node.children.length === 0;
+  const plain = () => h("div", { class: running ? "text growing" : "text" }, node.text);
   return [
     pictures(node.images),
-    scored ? tokenRow(node) : (node.text || running) && h("div", { class: running ? "text growing" : "text" }, node.text),
+    scored ? tokenRow(node) : (node.text || running) && plain(),
     node.calls?.map((call) => h("pre", { class: "code call", tabindex: "0" }, `${call.name}(${call.arguments})`)),
-    !running && node.role === "assistant" && node.calls?.length > 0 && node.children.length === 0 && resultsForm(chat, node),
+    waits && resultsForm(chat, node),
     node.results?.map(({ text }) => h("pre", { class: "code", tabindex: "0" }, text)),
     node.stopped && h("p", { class: "hint" }, "Stopped."),
     node.error && h("p", { class: "said" }, node.error),
@@ -57,11 +59,13 @@ function footerOf(chat, node, edit) {
 
 function actionsOf(chat, node, edit) {
   if (node.role === "tool") return [];
-  const copy = button("Copy", () => chat.app.showTexts("Copy", [["Text", node.text]]), { "aria-label": "Copy the text" });
+  const show = () => chat.app.showTexts("Copy", [["Text", node.text]]);
+  const copy = button("Copy", show, { "aria-label": "Copy the text" });
   const change = button("Edit", edit, { title: "Write another version of this turn" });
   if (node.role === "user") return [change, copy];
   const again = button("Again", () => chat.answer(node.parent), { title: "Let the model write another answer" });
-  return [again, change, copy, button("Code", () => showCode(chat, node), { title: "This request as curl and as Python" })];
+  const code = button("Code", () => showCode(chat, node), { title: "This request as curl and as Python" });
+  return [again, change, copy, code];
 }
 
 /** `‹ 2 / 3 ›` for a turn of which there are several versions. */
@@ -98,10 +102,11 @@ function editor(chat, node, cancel) {
     chat.session.keep(chat.conversation);
     chat.draw();
   };
+  const word = node.role === "user" ? "Send" : "Keep";
   return [
     h("label", { class: "unseen", for: id }, "Another version of this turn"),
     text,
-    h("div", { class: "row" }, button(node.role === "user" ? "Send" : "Keep", save, { class: "main" }), button("Cancel", cancel)),
+    h("div", { class: "row" }, button(word, save, { class: "main" }), button("Cancel", cancel)),
   ];
 }
 
@@ -117,7 +122,8 @@ function resultsForm(chat, node) {
     const turn = addTurn(chat.conversation, node.id, { role: "tool", results });
     chat.answer(turn.id);
   };
-  return h("div", { class: "results" }, boxes.map(({ row }) => row), button("Send the results", send, { class: "main" }));
+  const main = button("Send the results", send, { class: "main" });
+  return h("div", { class: "results" }, boxes.map(({ row }) => row), main);
 }
 
 /** The request of an answer as curl, in Python and in the language of jsg. */
