@@ -1,11 +1,12 @@
-"""Measures the HTTP front: beside the engine alone, under 64 streams, and with an engine that costs nothing.
+"""Measures the HTTP front: beside the engine alone, under 64 streams, with an engine that costs nothing, and scraped.
 
-    python -m bench.front [--only ttft,streams,null] [--seconds 60] [--output FILE]
+    python -m bench.front [--only ttft,streams,null,scrape] [--seconds 60] [--output FILE]
 
 ttft     time to first token over HTTP and in process, in turns on one idle machine, with the embedded model
 streams  many concurrent streams of the embedded model: whether every token arrives, how late the event loop is, and the
          memory of both processes
 null     how many tokens per second the front streams on one core, with an engine that computes nothing
+scrape   processor time of the front for each scrape of `/metrics`, with the embedded model and the names of vLLM
 """
 
 import argparse
@@ -35,7 +36,7 @@ from bench.serving.workloads import WORKLOADS, Shape, Writer
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.sources import resolve_model
 
-PARTS = ("ttft", "streams", "null")
+PARTS = ("ttft", "streams", "null", "scrape")
 TINY_VOCAB = 1400
 WARM_UP = 20
 PROBE_PERIOD_S = 0.05
@@ -45,6 +46,9 @@ NULL_STREAMS = (64, 128, 256)
 NULL_RATES = (4000, 8000, 12_000, 16_000, 24_000, 32_000)
 ONE_EVENT = 0.98  # events for each token: fewer means that the front puts several into one
 FRONT_CORE, OTHER_CORE = 0, 1
+SCRAPE_PERIOD_S = 0.05  # of an endpoint picker
+FIRST_REQUESTS_S = 3.0  # for what a new server still does after it is ready
+SCRAPERS = (("one scraper", 1, {}), ("four scrapers", 4, {}), ("each anew", 1, {"Cache-Control": "no-cache"}))
 
 
 # What HTTP adds to the first token of an idle server.
@@ -277,6 +281,37 @@ def _load(target: Target, shape: Shape, writer: Writer, plan: Plan) -> Run:
     return asyncio.run(run())
 
 
+# What frequent scrapes cost an idle server.
+
+
+def measure_scrapes(report: Report, seconds: float) -> None:
+    """Measures the front's processor time for a scrape every 50 ms, above that of a front that nobody asks."""
+    with served(["serve", "--port", "0", "--metrics-alias", "vllm"]) as server:
+        time.sleep(FIRST_REQUESTS_S)
+        idle_share = _scraped(server, 0, {}, seconds)[0] / seconds
+        for name, num_scrapers, headers in SCRAPERS:
+            _scraped(server, num_scrapers, headers, 1)
+            cpu_s, num_scrapes, num_bytes = _scraped(server, num_scrapers, headers, seconds)
+            cost_ms = 1e3 * (cpu_s - idle_share * seconds) / num_scrapes
+            report.add(f"/metrics every 50 ms, {name}", "ms of CPU", [cost_ms], scrapes=num_scrapes, bytes=num_bytes)
+
+
+def _scraped(server: Served, num_scrapers: int, headers: dict[str, str], seconds: float) -> tuple[float, int, int]:
+    """Scrapes at even distances. Returns the front's processor time, the number of scrapes, and the bytes of one."""
+    num_scrapes = num_bytes = 0
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(_connected(server.url)) for _ in range(num_scrapers)]
+        before, began = server.usage()["front"].cpu_s, time.perf_counter()
+        while (now := time.perf_counter() - began) < seconds:
+            due = num_scrapes * SCRAPE_PERIOD_S / num_scrapers if connections else seconds
+            time.sleep(max(due - now, 0))
+            if connections:
+                connection = connections[num_scrapes % num_scrapers]
+                connection.request("GET", "/metrics", headers=headers)
+                num_bytes, num_scrapes = len(connection.getresponse().read()), num_scrapes + 1
+        return server.usage()["front"].cpu_s - before, num_scrapes, num_bytes
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.front", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -301,6 +336,7 @@ def main(arguments: list[str]) -> None:
         choices=DIALECTS,
         help="APIs that the part null asks",
     )
+    parser.add_argument("--scrape-seconds", type=float, default=20.0, help="how long the part scrape asks in each way")
     parser.add_argument("--output", type=Path, help="JSON file for all samples")
     options = parser.parse_args(arguments)
     parts = options.only.split(",")
@@ -311,6 +347,8 @@ def main(arguments: list[str]) -> None:
         for api in options.null_apis:
             for num_streams in options.null_streams:
                 measure_null(report, api, num_streams, tuple(options.null_rates), options.null_seconds)
+    if "scrape" in parts:
+        measure_scrapes(report, options.scrape_seconds)
     if "streams" in parts:
         for api in STREAM_APIS:
             measure_streams(report, api, options.streams, options.seconds)

@@ -35,7 +35,7 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
     app.state.door = door
     app.state.probe = health.EngineProbe()
     app.state.responses = ResponseStore(keys.num_callers)
-    own = (health, info, admin, metrics, generate, select, programs, tokenization, score)
+    own = (metrics, health, info, admin, generate, select, programs, tokenization, score)
     others = (models, chat, completions, responses, anthropic_messages, refused)
     for module in own + others:
         app.include_router(module.router)
