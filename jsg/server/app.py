@@ -35,6 +35,7 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
     app.state.door = door
     app.state.probe = health.EngineProbe()
     app.state.responses = ResponseStore(keys.num_callers)
+    # Routes are tried in turn; those that are asked most often come first.
     own = (metrics, health, info, admin, generate, select, programs, tokenization, score)
     others = (models, chat, completions, responses, anthropic_messages, refused)
     for module in own + others:

@@ -13,9 +13,9 @@ from typing import Literal, final
 Kind = Literal["counter", "gauge", "histogram"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Series:
-    """The description of a metric.
+    """The description of a metric. Each is made once, so it is compared by identity, which costs a scrape nothing.
 
     Attributes:
         name: The name in a scrape, without the suffixes of a histogram.
