@@ -48,7 +48,12 @@ ONE_EVENT = 0.98  # events for each token: fewer means that the front puts sever
 FRONT_CORE, OTHER_CORE = 0, 1
 SCRAPE_PERIOD_S = 0.05  # of an endpoint picker
 FIRST_REQUESTS_S = 3.0  # for what a new server still does after it is ready
-SCRAPERS = (("one scraper", 1, {}), ("four scrapers", 4, {}), ("each anew", 1, {"Cache-Control": "no-cache"}))
+SCRAPERS = (
+    ("/health, one client", "/health", 1, {}),
+    ("/metrics, one scraper", "/metrics", 1, {}),
+    ("/metrics, four scrapers", "/metrics", 4, {}),
+    ("/metrics, each anew", "/metrics", 1, {"Cache-Control": "no-cache"}),
+)
 
 
 # What HTTP adds to the first token of an idle server.
@@ -288,28 +293,35 @@ def measure_scrapes(report: Report, seconds: float) -> None:
     """Measures the front's processor time for a scrape every 50 ms, above that of a front that nobody asks."""
     with served(["serve", "--port", "0", "--metrics-alias", "vllm"]) as server:
         time.sleep(FIRST_REQUESTS_S)
-        idle_share = _scraped(server, 0, {}, seconds)[0] / seconds
-        for name, num_scrapers, headers in SCRAPERS:
-            _scraped(server, num_scrapers, headers, 1)
-            cpu_s, num_scrapes, num_bytes = _scraped(server, num_scrapers, headers, seconds)
-            cost_ms = 1e3 * (cpu_s - idle_share * seconds) / num_scrapes
-            report.add(f"/metrics every 50 ms, {name}", "ms of CPU", [cost_ms], scrapes=num_scrapes, bytes=num_bytes)
+        before = server.usage()["front"].cpu_s
+        time.sleep(seconds)
+        idle_s = server.usage()["front"].cpu_s - before
+        for name, path, num_clients, headers in SCRAPERS:
+            _ask_evenly(server, path, num_clients, headers, 1)
+            cpu_s, num_asked, num_bytes = _ask_evenly(server, path, num_clients, headers, seconds)
+            report.add(
+                f"{name} every 50 ms",
+                "ms of CPU",
+                [1e3 * (cpu_s - idle_s) / num_asked],
+                asked=num_asked,
+                bytes=num_bytes,
+            )
 
 
-def _scraped(server: Served, num_scrapers: int, headers: dict[str, str], seconds: float) -> tuple[float, int, int]:
-    """Scrapes at even distances. Returns the front's processor time, the number of scrapes, and the bytes of one."""
-    num_scrapes = num_bytes = 0
+def _ask_evenly(
+    server: Served, path: str, num_clients: int, headers: dict[str, str], seconds: float
+) -> tuple[float, int, int]:
+    """Asks at even distances. Returns the front's processor time, the number of requests, and the bytes of the last."""
+    num_asked = num_bytes = 0
     with contextlib.ExitStack() as stack:
-        connections = [stack.enter_context(_connected(server.url)) for _ in range(num_scrapers)]
+        connections = [stack.enter_context(_connected(server.url)) for _ in range(num_clients)]
         before, began = server.usage()["front"].cpu_s, time.perf_counter()
         while (now := time.perf_counter() - began) < seconds:
-            due = num_scrapes * SCRAPE_PERIOD_S / num_scrapers if connections else seconds
-            time.sleep(max(due - now, 0))
-            if connections:
-                connection = connections[num_scrapes % num_scrapers]
-                connection.request("GET", "/metrics", headers=headers)
-                num_bytes, num_scrapes = len(connection.getresponse().read()), num_scrapes + 1
-        return server.usage()["front"].cpu_s - before, num_scrapes, num_bytes
+            time.sleep(max(num_asked * SCRAPE_PERIOD_S / num_clients - now, 0))
+            connection = connections[num_asked % num_clients]
+            connection.request("GET", path, headers=headers)
+            num_bytes, num_asked = len(connection.getresponse().read()), num_asked + 1
+        return server.usage()["front"].cpu_s - before, num_asked, num_bytes
 
 
 def main(arguments: list[str]) -> None:
