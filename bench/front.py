@@ -1,11 +1,12 @@
-"""Measures the HTTP front: beside the engine alone, under 64 streams, and with an engine that costs nothing.
+"""Measures the HTTP front: beside the engine alone, under 64 streams, with an engine that costs nothing, and scraped.
 
-    python -m bench.front [--only ttft,streams,null] [--seconds 60] [--output FILE]
+    python -m bench.front [--only ttft,streams,null,scrape] [--seconds 60] [--output FILE]
 
 ttft     time to first token over HTTP and in process, in turns on one idle machine, with the embedded model
 streams  many concurrent streams of the embedded model: whether every token arrives, how late the event loop is, and the
          memory of both processes
 null     how many tokens per second the front streams on one core, with an engine that computes nothing
+scrape   processor time of the front for each scrape of `/metrics`, with the embedded model and the names of vLLM
 """
 
 import argparse
@@ -35,7 +36,7 @@ from bench.serving.workloads import WORKLOADS, Shape, Writer
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.sources import resolve_model
 
-PARTS = ("ttft", "streams", "null")
+PARTS = ("ttft", "streams", "null", "scrape")
 TINY_VOCAB = 1400
 WARM_UP = 20
 PROBE_PERIOD_S = 0.05
@@ -45,6 +46,14 @@ NULL_STREAMS = (64, 128, 256)
 NULL_RATES = (4000, 8000, 12_000, 16_000, 24_000, 32_000)
 ONE_EVENT = 0.98  # events for each token: fewer means that the front puts several into one
 FRONT_CORE, OTHER_CORE = 0, 1
+SCRAPE_PERIOD_S = 0.05  # of an endpoint picker
+FIRST_REQUESTS_S = 3.0  # for what a new server still does after it is ready
+SCRAPERS = (
+    ("/health, one client", "/health", 1, {}),
+    ("/metrics, one scraper", "/metrics", 1, {}),
+    ("/metrics, four scrapers", "/metrics", 4, {}),
+    ("/metrics, each anew", "/metrics", 1, {"Cache-Control": "no-cache"}),
+)
 
 
 # What HTTP adds to the first token of an idle server.
@@ -277,6 +286,44 @@ def _load(target: Target, shape: Shape, writer: Writer, plan: Plan) -> Run:
     return asyncio.run(run())
 
 
+# What frequent scrapes cost an idle server.
+
+
+def measure_scrapes(report: Report, seconds: float) -> None:
+    """Measures the front's processor time for a scrape every 50 ms, above that of a front that nobody asks."""
+    with served(["serve", "--port", "0", "--metrics-alias", "vllm"]) as server:
+        time.sleep(FIRST_REQUESTS_S)
+        before = server.usage()["front"].cpu_s
+        time.sleep(seconds)
+        idle_s = server.usage()["front"].cpu_s - before
+        for name, path, num_clients, headers in SCRAPERS:
+            _ask_evenly(server, path, num_clients, headers, 1)
+            cpu_s, num_asked, num_bytes = _ask_evenly(server, path, num_clients, headers, seconds)
+            report.add(
+                f"{name} every 50 ms",
+                "ms of CPU",
+                [1e3 * (cpu_s - idle_s) / num_asked],
+                asked=num_asked,
+                bytes=num_bytes,
+            )
+
+
+def _ask_evenly(
+    server: Served, path: str, num_clients: int, headers: dict[str, str], seconds: float
+) -> tuple[float, int, int]:
+    """Asks at even distances. Returns the front's processor time, the number of requests, and the bytes of the last."""
+    num_asked = num_bytes = 0
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(_connected(server.url)) for _ in range(num_clients)]
+        before, began = server.usage()["front"].cpu_s, time.perf_counter()
+        while (now := time.perf_counter() - began) < seconds:
+            time.sleep(max(num_asked * SCRAPE_PERIOD_S / num_clients - now, 0))
+            connection = connections[num_asked % num_clients]
+            connection.request("GET", path, headers=headers)
+            num_bytes, num_asked = len(connection.getresponse().read()), num_asked + 1
+        return server.usage()["front"].cpu_s - before, num_asked, num_bytes
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.front", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -301,6 +348,7 @@ def main(arguments: list[str]) -> None:
         choices=DIALECTS,
         help="APIs that the part null asks",
     )
+    parser.add_argument("--scrape-seconds", type=float, default=20.0, help="how long the part scrape asks in each way")
     parser.add_argument("--output", type=Path, help="JSON file for all samples")
     options = parser.parse_args(arguments)
     parts = options.only.split(",")
@@ -311,6 +359,8 @@ def main(arguments: list[str]) -> None:
         for api in options.null_apis:
             for num_streams in options.null_streams:
                 measure_null(report, api, num_streams, tuple(options.null_rates), options.null_seconds)
+    if "scrape" in parts:
+        measure_scrapes(report, options.scrape_seconds)
     if "streams" in parts:
         for api in STREAM_APIS:
             measure_streams(report, api, options.streams, options.seconds)

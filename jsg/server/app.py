@@ -37,7 +37,8 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
     app.state.door = door
     app.state.probe = health.EngineProbe()
     app.state.responses = ResponseStore(keys.num_callers)
-    own = (health, info, admin, radix, metrics, generate, select, programs, tokenization, score)
+    # Routes are tried in turn; those that are asked most often come first.
+    own = (metrics, health, info, admin, radix, generate, select, programs, tokenization, score)
     others = (models, chat, completions, responses, anthropic_messages, refused)
     for module in own + others:
         app.include_router(module.router)

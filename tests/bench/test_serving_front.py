@@ -8,6 +8,7 @@ from bench.front import (
     _percentile_bound,
     _steady_rate,
     measure_null,
+    measure_scrapes,
     measure_streams,
     measure_ttft,
 )
@@ -52,6 +53,14 @@ def test_the_first_token_is_timed_on_both_sides():
     report = Report("bench.front", [], None)
     measure_ttft(report, 5)
     assert len([name for name in values_of(report) if "above in process" in name]) == 2
+
+
+@pytest.mark.slow
+def test_scrapes_have_a_price():
+    report = Report("bench.front", [], None)
+    measure_scrapes(report, 2.0)
+    health, *scrapes = report.figures
+    assert health.facts["bytes"] < 100 and all(figure.facts["bytes"] > 10_000 for figure in scrapes)
 
 
 @pytest.mark.slow

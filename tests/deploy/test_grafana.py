@@ -40,8 +40,8 @@ class Known:
 
     def __init__(self, result: Scrape) -> None:
         self._result = result
-        families = {family.name: family.type for family in Telemetry(ServerConfig()).families()}
-        self._histograms = {name for name, kind in families.items() if kind == "histogram"}
+        series = [family.series for family in Telemetry(ServerConfig()).families()]
+        self._histograms = {each.name for each in series if each.kind == "histogram"}
 
     def __call__(self, name: str) -> Series | None:
         if name == "up":

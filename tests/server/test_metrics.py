@@ -252,15 +252,15 @@ def test_scrapes_share_one_question_and_the_last_answer_is_kept():
         for _ in range(2):
             await asyncio.gather(*(stats.refresh(timeout_s=0.01) for _ in range(5)))
         assert engine.num_asked == 1
-        assert "jsg:requests_running" not in {family.name for family in stats.families()}
+        assert "jsg:requests_running" not in {family.series.name for family in stats.families()}
         engine.answered.set()
         await stats.refresh()
         now = 13.0
         await stats.refresh()
         assert engine.num_asked == 2
-        values = {family.name: family.samples[0].value for family in stats.families()}
-        assert values["jsg:requests_running"] == 5
-        assert values["jsg:engine_stats_age_seconds"] == 3
+        values = {family.series.name: [*family.samples.values()] for family in stats.families()}
+        assert values["jsg:requests_running"] == [(5,)]
+        assert values["jsg:engine_stats_age_seconds"] == [(3,)]
 
     asyncio.run(run())
 

@@ -3,13 +3,13 @@
 An alias is a view: it renames the samples of one of our families, so nothing is counted twice.
 """
 
-import collections
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
-
-from prometheus_client.metrics_core import Metric
+import operator
+from collections.abc import Iterable, Mapping
+from typing import final
 
 from jsg.server.telemetry.abort_reasons import ABORT_REASONS
+from jsg.server.telemetry.series import Family, Series
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,32 +108,54 @@ EVERYWHERE: dict[str, Mapping[str, str]] = {"sglang": {}, "vllm": {"engine": "0"
 """The value of `--metrics-alias` → the labels besides `model_name` that all series of that server have."""
 
 
-def alias_families(server: str, families: Iterable[Metric], model_name: str) -> Iterator[Metric]:
-    """The families under the names of that server. Families without such a name are left out."""
-    known = {_scraped_name(family): family for family in families}
-    views: dict[str, Metric] = {}
-    for alias in ALIASES[server]:
-        source = known.get(alias.source)
-        if source is None:
-            continue
-        stem = alias.name.removesuffix("_total") if source.type == "counter" else alias.name
-        view = views.setdefault(stem, Metric(stem, f"{alias.source}, as {server} names it.", source.type))
-        _add_samples(view, alias, source, {"model_name": model_name, **EVERYWHERE[server]})
-    yield from views.values()
+@dataclasses.dataclass(frozen=True, slots=True)
+class _View:
+    """An alias with all that is the same in each scrape.
+
+    Attributes:
+        alias: The alias.
+        series: The description under their name.
+        everywhere: The values of the labels that all samples have; they come before the others.
+    """
+
+    alias: Alias
+    series: Series
+    everywhere: tuple[str, ...]
+
+    def samples(self, source: Family) -> dict[tuple[str, ...], tuple[float, ...]]:
+        """The samples under their labels."""
+        sums: dict[tuple[str, ...], tuple[float, ...]] = {}
+        for values, numbers in source.samples.items():
+            ours = dict(zip(source.series.labels, values, strict=True))
+            if all(ours[label] in counted for label, counted in self.alias.only.items()):
+                theirs = (*self.everywhere, *(ours[label] for label in self.alias.labels))
+                sums[theirs] = tuple(map(operator.add, sums[theirs], numbers)) if theirs in sums else numbers
+        return sums
 
 
-def _scraped_name(family: Metric) -> str:
-    return family.name + ("_total" if family.type == "counter" else "")
+@final
+class AliasFamilies:
+    """Families under the names of another server."""
+
+    def __init__(self, server: str, model_name: str, known: Iterable[Series]) -> None:
+        """Takes a value of `--metrics-alias` and all our series."""
+        ours = {series.name: series for series in known}
+        self._views = [_view(server, alias, ours[alias.source], model_name) for alias in ALIASES[server]]
+
+    def of(self, families: Iterable[Family]) -> list[Family]:
+        """The families under the names of that server. Families without such a name are left out."""
+        present = {family.series.name: family for family in families}
+        found: dict[str, Family] = {}
+        for view in self._views:
+            source = present.get(view.alias.source)
+            if source is not None:
+                before = found[view.alias.name].samples if view.alias.name in found else {}
+                found[view.alias.name] = Family(view.series, {**before, **view.samples(source)})
+        return [*found.values()]
 
 
-def _add_samples(view: Metric, alias: Alias, source: Metric, everywhere: Mapping[str, str]) -> None:
-    sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = collections.defaultdict(float)
-    for sample in source.samples:
-        if any(sample.labels[label] not in values for label, values in alias.only.items()):
-            continue
-        labels = {alias.labels.get(label, label): value for label, value in sample.labels.items()}
-        kept = {label: labels[label] for label in ("le", *alias.labels.values()) if label in labels}
-        name = view.name + sample.name.removeprefix(source.name)
-        sums[name, tuple({**everywhere, **alias.constants, **kept}.items())] += sample.value
-    for (name, labels), value in sums.items():
-        view.add_sample(name, dict(labels), value)
+def _view(server: str, alias: Alias, source: Series, model_name: str) -> _View:
+    everywhere = {"model_name": model_name, **EVERYWHERE[server], **alias.constants}
+    labels = (*everywhere, *alias.labels.values())
+    text = f"{alias.source}, as {server} names it."
+    return _View(alias, Series(alias.name, source.kind, text, labels, source.bounds), tuple(everywhere.values()))

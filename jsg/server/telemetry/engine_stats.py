@@ -10,14 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import final
 
-from prometheus_client.metrics_core import Metric
-
 from jsg.cache.block_events import block_tokens_of
 from jsg.engine.child.protocol import CORE_STATS, LOOP_STATS, ModelInfo
 from jsg.engine.front.client import EngineClient
 from jsg.engine.front.served import ServedEngine
 from jsg.errors import JsgError
-from jsg.server.telemetry.series import Kind, Series
+from jsg.server.telemetry.series import Family, Kind, Series
 
 ANSWER_TIMEOUT_S = 1.0
 
@@ -56,7 +54,7 @@ class EngineSeries:
     series: Series
     keys: Mapping[tuple[str, ...], tuple[str, ...]]
 
-    def family(self, stats: Stats) -> Metric | None:
+    def family(self, stats: Stats) -> Family | None:
         """The family as it is scraped; None where the engine does not give the values."""
         if not all(key in stats for keys in self.keys.values() for key in keys):
             return None
@@ -175,7 +173,7 @@ class EngineStats:
         """Asks the engines, or waits for the answers to an earlier question, for `timeout_s` at most."""
         await asyncio.wait([told.ask() for told in self._each], timeout=timeout_s)
 
-    def families(self) -> Iterator[Metric]:
+    def families(self) -> Iterator[Family]:
         """The families of the engines, as they are scraped."""
         yield UP.family({(): int(self._client.is_alive and not self._client.is_stalled)})
         yield ENGINES.family({(): len(self._each)})
@@ -195,7 +193,7 @@ class EngineStats:
             if family is not None:
                 yield family
 
-    def _families_of_each(self) -> Iterator[Metric]:
+    def _families_of_each(self) -> Iterator[Family]:
         """The families that are labelled with the number of the engine."""
         yield DP_UP.family({(str(number),): int(told.works) for number, told in enumerate(self._each)})
         routed = self._client.routed.items()

@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import final
 
-from prometheus_client.metrics_core import Metric
-
 import jsg
 from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.server.observer import Begun
 from jsg.server.telemetry.abort_reasons import ABORT_REASONS, ABORT_REQUEST, ERROR, end_reason
 from jsg.server.telemetry.exchange import Exchange
-from jsg.server.telemetry.series import Counter, Histogram, Series
+from jsg.server.telemetry.series import Counter, Family, Histogram, Series
 from jsg.types import FinishType
 
 RATE_WINDOW_S = 10.0  # the throughput is measured over this time
@@ -220,7 +218,7 @@ class Metrics:
         """All series that this class counts."""
         return [*(counted.series for counted in self._counted()), ANSWERS_OPEN, THROUGHPUT, BUILD_INFO, FRONT_MEMORY]
 
-    def families(self, model_name: str) -> Iterator[Metric]:
+    def families(self, model_name: str) -> Iterator[Family]:
         """The families of the front, as they are scraped."""
         for counted in self._counted():
             yield counted.family()

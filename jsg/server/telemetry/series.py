@@ -1,7 +1,7 @@
 """Counters, gauges and histograms as Prometheus knows them, cheap enough to be written once per token.
 
-`prometheus_client` makes the text of a scrape. Its own counters take a lock and walk the buckets at each observation,
-which costs too much for each token. Here one event loop writes everything, so no lock is needed.
+The counters of `prometheus_client` take a lock and walk the buckets at each observation, which costs too much for each
+token. Here one event loop writes everything, so no lock is needed.
 """
 
 import bisect
@@ -10,34 +10,44 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Literal, final
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-
 Kind = Literal["counter", "gauge", "histogram"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Series:
-    """The description of a metric.
+    """The description of a metric. Each is made once, so it is compared by identity, which costs a scrape nothing.
 
     Attributes:
         name: The name in a scrape, without the suffixes of a histogram.
         kind: The type.
         text: One sentence for people.
         labels: The names of the labels, except `le`.
+        bounds: The upper ends of a histogram's buckets, ascending, except infinity; they belong to their buckets.
     """
 
     name: str
     kind: Kind
     text: str
     labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
 
-    def family(self, values: Mapping[tuple[str, ...], float]) -> Metric:
+    def family(self, values: Mapping[tuple[str, ...], float]) -> "Family":
         """The family of a counter or a gauge: label values → value."""
-        cls = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
-        family = cls(self.name, self.text, labels=self.labels)
-        for labels, value in values.items():
-            family.add_metric(labels, value)
-        return family
+        return Family(self, {labels: (value,) for labels, value in values.items()})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Family:
+    """What is scraped of one series at a moment.
+
+    Attributes:
+        series: The description.
+        samples: Label values → the numbers: the value of a counter or a gauge; for a histogram how many values were at
+            most each bound, how many there were (the bucket that ends nowhere), the same once more, and their sum.
+    """
+
+    series: Series
+    samples: Mapping[tuple[str, ...], tuple[float, ...]]
 
 
 @final
@@ -56,7 +66,7 @@ class Counter:
         """The total of these label values."""
         return self._values.get(labels, 0)
 
-    def family(self) -> Metric:
+    def family(self) -> Family:
         """What is scraped of it."""
         return self.series.family(self._values)
 
@@ -66,21 +76,17 @@ class Histogram:
     """How often values fell into each bucket, and their sum."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
-        """Makes an empty one; `bounds` are the upper ends of the buckets, ascending, and belong to them."""
-        self.series = Series(name, "histogram", text)
-        self._bounds = tuple(bounds)
+        """Makes an empty one; see `Series` for the bounds."""
+        self.series = Series(name, "histogram", text, bounds=tuple(bounds))
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
         """Counts a value, `times` times."""
-        self._counts[bisect.bisect_left(self._bounds, value)] += times
+        self._counts[bisect.bisect_left(self.series.bounds, value)] += times
         self._sum += value * times
 
-    def family(self) -> Metric:
+    def family(self) -> Family:
         """What is scraped of it."""
-        ends = [*map(float, self._bounds), "+Inf"]
-        buckets = [(str(end), count) for end, count in zip(ends, itertools.accumulate(self._counts), strict=True)]
-        family = HistogramMetricFamily(self.series.name, self.series.text)
-        family.add_metric([], buckets, self._sum)
-        return family
+        below = [*itertools.accumulate(self._counts)]
+        return Family(self.series, {(): (*below, below[-1], self._sum)})

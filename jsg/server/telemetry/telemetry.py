@@ -9,19 +9,19 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import final, get_args
 
 from fastapi import FastAPI
-from prometheus_client.metrics_core import Metric
 from starlette.routing import BaseRoute
 
 from jsg.config import ServerConfig
 from jsg.server.caller import CurrentCall
 from jsg.server.front import Front
 from jsg.server.observer import Observer
-from jsg.server.telemetry.aliases import alias_families
-from jsg.server.telemetry.engine_stats import UP, EngineStats
+from jsg.server.telemetry.aliases import AliasFamilies
+from jsg.server.telemetry.engine_stats import ALL_SERIES, UP, EngineStats
 from jsg.server.telemetry.exchange import EndpointTable, ExchangeObserver, WatchExchanges
 from jsg.server.telemetry.exposition import encoded, prefers_openmetrics
 from jsg.server.telemetry.metrics import Metrics
 from jsg.server.telemetry.request_log import RequestLog
+from jsg.server.telemetry.series import Family
 from jsg.server.telemetry.tracing import SpanExport
 
 TICK_S = 0.1
@@ -42,8 +42,10 @@ class Telemetry:
         """Opens metrics, and the log and the traces that the options ask for. Raises ConfigError as `SpanExport`."""
         endpoint = config.otlp_traces_endpoint
         self.metrics = Metrics()
-        self._alias = config.metrics_alias
         self._model_name = model_name
+        self._aliases: AliasFamilies | None = None
+        if config.metrics_alias is not None:
+            self._aliases = AliasFamilies(config.metrics_alias, model_name, (*self.metrics.series(), *ALL_SERIES))
         self._engine: EngineStats | None = None
         self._bodies: dict[bool, tuple[float, tuple[bytes, str]]] = {}
         self._spans = None if endpoint is None else SpanExport.open(endpoint, model_name)
@@ -89,13 +91,11 @@ class Telemetry:
         self._bodies[as_openmetrics] = time.monotonic(), body
         return body
 
-    def families(self) -> list[Metric]:
+    def families(self) -> list[Family]:
         """All families with their present values."""
         own = [*self.metrics.families(self._model_name)]
         own += [UP.family({(): 0})] if self._engine is None else self._engine.families()
-        if self._alias is not None:
-            own += alias_families(self._alias, own, self._model_name)
-        return own
+        return own if self._aliases is None else [*own, *self._aliases.of(own)]
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
