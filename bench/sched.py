@@ -14,18 +14,22 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from bench.report import Report
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
+from jsg.cache.tree_log import STOP, TreeLog
 from jsg.config import POLICIES
 from jsg.engine.device import packing
 from jsg.engine.device.step import SAMPLING_COLUMNS
+from jsg.engine.front.tree_copy import TreeCopy
 from jsg.sched.batch import Batch
 from jsg.sched.buckets import make_buckets
 from jsg.sched.groups import PrefixGrouping, find_groups
 from jsg.sched.scheduler import Scheduler, SchedulerConfig, StepResult
+from jsg.server.native.radix_view import View
 from jsg.types import Request, SamplingParams
 
 VOCAB = 50_000
@@ -210,6 +214,105 @@ def time_evictions(report: Report, num_samples: int) -> None:
     report.add("eviction of one edge of a prompt of 10 000 tokens, in edges of 32", "ms", one_by_one)
 
 
+# Those who look at the tree.
+
+
+class Looker:
+    """Somebody who looks at a tree, and the time that this takes the engine."""
+
+    def __init__(self, cache: RadixCache) -> None:
+        self.copy = TreeCopy()
+        self.look_ms: list[float] = []
+        self.take_ms: list[float] = []
+        self._log = TreeLog(cache)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def look(self) -> float:
+        """Looks once; returns the milliseconds of the engine."""
+        start = time.thread_time_ns()
+        sent = self._encoder.encode(self._log.look(self.copy.cursor, with_tokens=False) | {"pool": {}})
+        self.look_ms.append((time.thread_time_ns() - start) / 1e6)
+        self.take_ms.append(milliseconds(lambda: self.copy.take(msgspec.msgpack.decode(sent))))
+        return self.look_ms[-1]
+
+    def look_at_all(self) -> float:
+        """Looks until the copy is whole."""
+        spent = self.look()
+        while not self.copy.is_whole:
+            spent += self.look()
+        return spent
+
+    def stop(self) -> None:
+        """Looks no more."""
+        self._log.look(STOP, with_tokens=False)
+
+
+def time_watching(report: Report, num_rounds: int) -> None:
+    """Measures steps with somebody who looks at the tree after every tenth, and in turns the same steps without.
+
+    In each step one request ends, one is admitted and one arrives, and the tree has thousands of nodes. A look comes
+    every 100 ms, so this is for steps of 10 ms. There is no device: the difference counts, and not the ratio.
+    """
+    rng = np.random.default_rng(0)
+    host = make_host()
+    supply = iter(prompts(rng, 100 * 2 * num_rounds + 2 * NUM_RUNNING, 500, 50))
+    lengths = itertools.cycle(range(100, NUM_RUNNING + 100))
+    rids = (f"r{number}" for number in itertools.count())
+    looker = Looker(host.cache)
+
+    def steps(*, is_watched: bool) -> float:
+        spent = 0.0
+        for number in range(100):
+            host.scheduler.add(request(next(rids), next(supply), next(lengths)))
+            spent += milliseconds(host.step)
+            if is_watched and number % 10 == 9:
+                spent += looker.look()
+        return spent / 100
+
+    def both() -> tuple[float, float]:
+        alone = steps(is_watched=False)
+        looker.look_at_all()
+        looker.look_ms.clear()
+        watched = steps(is_watched=True)
+        looks.extend(looker.look_ms)
+        looker.stop()
+        return alone, watched
+
+    looks: list[float] = []
+    for _ in range(NUM_RUNNING):
+        host.scheduler.add(request(next(rids), next(supply), next(lengths)))
+    steps(is_watched=False)
+    alone, watched = zip(*(both() for _ in range(num_rounds)), strict=True)
+    more = [one - other for one, other in zip(watched, alone, strict=True)]
+    report.add("host part of a step, nobody looks", "ms", alone, nodes=host.cache.num_nodes)
+    report.add("host part of a step, somebody looks", "ms", watched)
+    report.add("what looking costs a step of 10 ms", "ms", more, target=0.1)
+    report.add("one look", "ms", looks, most=max(looks))
+
+
+def time_large_tree(report: Report, num_samples: int) -> None:
+    """Measures looks at a tree of 100 000 nodes until the copy is whole, and what the front makes of the copy."""
+    rng = np.random.default_rng(0)
+    host = make_host()
+    upper = rng.integers(0, VOCAB, (1000, 8)).astype(np.int32)
+    for number, tail in enumerate(rng.integers(0, VOCAB, (99_000, 8)).astype(np.int32)):
+        pages = host.take_pages(16)
+        result = host.cache.insert(np.concatenate([upper[number % 1000], tail]), pages)
+        host.allocator.free(pages[: result.num_existing])
+    looker, wholes, draws = Looker(host.cache), [], []
+    for _ in range(num_samples):
+        wholes.append(looker.look_at_all())
+        looker.stop()
+        nodes = [*looker.copy.nodes.values()]
+        draws.append(milliseconds(lambda nodes=nodes: View(2000, None, None).draw(nodes, time.time())))
+    looks, takes = looker.look_ms, looker.take_ms
+    size = f"{host.cache.num_nodes} nodes"
+    report.add(f"one look of the walk, {size}", "ms", looks, p99=percentile_99(looks), most=max(looks))
+    report.add(f"all looks of the walk, {size}", "ms", wholes)
+    report.add(f"the front takes one look, {size}", "ms", takes)
+    report.add(f"the front folds it to 2000 nodes, {size}", "ms", draws)
+
+
 def measure_memory(report: Report) -> None:
     """Measures host bytes for each cached token if an edge has 32 tokens on average."""
     rng = np.random.default_rng(0)
@@ -282,6 +385,8 @@ def main(arguments: list[str]) -> None:
         time_groups(report, num_families, options.steps)
     time_tree(report, max(options.steps // 3, 2))
     time_evictions(report, max(options.steps // 30, 2))
+    time_watching(report, max(options.steps // 15, 2))
+    time_large_tree(report, max(options.steps // 60, 2))
     measure_memory(report)
     for policy in POLICIES:
         time_waiting(report, policy, options.steps)

@@ -205,7 +205,7 @@ class ServerConfig:
     )
     api_key_file: str | None = _knob(None, "A file with one key on each line, in addition to those of --api-key.")
     admin_api_key: str | None = _knob(
-        None, "The key for calls that affect other clients: /flush_cache, /debug/radix and the abort of all requests."
+        None, "The key for what concerns all clients: /flush_cache, all of /debug/radix, and the abort of all requests."
     )
     cors_allow_origin: tuple[str, ...] = _knob(
         (), "An origin whose web pages may call this server. Repeat the option for several. Default: none."

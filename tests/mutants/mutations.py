@@ -58,8 +58,8 @@ CACHE = (
     Mutation(
         "cache: an unlock leaves the pages protected",
         "jsg/cache/radix.py",
-        "self.num_evictable += locked.num_pages\n                self.num_protected -= locked.num_pages\n        self",
-        "pass\n        self",
+        "self.num_evictable += locked.num_pages\n                self.num_protected -= locked.num_pages\n        for",
+        "pass\n        for",
         "tests/cache",
     ),
 )
