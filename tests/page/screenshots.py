@@ -15,6 +15,20 @@ SIZE = {"width": 1200, "height": 760}
 SCHEMA = '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}'
 MAX_BYTES = 200_000
 LOAD_MS = 20_000
+TREE_MS = 4000
+TREE = """async () => {
+    const words = "my name is nina and I live in oslo my favourite colour is red I bought a lamp".split(" ");
+    let state = 1;
+    const next = (count) => (state = (state * 48271) % 2147483647) % count;  // the same picture each time
+    const text = (count) => Array.from({ length: count }, () => words[next(words.length)]).join(" ");
+    const documents = Array.from({ length: 4 }, () => text(60));
+    for (let number = 0; number < 40; number += 1) {
+        const prompt = `${documents[next(4)]} Question ${next(5)}: ${text(3 + next(24))}`;
+        const body = { prompt, max_tokens: 8 + next(16), ignore_eos: true };
+        const headers = { "Content-Type": "application/json" };
+        await fetch("v1/completions", { method: "POST", headers, body: JSON.stringify(body) });
+    }
+}"""
 LOAD = """() => {
     const begin = async (number) => {
         const content = `Tell me about city number ${number % 7}, and all that is near it.`;
@@ -54,6 +68,20 @@ def chat(page: Any) -> None:
     page.locator(".token").nth(4).hover()
 
 
+def cache(page: Any) -> None:
+    page.get_by_role("tab", name="Cache").click()
+    page.evaluate(TREE)
+    page.wait_for_timeout(TREE_MS)
+    page.get_by_role("group", name="Radix tree").press("ArrowRight")
+    page.get_by_role("group", name="Radix tree").press("ArrowRight")
+
+
+def programs(page: Any) -> None:
+    page.get_by_role("tab", name="Programs").click()
+    page.get_by_role("button", name="Run").click()
+    page.get_by_text("done: 5 calls").wait_for()
+
+
 def engine(page: Any) -> None:
     page.emulate_media(color_scheme="dark")
     page.get_by_role("tab", name="Engine").click()
@@ -69,6 +97,10 @@ def main() -> None:
         page.get_by_text("Ask tiny something.").wait_for()
         chat(page)
         shoot(page, "page-chat.png")
+        cache(page)
+        shoot(page, "page-cache.png")
+        programs(page)
+        shoot(page, "page-programs.png")
         engine(page)
         shoot(page, "page-engine.png")
         browser.close()

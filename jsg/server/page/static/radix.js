@@ -109,7 +109,7 @@ export class RadixTree {
       case "hit": {
         const node = this.nodes.get(id);
         if (!node) return null;
-        node.hits += 1;
+        node.hits = rest[0] ?? node.hits + 1;
         node.seen = this.time;
         return ["hit", id];
       }
