@@ -191,6 +191,8 @@ WALL_CLOCKS = {"time.time", "time.time_ns", "time.localtime", "time.gmtime", "da
 }  # fmt: skip
 SHOWS_THE_TIME = {
     "jsg/cache/eviction_log.py": "a client is told when its prefix was evicted",
+    "jsg/cache/use_clock.py": "people are shown when a node was used",
+    "jsg/server/native/radix.py": "they are shown the time of each event",
     "jsg/cache/radix.py": "it gives the log of evictions its clock",
     "jsg/lang/remote/retry.py": "a server may ask to wait until a date, and may not say what time it is",
     "jsg/processing/template_sandbox.py": "templates write the date into prompts",

@@ -48,8 +48,10 @@ def server() -> Iterator[str]:
     command = [sys.executable, "-m", "jsg.cli", "serve", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        yield next(line.split(" ready at ")[1].split()[0] for line in process.stdout if " ready at " in line)
-        process.terminate()
+        try:
+            yield next(line.split(" ready at ")[1].split()[0] for line in process.stdout if " ready at " in line)
+        finally:
+            process.terminate()
 
 
 def chat(page: Any) -> None:
@@ -79,7 +81,7 @@ def cache(page: Any) -> None:
 def programs(page: Any) -> None:
     page.get_by_role("tab", name="Programs").click()
     page.get_by_role("button", name="Run").click()
-    page.get_by_text("done: 5 calls").wait_for()
+    page.locator(".view-programs").get_by_text("done: 5 calls").wait_for()
 
 
 def engine(page: Any) -> None:
