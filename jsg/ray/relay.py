@@ -1,8 +1,9 @@
 """Carries requests to a replica and its answers back as bytes. It needs no Ray.
 
 A request is tried again on another replica only while nothing of an answer was sent to the client. Where no connection
-came about it may be tried as often as the time allows. A replica that breaks with the request, or refuses it with 503,
-may do so because of the request, so this happens once. A stream that breaks later ends with an error event.
+came about, or the replica shuts down, it may be tried as often as the time allows. A replica that breaks with the
+request, or refuses it with another 503, may do so because of the request, so this happens once. A stream that breaks
+later ends with an error event.
 """
 
 import asyncio
@@ -57,7 +58,7 @@ Acquire = Callable[[bytes, frozenset[str]], AbstractAsyncContextManager[Lease]]
 
 
 class NoReplicaError(Exception):
-    """There is no replica now."""
+    """There is no replica now, or the one that was asked shuts down."""
 
 
 class _Begun(NamedTuple):
@@ -112,6 +113,8 @@ class Relay:
                 async with asyncio.timeout(left):
                     lease = await stack.enter_async_context(self._acquire(content, avoid))
                 begun = await self._send(stack, lease, request, content)
+                if begun.upstream.status == UNAVAILABLE and begun.upstream.headers.get("Connection") == "close":
+                    raise NoReplicaError  # it shuts down
                 if begun.upstream.status != UNAVAILABLE or num_moves == MAX_MOVES:
                     lease.begin()
                     return begun

@@ -126,10 +126,12 @@ def test_a_request_moves_once():
     assert ask(Replicas(a=REFUSAL, b=REFUSAL, c=WHOLE)).json() == {}  # the refusal itself
 
 
-def test_replicas_that_cannot_be_reached_are_passed_over_as_often_as_the_time_allows():
-    replicas = Replicas(a=None, b=None, c=None, d=WHOLE)
-    assert ask(replicas).json() == {"answer": 1}
-    assert replicas.released == 4
+def test_replicas_that_cannot_be_reached_or_shut_down_are_passed_over_as_often_as_the_time_allows():
+    ending = REFUSAL.replace(b"Content-Length", b"Connection: close\r\nContent-Length")
+    for broken in (None, ending):
+        replicas = Replicas(a=broken, b=broken, c=broken, d=WHOLE)
+        assert ask(replicas).json() == {"answer": 1}
+        assert replicas.released == 4
 
 
 def test_a_request_fails_where_no_replica_lives():
