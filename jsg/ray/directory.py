@@ -123,13 +123,13 @@ class Directory:
         self._drop(name)
 
     async def route(self, front: str, key: str, prompt: PromptUnits, avoid: frozenset[str]) -> tuple[str, str] | None:
-        """Chooses a replica, of those that have not failed this request if possible. None where none is known.
+        """Chooses a replica of those that have not failed a request since they joined last. None where there is none.
 
         Args:
             front: The front's name.
             key: The front's name for the request.
             prompt: What the request asks.
-            avoid: The replicas that have failed it.
+            avoid: The replicas that have failed it just now.
 
         Returns:
             The name of the replica and its address.
@@ -138,7 +138,6 @@ class Directory:
         for name in avoid & self._replicas.keys():
             self._replicas[name].is_able = False
         able = [name for name, replica in self._replicas.items() if replica.is_able]
-        able = able or [name for name in self._replicas if name not in avoid] or list(self._replicas)
         if not able:
             return None
         lanes = {self._replicas[name].lane: name for name in able}

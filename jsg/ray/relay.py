@@ -120,6 +120,7 @@ class Relay:
                     return begun
                 num_moves += 1
             except (NoReplicaError, aiohttp.ClientConnectorError, TimeoutError):  # nothing has been sent
+                avoid = avoid if lease is not None else frozenset()  # all have failed it: they may be better by then
                 await asyncio.sleep(PAUSE_S)
             except Broken as error:
                 if num_moves == MAX_MOVES:

@@ -94,7 +94,8 @@ class Replica:
         """Tells the directory from time to time, which may be a new one that knows nothing."""
         while True:
             await asyncio.sleep(JOIN_EVERY_S)
-            await self._tell(self._directory.join.remote, self._url, pool)
+            if await self._is_ready():
+                await self._tell(self._directory.join.remote, self._url, pool)
 
     async def _tell(self, method: Callable[..., Any], *values: Any) -> bool:
         """Whether the directory has heard it. It may have ended, or not begun."""
