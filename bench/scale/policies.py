@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import final
 
 import numpy as np
@@ -14,6 +14,9 @@ from bench.scale.traces import Call
 from jsg.engine.front.prefix_index import BLOCK_TOKENS, Chain, answered_path
 from jsg.engine.front.routing import Routed, Router
 from jsg.types import Request, SamplingParams
+
+POLL_S = 0.05
+"""How old queues and loads may be that a policy reads off replicas or off other routers."""
 
 MAX_NEW_TOKENS = 1024
 """What requests ask for; no policy knows how long an answer will be."""
@@ -29,6 +32,7 @@ class Setting:
         rng: Its source of chance.
         has_events: Whether replicas tell it which blocks their caches gain and lose.
         digests: For each block the name that jsg's routers have for it; all of them share this.
+        routers: All routers, itself too. It may read of the others only what they tell.
     """
 
     replicas: list[Replica]
@@ -36,6 +40,7 @@ class Setting:
     rng: np.random.Generator
     has_events: bool
     digests: dict[bytes, bytes]
+    routers: list["Policy"]
 
 
 class Policy(abc.ABC):
@@ -125,16 +130,21 @@ class LeastLoaded(CountsCalls):
 
 @final
 class Jsg(Policy):
-    """`jsg.engine.front.routing.Router`, called as `EngineFleet` calls it."""
+    """`jsg.engine.front.routing.Router`, called as `EngineFleet` calls it. With events routers hear each other too."""
 
     def __init__(self, setting: Setting) -> None:
         """Makes a router for as many engines."""
         super().__init__(setting)
-        self._router = Router([setting.pool_blocks * BLOCK_TOKENS] * self.num_replicas)
+        rng = setting.rng if setting.has_events else None
+        self._router = Router([setting.pool_blocks * BLOCK_TOKENS] * self.num_replicas, rng=rng)
+        self._heard_at_s = -np.inf
         self._all = list(range(self.num_replicas))
         self._routed: dict[Call, Routed] = {}
 
     def choose(self, call: Call, now_s: float) -> int:
+        if self.setting.has_events and now_s >= self._heard_at_s + POLL_S:
+            self._heard_at_s = now_s
+            self._router.note_others(sum(self._told_by_others(), np.zeros((2, self.num_replicas), np.int64)))
         sampling = SamplingParams(max_new_tokens=MAX_NEW_TOKENS)
         request = Request(rid="r", input_ids=_tokens(call.prompt), sampling=sampling)
         routed = self._routed[call] = self._router.route(request, self._all)
@@ -157,6 +167,11 @@ class Jsg(Policy):
 
     def note_removed(self, replica: int, blocks: Chain) -> None:
         self._router.note_removed(replica, map(self.setting.digests.__getitem__, blocks))
+
+    def _told_by_others(self) -> Iterator[np.ndarray]:
+        for policy in self.setting.routers:
+            if isinstance(policy, Jsg) and policy is not self:
+                yield policy._router.told
 
 
 def _tokens(blocks: Chain) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import final
 
 import numpy as np
 
-from bench.scale.policies import CountsCalls, Setting
+from bench.scale.policies import POLL_S, CountsCalls, Setting
 from bench.scale.traces import Call
 from jsg.engine.front.prefix_index import BlockHolders, Chain, PrefixIndex, PrefixPath
 
@@ -22,9 +22,7 @@ DYNAMO_OVERLAP_WEIGHT = 1.0
 
 LLM_D_PREFIX, LLM_D_QUEUE, LLM_D_KV_USE, LLM_D_NO_HIT = 3, 2, 2, 2
 """Weights of `prefix-cache-scorer`, `queue-scorer`, `kv-cache-utilization-scorer` and `no-hit-lru-scorer` in the
-configuration `optimized-baseline` of llm-d-router 0.10."""
-LLM_D_POLL_S = 0.05
-"""How old the metrics may be that it reads (`--refresh-metrics-interval`)."""
+configuration `optimized-baseline` of llm-d-router 0.10. Its metrics are `POLL_S` old (`--refresh-metrics-interval`)."""
 
 
 class KnowsCaches(CountsCalls):
@@ -122,7 +120,7 @@ class LlmD(KnowsCaches):
         self._cold_at = np.zeros(self.num_replicas)  # when each got a call without any hit, as a count of such calls
 
     def pick(self, call: Call, now_s: float) -> int:
-        if now_s >= self._read_at_s + LLM_D_POLL_S:
+        if now_s >= self._read_at_s + POLL_S:
             replicas = self.setting.replicas
             self._read_at_s = now_s
             self._queued = np.array([len(replica.waiting) for replica in replicas])

@@ -131,10 +131,10 @@ class _Simulation:
         self._rng = np.random.default_rng(fleet.seed)
         self._replicas = [Replica(fleet.pool_blocks) for _ in range(fleet.num_replicas)]
         has_events, digests = fleet.event_delay_s is not None, dict[bytes, bytes]()
-        self._routers: list[Policy] = [
-            make(Setting(self._replicas, fleet.pool_blocks, rng, has_events, digests))
-            for rng in self._rng.spawn(fleet.num_routers)
-        ]
+        self._routers = list[Policy]()
+        for rng in self._rng.spawn(fleet.num_routers):
+            setting = Setting(self._replicas, fleet.pool_blocks, rng, has_events, digests, self._routers)
+            self._routers.append(make(setting))
         self._events: list[tuple[float, int, Call | _Step | _Changes]] = []
         self._order = itertools.count()
         self._stepping: set[int] = set()

@@ -73,10 +73,6 @@ class Options(BaseModel, extra="forbid", frozen=True):
         """GPUs of a replica on one host."""
         return self.tp // self.hosts if self.gpus is None else self.gpus
 
-    def for_processes(self) -> "Options":
-        """The same without the numbers of replicas and fronts, a change of which must start no process anew."""
-        return self.model_copy(update={"replicas": "1", "fronts": 1})
-
     def command(self, rank: int, address: str, port: int, meeting_port: int) -> list[str]:
         """The command of host `rank` of a replica whose first host has this address.
 

@@ -1,17 +1,20 @@
 """Carries requests to a replica and its answers back as bytes. It needs no Ray.
 
 A request is tried again on another replica only while nothing of an answer was sent to the client. Where no connection
-came about it may be tried as often as the time allows. A replica that breaks with the request, or refuses it with 503,
-may do so because of the request, so this happens once. A stream that breaks later ends with an error event.
+came about, or the replica shuts down, it may be tried as often as the time allows. A replica that breaks with the
+request, or refuses it with another 503, may do so because of the request, so this happens once. A stream that breaks
+later ends with an error event.
 """
 
 import asyncio
+import dataclasses
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, final
 
 import aiohttp
 from starlette.requests import Request
@@ -29,39 +32,33 @@ HOP_BY_HOP = frozenset(
     {"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
 )
 EVENT_END = b"\n\n"
+NUM_TOKENS = re.compile(rb'"(?:completion|output)_tokens": *(\d{1,7})\b')
 Broken = (aiohttp.ClientError, ConnectionError, TimeoutError)
 
 
-class Lease(Protocol):
-    """A replica that has promised to answer a request.
+@dataclasses.dataclass(slots=True)
+class Lease:
+    """A replica that a request may be sent to.
 
     Attributes:
+        begin: Notes that the answer has begun.
         url: Its address.
         replica: Its name.
+        num_tokens: About how many tokens its answer has so far: those that it says, or the events of a stream.
     """
 
-    url: str
-    replica: str
-
-    def begin(self) -> None:
-        """Notes that the answer has begun."""
-        ...
+    begin: Callable[[], None]
+    url: str = ""
+    replica: str = ""
+    num_tokens: int = 0
 
 
 Acquire = Callable[[bytes, frozenset[str]], AbstractAsyncContextManager[Lease]]
-"""Leases a replica for a body, if possible none of the named ones. Raises NoReplicaError where its choice ended."""
+"""Leases a replica for a body, if possible none of the named ones. Raises NoReplicaError where none is known."""
 
 
 class NoReplicaError(Exception):
-    """The replica that was chosen has ended, as far as known before anything was sent to it.
-
-    Attributes:
-        replica: Its name; None where it is not known.
-    """
-
-    def __init__(self, replica: str | None = None) -> None:
-        super().__init__(replica)
-        self.replica = replica
+    """There is no replica now, or the one that was asked shuts down."""
 
 
 class _Begun(NamedTuple):
@@ -69,6 +66,7 @@ class _Begun(NamedTuple):
 
     upstream: aiohttp.ClientResponse
     first: bytes
+    lease: Lease
     open: AsyncExitStack
 
 
@@ -103,6 +101,7 @@ class Relay:
         if begun.upstream.content_type == "text/event-stream":
             return StreamingResponse(_events(begun, request.url.path), begun.upstream.status, headers)
         async with begun.open:
+            begun.lease.num_tokens = sum(map(int, NUM_TOKENS.findall(begun.first)[:1]))
             return Response(begun.first, begun.upstream.status, headers)
 
     async def _begin(self, request: Request, content: bytes) -> _Begun | str:
@@ -114,13 +113,14 @@ class Relay:
                 async with asyncio.timeout(left):
                     lease = await stack.enter_async_context(self._acquire(content, avoid))
                 begun = await self._send(stack, lease, request, content)
+                if begun.upstream.status == UNAVAILABLE and begun.upstream.headers.get("Connection") == "close":
+                    raise NoReplicaError  # it shuts down
                 if begun.upstream.status != UNAVAILABLE or num_moves == MAX_MOVES:
                     lease.begin()
                     return begun
                 num_moves += 1
-            except (NoReplicaError, aiohttp.ClientConnectorError, TimeoutError) as error:  # nothing has been sent
-                gone = error.replica if isinstance(error, NoReplicaError) else None
-                avoid |= {gone} if gone else frozenset()
+            except (NoReplicaError, aiohttp.ClientConnectorError, TimeoutError):  # nothing has been sent
+                avoid = avoid if lease is not None else frozenset()  # all have failed it: they may be better by then
                 await asyncio.sleep(PAUSE_S)
             except Broken as error:
                 if num_moves == MAX_MOVES:
@@ -147,7 +147,8 @@ class Relay:
             )
         )
         is_stream = upstream.content_type == "text/event-stream"
-        return _Begun(upstream, await (upstream.content.readany() if is_stream else upstream.read()), stack)
+        first = await (upstream.content.readany() if is_stream else upstream.read())
+        return _Begun(upstream, first, lease, stack)
 
 
 async def _events(begun: _Begun, path: str) -> AsyncGenerator[bytes]:
@@ -158,6 +159,7 @@ async def _events(begun: _Begun, path: str) -> AsyncGenerator[bytes]:
             while True:
                 whole = rest.rfind(EVENT_END) + len(EVENT_END)
                 if whole >= len(EVENT_END):
+                    begun.lease.num_tokens += rest.count(EVENT_END)
                     yield rest[:whole]
                     rest = rest[whole:]
                 if not (more := await begun.upstream.content.readany()):

@@ -1,9 +1,10 @@
 """A replica: an actor with one `jsg serve`, and one follower actor for each further host."""
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 from typing import Any, final
 
 import aiohttp
@@ -21,13 +22,14 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.2
 CHECK_S = 4.0
+JOIN_EVERY_S = 1.0
+TELL_S = 3.0  # both together are well below directory.MAX_SILENCE_S
 WORK = ("jsg:answers_open", "jsg:requests_running", "jsg:requests_waiting")
 SAMPLE = (
     "When the ship came in, people who had waited since the morning went down to the water and asked for letters from "
     "their families. Some had to wait for the next one, and others read what they had got twice, because it was short."
 )
 """Plain text, to see how many tokens the model's tokenizer makes of it."""
-LOST_LEASE_S = 30.0  # longer than a request takes from its lease to the engine, pictures fetched
 
 
 def _end_too(status: int) -> None:
@@ -49,33 +51,25 @@ class Follower:
 class Replica:
     """One `jsg serve`. It is ready when the constructor returns."""
 
-    async def __init__(self, options: Options) -> None:
-        """Starts the server on all hosts, and waits for it."""
+    async def __init__(self, options: Options, directory: Any) -> None:
+        """Starts the server on all hosts, waits for it, and tells the directory."""
         address = options.host or ray.util.get_node_ip_address()
         port, meeting_port = free_ports(address), free_ports(address, 2)
         commands = [options.command(rank, address, port, meeting_port) for rank in range(options.hosts)]
         self._url = f"http://{address}:{port}"
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CHECK_S))
         self._has_cache = "--disable-radix-cache" not in commands[0]
-        self._leases: set[asyncio.Event] = set()
-        self._sweeping = asyncio.create_task(self._end_lost_leases())
         self._child = Child(commands[0], _end_too)
         self._followers = [_follow(rank, command, options) for rank, command in enumerate(commands) if rank]
         async with asyncio.timeout(options.start_s):
             while not await self._is_ready():
                 await asyncio.sleep(POLL_S)
-        self._pool = await self._measure_pool()
         self._name = serve.get_replica_context().replica_id.unique_id
-
-    async def lease(self, ticket: str) -> AsyncGenerator[tuple[str, str, Pool]]:
-        """The address, name and cache of this replica, which the caller may use while the call is open."""
-        is_over = asyncio.Event()
-        self._leases.add(is_over)
-        try:
-            yield self._url, self._name, self._pool
-            await is_over.wait()
-        finally:
-            self._leases.discard(is_over)
+        self._directory = directory
+        pool = await self._measure_pool()
+        while not await self._tell(directory.join.remote, self._url, pool):
+            await asyncio.sleep(POLL_S)
+        self._joining = asyncio.create_task(self._join(pool))
 
     async def check_health(self) -> None:
         """Raises if the server does not answer, or says that it is not well."""
@@ -87,28 +81,30 @@ class Replica:
         return load_of(await self._scrape())
 
     async def __del__(self) -> None:
-        """Serve calls it after the last lease has ended."""
-        self._sweeping.cancel()
+        """Serve calls it when it stops a replica, and waits for as long as a drain may take."""
+        self._joining.cancel()
+        await self._tell(self._directory.leave.remote)
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):  # the server has ended
+            while any(map((await self._scrape()).get, WORK)):
+                await asyncio.sleep(POLL_S)
         await self._http.close()
         await asyncio.to_thread(self._child.stop)
 
-    async def _end_lost_leases(self) -> None:
-        """Ends the leases of fronts that were killed, because Ray does not end their calls and a drain waits for them.
-
-        The server is asked, since it notices that a front has gone: where it has nothing to do twice in a row, no
-        lease that was there the first time is in use.
-        """
-        unused: set[asyncio.Event] = set()
+    async def _join(self, pool: Pool) -> None:
+        """Tells the directory from time to time, which may be a new one that knows nothing."""
         while True:
-            await asyncio.sleep(LOST_LEASE_S)
-            try:
-                scrape = await self._scrape()
-                is_idle = not any(scrape[name] for name in WORK)
-            except (aiohttp.ClientError, TimeoutError):  # it starts, or is busy
-                is_idle = False
-            for is_over in unused if is_idle else ():
-                is_over.set()
-            unused = set(self._leases) if is_idle else set()
+            await asyncio.sleep(JOIN_EVERY_S)
+            if await self._is_ready():
+                await self._tell(self._directory.join.remote, self._url, pool)
+
+    async def _tell(self, method: Callable[..., Any], *values: Any) -> bool:
+        """Whether the directory has heard it. It may have ended, or not begun."""
+        try:
+            async with asyncio.timeout(TELL_S):
+                await method(self._name, *values)
+        except Exception:  # whatever befell it
+            return False
+        return True
 
     async def _is_ready(self) -> bool:
         try:
@@ -118,12 +114,13 @@ class Replica:
             return False
 
     async def _measure_pool(self) -> Pool:
-        """The cache, and about how many bytes of text make a token."""
-        scrape, unit_bytes = await self._scrape(), MAX_UNIT_BYTES
+        scrape, token_bytes = await self._scrape(), float(MAX_UNIT_BYTES)
         async with self._http.post(self._url + "/tokenize", json={"prompt": SAMPLE}) as answer:
             if answer.status == 200:  # it may need a key
-                unit_bytes = min(max(round(len(SAMPLE) / (await answer.json())["count"]), 1), MAX_UNIT_BYTES)
-        return Pool(int(scrape["jsg:kv_capacity_tokens"]) * self._has_cache, int(scrape["page_size"]), unit_bytes)
+                token_bytes = len(SAMPLE) / (await answer.json())["count"]
+        unit_bytes = min(max(round(token_bytes), 1), MAX_UNIT_BYTES)
+        units = round(scrape["jsg:kv_capacity_tokens"] * token_bytes / unit_bytes)
+        return Pool(units * self._has_cache, int(scrape["page_size"]), unit_bytes)
 
     async def _scrape(self) -> dict[str, float]:
         async with self._http.get(self._url + "/metrics") as answer:

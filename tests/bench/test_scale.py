@@ -26,7 +26,7 @@ def call(prompt: Sequence[int], key: int = 0) -> Call:
 
 def policy(make: MakePolicy, num_replicas: int = 4, *, has_events: bool = False):
     replicas = [Replica(100) for _ in range(num_replicas)]
-    return make(Setting(replicas, 100, np.random.default_rng(0), has_events, {}))
+    return make(Setting(replicas, 100, np.random.default_rng(0), has_events, {}, []))
 
 
 class TestReplica:

@@ -18,12 +18,16 @@ from tests.conftest import COMPILE_CACHE
 
 ROOT = Path(__file__).parents[2]
 RAY_PYTHON = ROOT / ".venv" / "ray" / "bin" / "python"
-OPTIONS = "--max-total-tokens 8192 --max-running-requests 8 --context-length 2048"
+# The last option is for busy machines: the streams of a replica that was killed have time to end.
+OPTIONS = "--max-total-tokens 8192 --max-running-requests 8 --context-length 2048 --shutdown-timeout 120"
 FINISHED = r'requests_finished_total\{reason="length",route="/v1/completions"\} [1-9]'
 MARK = "JSG_RAY_TEST"
 DEADLINE_S = 240  # a busy machine is no failure
-COMMANDS = {"front": "ray::ServeReplica:jsg:front", "replica": "ray::ServeReplica:jsg:replica",
-            "directory": "ray::DirectoryActor", "follower": "ray::Follower", "engine": "-m jsg.cli serve"}  # fmt: skip
+COMMANDS = {
+    **{kind: f"ray::ServeReplica:jsg:{kind}" for kind in ("front", "replica", "directory")},
+    "follower": "ray::Follower",
+    "engine": "-m jsg.cli serve",
+}
 
 
 class RunningApplication:

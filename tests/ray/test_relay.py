@@ -9,7 +9,7 @@ import httpx
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from jsg.ray.relay import NoReplicaError, Relay
+from jsg.ray.relay import Lease, NoReplicaError, Relay
 
 WHOLE = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 13\r\nX-Own: 1\r\n\r\n" + b'{"answer": 1}'
@@ -37,6 +37,7 @@ class Replicas:
         self.requests: list[tuple[str, bytes]] = []
         self.begun = 0
         self.released = 0
+        self.num_tokens = 0
         self._urls: dict[str, str] = {}
 
     @contextlib.asynccontextmanager
@@ -65,26 +66,18 @@ class Replicas:
         return answer
 
     @contextlib.asynccontextmanager
-    async def acquire(self, content: bytes, avoid: frozenset[str]) -> AsyncIterator["Lease"]:
+    async def acquire(self, content: bytes, avoid: frozenset[str]) -> AsyncIterator[Lease]:
         names = [name for name in self._urls if name not in avoid] or list(self._urls)
         if not names:
-            await asyncio.Event().wait()
-        if names[0] == "gone":
-            raise NoReplicaError("gone")
+            raise NoReplicaError
         try:
-            yield Lease(self, names[0], self._urls[names[0]])
+            yield (lease := Lease(self._begin, self._urls[names[0]], names[0]))
+            self.num_tokens = lease.num_tokens
         finally:
             self.released += 1
 
-
-class Lease:
-    def __init__(self, replicas: Replicas, replica: str, url: str) -> None:
-        self.replica = replica
-        self.url = url
-        self._replicas = replicas
-
-    def begin(self) -> None:
-        self._replicas.begun += 1
+    def _begin(self) -> None:
+        self.begun += 1
 
 
 def ask(replicas: Replicas, path: str = "/v1/completions", wait_s: float = 30) -> httpx.Response:
@@ -105,14 +98,16 @@ def ask(replicas: Replicas, path: str = "/v1/completions", wait_s: float = 30) -
 
 
 def test_request_and_answer_pass_through():
-    replicas = Replicas(a=WHOLE)
+    whole = WHOLE.replace(b": 13", b": 36").replace(b'{"answer": 1}', b'{"usage": {"completion_tokens": 17}}')
+    replicas = Replicas(a=whole)
     response = ask(replicas)
-    assert (response.status_code, response.json(), response.headers["x-own"]) == (200, {"answer": 1}, "1")
+    answer = {"usage": {"completion_tokens": 17}}
+    assert (response.status_code, response.json(), response.headers["x-own"]) == (200, answer, "1")
     ((_, sent),) = replicas.requests
     assert sent.startswith(b"POST /v1/completions?a=1 HTTP/1.1\r\n")
     assert b"authorization: Bearer key\r\n" in sent
     assert sent.endswith(b'{"model":"tiny","prompt":"hello"}')
-    assert (replicas.begun, replicas.released) == (1, 1)
+    assert (replicas.begun, replicas.released, replicas.num_tokens) == (1, 1, 17)
 
 
 def test_another_replica_answers_while_nothing_was_sent():
@@ -120,7 +115,6 @@ def test_another_replica_answers_while_nothing_was_sent():
         replicas = Replicas(a=broken, b=WHOLE)
         assert ask(replicas).json() == {"answer": 1}, broken
         assert (replicas.begun, replicas.released) == (1, 2)
-    assert ask(Replicas(gone=b"", b=WHOLE)).json() == {"answer": 1}
 
 
 def test_a_request_moves_once():
@@ -132,10 +126,12 @@ def test_a_request_moves_once():
     assert ask(Replicas(a=REFUSAL, b=REFUSAL, c=WHOLE)).json() == {}  # the refusal itself
 
 
-def test_replicas_that_cannot_be_reached_are_passed_over_as_often_as_the_time_allows():
-    replicas = Replicas(a=None, b=None, c=None, d=WHOLE)
-    assert ask(replicas).json() == {"answer": 1}
-    assert replicas.released == 4
+def test_replicas_that_cannot_be_reached_or_shut_down_are_passed_over_as_often_as_the_time_allows():
+    ending = REFUSAL.replace(b"Content-Length", b"Connection: close\r\nContent-Length")
+    for broken in (None, ending):
+        replicas = Replicas(a=broken, b=broken, c=broken, d=WHOLE)
+        assert ask(replicas).json() == {"answer": 1}
+        assert replicas.released == 4
 
 
 def test_a_request_fails_where_no_replica_lives():
@@ -146,7 +142,9 @@ def test_a_request_fails_where_no_replica_lives():
 
 def test_a_stream_passes_and_one_that_breaks_ends_with_an_error_event():
     events = b'data: {"n": 1}\n\n', b'data: {"n": 2}\n\n'
-    assert ask(Replicas(a=STREAM + b"".join(map(chunk, events)) + chunk(b""))).content == b"".join(events)
+    replicas = Replicas(a=STREAM + b"".join(map(chunk, events)) + chunk(b""))
+    assert ask(replicas).content == b"".join(events)
+    assert replicas.num_tokens == len(events)
     replicas = Replicas(a=STREAM + chunk(events[0]) + chunk(events[1][:9]), b=WHOLE)
     first, error, done, rest = ask(replicas).text.split("\n\n")
     assert (first, done, rest) == ('data: {"n": 1}', "data: [DONE]", "")  # and no half event

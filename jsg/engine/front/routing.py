@@ -14,6 +14,10 @@ taken. Among equals it is the least loaded, and among idle ones the one that was
 stays where it is while that costs less than computing it again. A hot prefix spreads: an engine to which it has moved
 holds it from then on, and the load decides between the two. A request that has moved does not go back before the new
 engine is overloaded.
+
+**Several routers** for the same engines tell each other their loads, and each adds those of the others to its own. What
+they hear is a little old and the same for all, so each looks at a few engines by chance: some of all, and some of those
+that hold most of the prompt. Otherwise all of them would choose the one engine that was the least loaded.
 """
 
 import dataclasses
@@ -39,6 +43,7 @@ MOVE_COST = 2
 TOLERANCE = 4  # a fourth
 FIRST_OUTPUT_LEN = 256  # the expected length of an answer before the first one has ended
 OUTPUT_MEMORY = 32  # answers that the mean length looks back on
+SAMPLE = 4  # engines that one of several routers looks at
 
 Reason = Literal["prefix", "load", "overload"]
 REASONS: tuple[Reason, ...] = ("prefix", "load", "overload")
@@ -92,20 +97,26 @@ class Router:
     Invariant: an engine's load is the sum of the work of its requests that have not ended; without any it is 0.
     """
 
-    def __init__(self, pool_tokens: Sequence[int], page_size: int = 1) -> None:
+    def __init__(
+        self, pool_tokens: Sequence[int], page_size: int = 1, *, rng: np.random.Generator | None = None
+    ) -> None:
         """Makes a router that has given no request yet.
 
         Args:
             pool_tokens: How many tokens the prefix cache of each engine holds at most; 0 where it has none.
             page_size: Tokens in a page of these caches, which share whole pages only.
+            rng: A source of chance that no other router has, where it is one of several for these engines.
         """
         self._page_size = page_size
+        self._rng = rng
         self._last: tuple[Request, PrefixPath] | None = None
         self._holders = BlockHolders(len(pool_tokens))
         self._lanes = [
             _Lane(PrefixIndex(size // BLOCK_TOKENS, self._holders, engine)) for engine, size in enumerate(pool_tokens)
         ]
         self._loads = np.zeros(len(pool_tokens), np.int64)
+        self._others = np.zeros(len(pool_tokens), np.int64)  # the loads of all other routers
+        self._told = np.zeros((2, len(pool_tokens)), np.int64)  # of this router, see `told`
         self._given = np.zeros(len(pool_tokens), np.int64)  # all work that each engine was given so far
         self._output_len = float(FIRST_OUTPUT_LEN)
         self._routed: Counter[tuple[int, Reason]] = Counter(
@@ -116,6 +127,11 @@ class Router:
     def routed(self) -> Mapping[tuple[int, Reason], int]:
         """Requests that each engine has begun, by the reason for its choice."""
         return self._routed
+
+    @property
+    def told(self) -> np.ndarray:
+        """int64 [2, engines]: prompt tokens to compute and live requests of this router, for others' `note_others`."""
+        return self._told.copy()
 
     def route(self, request: Request, among: Sequence[int]) -> Routed:
         """Chooses one of these engines and adds the request to its load. There is at least one."""
@@ -141,6 +157,7 @@ class Router:
         )
         self._loads[engine] += routed.prompt_work + routed.output_work
         self._given[engine] += routed.prompt_work + routed.output_work
+        self._told[:, engine] += routed.prompt_work, 1
         lane.not_begun[routed.time] = routed
         return routed
 
@@ -152,6 +169,7 @@ class Router:
         """
         lane = self._lanes[routed.engine]
         self._loads[routed.engine] -= routed.prompt_work
+        self._told[0, routed.engine] -= routed.prompt_work
         routed.is_begun = True
         self._routed[routed.engine, routed.reason] += 1
         lane.not_begun.pop(routed.time, None)
@@ -173,8 +191,10 @@ class Router:
         """
         lane = self._lanes[routed.engine]
         self._loads[routed.engine] -= routed.output_work
+        self._told[1, routed.engine] -= 1
         if not routed.is_begun:
             self._loads[routed.engine] -= routed.prompt_work
+            self._told[0, routed.engine] -= routed.prompt_work
             lane.not_begun.pop(routed.time, None)
             lane.index.undo(routed.path, routed.time, len(routed.times))
             return
@@ -184,6 +204,10 @@ class Router:
             lane.index.use(answered_path(routed.request, routed.path, output_ids))
         if output_ids:
             self._output_len += (len(output_ids) - self._output_len) / OUTPUT_MEMORY
+
+    def note_others(self, told: np.ndarray) -> None:
+        """Notes the sum of what all other routers have told, which counts until this is called again."""
+        self._others = told[0] + round(OUTPUT_WEIGHT * self._output_len) * told[1]
 
     def note_stored(self, engine: int, blocks: Iterable[bytes]) -> None:
         """Notes what the engine says that its cache has gained, for whichever router's requests.
@@ -208,14 +232,23 @@ class Router:
 
     def _choose(self, engines: np.ndarray, matched: np.ndarray) -> tuple[int, Reason]:
         """The one of these engines to choose, given how many tokens of the prompt each of all engines holds."""
-        order = engines[np.lexsort((engines, self._given[engines], self._loads[engines]))]
-        loads, matched = self._loads[order], matched[order]
+        if self._rng is not None:
+            engines = _sample(self._rng, engines, matched[engines])
+        loads = self._loads + self._others
+        order = engines[np.lexsort((engines, self._given[engines], loads[engines]))]
+        loads, matched = loads[order], matched[order]
         gains = np.maximum(matched - matched[0], 0)
         is_able = loads - loads[0] <= MOVE_COST * gains + loads[0] // TOLERANCE
         chosen = np.where(is_able, matched, -1).argmax()  # among equals the first, which is the least loaded
         if matched[chosen] < matched.max():
             return int(order[chosen]), "overload"
         return int(order[chosen]), "prefix" if matched[chosen] else "load"
+
+
+def _sample(rng: np.random.Generator, engines: np.ndarray, matched: np.ndarray) -> np.ndarray:
+    """A few of these engines, and a few of those that hold most of the prompt."""
+    groups = engines, engines[matched == matched.max()]
+    return np.unique([group[rng.integers(len(group), size=SAMPLE)] for group in groups])
 
 
 def _have_one_prompt(left: Request, right: Request) -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -190,6 +191,33 @@ class TestLoad:
         assert loads(router) == [64 + OUTPUT_WEIGHT * 10]
 
 
+class TestSeveralRouters:
+    def test_what_others_have_sent_is_load_until_they_tell_that_it_has_ended(self):
+        mine, other = Router([POOL] * 2), Router([POOL] * 2)
+        serve(mine, mine.route(request(PREFIX), [0]))
+        begun, waiting = other.route(request(own(1)), [0]), other.route(request(own(2, 3000)), [0])
+        other.begin(begun, 0)
+        assert other.told.tolist() == [[3000, 0], [2, 0]]
+        mine.note_others(other.told)
+        assert mine.route(request(PREFIX + own(3)), [0, 1]).engine == 1
+        other.end(begun, ())
+        other.end(waiting, ())
+        assert not other.told.any()
+        mine.note_others(other.told)
+        assert mine.route(request(PREFIX + own(4)), [0]).num_matched == len(PREFIX)
+        assert mine.route(request(PREFIX[:512]), [0, 1]).engine == 0
+
+    def test_those_that_hear_the_same_do_not_all_choose_the_least_loaded_but_they_find_the_holder(self):
+        chosen = Counter[int]()
+        for seed in range(16):
+            router = Router([POOL] * 64, rng=np.random.default_rng(seed))
+            serve(router, router.route(request(PREFIX), [9]))
+            router.note_others(np.array([range(64), [0] * 64]))
+            assert router.route(request(PREFIX), range(64)).engine == 9
+            chosen[router.route(request(own(seed)), range(64)).engine] += 1
+        assert max(chosen.values()) <= 8 and max(chosen) < 48, "few are idle, and none of the busiest is taken"
+
+
 class TestCorrection:
     def test_what_the_engine_did_not_find_is_forgotten_with_all_that_was_used_before(self):
         router = Router([POOL] * 2)
@@ -292,3 +320,4 @@ def test_random_traffic(data: st.DataObject):
         for routed in mine:
             router.end(routed, ())
         assert loads(router) == [0] * count
+        assert not router.told.any()
