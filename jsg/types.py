@@ -437,13 +437,13 @@ class ConstraintReport:
     """What a grammar did to the tokens of one output.
 
     Attributes:
-        num_forced: How many of the tokens jump-forward proposed.
+        is_forced: For each token, whether jump-forward proposed it.
         kept_mass: For each token, the probability in [0, 1] that the model gave to all tokens that the grammar allowed
             there, before temperature, penalties and bias.
         is_complete: Whether the whole output so far matches the grammar.
     """
 
-    num_forced: int
+    is_forced: tuple[bool, ...]
     kept_mass: tuple[float, ...]
     is_complete: bool
 
@@ -451,7 +451,7 @@ class ConstraintReport:
     def join(reports: "Sequence[ConstraintReport]") -> "ConstraintReport":
         """One report of several that follow one another."""
         return ConstraintReport(
-            num_forced=sum(report.num_forced for report in reports),
+            is_forced=tuple(itertools.chain.from_iterable(report.is_forced for report in reports)),
             kept_mass=tuple(itertools.chain.from_iterable(report.kept_mass for report in reports)),
             is_complete=reports[-1].is_complete,
         )

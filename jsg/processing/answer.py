@@ -153,14 +153,14 @@ def _within(sampling: SamplingParams, vocab_size: int | None) -> SamplingParams:
 class _Constraint:
     """What the grammar has done to an answer so far; see `types.ConstraintReport`."""
 
-    num_forced: int = 0
+    is_forced: list[bool] = dataclasses.field(default_factory=list)
     kept_mass: list[float] = dataclasses.field(default_factory=list)
     is_complete: bool = False
 
     def add(self, report: ConstraintReport, num_tokens: int) -> None:
         """Adds the report of one output, of which the answer has the first `num_tokens` tokens."""
         if num_tokens:
-            self.num_forced += min(report.num_forced, num_tokens)
+            self.is_forced += report.is_forced[:num_tokens]
             self.kept_mass += report.kept_mass[:num_tokens]
             self.is_complete = report.is_complete and num_tokens == len(report.kept_mass)  # else it was cut
 
@@ -268,14 +268,15 @@ class Answer:
         return {"text": self.text, "output_ids": list(self.token_ids), "meta_info": meta}
 
     def constraint(self) -> dict[str, Any]:
-        """What the grammar has done so far: the share that jump-forward wrote, the mass kept, whether it is complete.
+        """What the grammar has done so far: which tokens jump-forward wrote, the mass kept, whether it is complete.
 
         `kept_mass` is the probability that the model gave to the allowed tokens. Near 1 the grammar changed nothing;
         near 0 the model wanted something else.
         """
         report, num_tokens = self._constraint, len(self.token_ids)
         return {
-            "forced_share": report.num_forced / num_tokens if num_tokens else 0.0,
+            "forced_share": sum(report.is_forced) / num_tokens if num_tokens else 0.0,
+            "is_forced": list(report.is_forced),
             "kept_mass": list(report.kept_mass),
             "is_complete": report.is_complete,
         }

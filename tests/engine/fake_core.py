@@ -131,7 +131,7 @@ def _constraint(request: Request, token_ids: tuple[int, ...]) -> ConstraintRepor
     """Every token was forced, and half of the model's wishes were allowed."""
     if not request.sampling.return_constraint or not token_ids:
         return None
-    return ConstraintReport(num_forced=len(token_ids), kept_mass=(0.5,) * len(token_ids), is_complete=False)
+    return ConstraintReport(is_forced=(True,) * len(token_ids), kept_mass=(0.5,) * len(token_ids), is_complete=False)
 
 
 def _path(tree: Tree, tokens: tuple[int, ...]) -> list[Tree]:

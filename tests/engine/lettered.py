@@ -69,9 +69,9 @@ class Outcome(small.Outcome):
         report = output.constraint
         assert (report is not None) <= bool(output.token_ids)
         if isinstance(report, ConstraintReport):
-            assert len(report.kept_mass) == len(output.token_ids) >= report.num_forced
+            assert len(report.kept_mass) == len(output.token_ids) == len(report.is_forced)
             self.kept_mass += report.kept_mass
-            self.num_forced += report.num_forced
+            self.num_forced += sum(report.is_forced)
             self.is_complete = report.is_complete
 
 

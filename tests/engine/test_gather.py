@@ -73,18 +73,18 @@ def test_one_output_says_what_several_said():
 
     first = RequestOutput(
         rid="a", token_ids=(1,), prompt_tokens=9, cached_tokens=4, queue_s=0.5, logprobs=(logprob(1),),
-        prompt_logprobs=(logprob(8),), constraint=ConstraintReport(num_forced=1, kept_mass=(0.5,), is_complete=False),
+        prompt_logprobs=(logprob(8),), constraint=ConstraintReport(is_forced=(True,), kept_mass=(0.5,), is_complete=False),
     )  # fmt: skip
     second = RequestOutput(
         rid="a", token_ids=(2, 3), prompt_tokens=9, cached_tokens=4, queue_s=0.5, logprobs=(logprob(2), logprob(3)),
-        constraint=ConstraintReport(num_forced=2, kept_mass=(0.25, 1.0), is_complete=True),
+        constraint=ConstraintReport(is_forced=(True, False), kept_mass=(0.25, 1.0), is_complete=True),
     )  # fmt: skip
     end = RequestOutput(rid="a", prompt_tokens=9, finish=FinishReason(FinishType.ABORT))
     assert RequestOutput.join([first, second, end]) == dataclasses.replace(
         first,
         token_ids=(1, 2, 3),
         logprobs=(logprob(1), logprob(2), logprob(3)),
-        constraint=ConstraintReport(num_forced=3, kept_mass=(0.5, 0.25, 1.0), is_complete=True),
+        constraint=ConstraintReport(is_forced=(True, True, False), kept_mass=(0.5, 0.25, 1.0), is_complete=True),
         finish=end.finish,
     )
 

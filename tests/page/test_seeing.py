@@ -41,9 +41,11 @@ def test_the_compiler_speaks_while_a_schema_is_written(opened: Opener, seeing: R
     ):
         page.get_by_label("Grammar").fill(grammar)
         page.locator(".result").get_by_text(answer).wait_for()
+    page.get_by_label("Colour tokens").check()
     ask(page, "What is the capital of France?")
     assert json.loads(wait_for_answer(page))["city"] in ("Paris", "Rome")
     assert "grammar wrote" in page.locator(".facts").inner_text()
+    assert 0 < page.locator(".token.forced").count() < page.locator(".token").count()
 
 
 def test_the_shown_code_gives_the_shown_answer(

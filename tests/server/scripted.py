@@ -131,7 +131,9 @@ class ScriptedClient:
             step = tuple(ids[start : start + self.step_len])
             is_last = start + self.step_len >= len(ids)
             await asyncio.sleep(0.0005)  # so that the reader has its turn, and outputs are not joined
-            report = ConstraintReport(num_forced=1, kept_mass=(0.5,) * len(step), is_complete=is_last)
+            report = ConstraintReport(
+                is_forced=(True, *(False,) * (len(step) - 1)), kept_mass=(0.5,) * len(step), is_complete=is_last
+            )
             yield RequestOutput(
                 rid=request.rid,
                 token_ids=step,

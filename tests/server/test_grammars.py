@@ -265,7 +265,12 @@ class TestReports:
     """`return_constraint`."""
 
     BODY: ClassVar = {"regex": "hel+o", "return_constraint": True}
-    REPORT: ClassVar = {"forced_share": pytest.approx(2 / 6), "kept_mass": [0.5] * 6, "is_complete": True}
+    REPORT: ClassVar = {
+        "forced_share": pytest.approx(2 / 6),
+        "is_forced": [True, False, False, True, False, False],
+        "kept_mass": [0.5] * 6,
+        "is_complete": True,
+    }
 
     @pytest.mark.parametrize(
         ("path", "prompt"), [("chat/completions", {"messages": HI}), ("completions", {"prompt": "hi"})]

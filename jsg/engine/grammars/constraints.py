@@ -368,10 +368,9 @@ class Constraints:
         self._num_drafts_taken += num_taken
         if request.sampling.return_constraint:
             mass = tuple(result.kept_mass[i] for i in range(row, row + len(tokens)))
+            forced = tuple(place < num_taken for place in range(len(tokens)))  # what was taken comes first
             result.constraints[index] = [
-                ConstraintReport(
-                    num_forced=min(num_taken, count), kept_mass=mass[:count], is_complete=is_complete[count - 1]
-                )
+                ConstraintReport(is_forced=forced[:count], kept_mass=mass[:count], is_complete=is_complete[count - 1])
                 for count in range(1, len(tokens) + 1)
             ]
 

@@ -186,19 +186,25 @@ def test_the_report_of_an_answer_ends_where_a_stop_string_cuts_it():
     def answer(stop: tuple[str, ...]) -> dict:
         sampling = SamplingParams(grammar=GrammarSpec("regex", "a.*"), stop=stop, return_constraint=True)
         made = Answer(Request(rid="a", input_ids=(2, 3), sampling=sampling), tokenizer)
-        parts = [(tokens[:1], 0, (0.5,), False), (tokens[1:], 3, (0.25, 1.0, 0.75, 0.125), True)]
-        for token_ids, num_forced, mass, is_complete in parts:
-            report = ConstraintReport(num_forced=num_forced, kept_mass=mass, is_complete=is_complete)
+        parts = [
+            (tokens[:1], (False,), (0.5,), False),
+            (tokens[1:], (True, True, True, False), (0.25, 1.0, 0.75, 0.125), True),
+        ]
+        for token_ids, is_forced, mass, is_complete in parts:
+            report = ConstraintReport(is_forced=is_forced, kept_mass=mass, is_complete=is_complete)
             made.push(RequestOutput(rid="a", token_ids=tuple(token_ids), constraint=report))
         return made.constraint()
 
-    everything = [0.5, 0.25, 1.0, 0.75, 0.125]
-    assert answer(()) == {"forced_share": 3 / 5, "kept_mass": everything, "is_complete": True}
-    assert answer(("e",)) == {"forced_share": 3 / 5, "kept_mass": everything, "is_complete": True}
-    assert answer(("d",)) == {"forced_share": 3 / 4, "kept_mass": everything[:4], "is_complete": False}
-    assert answer(("c",)) == {"forced_share": 2 / 3, "kept_mass": everything[:3], "is_complete": False}
-    assert answer(("b",)) == {"forced_share": 1 / 2, "kept_mass": everything[:2], "is_complete": False}
-    assert answer(("a",)) == {"forced_share": 0.0, "kept_mass": everything[:1], "is_complete": False}
+    forced, mass = [False, True, True, True, False], [0.5, 0.25, 1.0, 0.75, 0.125]
+    shares = {(): 3 / 5, ("e",): 3 / 5, ("d",): 3 / 4, ("c",): 2 / 3, ("b",): 1 / 2, ("a",): 0.0}
+    for stop, share in shares.items():
+        count = 5 if not stop else tokens.index(tokenizer.encode(stop[0])[-1]) + 1
+        assert answer(stop) == {
+            "forced_share": share,
+            "is_forced": forced[:count],
+            "kept_mass": mass[:count],
+            "is_complete": count == 5,
+        }
 
 
 # The order of a step.

@@ -8,17 +8,19 @@ const HINT = "Point at a token, or move to it with the arrow keys.";
 
 /**
  * The tokens of a node as a row of which one is reached by Tab, and the others by the arrow keys.
- * `kept_mass` of the grammar's report has, for each token, the probability of all tokens that the grammar allowed.
+ * `kept_mass` of the grammar's report has, for each token, the probability of all tokens that the grammar allowed, and
+ * `is_forced` whether jump-forward wrote it; such tokens are shaded.
  */
 export function tokenRow(node) {
   const id = freshId("alternatives");
   const panel = h("div", { class: "alternatives", id, "aria-live": "polite" }, HINT);
   const kept = node.constraint?.kept_mass ?? [];
-  const spans = node.tokens.map((token, index) => tokenSpan(token, kept[index], id));
+  const forced = node.constraint?.is_forced ?? [];
+  const spans = node.tokens.map((token, index) => tokenSpan(token, kept[index], forced[index], id));
   if (spans.length) spans[0].tabIndex = 0;
   const show = (event) => {
     const index = spans.indexOf(event.target);
-    if (index >= 0) replace(panel, alternatives(node.tokens[index], kept[index]));
+    if (index >= 0) replace(panel, alternatives(node.tokens[index], kept[index], forced[index]));
   };
   const row = h(
     "div",
@@ -35,12 +37,13 @@ export function tokenRow(node) {
   return h("div", { class: "scored" }, row, panel);
 }
 
-function tokenSpan(token, kept, panelId) {
+function tokenSpan(token, kept, isForced, panelId) {
   const level = BOUNDS.filter((bound) => Math.exp(token.logprob) < bound).length;
   const pushed = kept !== undefined && kept < PUSHED ? " pushed" : "";
+  const written = isForced ? " forced" : "";
   const name = token.text.trim() === "" ? visible(token.text) : null; // a button needs a name that can be read aloud
   const read = { role: "button", tabindex: "-1", "aria-label": name, "aria-describedby": panelId };
-  return h("span", { class: `token p${level}${pushed}`, ...read }, token.text);
+  return h("span", { class: `token p${level}${pushed}${written}`, ...read }, token.text);
 }
 
 function move(event, spans) {
@@ -54,7 +57,7 @@ function move(event, spans) {
   spans[to].focus();
 }
 
-function alternatives(token, kept) {
+function alternatives(token, kept, isForced) {
   const others = token.top.some((other) => other.text === token.text) ? token.top : [...token.top, token];
   const rows = others.map((other) =>
     h(
@@ -66,7 +69,8 @@ function alternatives(token, kept) {
     ),
   );
   const said = kept === undefined ? null : `The grammar allowed ${percent(kept)} of what the model expected.`;
-  return [h("ul", {}, rows), said && h("p", {}, said)];
+  const written = isForced ? "The grammar left one text here, and jump-forward wrote it." : null;
+  return [h("ul", {}, rows), said && h("p", {}, said), written && h("p", {}, written)];
 }
 
 function bar(share) {
