@@ -73,7 +73,8 @@ def test_one_output_says_what_several_said():
 
     first = RequestOutput(
         rid="a", token_ids=(1,), prompt_tokens=9, cached_tokens=4, queue_s=0.5, logprobs=(logprob(1),),
-        prompt_logprobs=(logprob(8),), constraint=ConstraintReport(is_forced=(True,), kept_mass=(0.5,), is_complete=False),
+        prompt_logprobs=(logprob(8),),
+        constraint=ConstraintReport(is_forced=(True,), kept_mass=(0.5,), is_complete=False),
     )  # fmt: skip
     second = RequestOutput(
         rid="a", token_ids=(2, 3), prompt_tokens=9, cached_tokens=4, queue_s=0.5, logprobs=(logprob(2), logprob(3)),

@@ -41,10 +41,13 @@ def test_the_compiler_speaks_while_a_schema_is_written(opened: Opener, seeing: R
     ):
         page.get_by_label("Grammar").fill(grammar)
         page.locator(".result").get_by_text(answer).wait_for()
-    page.get_by_label("Colour tokens").check()
     ask(page, "What is the capital of France?")
     assert json.loads(wait_for_answer(page))["city"] in ("Paris", "Rome")
     assert "grammar wrote" in page.locator(".facts").inner_text()
+    page.get_by_label("Colour tokens").check()
+    page.get_by_role("button", name="Again").click()
+    page.locator(".token").first.wait_for()
+    page.locator(".turn.assistant .facts").wait_for()
     assert 0 < page.locator(".token.forced").count() < page.locator(".token").count()
 
 
