@@ -259,6 +259,7 @@ class Request:
         is_streamed: Whether outputs come as they are made. Otherwise nobody reads the answer while it grows, and
             several outputs may come as one: the first comes at once, the later ones at most ten times a second.
         media: Images and videos, in the order of the tokens that they stand for.
+        embed: Give the vector of the prompt, with one output token that means nothing.
     """
 
     rid: str
@@ -276,6 +277,7 @@ class Request:
     joined: tuple[int, ...] = ()
     is_streamed: bool = True
     media: tuple[MediaInput, ...] = ()
+    embed: bool = False
 
     def __post_init__(self) -> None:
         require(len(self.input_ids) > 0, "input_ids", "at least one token", self.input_ids, "send a prompt")
@@ -296,9 +298,11 @@ class Request:
             self._check_media()
 
     def _check_program_fields(self) -> None:
-        """Holds, position jumps and joined prompts."""
-        for name in ("is_streamed", "hold"):
+        """Holds, embeddings, position jumps and joined prompts."""
+        for name in ("is_streamed", "hold", "embed"):
             Flag().read(name, getattr(self, name))
+        if self.embed:
+            require(self.sampling.max_new_tokens == 1, "max_new_tokens", "1 with embed", self.sampling.max_new_tokens)
         if self.hold:
             require(self.sampling.max_new_tokens == 0, "max_new_tokens", "0 in a hold", self.sampling.max_new_tokens)
             require(not self.return_logprob, "return_logprob", "left out of a hold", self.return_logprob)
@@ -472,6 +476,7 @@ class RequestOutput:
         queue_s: Seconds from the arrival at the engine to the first admission.
         cache_report: Set in the first output only, if the request asked for it.
         constraint: Set in every output that has tokens, if the request asked for it.
+        vector: The hidden state of the last prompt token behind the final norm, in float32, if the request embeds.
     """
 
     rid: str
@@ -484,6 +489,7 @@ class RequestOutput:
     queue_s: float = 0.0
     cache_report: CacheReport | None = None
     constraint: ConstraintReport | None = None
+    vector: bytes | None = None
 
     @staticmethod
     def join(outputs: "Sequence[RequestOutput]") -> "RequestOutput":
@@ -500,7 +506,23 @@ class RequestOutput:
             queue_s=max(output.queue_s for output in outputs),
             cache_report=next((o.cache_report for o in outputs if o.cache_report is not None), None),
             constraint=ConstraintReport.join(reports) if reports else None,
+            vector=next((o.vector for o in outputs if o.vector is not None), None),
         )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Embedder:
+    """How the vector of a text is made of the hidden state of its last token.
+
+    Attributes:
+        width: The length of a whole vector.
+        is_normed: Whether vectors have the length 1 in the Euclidean norm.
+        dimensions: The lengths to which the model's vectors may be cut; None for every length.
+    """
+
+    width: int
+    is_normed: bool = True
+    dimensions: tuple[int, ...] | None = ()
 
 
 def namespace_digest(namespace: str) -> str:

@@ -41,7 +41,7 @@ class Prompt:
         only_scores_next: The answer has no token, but reports the log-probabilities of alternatives for its first.
             `sampling.max_new_tokens` is 1.
         return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
-            return_cache_info, hold, position_jumps, joined, media: As in `Request`.
+            return_cache_info, hold, position_jumps, joined, media, embed: As in `Request`.
     """
 
     rid: str
@@ -61,6 +61,7 @@ class Prompt:
     position_jumps: tuple[tuple[int, int], ...] = ()
     joined: tuple[int, ...] = ()
     media: tuple[MediaInput, ...] = ()
+    embed: bool = False
 
     @property
     def num_scores(self) -> int:
@@ -172,6 +173,7 @@ class Answer:
     Attributes:
         ends_in_engine: Only the engine ends it. An answer that may end by its text, which the engine does not see, must
             be read as it grows, so that it ends in time.
+        vector: As in `RequestOutput`.
     """
 
     def __init__(
@@ -207,6 +209,7 @@ class Answer:
         self.finish: FinishReason | None = None
         self.cached_tokens = 0
         self.cache_report: CacheReport | None = None
+        self.vector: bytes | None = None
         self._constraint = _Constraint()
         self.queue_s = 0.0
         self.first_token_s: float | None = None
@@ -231,6 +234,7 @@ class Answer:
         self.logprobs += delta.logprobs
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         self.cache_report = output.cache_report or self.cache_report
+        self.vector = output.vector or self.vector
         if output.constraint is not None:
             self._constraint.add(output.constraint, len(delta.token_ids))
         self.finish = self.finish or delta.finish

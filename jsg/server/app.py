@@ -12,8 +12,8 @@ from jsg.server.http.interface import describe
 from jsg.server.http.methods import HeadAsGet
 from jsg.server.http.origins import CheckOrigin, checked_origins
 from jsg.server.http.request_id import NameRequests
-from jsg.server.native import admin, generate, health, info, programs, score, select, tokenization
-from jsg.server.openai import chat, completions, models, refused, responses
+from jsg.server.native import admin, generate, health, info, programs, rerank, score, select, tokenization
+from jsg.server.openai import chat, completions, embeddings, models, refused, responses
 from jsg.server.openai.response_store import ResponseStore
 from jsg.server.telemetry import routes as metrics
 from jsg.server.telemetry.telemetry import Telemetry
@@ -35,8 +35,8 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
     app.state.door = door
     app.state.probe = health.EngineProbe()
     app.state.responses = ResponseStore(keys.num_callers)
-    own = (health, info, admin, metrics, generate, select, programs, tokenization, score)
-    others = (models, chat, completions, responses, anthropic_messages, refused)
+    own = (health, info, admin, metrics, generate, select, programs, tokenization, score, rerank)
+    others = (models, chat, completions, embeddings, responses, anthropic_messages, refused)
     for module in own + others:
         app.include_router(module.router)
     describe(app, config)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from jsg import errors
 from jsg.config import EngineConfig
 from jsg.errors import JsgError, RequestError
-from jsg.types import Request, RequestOutput
+from jsg.types import Embedder, Request, RequestOutput
 
 ENGINE_CORE = "jsg.engine.core:EngineCore"
 
@@ -126,6 +126,7 @@ class ModelInfo:
         max_total_tokens: Size of the KV pool in tokens.
         max_request_tokens: Tokens of prompt and output together that context and pool both hold.
         page_size: KV slots in one page.
+        embedder: How vectors are made; None where the model generates text.
     """
 
     model_path: str
@@ -139,6 +140,7 @@ class ModelInfo:
     max_total_tokens: int
     max_request_tokens: int
     page_size: int
+    embedder: Embedder | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
