@@ -259,7 +259,6 @@ class Request:
         is_streamed: Whether outputs come as they are made. Otherwise nobody reads the answer while it grows, and
             several outputs may come as one: the first comes at once, the later ones at most ten times a second.
         media: Images and videos, in the order of the tokens that they stand for.
-        embed: Give the vector of the prompt, with one output token that means nothing.
     """
 
     rid: str
@@ -277,7 +276,6 @@ class Request:
     joined: tuple[int, ...] = ()
     is_streamed: bool = True
     media: tuple[MediaInput, ...] = ()
-    embed: bool = False
 
     def __post_init__(self) -> None:
         require(len(self.input_ids) > 0, "input_ids", "at least one token", self.input_ids, "send a prompt")
@@ -298,11 +296,9 @@ class Request:
             self._check_media()
 
     def _check_program_fields(self) -> None:
-        """Holds, embeddings, position jumps and joined prompts."""
-        for name in ("is_streamed", "hold", "embed"):
+        """Holds, position jumps and joined prompts."""
+        for name in ("is_streamed", "hold"):
             Flag().read(name, getattr(self, name))
-        if self.embed:
-            require(self.sampling.max_new_tokens == 1, "max_new_tokens", "1 with embed", self.sampling.max_new_tokens)
         if self.hold:
             require(self.sampling.max_new_tokens == 0, "max_new_tokens", "0 in a hold", self.sampling.max_new_tokens)
             require(not self.return_logprob, "return_logprob", "left out of a hold", self.return_logprob)
@@ -476,7 +472,8 @@ class RequestOutput:
         queue_s: Seconds from the arrival at the engine to the first admission.
         cache_report: Set in the first output only, if the request asked for it.
         constraint: Set in every output that has tokens, if the request asked for it.
-        vector: The hidden state of the last prompt token behind the final norm, in float32, if the request embeds.
+        vector: Set in the first output only, where the model embeds: the hidden state of the last prompt token behind
+            the final norm, in float32. The output token beside it means nothing.
     """
 
     rid: str

@@ -13,7 +13,7 @@ from jsg.engine.gather import Gatherer
 from jsg.engine.profile import StepProfiler
 from jsg.engine.selfcheck import SelfCheck, check_steps
 from jsg.engine.startup import start
-from jsg.errors import JsgError, QueueTimeoutError, RequestError
+from jsg.errors import JsgError, QueueTimeoutError
 from jsg.sched.batch import Batch
 from jsg.sched.put_off import put_off
 from jsg.types import Request, RequestOutput
@@ -71,12 +71,9 @@ class EngineCore:
         """Queues a request.
 
         Raises:
-            RequestError: It can never run, its rid is in use, its grammar is unknown, or the model is for another task.
+            RequestError: It can never run, its rid is in use, or its grammar is not known.
             QueueFullError: Too many requests wait.
         """
-        if request.embed != (self.info.embedder is not None):
-            does = "generates text and embeds none" if request.embed else "embeds texts and generates none"
-            raise RequestError(f"the model here {does}; use another endpoint or another server (--task)", param="model")
         constraint = self.grammars.prepare(request)
         self.scheduler.add(request, time.monotonic())
         if constraint is not None:

@@ -21,6 +21,7 @@ TEXTS = (
     "",
     "x" * 200,
 )
+QUERY = "What is a cat?"
 CONFIG = VARIANTS["qwen3"] | {"tie_word_embeddings": True}
 
 

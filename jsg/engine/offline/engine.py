@@ -314,6 +314,7 @@ class Engine:
         return answers, is_list or len(answers) > 1
 
     def _answers_of(self, prompt: Prompt) -> list[Answer]:
+        prompt.check_task(self.info.embedder)
         seed, patterns = self._seeds.getrandbits(63), stop_patterns(prompt.sampling)
         return prompt.answers(self.tokenizer, seed, self.info.vocab_size, patterns)
 

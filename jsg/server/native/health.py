@@ -69,15 +69,10 @@ class EngineProbe:
             HTTPException: 503, no token came in time, the engine takes no requests or grammars do not work.
         """
         if self._running is None or self._running.done():
-            self._running = asyncio.create_task(_probe(client, timeout_s, _grammar(client)))
+            self._running = asyncio.create_task(_probe(client, timeout_s, GRAMMAR if client.takes_grammars else None))
         failure = await asyncio.shield(self._running)
         if failure is not None:
             raise HTTPException(503, failure, {"Retry-After": "1"})
-
-
-def _grammar(client: ServedEngine) -> GrammarSpec | None:
-    """The grammar of a probe; None where the engine takes none yet, or embeds texts."""
-    return GRAMMAR if client.takes_grammars and client.info.embedder is None else None
 
 
 async def _probe(client: ServedEngine, timeout_s: float, grammar: GrammarSpec | None) -> str | None:
@@ -105,7 +100,6 @@ async def _makes_token(client: ServedEngine, grammar: GrammarSpec | None) -> boo
         rid=uuid.uuid4().hex,
         input_ids=(0,),
         sampling=SamplingParams(max_new_tokens=1, temperature=0, grammar=grammar),
-        embed=client.info.embedder is not None,
         namespace=NAMESPACE,
         priority=PRIORITY,
     )

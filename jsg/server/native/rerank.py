@@ -21,7 +21,6 @@ from jsg.server.http.event_stream import until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
 from jsg.server.native.score import MAX_JOINED, label_logprobs, label_prompts, to_scores
-from jsg.server.openai.refused import refusal
 from jsg.server.shared.fields import END_USER, MAX_NAME_CHARS, MODEL
 from jsg.server.shared.reading import check_inputs, prompt_usage
 
@@ -67,7 +66,7 @@ async def rerank(body: RerankBody, request: Request, call: CurrentCall, front: R
     """Sorts documents by the probability that they answer a query, for models that judge as Qwen3-Reranker does."""
     front.check_model(body.model)
     if front.generator.info.embedder is not None:
-        raise refusal("/v1/rerank", front, "a model that judges, such as Qwen3-Reranker,")
+        raise front.lacks("/v1/rerank", "a model that judges, such as Qwen3-Reranker,")
     label_ids = _label_ids(front)
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     id_lists = await _encode(body, documents, front)
@@ -99,7 +98,7 @@ def _label_ids(front: Front) -> list[int]:
         ids[0] for ids in (tokenizer.encode(label, add_special_tokens=False) for label in LABELS) if len(ids) == 1
     ]
     if not all(marker in tokenizer.special_ids for marker in markers) or len(labels) != len(LABELS):
-        raise refusal("/v1/rerank", front, f"a model with turns of {TURN_BEGIN} and tokens for yes and no")
+        raise front.lacks("/v1/rerank", f"a model with turns of {TURN_BEGIN} and tokens for yes and no")
     return labels
 
 

@@ -19,7 +19,6 @@ from jsg.server.http.body import Body, Prompts, is_prompt_list
 from jsg.server.http.event_stream import until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
-from jsg.server.openai.refused import refusal
 from jsg.server.shared.fields import END_USER, MAX_NAME_CHARS, MODEL
 from jsg.server.shared.reading import check_inputs, prompt_usage
 from jsg.types import SamplingParams
@@ -55,7 +54,7 @@ async def embeddings(body: EmbeddingsBody, request: Request, call: CurrentCall, 
     """Gives the vector of each input. A model that generates text refuses the call."""
     embedder = front.generator.info.embedder
     if embedder is None:
-        raise refusal("/v1/embeddings", front, "a model that embeds")
+        raise front.lacks("/v1/embeddings", "a model that embeds")
     front.check_model(body.model)
     check_dimensions(embedder, body.dimensions)
     id_lists = await _encode(body, front)

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from fastapi import Request
 from starlette.responses import Response
 
-from jsg.errors import RequestError
-from jsg.server.front import Front, ReadyFront
+from jsg.server.front import ReadyFront
 from jsg.server.http.json_body import new_router
 
 NEEDED: Mapping[str, str] = {
@@ -25,20 +24,9 @@ router = new_router()
 
 
 async def refuse(request: Request, front: ReadyFront) -> Response:
-    """Refuses the call, because the model generates text, or embeds it."""
-    raise refusal(request.url.path, front)
-
-
-def refusal(path: str, front: Front, needed: str | None = None) -> RequestError:
-    """The error of a call that needs another kind of model."""
-    does, endpoints = "generates text", "/v1/chat/completions, /v1/completions or /v1/score"
-    if front.generator.info.embedder is not None:
-        does, endpoints = "embeds texts", "/v1/embeddings"
-    return RequestError(
-        f"{path} needs {needed or NEEDED[path]}, but {front.model_name!r} {does}; use {endpoints} here, and another "
-        "server for this",
-        param="model",
-    )
+    """Refuses the call, because the model generates text or embeds it."""
+    path = request.url.path
+    raise front.lacks(path, NEEDED[path])
 
 
 for _path in NEEDED:

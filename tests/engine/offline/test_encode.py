@@ -13,7 +13,6 @@ import jsg
 from jsg.errors import ModelError, RequestError
 from jsg.models.config import ModelConfig
 from jsg.models.embedder import read_embedder
-from jsg.types import SamplingParams
 from tests.engine.late import late_programs
 from tests.golden.embedding import CONFIG, TEXTS, write_embedding_model, write_pooling
 from tests.golden.record import DATA, EMBEDDING
@@ -66,8 +65,6 @@ def test_each_kind_of_model_refuses_the_other_task(engine: jsg.Engine) -> None:
         engine.generate("a", {"max_new_tokens": 1})
     with pytest.raises(RequestError, match="dimensions must be from 1 to 64"):
         engine.encode("a", dimensions=65)
-    with pytest.raises(RequestError, match="max_new_tokens"):
-        jsg.types.Request(rid="a", input_ids=(1,), sampling=SamplingParams(max_new_tokens=2), embed=True)
 
 
 @pytest.mark.parametrize(
