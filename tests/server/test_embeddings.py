@@ -109,6 +109,7 @@ def test_what_is_refused(embedding: RunningServer, body: dict[str, Any], param: 
 
 def test_a_model_that_embeds_does_nothing_else(embedding: RunningServer) -> None:
     http = embedding.http
+    assert "/v1/embeddings" in embedding.greeting
     assert http.get("/health_generate").status_code == 200
     assert http.get("/get_model_info").json()["is_generation"] is False
     for path, body in {
