@@ -8,17 +8,14 @@ from jsg.types import Embedder
 
 def check_dimensions(embedder: Embedder, dimensions: int | None) -> None:
     """Raises RequestError if the model's vectors cannot be cut to this length."""
-    if dimensions is None or dimensions == embedder.width:
-        return
-    allowed = embedder.dimensions
-    if allowed is None and 1 <= dimensions < embedder.width:
-        return
-    if not allowed or dimensions not in allowed:
-        lengths = f"from 1 to {embedder.width}" if allowed is None else f"{', '.join(map(str, allowed or ()))}"
-        rule = (
-            f"must be {lengths}" if lengths else f"must be {embedder.width}, for this model was not trained to be cut"
+    width, lengths = embedder.width, embedder.dimensions
+    allowed = range(1, width + 1) if lengths is None else (*lengths, width)
+    if dimensions is not None and dimensions not in allowed:
+        rule = f"from 1 to {width}" if lengths is None else " or ".join(map(str, allowed))
+        raise RequestError(
+            f"dimensions must be {rule}, to which the model was trained to be cut, but got {dimensions}; correct it",
+            param="dimensions",
         )
-        raise RequestError(f"dimensions {rule}, but got {dimensions}; leave it out or correct it", "dimensions")
 
 
 def to_vector(state: bytes, embedder: Embedder, dimensions: int | None = None) -> np.ndarray:

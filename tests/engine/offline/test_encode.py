@@ -13,6 +13,7 @@ import jsg
 from jsg.errors import ModelError, RequestError
 from jsg.models.config import ModelConfig
 from jsg.models.embedder import read_embedder
+from jsg.processing.vectors import check_dimensions
 from tests.engine.late import late_programs
 from tests.golden.embedding import CONFIG, TEXTS, write_embedding_model, write_pooling
 from tests.golden.record import DATA, EMBEDDING
@@ -103,6 +104,10 @@ def test_what_the_directory_and_the_task_say(directory: Path, tmp_path: Path) ->
     named = read_embedder(tmp_path, "auto", model)
     assert named is not None
     assert (named.is_normed, named.dimensions) == (False, (16, 32))
+    for length in (None, 16, 64):
+        check_dimensions(named, length)
+    with pytest.raises(RequestError, match="16 or 32 or 64"):
+        check_dimensions(named, 24)
     (tmp_path / "modules.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     assert read_embedder(tmp_path, "auto", model) is None
