@@ -37,6 +37,7 @@ NUM_RUNNING = 256
 NUM_WAITING = 10_000
 NUM_LEAVES = 10_000
 NUM_PAGES = 2_000_000
+NUM_OF_LARGE_TREE = 100_000
 NUM_EDGES = 2000
 """The size of the tree whose memory is measured: this number of edges of 32 tokens, each with two such edges below."""
 
@@ -255,7 +256,7 @@ def time_watching(report: Report, num_rounds: int) -> None:
     """
     rng = np.random.default_rng(0)
     host = make_host()
-    supply = iter(prompts(rng, 100 * 2 * num_rounds + 2 * NUM_RUNNING, 500, 50))
+    supply = iter(prompts(rng, NUM_RUNNING + 100 * (1 + 2 * num_rounds), 500, 50))
     lengths = itertools.cycle(range(100, NUM_RUNNING + 100))
     rids = (f"r{number}" for number in itertools.count())
     looker = Looker(host.cache)
@@ -295,7 +296,7 @@ def time_large_tree(report: Report, num_samples: int) -> None:
     rng = np.random.default_rng(0)
     host = make_host()
     upper = rng.integers(0, VOCAB, (1000, 8)).astype(np.int32)
-    for number, tail in enumerate(rng.integers(0, VOCAB, (99_000, 8)).astype(np.int32)):
+    for number, tail in enumerate(rng.integers(0, VOCAB, (NUM_OF_LARGE_TREE - 1000, 8)).astype(np.int32)):
         pages = host.take_pages(16)
         result = host.cache.insert(np.concatenate([upper[number % 1000], tail]), pages)
         host.allocator.free(pages[: result.num_existing])

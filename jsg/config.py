@@ -36,6 +36,12 @@ class EngineConfig:
         "The kind of weight files to load. 'auto' loads the kind that the model has; 'dummy' makes random weights.",
         LOAD_FORMATS,
     )
+    task: str = _knob(
+        "auto",
+        "What the model does. 'auto' means 'embed' for a directory of sentence-transformers, which has a modules.json, "
+        "and 'generate' otherwise. With 'embed' any other model gives the normed hidden state of the last token.",
+        ("auto", "generate", "embed"),
+    )
     dtype: str = _knob(
         "auto",
         "The number type of weights and computations. 'auto' means float32 on a CPU and bfloat16 elsewhere.",

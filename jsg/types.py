@@ -472,6 +472,8 @@ class RequestOutput:
         queue_s: Seconds from the arrival at the engine to the first admission.
         cache_report: Set in the first output only, if the request asked for it.
         constraint: Set in every output that has tokens, if the request asked for it.
+        vector: Set in the first output only, where the model embeds: the hidden state of the last prompt token behind
+            the final norm, in float32. The output token beside it means nothing.
     """
 
     rid: str
@@ -484,6 +486,7 @@ class RequestOutput:
     queue_s: float = 0.0
     cache_report: CacheReport | None = None
     constraint: ConstraintReport | None = None
+    vector: bytes | None = None
 
     @staticmethod
     def join(outputs: "Sequence[RequestOutput]") -> "RequestOutput":
@@ -500,7 +503,23 @@ class RequestOutput:
             queue_s=max(output.queue_s for output in outputs),
             cache_report=next((o.cache_report for o in outputs if o.cache_report is not None), None),
             constraint=ConstraintReport.join(reports) if reports else None,
+            vector=next((o.vector for o in outputs if o.vector is not None), None),
         )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Embedder:
+    """How the vector of a text is made of the hidden state of its last token.
+
+    Attributes:
+        width: The length of a whole vector.
+        is_normed: Whether vectors have the length 1 in the Euclidean norm.
+        dimensions: The lengths to which the model's vectors may be cut; None for every length.
+    """
+
+    width: int
+    is_normed: bool = True
+    dimensions: tuple[int, ...] | None = ()
 
 
 def namespace_digest(namespace: str) -> str:

@@ -41,6 +41,7 @@ from jsg.engine.selfcheck import DecodeSteps, step_cost
 from jsg.errors import ConfigError, MemoryPlanError
 from jsg.kernels_pallas import ops, tuning
 from jsg.models.config import ModelConfig
+from jsg.models.embedder import read_embedder
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolve_kv_dtype
 from jsg.models.panels import lay_out
@@ -51,7 +52,7 @@ from jsg.sched.config import SchedulerConfig
 from jsg.sched.scheduler import Scheduler
 from jsg.sched.vision_store import NEWLINE_ROW, VisionShape
 from jsg.sources import resolve_model
-from jsg.types import JumpForward
+from jsg.types import Embedder, JumpForward
 
 Report = Callable[[Progress], None]
 
@@ -101,6 +102,7 @@ class Settings:
     buckets: Buckets
     device: Device
     vision: VisionShape | None
+    embedder: Embedder | None
     mesh: Mesh | None
     party: Party | None
 
@@ -159,6 +161,7 @@ class Settings:
             "deterministic": config.deterministic,
             "profile_dir": "with a directory" if config.profile_dir else None,
             "vision_cache_size": self.vision,
+            "task": "generate" if self.embedder is None else "embed",
         }
         device = f"{self.device.count} x {processor()}" if self.platform == "cpu" else self.device.name
         if self.device.capability is not None:
@@ -176,6 +179,7 @@ class Settings:
             page_size=self.page_size,
             eos_token_ids=frozenset(self.model.eos_token_ids),
             vision=self.vision,
+            embeds=self.embedder is not None,
         )
 
     def num_pages(self, pool_tokens: int) -> int:
@@ -382,6 +386,9 @@ def _compiler_options(config: EngineConfig, platform: str, quantization: str) ->
 def settle(config: EngineConfig, directory: Path, device: Device, party: Party | None) -> Settings:
     """Decides every default. The mesh of a device that is not here is missing."""
     model = ModelConfig.from_directory(directory).over_devices(config.tp_size, config.ep_size)
+    embedder = read_embedder(directory, config.task, model)
+    if embedder is not None:  # whose checkpoint may have no head
+        model = dataclasses.replace(model, tie_word_embeddings=True)
     if config.deterministic and config.tp_size > 2 and (device.platform != "cpu" or party is not None):
         raise ConfigError(
             f"--deterministic needs --tp-size 1 or 2, but got {config.tp_size}: the order in which more devices add up "
@@ -411,6 +418,7 @@ def settle(config: EngineConfig, directory: Path, device: Device, party: Party |
         vision=vision_shape(config, model, platform=device.platform, row_bytes=row_bytes),
         mesh=make_mesh(config.tp_size, config.ep_size) if device.is_here else None,
         party=party,
+        embedder=embedder,
     )
 
 
@@ -562,4 +570,5 @@ def _info(settings: Settings, plan: MemoryPlan) -> ModelInfo:
         max_request_tokens=min(settings.context_length, plan.pool_tokens),
         page_size=settings.page_size,
         memory_plan=plan.parts,
+        embedder=settings.embedder,
     )

@@ -75,11 +75,16 @@ def load_model(
         return model
     if directory is None:
         raise ModelError("a model directory is needed unless --load-format is dummy")
-    names = str if config.vision is None else module_name
+    names = _in_causal_model if config.vision is None else module_name
     with open_checkpoint(directory, names, load_format) as checkpoint, freed_at_once():
         checkpoint.require(checkpoint_shapes(model), unread(config))
         _fill(model, checkpoint, lambda: checkpoint.num_bytes_read, progress)
     return model
+
+
+def _in_causal_model(name: str) -> str:
+    """The name of a tensor; embedding models are saved without the head, and without the part that is around it."""
+    return f"model.{name}" if name.startswith(("embed_tokens.", "layers.", "norm.")) else name
 
 
 class _Seeded:

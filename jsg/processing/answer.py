@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, final
 
+from jsg.errors import RequestError
 from jsg.media import MediaInput
 from jsg.processing.call_stops import CallForm, CallStops
 from jsg.processing.output import AnswerDelta, OutputStream, ScoreStream
@@ -16,6 +17,7 @@ from jsg.processing.tokenizer import Tokenizer
 from jsg.types import (
     CacheReport,
     ConstraintReport,
+    Embedder,
     FinishReason,
     Request,
     RequestOutput,
@@ -40,6 +42,7 @@ class Prompt:
         calls: How the answer writes calls of tools, if it may have any. Stop strings do not end it inside a call.
         only_scores_next: The answer has no token, but reports the log-probabilities of alternatives for its first.
             `sampling.max_new_tokens` is 1.
+        embed: The answer is a vector. `only_scores_next` is set too.
         return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
             return_cache_info, hold, position_jumps, joined, media: As in `Request`.
     """
@@ -50,6 +53,7 @@ class Prompt:
     is_continued: bool = True
     calls: CallForm | None = None
     only_scores_next: bool = False
+    embed: bool = False
     return_logprob: bool = False
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
@@ -61,6 +65,12 @@ class Prompt:
     position_jumps: tuple[tuple[int, int], ...] = ()
     joined: tuple[int, ...] = ()
     media: tuple[MediaInput, ...] = ()
+
+    def check_task(self, embedder: Embedder | None) -> None:
+        """Raises RequestError where the model generates and the prompt wants a vector, or the other way round."""
+        if self.embed != (embedder is not None):
+            does = "generates text and embeds none" if self.embed else "embeds texts and generates none"
+            raise RequestError(f"the model here {does}; use another endpoint or another server (--task)", "model")
 
     @property
     def num_scores(self) -> int:
@@ -82,7 +92,7 @@ class Prompt:
             RequestError: A field breaks a rule.
         """
         samplings = expand_answers(_within(self.sampling, vocab_size), fresh_seed)
-        own = ("rid", "sampling", "is_continued", "calls", "only_scores_next")
+        own = ("rid", "sampling", "is_continued", "calls", "only_scores_next", "embed")
         shared = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in own}
         return [
             Request(
@@ -170,8 +180,7 @@ class Answer:
     """One answer as far as it has come. Times are in seconds since the request was made.
 
     Attributes:
-        ends_in_engine: Only the engine ends it. An answer that may end by its text, which the engine does not see, must
-            be read as it grows, so that it ends in time.
+        vector: As in `RequestOutput`.
     """
 
     def __init__(
@@ -197,9 +206,9 @@ class Answer:
         assert patterns is not None or not request.sampling.stop_regex, "constrained/stop_patterns makes the finder"
         tail = request.input_ids[-PROMPT_TAIL_LEN:] if is_continued else ()
         stop = request.sampling.stop
-        stops = find_stops(stop, patterns) if calls is None else CallStops(stop, calls, patterns)
+        stops = find_stops(stop, patterns) if stop or patterns else None
+        stops = stops if calls is None else CallStops(stop, calls, patterns)
         self.request = request
-        self.ends_in_engine = not (stop or patterns or calls)
         self.text = ""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
@@ -207,6 +216,7 @@ class Answer:
         self.finish: FinishReason | None = None
         self.cached_tokens = 0
         self.cache_report: CacheReport | None = None
+        self.vector: bytes | None = None
         self._constraint = _Constraint()
         self.queue_s = 0.0
         self.first_token_s: float | None = None
@@ -217,6 +227,15 @@ class Answer:
             else OutputStream(tokenizer, request.sampling, prompt_tail_ids=tail, stops=stops)
         )
         self._started = time.monotonic()
+
+    @property
+    def ends_in_engine(self) -> bool:
+        """Whether only the engine ends it.
+
+        An answer that may end by its text, which the engine does not see, must be read as it grows, so that it ends in
+        time.
+        """
+        return not self._stream.can_stop
 
     def push(self, output: RequestOutput) -> AnswerDelta:
         """Takes the engine's next output. After the finish nothing changes any more."""
@@ -231,6 +250,7 @@ class Answer:
         self.logprobs += delta.logprobs
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         self.cache_report = output.cache_report or self.cache_report
+        self.vector = output.vector or self.vector
         if output.constraint is not None:
             self._constraint.add(output.constraint, len(delta.token_ids))
         self.finish = self.finish or delta.finish

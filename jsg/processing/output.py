@@ -45,6 +45,8 @@ class AnswerDelta:
 class ScoreStream:
     """Shows no token of an answer, and all of its log-probabilities. What a token ended is an end by length."""
 
+    can_stop = False
+
     def push(
         self, _token_ids: Sequence[int], finish: FinishReason | None, logprobs: tuple[TokenLogprob, ...] = ()
     ) -> AnswerDelta:
@@ -63,6 +65,9 @@ class OutputStream:
     may begin one is held back until that is decided. How the tokens are cut into pushes changes neither.
 
     The caller aborts the request in the engine when a delta has a finish that it did not push.
+
+    Attributes:
+        can_stop: Whether the text may end the answer.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class OutputStream:
         self._detokenizer = IncrementalDetokenizer(
             tokenizer, skip_special_tokens=sampling.skip_special_tokens, prompt_tail_ids=prompt_tail_ids
         )
+        self.can_stop = stops is not None or bool(sampling.stop)
         self._stops = stops or StopMatcher(sampling.stop)
         self._has_stops = bool(sampling.stop or sampling.stop_regex)
         self._min_new_tokens = sampling.min_new_tokens

@@ -183,6 +183,7 @@ class StepResult:
         constraints: By index of the entry, one report for each of its tokens, if the request asks for it. A report says
             what the grammar did to all tokens of the step up to that token.
         ended: By index of the entry, the number of tokens after which its grammar allows no token, not even EOS.
+        vectors: By index of the entry, for requests that embed.
     """
 
     token_ids: list[int]
@@ -193,3 +194,4 @@ class StepResult:
     kept_mass: dict[int, float] = dataclasses.field(default_factory=dict)
     constraints: dict[int, list[ConstraintReport]] = dataclasses.field(default_factory=dict)
     ended: dict[int, int] = dataclasses.field(default_factory=dict)
+    vectors: dict[int, bytes] = dataclasses.field(default_factory=dict)

@@ -13,6 +13,7 @@ def make_output(
     logprobs: tuple[TokenLogprob, ...] = (),
     finish: FinishReason | None = None,
     constraint: ConstraintReport | None = None,
+    vector: bytes | None = None,
 ) -> RequestOutput:
     """Makes the record of what is new of a request.
 
@@ -34,6 +35,7 @@ def make_output(
         queue_s=admission.queue_s,
         cache_report=None if has_reported else admission.report,
         constraint=constraint,
+        vector=vector,
     )
 
 
@@ -62,7 +64,7 @@ def append_tokens(
     logprobs = tuple(result.logprobs[i] for i in range(row, row + count) if i in result.logprobs)
     reports = result.constraints.get(index)
     constraint = reports[count - 1] if reports else None
-    return make_output(running, tuple(tokens[:count]), logprobs, reason, constraint)
+    return make_output(running, tuple(tokens[:count]), logprobs, reason, constraint, result.vectors.get(index))
 
 
 def stop_reason(running: RunningRequest, token: int, eos_token_ids: Set[int]) -> FinishReason | None:

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from jsg.config import EngineConfig, ServerConfig
 from jsg.engine.front.client import EngineClient
 from jsg.engine.front.served import ServedEngine
-from jsg.errors import ModelNotFoundError
+from jsg.errors import ModelNotFoundError, RequestError
 from jsg.processing.turns import ChatTurns
 from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.generation import Generator
@@ -70,6 +70,16 @@ class Front:
         """Raises ModelNotFoundError when a client asks for another model."""
         if name and name not in (*ANY_MODEL, self.model_name):
             raise ModelNotFoundError(f"model must be {self.model_name!r}, which is served here, but got {name[:100]!r}")
+
+    def lacks(self, path: str, needed: str) -> RequestError:
+        """The error for a call of an endpoint that needs another kind of model than the served one."""
+        does, endpoints = "generates text", "/v1/chat/completions, /v1/completions or /v1/score"
+        if self.generator.info.embedder is not None:
+            does, endpoints = "embeds texts", "/v1/embeddings"
+        return RequestError(
+            f"{path} needs {needed}, but {self.model_name!r} {does}; use {endpoints} here, and another server for this",
+            param="model",
+        )
 
 
 @final

@@ -244,6 +244,7 @@ class Generator:
             ShuttingDownError, RateLimitError: There are stop patterns, and the request is not let in.
         """
         for prompt in prompts:
+            prompt.check_task(self.info.embedder)
             check_length(len(prompt.input_ids), prompt.sampling.max_new_tokens, self.info.max_request_tokens)
         for grammar in {id(prompt.sampling): prompt.sampling.grammar for prompt in prompts}.values():
             if isinstance(grammar, GrammarSpec):

@@ -309,7 +309,9 @@ def _greeting(front: Front, listener: socket.socket, seconds: float) -> str:
     host, port = listener.getsockname()[:2]
     host = "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host
     url = f"http://{host}:{port}"
-    if front.generator.tokenizer.chat_template is None:
+    if front.generator.info.embedder is not None:
+        path, body = "/v1/embeddings", {"input": "Once upon a time"}
+    elif front.generator.tokenizer.chat_template is None:
         path, body = "/generate", {"text": "Once upon a time", "sampling_params": {"max_new_tokens": 32}}
     else:
         question = {"role": "user", "content": "What is the capital of France?"}

@@ -5,7 +5,8 @@
 PY is a Python 3.11 environment with torch==2.13.0 (CPU), transformers, numpy and safetensors. One file per variant, in
 `data/`, at most 200 KB: token ids, logits (of all positions at some columns, of some positions whole), the greedy
 continuation, and a JSON note with config, seed, versions and the weights' sha256; of a vision model also what its image
-tokens are embedded as. `torch_side.py` and `vision_torch_side.py` are what PY runs.
+tokens are embedded as. For `embedding` it has vectors instead. `torch_side.py`, `vision_torch_side.py` and
+`embedding_torch_side.py` are what PY runs.
 """
 
 import argparse
@@ -18,15 +19,22 @@ from tests.golden.vision_variants import VISION_VARIANTS
 
 DATA = Path(__file__).parent / "data"
 MAX_FILE_BYTES = 200_000
+EMBEDDING = "embedding"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Record logits of the Hugging Face implementation.")
     parser.add_argument("--torch-python", required=True, help="interpreter of the environment that has torch")
-    parser.add_argument("variants", nargs="*", default=sorted({*VARIANTS, *VISION_VARIANTS}), help="default: all")
+    parser.add_argument(
+        "variants", nargs="*", default=sorted({*VARIANTS, *VISION_VARIANTS, EMBEDDING}), help="default: all"
+    )
     args = parser.parse_args()
     DATA.mkdir(exist_ok=True)
-    for module, known in (("torch_side", VARIANTS), ("vision_torch_side", VISION_VARIANTS)):
+    for module, known in (
+        ("torch_side", VARIANTS),
+        ("vision_torch_side", VISION_VARIANTS),
+        ("embedding_torch_side", {EMBEDDING}),
+    ):
         if chosen := [variant for variant in args.variants if variant in known]:
             command = [args.torch_python, "-m", f"tests.golden.{module}", str(DATA), *chosen]
             subprocess.run(command, check=True, cwd=Path(__file__).parents[2])

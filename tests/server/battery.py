@@ -59,7 +59,14 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/score": {"query": "ab", "items": ["c"], "label_token_ids": [1]},
     "/v1/tokenize": {"prompt": "ab"},
 }
-"""A small body for every endpoint that takes one."""
+"""A small body for every endpoint that takes one and that the model can serve."""
+
+FOR_OTHER_MODELS: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": "ab"},
+    "/v1/rerank": {"query": "ab", "documents": ["c"]},
+    "/v2/rerank": {"query": "ab", "documents": ["c"]},
+}
+"""A small body for the other endpoints that take one."""
 
 TEXT_FIELD = {
     "/abort_request": "rid",

@@ -9,18 +9,32 @@ import re
 
 import pytest
 
-from tests.server.battery import BAD_BODIES, RAW, TEXT_FIELD, VALID, Battery, body_schemas, encode
+from tests.server.battery import (
+    BAD_BODIES,
+    FOR_OTHER_MODELS,
+    RAW,
+    TEXT_FIELD,
+    VALID,
+    Battery,
+    body_schemas,
+    encode,
+)
 
 paths = pytest.mark.parametrize("path", sorted(VALID))
 
 
 def test_every_endpoint_with_a_body_is_here():
-    assert set(body_schemas()) == set(VALID)
+    assert set(body_schemas()) == {*VALID, *FOR_OTHER_MODELS}
 
 
 @paths
 def test_the_small_body_is_taken(battery: Battery, path):
     assert battery.post(path, VALID[path]).status_code == 200
+
+
+@pytest.mark.parametrize("path", sorted(FOR_OTHER_MODELS))
+def test_what_needs_another_model_is_refused_by_name(battery: Battery, path):
+    battery.refused(path, FOR_OTHER_MODELS[path], "needs a model")
 
 
 class TestJson:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from jsg import errors
 from jsg.config import EngineConfig
 from jsg.errors import JsgError, RequestError
-from jsg.types import Request, RequestOutput
+from jsg.types import Embedder, Request, RequestOutput
 
 ENGINE_CORE = "jsg.engine.core:EngineCore"
 
@@ -127,6 +127,7 @@ class ModelInfo:
         max_request_tokens: Tokens of prompt and output together that context and pool both hold.
         page_size: KV slots in one page.
         memory_plan: The bytes of each part of the memory plan, on one device, by its name for people.
+        embedder: How vectors are made; None where the model generates text.
     """
 
     model_path: str
@@ -141,6 +142,7 @@ class ModelInfo:
     max_request_tokens: int
     page_size: int
     memory_plan: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    embedder: Embedder | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

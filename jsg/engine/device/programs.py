@@ -83,7 +83,8 @@ class DeviceState(NamedTuple):
 class RunnerConfig:
     """Shapes of the programs, and the tokens that end an answer.
 
-    `num_rows` includes the dump row, `columns` are the pages of one row, and `vision` is None for a text model.
+    `num_rows` includes the dump row, `columns` are the pages of one row, `vision` is None for a text model, and
+    `embeds` says that the engine gives the vector of each prompt.
     """
 
     vocab_size: int
@@ -92,6 +93,7 @@ class RunnerConfig:
     page_size: int
     eos_token_ids: frozenset[int]
     vision: VisionShape | None = None
+    embeds: bool = False
 
     @property
     def num_top(self) -> int:
@@ -173,7 +175,7 @@ class Programs:
         buckets = self.buckets
         names: list[Hashable] = [*self.essential(), *self.usual(), ("prompt_logprobs", buckets.extend[0].num_tokens)]
         for key in sorted(buckets.all, key=lambda key: -key.num_tokens):
-            names += [("forward", key)]
+            names += [("forward", key), *self._embed(key)]
             names += [("prompt_logprobs", key.num_tokens)] if key.phase is Phase.EXTEND else []
         draft_rows = {key.num_rows for key in buckets.drafts}
         other_rows = {key.num_rows for key in buckets.all if key not in buckets.drafts}
@@ -208,7 +210,8 @@ class Programs:
         far more work.
         """
         buckets = self.buckets
-        names: list[Hashable] = [("forward", key) for key in (buckets.extend[-1], *buckets.decode[-1:])]
+        largest = (buckets.extend[-1], *buckets.decode[-1:])
+        names: list[Hashable] = [name for key in largest for name in (("forward", key), *self._embed(key))]
         names += [("sample", buckets.max_rows, variant) for variant in (GREEDY, SAMPLED, MASKED_EVERYTHING)]
         names += [("prompt_logprobs", buckets.max_tokens)]
         names += [("write_rows", k) for k in ROWS_AT_A_TIME] + [("write_counts",), ("write_bias",)]
@@ -220,12 +223,16 @@ class Programs:
         """Programs that a first request uses if they are compiled. None of them is essential."""
         buckets = self.buckets
         keys = [*buckets.extend[:1], *buckets.decode[:1]]
-        names: list[Hashable] = [("forward", key) for key in keys]
+        names: list[Hashable] = [name for key in keys for name in (("forward", key), *self._embed(key))]
         for num_rows in sorted({key.num_rows for key in keys}):
             names += [("sample", num_rows, variant) for variant in (GREEDY, SAMPLED)]
         names += [name for name in self.encoders if name[1] == buckets.encode[0]]
         essential = set(self.essential())
         return [name for name in names if name not in essential]
+
+    def _embed(self, key: BucketKey) -> list[Hashable]:
+        """The program that gives vectors behind a forward pass of this shape, if the engine embeds."""
+        return [("embed", key)] if self.config.embeds else []
 
     def are_ready(self, key: BucketKey) -> bool:
         """Whether any batch of this shape can run."""
@@ -247,6 +254,8 @@ class Programs:
                 run = functools.partial(step.prompt_logprobs, self._merge, num_top=config.num_top)
                 chosen = _host(num_tokens, MAX_TOP_LOGPROBS)
                 declare(run, self._leaf_shapes, self._hidden(num_tokens), _host(num_tokens), chosen)
+            case ("embed", BucketKey() as key):
+                declare(step.pooled, self._hidden(key.num_tokens), _host(key.num_rows))
             case ("sample", int() as num_rows, Variant() as variant):
                 flags = {"is_sampled": variant.is_sampled, "has_thresholds": variant.has_thresholds}
                 rows = _host(num_rows)

@@ -56,7 +56,8 @@ class Replica:
             arrays: Its arguments that come from the host: see `Executables.host_shapes`.
 
         Returns:
-            `StepOutput` for a sampling, `Logprobs` for prompt tokens, and None for programs that change the state only.
+            `StepOutput` for a sampling, `Logprobs` for prompt tokens, hidden states for `embed`, and None for programs
+            that change the state only.
         """
         state, run = self.state, self._executables
         match name:
@@ -70,6 +71,8 @@ class Replica:
                 return self._sample(name, variant, *arrays)
             case ("prompt_logprobs", int()):
                 return run(name, self.leaves, self._or_zeros(self._hidden, name, 1), *arrays)
+            case ("embed", BucketKey()):
+                return run(name, self._or_zeros(self._hidden, name, 0), *arrays)
             case ("encode", int(), bool()):
                 self.state = state._replace(vision=run(name, self.leaves, state.vision, *arrays))
             case ("write_rows", int()):

@@ -25,12 +25,14 @@ class InFlight:
         output: Tokens, with their log-probabilities if a request wants them.
         prompt_scores: Log-probabilities of prompt tokens if a request wants them.
         failed: Requests that could not be set up for the step; their results mean nothing.
+        vectors: Hidden states of each request's last new token; None where the model does not embed.
     """
 
     batch: Batch
     output: StepOutput
     prompt_scores: Logprobs | None
     failed: tuple[RunningRequest, ...] = ()
+    vectors: jax.Array | None = None
 
     def read(self) -> StepResult:
         """Waits for the step and copies its results to the host.
@@ -38,6 +40,11 @@ class InFlight:
         An error in the results of one request fails that request only. An error of the device is raised.
         """
         result = StepResult(np.asarray(self.output.tokens).tolist(), failed=list(self.failed))
+        if self.vectors is not None:
+            vectors = np.asarray(self.vectors)
+            for index, entry in enumerate(self.batch.entries):
+                if entry.samples:
+                    result.vectors[index] = vectors[index].tobytes()
         if self.output.logprobs is None and self.prompt_scores is None:
             return result
         logprobs, prompt_scores = jax.device_get((self.output.logprobs, self.prompt_scores))

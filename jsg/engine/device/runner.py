@@ -92,7 +92,8 @@ class ModelRunner:
         packed = packing.pack_forward(batch, key, table.pages, self._config.page_size)
         self.calls.call(("forward", key), packed)
         scores = self._prompt_logprobs(batch, key) if scores_prompt else None
-        return functools.partial(self._sample, batch, key, variant, scores, tuple(failed))
+        vectors = self._vectors(batch, key) if self._config.embeds else None
+        return functools.partial(self._sample, batch, key, variant, scores, tuple(failed), vectors)
 
     def _sample(
         self,
@@ -101,6 +102,7 @@ class ModelRunner:
         variant: Variant,
         prompt_scores: Logprobs | None,
         failed: tuple[RunningRequest, ...],
+        vectors: jax.Array | None,
         mask_rows: np.ndarray | None,
     ) -> InFlight:
         arrays = [packing.pack_sampling(batch, key, self._constants)]
@@ -109,9 +111,9 @@ class ModelRunner:
         if variant.has_masks:
             arrays += self._token_masks(batch, key, mask_rows)
         output = self.calls.call(("sample", key.num_rows, variant), *arrays)
-        for array in jax.tree.leaves(output):
+        for array in jax.tree.leaves((output, vectors)):
             array.copy_to_host_async()
-        return InFlight(batch, output, prompt_scores, failed)
+        return InFlight(batch, output, prompt_scores, failed, vectors)
 
     @property
     def vision_row_bytes(self) -> int:
@@ -143,6 +145,8 @@ class ModelRunner:
             if larger < key or not is_ready(("forward", larger)):
                 continue
             if scores_prompt and not is_ready(("prompt_logprobs", larger.num_tokens)):
+                continue
+            if self._config.embeds and not is_ready(("embed", larger)):
                 continue
             for variant in VARIANTS:
                 if variant.covers(needed) and is_ready(("sample", larger.num_rows, variant)):
@@ -189,6 +193,12 @@ class ModelRunner:
                 chosen[offset : offset + entry.num_new, : len(ids)] = ids
             offset += entry.num_new
         return self.calls.call(("prompt_logprobs", key.num_tokens), targets, chosen)
+
+    def _vectors(self, batch: Batch, key: BucketKey) -> jax.Array:
+        """The hidden state of the last new token of each entry."""
+        rows = np.zeros(key.num_rows, np.int32)
+        rows[: len(batch.entries)] = np.cumsum([entry.num_new for entry in batch.entries]) - 1
+        return self.calls.call(("embed", key), rows)
 
     # Runs on padding, which make programs ready. They read and write the dump row and the dump page only.
 

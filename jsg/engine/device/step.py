@@ -224,6 +224,11 @@ def prompt_logprobs(
     return Logprobs(*(x.reshape(-1, *x.shape[2:]) for x in lax.map(one_part, tuple(parts))))
 
 
+def pooled(hidden: Float[Array, "T D"], rows: Int[Array, " B"]) -> Float[Array, "B D"]:
+    """The hidden states of some tokens, in float32."""
+    return hidden[rows].astype(jnp.float32)
+
+
 def write_rows(table: Shaped[Array, "N C"], rows: Int[Array, " k"], new: Shaped[Array, "k C"]) -> Shaped[Array, "N C"]:
     """A page table or a pool of token masks with whole rows replaced. Row 0 of masks may only get what it holds."""
     return table.at[rows].set(new)

@@ -25,6 +25,7 @@ from jsg.processing.answer import Answer, Prompt, asked
 from jsg.processing.media_prompt import MediaReader
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.processing.tool_calls import nameable_tokens
+from jsg.processing.vectors import check_dimensions, to_vector
 from jsg.sources import resolve_model
 from jsg.types import FinishType, GrammarSpec, Request, RequestOutput, SamplingParams
 
@@ -174,6 +175,37 @@ class Engine:
         results = [answer.result(texts) for answer in answers]
         return results if is_list else results[0]
 
+    def encode(self, prompt: Texts = None, *, input_ids: TokenIds = None, dimensions: int | None = None) -> Any:
+        """Embeds one text or several, with a model that embeds.
+
+        Args:
+            prompt, input_ids: As in `generate`.
+            dimensions: The length of the vectors, where the model's may be cut.
+
+        Returns:
+            A dictionary with `embedding`, a list of floats, and `meta_info` for one text, and a list for a list.
+
+        Raises:
+            RequestError: A field breaks a rule, or the model generates text.
+            JsgError: The engine failed.
+        """
+        embedder = self.info.embedder
+        if embedder is None:
+            raise RequestError("encode needs a model that embeds, but this one generates text", param="model")
+        check_dimensions(embedder, dimensions)
+        sampling = SamplingParams(max_new_tokens=1, temperature=0)
+        answers, is_list = self._answers(prompt, sampling, input_ids, only_scores_next=True, embed=True)
+        for _ in self._run(answers, {}, is_read=False):
+            pass
+        results = [
+            {
+                "embedding": to_vector(answer.vector or b"", embedder, dimensions).tolist(),
+                "meta_info": answer.result()["meta_info"],
+            }
+            for answer in answers
+        ]
+        return results if is_list else results[0]
+
     def as_backend(self) -> EngineBackend:
         """This engine as the backend of programs; always the same object."""
         return self._backend
@@ -282,6 +314,7 @@ class Engine:
         return answers, is_list or len(answers) > 1
 
     def _answers_of(self, prompt: Prompt) -> list[Answer]:
+        prompt.check_task(self.info.embedder)
         seed, patterns = self._seeds.getrandbits(63), stop_patterns(prompt.sampling)
         return prompt.answers(self.tokenizer, seed, self.info.vocab_size, patterns)
 

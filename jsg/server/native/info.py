@@ -32,7 +32,9 @@ router = new_router()
 @router.get("/get_model_info")
 async def model_info(front: ReadyFront) -> Response:
     """Describes the loaded model."""
-    return json_response(_model_info(front) | {"is_generation": True, "weight_version": WEIGHT_VERSION})
+    return json_response(
+        _model_info(front) | {"is_generation": front.client.info.embedder is None, "weight_version": WEIGHT_VERSION}
+    )
 
 
 @router.get("/get_chat_template")

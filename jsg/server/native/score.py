@@ -11,7 +11,7 @@ from starlette.responses import Response
 from jsg.engine.child.protocol import ModelInfo
 from jsg.errors import AbortedError, ContextLengthError, RequestError
 from jsg.processing.answer import Answer, Prompt
-from jsg.server.caller import CurrentCall
+from jsg.server.caller import ApiCall, CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_ANSWERS, new_rid
 from jsg.server.http.body import Body, Checked, TokenId, TokenIds
@@ -19,6 +19,7 @@ from jsg.server.http.event_stream import until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
 from jsg.server.shared.fields import MODEL
+from jsg.server.shared.reading import prompt_usage
 from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 
 MAX_JOINED = 2**23  # a body of some megabytes can ask for gigabytes of queries and items
@@ -50,16 +51,10 @@ async def score(body: ScoreBody, request: Request, call: CurrentCall, front: Rea
     front.check_model(body.model)
     generation = await front.generator.begin(call, await _prompts(body, call, front))
     await until_disconnect(request, generation.complete())
-    answers = generation.answers
-    prompt_tokens = sum(len(answer.request.input_ids) for answer in answers)
-    usage = {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": 0,  # the one token that the scores of each item cost is not shown
-        "total_tokens": prompt_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in answers)},
-    }
-    scores = [to_scores(_logprobs(answer), are_shares=bool(body.apply_softmax)) for answer in answers]
-    return json_response({"object": "scoring", "model": front.model_name, "scores": scores, "usage": usage})
+    scores = [to_scores(label_logprobs(answer), are_shares=bool(body.apply_softmax)) for answer in generation.answers]
+    return json_response(
+        {"object": "scoring", "model": front.model_name, "scores": scores, "usage": prompt_usage(generation.answers)}
+    )
 
 
 async def _prompts(body: ScoreBody, call: CurrentCall, front: Front) -> list[Prompt]:
@@ -85,14 +80,21 @@ async def _prompts(body: ScoreBody, call: CurrentCall, front: Front) -> list[Pro
 
     id_lists = await front.generator.encode([joined(item) for item in items])
     _check_tokens(body, id_lists, front.generator.info)
-    rid = f"score-{new_rid()}"
+    return label_prompts("score", id_lists, body.label_token_ids, call)
+
+
+def label_prompts(
+    kind: str, id_lists: Sequence[tuple[int, ...]], label_ids: Sequence[int], call: ApiCall
+) -> list[Prompt]:
+    """Prompts whose answers report the log-probability of each label to come next; `kind` begins their names."""
+    rid = f"{kind}-{new_rid()}"
     return [
         Prompt(
             rid=f"{rid}_{index}",
             input_ids=input_ids,
             sampling=SamplingParams(max_new_tokens=1, temperature=0),
             return_logprob=True,
-            token_ids_logprob=tuple(body.label_token_ids),
+            token_ids_logprob=tuple(label_ids),
             namespace=call.caller.namespace(),
         )
         for index, input_ids in enumerate(id_lists)
@@ -125,7 +127,8 @@ def _check_tokens(body: ScoreBody, id_lists: Sequence[Sequence[int]], info: Mode
             raise RequestError(f"token ids must be below {info.vocab_size}, but got {max(ids)}; correct it", "items")
 
 
-def _logprobs(answer: Answer) -> list[float]:
+def label_logprobs(answer: Answer) -> list[float]:
+    """The log-probabilities of the labels. Raises AbortedError if there are none."""
     if not answer.logprobs:
         raise AbortedError("the request was aborted before it had all scores; send it again")
     return [logprob for _, logprob in answer.logprobs[0].chosen]

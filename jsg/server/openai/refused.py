@@ -5,13 +5,10 @@ from collections.abc import Mapping
 from fastapi import Request
 from starlette.responses import Response
 
-from jsg.errors import RequestError
 from jsg.server.front import ReadyFront
 from jsg.server.http.json_body import new_router
 
 NEEDED: Mapping[str, str] = {
-    "/v1/embeddings": "a model that embeds",
-    "/v1/rerank": "a model that ranks",
     "/v1/classify": "a model that classifies",
     "/v1/moderations": "a model that moderates",
     "/v1/audio/speech": "a model that speaks",
@@ -27,13 +24,9 @@ router = new_router()
 
 
 async def refuse(request: Request, front: ReadyFront) -> Response:
-    """Refuses the call, because the model generates text."""
+    """Refuses the call, because the model generates text or embeds it."""
     path = request.url.path
-    raise RequestError(
-        f"{path} needs {NEEDED[path]}, but {front.model_name!r} generates text; use /v1/chat/completions, "
-        "/v1/completions or /v1/score here, and another server for this",
-        param="model",
-    )
+    raise front.lacks(path, NEEDED[path])
 
 
 for _path in NEEDED:
