@@ -50,6 +50,13 @@ def test_axe_finds_nothing(opened: Opener, scripted: RunningServer, axe: str, sc
     page.get_by_role("tab", name="Engine").click()
     page.locator(".legend").get_by_text("free").wait_for()
     assert problems(page, axe) == []
+    page.get_by_role("tab", name="Cache").click()
+    page.locator(".pool-bar").get_by_text("tokens =").wait_for()
+    assert problems(page, axe) == []
+    page.get_by_role("tab", name="Programs").click()
+    page.get_by_role("button", name="Run").click()
+    page.locator(".call-table tbody tr").first.wait_for()
+    assert problems(page, axe) == []
 
 
 def test_the_keyboard_reaches_everything(opened: Opener, scripted: RunningServer):
@@ -58,10 +65,11 @@ def test_the_keyboard_reaches_everything(opened: Opener, scripted: RunningServer
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Tab")
-    page.keyboard.press("ArrowRight")
-    page.get_by_role("tab", name="Engine", selected=True).wait_for()
+    for name in ("Cache", "Programs", "Engine"):
+        page.keyboard.press("ArrowRight")
+        page.get_by_role("tab", name=name, selected=True).wait_for()
     page.locator(".legend").get_by_text("free").wait_for()
-    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowRight")
     page.get_by_label("Message").focus()
     page.get_by_label("Max tokens").fill("300")
     ask(page, "stop me")
@@ -78,9 +86,8 @@ def test_a_phone_has_room_for_it(opened: Opener, scripted: RunningServer):
     page.get_by_role("button", name="Settings").click()
     ask(page, "averylongwordwithoutaspace" * 20)
     wait_for_answer(page)
-    page.get_by_role("tab", name="Engine").click()
-    page.locator(".legend").get_by_text("free").wait_for()
-    for tab in ("Engine", "Chat"):
+    for tab, shown in {"Engine": ".legend", "Cache": ".pool-bar p", "Programs": ".card", "Chat": ".turn"}.items():
         page.get_by_role("tab", name=tab).click()
+        page.locator(shown).first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
         assert page.evaluate("document.querySelector('main').scrollWidth") <= PHONE["width"]

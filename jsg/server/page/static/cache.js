@@ -47,7 +47,7 @@ class Watch {
       told: h("span", { class: "hint" }),
       live: button("Live", () => this.#resume(), { "aria-pressed": "true" }),
       whole: button("Whole tree", () => this.#look(null), { hidden: true }),
-      details: h("dl", { class: "details", "aria-live": "polite" }),
+      details: h("div", { class: "details", "aria-live": "polite" }),
     };
     const { pool, summary, when, told, live, whole, details } = this.#parts;
     const label = h("label", { for: "moment" }, "Last minutes");
@@ -140,7 +140,7 @@ class Watch {
 
   #describe(bar, tree) {
     if (bar === null) {
-      replace(this.#parts?.details ?? h("dl"), h("dd", {}, "Point at a bar, or use the arrow keys."));
+      replace(this.#parts.details, h("p", {}, "Point at a bar, or use the arrow keys."));
       return;
     }
     const { node, begin, end } = bar;
@@ -154,7 +154,8 @@ class Watch {
       ...(tree.texts.has(node.id) ? [["Text", h("pre", { class: "code" }, tree.texts.get(node.id))]] : []),
     ];
     const inside = folded && button("Look inside", () => this.#look(node.id));
-    replace(this.#parts.details, rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]), inside);
+    const facts = rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]);
+    replace(this.#parts.details, h("dl", {}, facts), inside);
   }
 }
 

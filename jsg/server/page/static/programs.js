@@ -38,7 +38,7 @@ function build(root, app) {
     graph: h("div", { class: "graph", role: "group", "aria-label": "Graph of the program", tabindex: 0 }),
     calls: h("table", { class: "call-table" }),
     status: h("p", { class: "hint" }),
-    result: h("pre", { class: "code", tabindex: 0, "aria-label": "Variables of the program" }),
+    result: h("pre", { class: "code", role: "group", tabindex: 0, "aria-label": "Variables of the program" }),
     cards: new Map(),
   };
   const submit = (event) => {
