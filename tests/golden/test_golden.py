@@ -15,7 +15,7 @@ import pytest
 from jsg.models.config import RopeConfig
 from jsg.models.loading import load_model
 from tests.golden.compare import MAX_DIFFERENCE, Recorded
-from tests.golden.record import DATA, MAX_FILE_BYTES
+from tests.golden.record import DATA, EMBEDDING, MAX_FILE_BYTES
 from tests.golden.variants import VARIANTS, random_tensors, random_tokens, weights_sha256, write_checkpoint
 from tests.golden.vision_variants import VISION_VARIANTS
 from tests.models.paged import PagedModel, load_directory
@@ -132,5 +132,5 @@ def _difference_when_perturbed(golden: Golden, name: str) -> float:
 
 
 def test_every_variant_is_recorded_in_a_small_file():
-    assert {path.stem for path in DATA.glob("*.npz")} == {*VARIANTS, *VISION_VARIANTS, "ropes", "image_layouts"}
+    assert {path.stem for path in DATA.glob("*.npz")} == {*VARIANTS, *VISION_VARIANTS, EMBEDDING, "ropes", "image_layouts"}
     assert all(path.stat().st_size <= MAX_FILE_BYTES for path in DATA.glob("*.npz"))

@@ -29,6 +29,7 @@ class ScriptedClient:
     class info:
         max_request_tokens = 100
         vocab_size = 512
+        embedder = None
 
     async def generate(
         self, request: Request, owner: str = "", *, is_streamed: bool = True, grammar_turns: object = None
