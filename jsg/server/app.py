@@ -30,7 +30,7 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
             "out, or give all users one key"
         )
     # The interactive pages would load scripts from elsewhere: none.
-    app = FastAPI(title="jsg", docs_url=None, redoc_url=None)
+    app = FastAPI(title="jsg", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.max_request_bytes = config.max_request_bytes
     app.state.strict_fields = config.strict_fields
     app.state.logged_warnings = set()

@@ -132,5 +132,11 @@ def _difference_when_perturbed(golden: Golden, name: str) -> float:
 
 
 def test_every_variant_is_recorded_in_a_small_file():
-    assert {path.stem for path in DATA.glob("*.npz")} == {*VARIANTS, *VISION_VARIANTS, EMBEDDING, "ropes", "image_layouts"}
+    assert {path.stem for path in DATA.glob("*.npz")} == {
+        *VARIANTS,
+        *VISION_VARIANTS,
+        EMBEDDING,
+        "ropes",
+        "image_layouts",
+    }
     assert all(path.stat().st_size <= MAX_FILE_BYTES for path in DATA.glob("*.npz"))

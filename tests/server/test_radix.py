@@ -169,6 +169,17 @@ def test_readers_are_bounded(server: RunningServer, monkeypatch):
     wait_until(lambda: server.http.get("/debug/radix").status_code == 200)
 
 
+def test_a_key_leaves_room_for_others(shared: RunningServer, monkeypatch):
+    monkeypatch.setattr(tree_feed, "MAX_OF_ONE", 1)
+    with watching(shared, headers=key("alice")) as events:
+        next(events)
+        refused = shared.http.get("/debug/radix", headers=key("alice"))
+        assert refused.status_code == 503
+        assert "at most 1 readers with one key" in refused.json()["error"]["message"]
+        for other in ("bob", "root"):
+            assert shared.http.get("/debug/radix", headers=key(other)).status_code == 200
+
+
 class Direct:
     """A tree, and a feed of it without an engine."""
 
@@ -188,7 +199,7 @@ class Direct:
         self.cache.insert(np.array(tokens, np.int32), pages)
 
     def reader(self) -> _Reader:
-        return _Reader(self.feed, View(20_000, None, None), {"engine": 0, "page_size": 1}, None)
+        return _Reader(self.feed, View(20_000, None, None), {"engine": 0, "page_size": 1}, None, None)
 
 
 @pytest.fixture
@@ -256,5 +267,21 @@ def test_an_engine_that_fails_ends_the_reading(quick):
         reader = direct.reader()
         with direct.feed.listening(reader), pytest.raises(tree_feed.JsgError, match="the engine ended"):
             await reader.snapshot()
+
+    asyncio.run(main())
+
+
+def test_a_copy_that_was_begun_anew_is_not_shown_before_it_is_whole():
+    async def main() -> None:
+        reader = (direct := Direct()).reader()
+        assert not direct.feed.copy.is_whole
+        reader._woken.set()  # by a look before the copy was begun anew
+        waiting = asyncio.create_task(reader.snapshot())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        direct.feed.copy.take(await direct.ask(0))
+        assert direct.feed.copy.is_whole
+        reader.on_look(None)
+        assert (await asyncio.wait_for(waiting, 10))["type"] == "snapshot"
 
     asyncio.run(main())

@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 LOOK_S = 0.1
 WALK_S = 0.01  # between looks while the copy is not whole
 MAX_LISTENERS = 16
+MAX_OF_ONE = 4
+"""The most readers with one key, so that a key leaves room for others."""
 KEEP_S = 5.0  # how long the copy is kept for the next who looks
 
 
@@ -31,9 +33,11 @@ class Listener(Protocol):
 
     Attributes:
         wants_tokens: Whether nodes must have their tokens.
+        owner: Whose reader it is, of which only a few may look at the same time; None for an admin's.
     """
 
     wants_tokens: bool
+    owner: str | None
 
     def on_look(self, changes: list[Change] | None) -> None:
         """The copy is whole and was brought up to date by these changes; None if by others than changes."""
@@ -66,6 +70,12 @@ class TreeFeed:
             raise QueueFullError(
                 f"at most {MAX_LISTENERS} readers may watch the cache of an engine, and so many do; close one of them, "
                 "or try again later"
+            )
+        owned = sum(other.owner == listener.owner for other in self._listeners)
+        if listener.owner is not None and owned >= MAX_OF_ONE:
+            raise QueueFullError(
+                f"at most {MAX_OF_ONE} readers with one key may watch the cache of an engine, and so many do; close one"
+                " of them, or try again later"
             )
         self._listeners.append(listener)
         self._arrived.set()

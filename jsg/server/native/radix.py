@@ -24,6 +24,8 @@ from jsg.server.native.info import answer_in_time
 from jsg.server.native.radix_view import TOP, View
 
 MAX_NODES = 20_000
+MAX_TOLD = 2000
+"""The most nodes of a tree of which changes are told, and which is drawn on the event loop."""
 MAX_CHANGES = 5000
 """The most changes that wait for a reader. One that reads too slowly gets a snapshot in their place."""
 MAX_TEXT_CHARS = 200
@@ -44,7 +46,8 @@ class RadixQuery(BaseModel):
         2000,
         ge=1,
         le=MAX_NODES,
-        description="The largest number of nodes to show. Of more, the smallest subtrees are folded.",
+        description="The largest number of nodes to show. Of more, the smallest subtrees are folded. Changes are told "
+        f"of at most {MAX_TOLD} nodes; a tree of more is sent again as a snapshot.",
     )
     root: int | None = Field(None, ge=1, description="The id of the node whose subtree to show.")
     engine: int = Field(0, ge=0, description="The number of the engine, if there are several.")
@@ -77,7 +80,7 @@ def _reader(query: RadixQuery, caller: Caller, front: Front) -> "_Reader":
     view = View(query.limit, query.root, None if caller.is_admin else caller.namespace())
     decode = functools.partial(front.generator.tokenizer.decode, skip_special_tokens=False) if query.text else None
     head = {"engine": query.engine, "page_size": front.client.info.page_size}
-    return _Reader(engines[query.engine].tree, view, head, decode)
+    return _Reader(engines[query.engine].tree, view, head, decode, None if caller.is_admin else caller.tenant)
 
 
 @final
@@ -88,10 +91,16 @@ class _Reader:
     """
 
     def __init__(
-        self, feed: TreeFeed, view: View, head: dict[str, int], decode: Callable[[Iterable[int]], str] | None
+        self,
+        feed: TreeFeed,
+        view: View,
+        head: dict[str, int],
+        decode: Callable[[Iterable[int]], str] | None,
+        owner: str | None,
     ) -> None:
         self.feed = feed
         self.wants_tokens = decode is not None
+        self.owner = owner
         self._view = view
         self._head = head
         self._decode = decode
@@ -111,7 +120,7 @@ class _Reader:
             self._is_stale = True
         elif self._shown is not None and not self._is_stale:
             self._changes += [change for change in changes if self._sees(change, self._shown)]
-            self._is_stale |= len(self._changes) > MAX_CHANGES or len(self._shown) > self._view.limit
+            self._is_stale |= len(self._changes) > MAX_CHANGES or len(self._shown) > self._most_told
         self._woken.set()
 
     def on_error(self, error: Exception) -> None:
@@ -163,27 +172,39 @@ class _Reader:
 
     async def _news(self) -> None:
         """Waits for a look that something may be sent of. Raises what the engine raised."""
-        await self._woken.wait()
-        await asyncio.sleep(self._due - time.monotonic())
-        self._woken.clear()
-        if self._error is not None:
-            raise self._error
+        while True:
+            await self._woken.wait()
+            await asyncio.sleep(self._due - time.monotonic())
+            self._woken.clear()
+            if self._error is not None:
+                raise self._error
+            if self.feed.copy.is_whole:  # else it was begun anew meanwhile, and a look follows when it is whole
+                return
 
     async def _draw(self) -> Event:
         copy = self.feed.copy
         nodes, start, now = [*copy.nodes.values()], time.monotonic(), time.time()
         event = self._event("snapshot", now)
-        is_small = len(nodes) <= self._view.limit
+        is_small = len(nodes) <= self._most_told
         self._is_stale, self._shown = False, None
         self._changes.clear()
-        if is_small:
+
+        def draw() -> tuple[list[TreeNode], dict[str, Any]]:
             shown, drawn = self._view.draw(nodes, now)
+            return shown, drawn | self._texts(shown)
+
+        if is_small:
+            shown, drawn = draw()
             self._shown = {node.id for node in shown}
         else:
-            shown, drawn = await asyncio.to_thread(self._view.draw, nodes, now)
+            _, drawn = await asyncio.to_thread(draw)
         took_s = time.monotonic() - start
         self._due = start + (LOOK_S if is_small else max(FOLDED_S, took_s / FOLDED_SHARE))
-        return event | drawn | self._texts(shown)
+        return event | drawn
+
+    @property
+    def _most_told(self) -> int:
+        return min(self._view.limit, MAX_TOLD)
 
     def _delta(self) -> Event:
         changes, self._changes = self._changes, []

@@ -4,6 +4,7 @@ The model reads the query and a document in a chat turn, and the score is the pr
 next token. The text around them is that of Qwen3-Reranker, which was trained with it.
 """
 
+import dataclasses
 from typing import Annotated
 
 from fastapi import Request
@@ -70,6 +71,7 @@ async def rerank(body: RerankBody, request: Request, call: CurrentCall, front: R
     label_ids = _label_ids(front)
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     id_lists = await _encode(body, documents, front)
+    call = dataclasses.replace(call, user=body.user)
     generation = await front.generator.begin(call, label_prompts("rerank", id_lists, label_ids, call))
     await until_disconnect(request, generation.complete())
     scores = [to_scores(label_logprobs(answer), are_shares=True)[0] for answer in generation.answers]
@@ -108,7 +110,7 @@ async def _encode(body: RerankBody, documents: list[str], front: Front) -> list[
         raise RequestError(
             f"documents must have 1 to {MAX_ANSWERS} items, but has {len(documents)}; {todo}", "documents"
         )
-    query = f"<Instruct>: {body.instruct or INSTRUCT}\n<Query>: {body.query}\n<Document>: "
+    query = f"<Instruct>: {INSTRUCT if body.instruct is None else body.instruct}\n<Query>: {body.query}\n<Document>: "
     size = len(documents) * len(BEFORE + query + BEHIND) + sum(map(len, documents))
     if size > MAX_JOINED:
         raise RequestError(

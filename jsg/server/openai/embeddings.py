@@ -72,15 +72,19 @@ async def embeddings(body: EmbeddingsBody, request: Request, call: CurrentCall, 
     ]
     generation = await front.generator.begin(dataclasses.replace(call, user=body.user), prompts)
     await until_disconnect(request, generation.complete())
-    data: list[dict[str, Any]] = []
-    for index, answer in enumerate(generation.answers):
-        vector = to_vector(_state(answer), embedder, body.dimensions)
-        is_base64 = body.encoding_format == "base64"
-        shown = base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_base64 else vector.tolist()
-        data.append({"object": "embedding", "index": index, "embedding": shown})
-    return json_response(
-        {"object": "list", "data": data, "model": front.model_name, "usage": prompt_usage(generation.answers)}
-    )
+    states = [_state(answer) for answer in generation.answers]
+    usage = prompt_usage(generation.answers)
+
+    def respond() -> Response:  # in a thread: a thousand long vectors are hundreds of megabytes of JSON
+        data: list[dict[str, Any]] = []
+        for index, state in enumerate(states):
+            vector = to_vector(state, embedder, body.dimensions)
+            is_base64 = body.encoding_format == "base64"
+            shown = base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_base64 else vector.tolist()
+            data.append({"object": "embedding", "index": index, "embedding": shown})
+        return json_response({"object": "list", "data": data, "model": front.model_name, "usage": usage})
+
+    return await front.threads.run(respond, sum(map(len, states)))
 
 
 async def _encode(body: EmbeddingsBody, front: Front) -> list[tuple[int, ...]]:

@@ -5,6 +5,7 @@ import { button, h, replace } from "./dom.js";
 import { arrange, Past, RadixTree } from "./radix.js";
 
 const RETRY_MS = 1500;
+const HIDDEN_MS = 60_000; // a page that nobody has seen for so long stops looking, because a server has few places
 const PATH = "debug/radix/events";
 
 export const view = {
@@ -46,15 +47,17 @@ class Watch {
       when: h("input", { type: "range", id: "moment", min: 0, max: 0, step: "any", input: () => this.#replay() }),
       told: h("span", { class: "hint" }),
       live: button("Live", () => this.#resume(), { "aria-pressed": "true" }),
+      engine: h("select", { hidden: true, "aria-label": "Engine", change: () => this.#look(null) }, engineOption(0)),
       whole: button("Whole tree", () => this.#look(null), { hidden: true }),
       details: h("div", { class: "details", "aria-live": "polite" }),
     };
-    const { pool, summary, when, told, live, whole, details } = this.#parts;
+    const { pool, summary, when, told, live, engine, whole, details } = this.#parts;
     const label = h("label", { for: "moment" }, "Last minutes");
-    const replayed = h("div", { class: "row replay" }, label, when, told, live, whole);
+    const replayed = h("div", { class: "row replay" }, label, when, told, live, engine, whole);
     const side = h("aside", {}, h("h2", {}, "Node"), details, h("h2", {}, "Colours"), legend());
     replace(root, pool, summary, replayed, h("div", { class: "tree" }, this.#canvas.element, side));
     this.#describe(null);
+    document.addEventListener("visibilitychange", () => this.#rest(), { signal: this.#abort.signal });
   }
 
   end() {
@@ -73,9 +76,23 @@ class Watch {
     this.#reading.abort();
   }
 
+  /** Ends the stream of a page that stays hidden. It is begun again when the page is seen. */
+  #rest() {
+    setTimeout(() => document.hidden && this.#reading.abort(), HIDDEN_MS);
+  }
+
+  /** The choice of an engine, where there are several. */
+  async #offerEngines() {
+    const loads = await this.#app.fetchJson("get_load", { signal: this.#abort.signal });
+    replace(this.#parts.engine, loads.map((_, index) => engineOption(index)));
+    this.#parts.engine.hidden = loads.length < 2;
+  }
+
   /** Reads the server's stream until the tab is left. A stream that ends, as when a server restarts, is begun again. */
   async follow() {
+    await this.#offerEngines().catch(() => {}); // what is wrong is said by the stream, too
     while (!this.#abort.signal.aborted) {
+      if (document.hidden) await isSeen();
       try {
         await this.#read();
       } catch (error) {
@@ -100,11 +117,12 @@ class Watch {
     this.#reading = new AbortController();
     const query = new URLSearchParams();
     if (this.#wantsText) query.set("text", "true");
+    if (this.#parts.engine.value !== "0") query.set("engine", this.#parts.engine.value);
     if (this.#root !== null) query.set("root", String(this.#root));
     for await (const { data } of this.#app.stream(`${PATH}?${query}`, { signal: this.#reading.signal })) {
       const event = JSON.parse(data);
       const changed = this.#tree.apply(event);
-      for (const [kind] of changed) this.#counts[kind] += 1;
+      if (event.type === "delta") for (const [kind] of changed) this.#counts[kind] += 1;
       this.#past.note(event, this.#tree);
       this.#parts.when.min = String(this.#past.begin);
       this.#parts.when.max = String(this.#tree.time);
@@ -129,9 +147,11 @@ class Watch {
     showPool(this.#parts.pool, tree.pool);
     const tokens = [...tree.nodes.values()].reduce((sum, node) => sum + node.length, 0);
     const { hit, insert, split, evict } = this.#counts;
-    const seen = `Since you look: ${hit} hits, ${insert} new, ${split} split, ${evict} evicted.`;
-    const folded = tree.numNodes > tree.nodes.size ? ` (${tree.nodes.size} shown)` : "";
-    this.#parts.summary.textContent = `${tree.numNodes} nodes${folded}, ${tokens} tokens. ${seen}`;
+    const isFolded = tree.numNodes > tree.nodes.size;
+    const folded = isFolded ? ` (${tree.nodes.size} shown)` : "";
+    const counts = `Since you look: ${hit} hits, ${insert} new, ${split} split, ${evict} evicted.`;
+    const seen = isFolded ? "" : counts; // a folded tree does not tell what has happened in it
+    this.#parts.summary.textContent = `${tree.numNodes} nodes${folded}, ${tokens} tokens. ${seen}`.trim();
     const { when, told } = this.#parts;
     if (this.#moment === null) when.value = when.max;
     const ago = Number(when.max) - (this.#moment ?? Number(when.max));
@@ -173,7 +193,26 @@ function showPool(element, pool) {
   replace(element, h("div", { class: "shares", "aria-hidden": "true" }, parts), h("p", { class: "hint" }, equation));
 }
 
+function engineOption(index) {
+  return h("option", { value: index }, `Engine ${index}`);
+}
+
+/** Waits until the page is in sight. */
+function isSeen() {
+  return new Promise((resolve) => {
+    const look = () => document.hidden || (document.removeEventListener("visibilitychange", look), resolve());
+    document.addEventListener("visibilitychange", look);
+  });
+}
+
 function legend() {
-  const kinds = { locked: "locked by requests", evictable: "evictable, paler with age", hit: "hit", insert: "new or split", evict: "evicted below" };
-  return h("ul", { class: "legend" }, Object.entries(kinds).map(([kind, text]) => h("li", {}, h("i", { class: kind }), text)));
+  const kinds = {
+    locked: "locked by requests",
+    evictable: "evictable, paler with age",
+    hit: "hit",
+    insert: "new or split",
+    evict: "evicted below",
+  };
+  const items = Object.entries(kinds).map(([kind, text]) => h("li", {}, h("i", { class: kind }), text));
+  return h("ul", { class: "legend" }, items);
 }

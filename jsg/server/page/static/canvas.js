@@ -6,7 +6,15 @@ const ROW = { least: 5, most: 22 };
 const FLASH_MS = 700;
 const FADED_S = 600;
 const LABEL_PX = 46;
-const COLOURS = { locked: "--accent", evictable: "--good", hit: "--warn", insert: "--flash-new", split: "--flash-new", evict: "--bad", ink: "--ink" };
+const COLOURS = {
+  locked: "--accent",
+  evictable: "--good",
+  hit: "--warn",
+  insert: "--flash-new",
+  split: "--flash-new",
+  evict: "--bad",
+  ink: "--ink",
+};
 
 export class TreeCanvas {
   #shown = { bars: [], numRows: 0, maxTokens: 1 };
@@ -46,6 +54,7 @@ export class TreeCanvas {
   /** Shows a tree as `arrange` has placed it; `changed` lists [kind, id] of what flashes. */
   draw(arranged, changed, tree) {
     const now = performance.now();
+    this.#forget(now); // also here: what is not in sight is not painted
     for (const [kind, id] of changed) this.#flashes.set(id, [kind, now]);
     this.#shown = arranged;
     this.#tree = tree;
@@ -90,6 +99,10 @@ export class TreeCanvas {
       const place = [bar.begin * scale, top, Math.max(1.5, (bar.end - bar.begin) * scale - 1), Math.max(1, tall - 1)];
       this.#paintBar(context, bar, place, colours, now);
     }
+    this.#forget(now);
+  }
+
+  #forget(now) {
     for (const [id, [, begun]] of this.#flashes) if (now - begun > FLASH_MS) this.#flashes.delete(id);
   }
 
@@ -112,23 +125,27 @@ export class TreeCanvas {
   }
 
   #label(context, node, left, top, width, height, colours) {
-    const text = this.#tree.texts.get(node.id)?.trim() || (node.isFolded ? `${node.length} + folded` : String(node.length));
+    const size = node.isFolded ? `${node.length} + folded` : String(node.length);
+    const text = this.#tree.texts.get(node.id)?.trim() || size;
     const most = Math.floor((width - 8) / 6);
     context.fillStyle = colours.ink;
-    context.fillText(text.slice(0, most).replace(/\s+/g, " "), left + 4, Math.max(top, 0) + Math.min(height, ROW.most) / 2);
+    const middle = Math.max(top, 0) + Math.min(height, ROW.most) / 2;
+    context.fillText(text.slice(0, most).replace(/\s+/g, " "), left + 4, middle);
   }
 
   #barAt(event) {
     const bounds = this.element.getBoundingClientRect();
     const token = ((event.clientX - bounds.left) / (this.element.clientWidth - 2)) * this.#shown.maxTokens;
     const row = (event.clientY - bounds.top + this.element.scrollTop) / this.#rowHeight;
-    return this.#shown.bars.find((bar) => token >= bar.begin && token < bar.end && row >= bar.top && row < bar.top + bar.rows) ?? null;
+    const isAt = ({ begin, end, top, rows }) => token >= begin && token < end && row >= top && row < top + rows;
+    return this.#shown.bars.find(isAt) ?? null;
   }
 
   /** The bar that was chosen, in a new arrangement. What is said of it changes only if it has changed. */
   #find({ node: old }) {
     const bar = this.#shown.bars.find(({ node }) => node.id === old.id) ?? null;
     const isAsBefore = ["length", "holders", "hits"].every((name) => bar?.node[name] === this.#told[name]);
+    if (bar === null) this.#isPinned = false;
     if (isAsBefore) this.#selected = bar;
     else this.#choose(bar);
   }
@@ -177,5 +194,6 @@ function paleness(age) {
 
 function coloursOf(element) {
   const style = getComputedStyle(element);
-  return Object.fromEntries(Object.entries(COLOURS).map(([name, property]) => [name, style.getPropertyValue(property).trim()]));
+  const colours = Object.entries(COLOURS).map(([name, property]) => [name, style.getPropertyValue(property).trim()]);
+  return Object.fromEntries(colours);
 }

@@ -33,7 +33,7 @@ function build(root, app) {
     choice: h("select", { id: "program", change: () => choose(Number(made.choice.value)) }),
     about: h("p", { class: "hint" }),
     fields: h("div", { class: "fields" }),
-    begin: h("button", { type: "submit", class: "main" }, "Run"),
+    begin: h("button", { type: "submit", class: "main", disabled: true }, "Run"),
     end: button("Stop", stop, { disabled: true }),
     graph: h("div", { class: "graph", role: "group", "aria-label": "Graph of the program", tabindex: 0 }),
     calls: h("table", { class: "call-table" }),
@@ -63,6 +63,7 @@ function build(root, app) {
 function choose(index) {
   const program = offered[index];
   stop();
+  parts.begin.disabled = false;
   parts.about.textContent = program.about;
   replace(parts.fields, program.graph.arguments.map(({ name }) => field(name, program.arguments[name])));
   draw(program.graph);
@@ -95,7 +96,8 @@ function draw(graph) {
     const bend = Math.min(CARD.gapY, (y2 - y1) / 2);
     lines.append(svg("path", { d: `M${x1} ${y1} C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2}` }));
   }
-  const boxes = cards.map((card) => box(card, { left: x(card), top: y(card), width: CARD.width, height: heightOf(card) }));
+  const placeOf = (card) => ({ left: x(card), top: y(card), width: CARD.width, height: heightOf(card) });
+  const boxes = cards.map((card) => box(card, placeOf(card)));
   const inner = h("div", { class: "inner" }, lines, boxes.map((each) => each.whole));
   inner.style.width = `${width}px`;
   inner.style.height = `${height}px`;
@@ -118,7 +120,8 @@ function box(card, place) {
 async function start(app) {
   const { graph } = offered[Number(parts.choice.value)];
   const values = new FormData(parts.form);
-  const body = { graph, arguments: Object.fromEntries(graph.arguments.map(({ name }) => [name, values.get(name)])), stream: true };
+  const given = Object.fromEntries(graph.arguments.map(({ name }) => [name, values.get(name)]));
+  const body = { graph, arguments: given, stream: true };
   draw(graph);
   parts.result.textContent = "";
   const abort = new AbortController();
@@ -187,7 +190,8 @@ function showState(card, calls) {
   const state = stateOf(last);
   card.whole.dataset.state = state;
   const times = calls.length > 1 ? `${calls.length}× ` : "";
-  card.state.textContent = state === "done" ? `${times}${tokens(last)}, ${seconds(last)}` : times + (last.error ?? state);
+  const said = state === "done" ? `${tokens(last)}, ${seconds(last)}` : (last.error ?? state);
+  card.state.textContent = times + said;
 }
 
 function showCalls(calls, now = 0) {
@@ -201,7 +205,8 @@ function row(call, end, now) {
   const bar = h("i", { class: stateOf(call) });
   bar.style.left = `${(100 * call.start_s) / end}%`;
   bar.style.width = `${(100 * ((call.end_s ?? now) - call.start_s)) / end}%`;
-  const cells = [`${known(call.cached_tokens)} / ${known(call.prompt_tokens)}`, known(call.completion_tokens), seconds(call)];
+  const shared = `${known(call.cached_tokens)} / ${known(call.prompt_tokens)}`;
+  const cells = [shared, known(call.completion_tokens), seconds(call)];
   return h(
     "tr",
     {},

@@ -5,7 +5,10 @@ const FLAG_FOLDED = 2;
 const KEPT_S = 300;
 const CHECKPOINT_S = 20;
 
-/** The tree at one moment. Nodes are plain objects: {id, parent, length, holders, seen, hits, isLocked, isFolded, children}. */
+/**
+ * The tree at one moment. Nodes are plain objects:
+ * {id, parent, length, holders, seen, hits, isLocked, isFolded, children}.
+ */
 export class RadixTree {
   constructor() {
     this.nodes = new Map();
@@ -43,7 +46,7 @@ export class RadixTree {
     this.roots = new Set();
     this.numNodes = snapshot.num_nodes;
     this.folded = new Map(Object.entries(snapshot.aggregates ?? {}).map(([id, value]) => [Number(id), value]));
-    this.texts = new Map(Object.entries(snapshot.texts ?? {}).map(([id, text]) => [Number(id), text]));
+    if (snapshot.texts) this.texts = new Map(Object.entries(snapshot.texts).map(([id, text]) => [Number(id), text]));
     for (const [id, parent, length, holders, age, hits, flags] of snapshot.nodes) {
       this.nodes.set(id, {
         id,
@@ -60,13 +63,14 @@ export class RadixTree {
     for (const node of this.nodes.values()) this.#siblings(node.parent).add(node.id);
   }
 
-  /** What has happened between two snapshots. A server sends no deltas of a tree that is too large to be shown whole. */
+  /** What has happened between two snapshots. A server tells no changes of a tree that is too large. */
   *#differences(before) {
     for (const [id, node] of this.nodes) {
       const old = before.get(id);
       if (!old) yield ["insert", id];
       else if (node.hits > old.hits) yield ["hit", id];
     }
+    if (this.numNodes > this.nodes.size) return; // what is gone may be folded
     for (const [id, old] of before) if (!this.nodes.has(id)) yield ["evict", old.parent];
   }
 
@@ -78,8 +82,8 @@ export class RadixTree {
     switch (kind) {
       case "insert": {
         const [parent, length] = rest;
-        const node = { id, parent, length, holders: 0, hits: 0, seen: this.time, isLocked: false, isFolded: false, children: new Set() };
-        this.nodes.set(id, node);
+        const fresh = { holders: 0, hits: 0, seen: this.time, isLocked: false, isFolded: false, children: new Set() };
+        this.nodes.set(id, { id, parent, length, ...fresh });
         this.#siblings(parent).add(id);
         this.numNodes += 1;
         return ["insert", id];
@@ -138,7 +142,8 @@ export class Past {
 
   /** Notes an event, and the tree behind it. */
   note(event, tree) {
-    this.#events.push(event);
+    const { texts, ...bare } = event; // many snapshots with their texts would be too much
+    this.#events.push(event.type === "snapshot" ? bare : event);
     const last = this.#checkpoints.at(-1);
     if (!last || tree.time - last.time >= CHECKPOINT_S) this.#checkpoints.push(tree.copy());
     const oldest = tree.time - KEPT_S;
@@ -154,6 +159,7 @@ export class Past {
   /** The tree as it was. */
   at(time) {
     const before = this.#checkpoints.findLast((tree) => tree.time <= time) ?? this.#checkpoints[0];
+    if (!before) return new RadixTree();
     const tree = before.copy();
     for (const event of this.#events) {
       if (event.time > before.time && event.time <= time) tree.apply(event);
