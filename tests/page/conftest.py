@@ -15,7 +15,7 @@ from tests.server.threads import ServerMaker
 __all__ = ["make_server", "tokenizer_dir"]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-DEADLINE_MS = 15_000  # a busy machine is no failure
+DEADLINE_MS = 60_000  # a busy machine is no failure
 WATCH = """
 window.violations = [];
 document.addEventListener("securitypolicyviolation", (event) => violations.push(event.violatedDirective));
@@ -65,9 +65,13 @@ class Opened:
 Opener = Callable[..., Opened]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Debian's Chromium, or Chrome, without a window."""
+    """Debian's Chromium, or Chrome, without a window.
+
+    It ends with each file of tests, because Playwright's event loop counts as running in this thread until then, and
+    programs of the language refuse to wait where one runs.
+    """
     api = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     if CHROMIUM is None:
         pytest.skip("needs chromium")

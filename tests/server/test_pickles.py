@@ -30,7 +30,7 @@ from jsg.processing.media.decode import decode_image
 from jsg.processing.media.limits import MediaBudget, MediaLimits
 from jsg.types import Request
 from tests.engine.front.background import BackgroundLoop, background_loop
-from tests.server.battery import PROGRAM, VALID, body_schemas, interface, typed_places, with_value
+from tests.server.battery import FOR_OTHER_MODELS, PROGRAM, VALID, body_schemas, interface, typed_places, with_value
 from tests.server.running import END_DEADLINE_S, ProcessMaker, RunningServer, ServerProcess, is_running, wait_until
 from tests.server.vision_server import IMAGE_WAYS, VIDEO_WAYS, path_of
 
@@ -158,7 +158,7 @@ def texts_and_grammars(text: str) -> Iterator[tuple[str, Any]]:
     known = interface()["components"]["schemas"]
     for path, schema in body_schemas().items():
         for place, _ in dict.fromkeys(typed_places(schema, known, "string")):
-            yield path, with_value(SHORT.get(path, {}) | VALID[path], place, text)
+            yield path, with_value(SHORT.get(path, {}) | (VALID | FOR_OTHER_MODELS)[path], place, text)
     for field in ("stop", "regex", "json_schema", "ebnf", "stop_regex"):
         yield "/generate", {"text": "ab", "sampling_params": {"max_new_tokens": 2, field: text}}
 
