@@ -7,7 +7,6 @@ from typing import Any
 
 from jsg.lang.reading import RunState
 
-_MAX_NAME = 60
 _TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 _NUM_TICKS = 5
 _STYLE = """
@@ -82,18 +81,13 @@ def _row(call: Mapping[str, Any], end_s: float, most: int) -> Iterator[str]:
     end = end_s if call["end_s"] is None else call["end_s"]
     error = f"{html.escape(call['error'])}, " if call["error"] else ""
     label = f"{name}: {error}{start:.3f} s to {end:.3f} s"
-    yield f'<tr><td class="name" title="{name}">{_cut(call)} <small>{html.escape(call["kind"])}</small></td>'
+    yield f'<tr><td class="name" title="{name}">{name} <small>{html.escape(call["kind"])}</small></td>'
     yield f'<td class="time"><div class="lane" role="img" aria-label="{label}" title="{label}">'
     yield f"{_bar('failed' if call['error'] else 'run', start / end_s, (end - start) / end_s)}</div></td>"
     yield f'<td class="tokens"><div class="lane">{"".join(_token_bars(call, most))}</div></td>'
     prompt, cached, made = ("-" if call[key] is None else str(call[key]) for key in _TOKENS)
     seconds = html.escape(call["error"]) if call["error"] else f"{end - start:.3f}"
     yield f'<td class="n">{cached} / {prompt}</td><td class="n">{made}</td><td class="n">{seconds}</td></tr>'
-
-
-def _cut(call: Mapping[str, Any]) -> str:
-    name = str(call["name"] or "")
-    return html.escape(name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}…")
 
 
 def _parts(call: Mapping[str, Any]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jsg.errors import RequestError
+from jsg.errors import AbortedError, RequestError
 from jsg.types import Embedder
 
 
@@ -18,8 +18,13 @@ def check_dimensions(embedder: Embedder, dimensions: int | None) -> None:
         )
 
 
-def to_vector(state: bytes, embedder: Embedder, dimensions: int | None = None) -> np.ndarray:
-    """The vector, float32: the first numbers of the state, normed if the model's vectors are."""
+def to_vector(state: bytes | None, embedder: Embedder, dimensions: int | None = None) -> np.ndarray:
+    """The vector, float32: the first numbers of the state, normed if the model's vectors are.
+
+    Raises AbortedError where there is no state.
+    """
+    if state is None:
+        raise AbortedError("the request was aborted before it had all vectors; send it again")
     vector = np.frombuffer(state, np.float32)[:dimensions].astype(np.float64)
     if embedder.is_normed:
         vector /= max(float(np.linalg.norm(vector)), 1e-12)

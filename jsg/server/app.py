@@ -46,6 +46,8 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
     page = [] if config.no_page else page_routes()
     app.router.routes.extend(page)
     routes = [route for module in own + others for route in module.router.routes]
+    if root_path and any(f"{route.path}/".startswith(f"{root_path}/") for route in [*routes, *page]):
+        raise ConfigError(f"--root-path {root_path} is where the server has paths of its own; choose another prefix")
     add_failure_handlers(app, routes)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RequireKey, keys=keys, open_paths=open_paths(config) | {route.path for route in page})

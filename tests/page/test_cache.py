@@ -1,6 +1,7 @@
 """The view of the cache in a browser: what requests do to the radix tree is seen while they do it."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -43,10 +44,16 @@ def generate(server: RunningServer, text: str) -> None:
     assert server.http.post("/generate", json=body, timeout=60).status_code == 200
 
 
-def test_a_fork_a_hit_and_an_eviction_are_seen(opened: Opener, seeing: RunningServer):
-    assert seeing.http.post("/flush_cache", timeout=60).status_code == 200
-    page = opened(seeing, "/#cache").page
+def open_empty(opened: Opener, server: RunningServer) -> Any:
+    """The view of a cache that was just emptied."""
+    assert server.http.post("/flush_cache", timeout=60).status_code == 200
+    page = opened(server, "/#cache").page
     page.get_by_text(re.compile("^0 nodes, 0 tokens")).wait_for()
+    return page
+
+
+def test_a_fork_a_hit_and_an_eviction_are_seen(opened: Opener, seeing: RunningServer):
+    page = open_empty(opened, seeing)
     generate(seeing, "My name is Nina and I live in Oslo. Which city?")
     page.get_by_text(re.compile(r"^[1-9] nodes, \d+ tokens.* [1-9] new, 0 split")).wait_for()
     generate(seeing, "My name is Nina and I live in Rome. What name?")
@@ -60,9 +67,7 @@ def test_a_fork_a_hit_and_an_eviction_are_seen(opened: Opener, seeing: RunningSe
 
 
 def test_the_last_minutes_are_shown_again(opened: Opener, seeing: RunningServer):
-    assert seeing.http.post("/flush_cache", timeout=60).status_code == 200
-    page = opened(seeing, "/#cache").page
-    page.get_by_text(re.compile("^0 nodes, 0 tokens")).wait_for()
+    page = open_empty(opened, seeing)
     generate(seeing, "What did I buy?")
     page.get_by_text(re.compile(r"^[1-9] nodes")).wait_for()
     slider = page.get_by_label("Last minutes")

@@ -37,6 +37,12 @@ def plain_tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="module")
+def two_keys(make_server: ServerMaker) -> Iterator[RunningServer]:
+    with make_server(server={"api_key": ("alice", "bob"), "admin_api_key": "root"}) as server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def make_server(tokenizer_dir: Path) -> ServerMaker:
     """Makes servers around the scripted engine, with these knobs, in threads of this process."""

@@ -157,6 +157,11 @@ def check_discreet(text: str) -> None:
         assert secret not in text
 
 
+def key(name: str) -> dict[str, str]:
+    """The headers of a call with this key."""
+    return {"Authorization": f"Bearer {name}"}
+
+
 def wait_until(condition: Callable[[], bool], deadline_s: float = POLL_DEADLINE_S) -> None:
     deadline = time.monotonic() + deadline_s
     while not condition():

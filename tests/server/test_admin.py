@@ -8,23 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.running import RunningServer, events_of
-from tests.server.threads import ServerMaker
+from tests.server.running import RunningServer, events_of, key
 
 LONG = {"max_new_tokens": 1000}
 ABORTED = {"type": "abort", "message": "aborted"}
-KEYS = {"api_key": ("alice", "bob"), "admin_api_key": "root"}
-
-
-def key(name: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {name}"}
-
-
-@pytest.fixture(scope="module")
-def shared(make_server: ServerMaker) -> Iterator[RunningServer]:
-    """A server of two keys and an admin."""
-    with make_server(server=KEYS) as server:
-        yield server
 
 
 @contextlib.contextmanager
@@ -137,14 +124,14 @@ class TestAbort:
         assert response.status_code == 400
         assert next(iter(body)) in response.json()["error"]["message"]
 
-    def test_a_key_ends_its_own_requests_only(self, shared: RunningServer):
-        with answering(shared, key("alice"), rid="same") as hers, answering(shared, key("bob"), rid="same") as his:
-            assert abort(shared, key("bob"), rid="same") == 1
+    def test_a_key_ends_its_own_requests_only(self, two_keys: RunningServer):
+        with answering(two_keys, key("alice"), rid="same") as hers, answering(two_keys, key("bob"), rid="same") as his:
+            assert abort(two_keys, key("bob"), rid="same") == 1
             assert his().json()["meta_info"]["finish_reason"] == ABORTED
-            assert abort(shared, key("bob"), abort_all=True) == 0
-            assert abort(shared, key("root"), rid="same") == 0, "a name is its owner's, also to an admin"
-            assert shared.stats(key("root"))["num_running"] == 1
-            assert abort(shared, key("root"), abort_all=True) == 1
+            assert abort(two_keys, key("bob"), abort_all=True) == 0
+            assert abort(two_keys, key("root"), rid="same") == 0, "a name is its owner's, also to an admin"
+            assert two_keys.stats(key("root"))["num_running"] == 1
+            assert abort(two_keys, key("root"), abort_all=True) == 1
             assert hers().json()["meta_info"]["finish_reason"] == ABORTED
 
 
@@ -167,9 +154,9 @@ class TestFlush:
             assert refused.status_code == 400
             assert "no request runs" in refused.json()["error"]["message"]
 
-    def test_it_is_for_admins(self, shared: RunningServer):
-        refused = shared.http.post("/flush_cache", headers=key("alice"))
+    def test_it_is_for_admins(self, two_keys: RunningServer):
+        refused = two_keys.http.post("/flush_cache", headers=key("alice"))
         assert refused.status_code == 403
         assert "--admin-api-key" in refused.json()["error"]["message"]
-        shared.wait_for_stats(key("root"), num_running=0)
-        assert shared.http.post("/flush_cache", headers=key("root")).status_code == 200
+        two_keys.wait_for_stats(key("root"), num_running=0)
+        assert two_keys.http.post("/flush_cache", headers=key("root")).status_code == 200

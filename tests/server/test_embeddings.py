@@ -14,6 +14,9 @@ import pytest
 
 from jsg.config import EngineConfig
 from jsg.engine.core import EngineCore
+from jsg.errors import AbortedError
+from jsg.processing.vectors import to_vector
+from jsg.types import Embedder
 from tests.engine.late import late_programs
 from tests.golden.embedding import QUERY, TEXTS, write_embedding_model
 from tests.golden.record import DATA, EMBEDDING
@@ -22,6 +25,11 @@ from tests.server.running import RunningServer
 from tests.server.threads import ServerMaker
 
 MAX_DIFFERENCE = 1e-5
+
+
+def test_without_its_state_there_is_no_vector() -> None:
+    with pytest.raises(AbortedError, match="aborted before"):
+        to_vector(None, Embedder(width=4, is_normed=True, dimensions=None))
 
 
 @pytest.fixture(scope="module")

@@ -110,6 +110,11 @@ class TestRootPath:
         with pytest.raises(ConfigError, match="--root-path"):
             create_app(FrontDoor(), ServerConfig(root_path=prefix))
 
+    @pytest.mark.parametrize("prefix", ["/v1", "/v1/models", "/page", "/debug/"])
+    def test_a_prefix_with_paths_of_the_server_is_refused(self, prefix: str):
+        with pytest.raises(ConfigError, match="paths of its own"):
+            create_app(FrontDoor(), ServerConfig(root_path=prefix))
+
 
 class TestFiles:
     def test_no_text_is_ever_read_as_html(self):

@@ -18,22 +18,9 @@ from jsg.engine.front.tree_feed import TreeFeed
 from jsg.server.native import radix
 from jsg.server.native.radix import _Reader
 from jsg.server.native.radix_view import View
-from tests.server.running import RunningServer, wait_until
-from tests.server.threads import ServerMaker
+from tests.server.running import RunningServer, key, wait_until
 
-KEYS = {"api_key": ("alice", "bob"), "admin_api_key": "root"}
 ONE = {"max_new_tokens": 1}
-
-
-def key(name: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {name}"}
-
-
-@pytest.fixture(scope="module")
-def shared(make_server: ServerMaker) -> Iterator[RunningServer]:
-    """A server of two keys and an admin."""
-    with make_server(server=KEYS) as server:
-        yield server
 
 
 def generate(server: RunningServer, ids: list[int], headers: dict[str, str] | None = None, **fields: Any) -> None:
@@ -127,24 +114,24 @@ def test_a_folded_tree_is_told_by_snapshots(server: RunningServer):
         assert event["aggregates"] == {"0": {"nodes": 1, "tokens": 2, "evictable": 2}}
 
 
-def test_a_key_sees_its_own_namespace(shared: RunningServer):
-    generate(shared, [64, 65, 66], key("alice"))
-    generate(shared, [64, 65], key("bob"))
-    admin = look(shared, headers=key("root"))
+def test_a_key_sees_its_own_namespace(two_keys: RunningServer):
+    generate(two_keys, [64, 65, 66], key("alice"))
+    generate(two_keys, [64, 65], key("bob"))
+    admin = look(two_keys, headers=key("root"))
     assert sorted(lengths(admin)) == [2, 3]
-    alice = look(shared, headers=key("alice"))
+    alice = look(two_keys, headers=key("alice"))
     assert (lengths(alice), alice["num_nodes"]) == ([3], 2)
     assert alice["aggregates"] == {"0": {"nodes": 1, "tokens": 2, "evictable": 2}}
     of_bob = next(node[0] for node in admin["nodes"] if node[2] == 2)
     for path in ("/debug/radix", "/debug/radix/events"):
-        assert shared.http.get(f"{path}?root={of_bob}", headers=key("alice")).status_code == 404
-        refused = shared.http.get(f"{path}?text=true", headers=key("alice"))
+        assert two_keys.http.get(f"{path}?root={of_bob}", headers=key("alice")).status_code == 404
+        refused = two_keys.http.get(f"{path}?text=true", headers=key("alice"))
         assert refused.status_code == 403
         assert "--admin-api-key" in refused.json()["error"]["message"]
-    with watching(shared, headers=key("alice")) as events:
+    with watching(two_keys, headers=key("alice")) as events:
         next(events)
-        generate(shared, [67, 68], key("bob"))
-        generate(shared, [69, 70, 71], key("alice"))
+        generate(two_keys, [67, 68], key("bob"))
+        generate(two_keys, [69, 70, 71], key("alice"))
         (insert,) = changes(events, "insert")
         assert insert[2:] == [0, 3]
 
@@ -169,15 +156,15 @@ def test_readers_are_bounded(server: RunningServer, monkeypatch):
     wait_until(lambda: server.http.get("/debug/radix").status_code == 200)
 
 
-def test_a_key_leaves_room_for_others(shared: RunningServer, monkeypatch):
+def test_a_key_leaves_room_for_others(two_keys: RunningServer, monkeypatch):
     monkeypatch.setattr(tree_feed, "MAX_OF_ONE", 1)
-    with watching(shared, headers=key("alice")) as events:
+    with watching(two_keys, headers=key("alice")) as events:
         next(events)
-        refused = shared.http.get("/debug/radix", headers=key("alice"))
+        refused = two_keys.http.get("/debug/radix", headers=key("alice"))
         assert refused.status_code == 503
         assert "at most 1 readers with one key" in refused.json()["error"]["message"]
         for other in ("bob", "root"):
-            assert shared.http.get("/debug/radix", headers=key(other)).status_code == 200
+            assert two_keys.http.get("/debug/radix", headers=key(other)).status_code == 200
 
 
 class Direct:

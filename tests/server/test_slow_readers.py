@@ -208,7 +208,10 @@ def test_nothing_is_made_for_a_client_that_left_without_reading():
     assert made == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("path", "named"), [("/generate", False), ("/v1/messages", True), ("/v1/responses", True)])
+STREAMS = [("/generate", False), ("/debug/radix/events", True), ("/v1/messages", True), ("/v1/responses", True)]
+
+
+@pytest.mark.parametrize(("path", "named"), STREAMS)
 @pytest.mark.parametrize("event", [None, {"type": "a", "number": object()}], ids=["generator", "encoder"])
 def test_what_nobody_foresaw_ends_a_stream_with_an_error_and_a_trace(event, path, named, caplog):
     sent: list[bytes] = []

@@ -199,7 +199,7 @@ class Engine:
             pass
         results = [
             {
-                "embedding": to_vector(answer.vector or b"", embedder, dimensions).tolist(),
+                "embedding": to_vector(answer.vector, embedder, dimensions).tolist(),
                 "meta_info": answer.result()["meta_info"],
             }
             for answer in answers

@@ -159,4 +159,5 @@ def _encode(event: Event) -> bytes:
 
 
 def _encode_named(event: Event) -> bytes:
-    return b"event: " + event["type"].encode() + b"\n" + _encode(event)
+    name = "error" if "error" in event else event["type"]  # whatever the class of the error is
+    return b"event: " + name.encode() + b"\n" + _encode(event)

@@ -213,7 +213,8 @@ class _Reader:
         told = {part for change in changes for part in change[1:3] if change[0] == "split"}
         told |= {change[1] for change in changes if change[0] == "insert"}
         texts = self._texts(nodes[number] for number in told if number in nodes)
-        return self._event("delta", time.time()) | {"changes": changes} | texts
+        size = {"num_nodes": len(nodes)} if self._view.root is None else {}
+        return self._event("delta", time.time()) | size | {"changes": changes} | texts
 
     def _event(self, kind: str, now: float) -> Event:
         copy = self.feed.copy

@@ -9,8 +9,8 @@ from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 
-from jsg.errors import AbortedError, RequestError
-from jsg.processing.answer import Answer, Prompt
+from jsg.errors import RequestError
+from jsg.processing.answer import Prompt
 from jsg.processing.vectors import check_dimensions, to_vector
 from jsg.server.caller import CurrentCall
 from jsg.server.front import Front, ReadyFront
@@ -72,7 +72,7 @@ async def embeddings(body: EmbeddingsBody, request: Request, call: CurrentCall, 
     ]
     generation = await front.generator.begin(dataclasses.replace(call, user=body.user), prompts)
     await until_disconnect(request, generation.complete())
-    states = [_state(answer) for answer in generation.answers]
+    states = [answer.vector for answer in generation.answers]
     usage = prompt_usage(generation.answers)
 
     def respond() -> Response:  # in a thread: a thousand long vectors are hundreds of megabytes of JSON
@@ -84,7 +84,7 @@ async def embeddings(body: EmbeddingsBody, request: Request, call: CurrentCall, 
             data.append({"object": "embedding", "index": index, "embedding": shown})
         return json_response({"object": "list", "data": data, "model": front.model_name, "usage": usage})
 
-    return await front.threads.run(respond, sum(map(len, states)))
+    return await front.threads.run(respond, 4 * embedder.width * len(states))
 
 
 async def _encode(body: EmbeddingsBody, front: Front) -> list[tuple[int, ...]]:
@@ -94,9 +94,3 @@ async def _encode(body: EmbeddingsBody, front: Front) -> list[tuple[int, ...]]:
     id_lists = await front.generator.encode(given)
     check_inputs(id_lists, front.generator.info, "input")
     return id_lists
-
-
-def _state(answer: Answer) -> bytes:
-    if answer.vector is None:
-        raise AbortedError("the request was aborted before it had all vectors; send it again")
-    return answer.vector

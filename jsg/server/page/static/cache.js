@@ -169,7 +169,7 @@ class Watch {
       ["Tokens", `${node.length} (from ${begin} to ${end})`],
       ["Holders", node.isLocked ? `${node.holders}: locked` : `${node.holders}: evictable`],
       ["Hits", String(node.hits)],
-      ["Last used", `${Math.max(0, tree.time - node.seen).toFixed(1)} s ago`],
+      ["Last used", new Date(1000 * node.seen).toLocaleTimeString()], // which stays right while nothing is told
       ...(folded ? [["Folded below", `${folded.nodes} nodes, ${folded.tokens} tokens`]] : []),
       ...(tree.texts.has(node.id) ? [["Text", h("pre", { class: "code" }, tree.texts.get(node.id))]] : []),
     ];

@@ -30,7 +30,9 @@ export class RadixTree {
       return before.size ? [...this.#differences(before)] : [];
     }
     for (const [id, text] of Object.entries(event.texts ?? {})) this.texts.set(Number(id), text);
-    return event.changes.map((change) => this.#change(change)).filter(Boolean);
+    const changed = event.changes.map((change) => this.#change(change)).filter(Boolean);
+    this.numNodes = event.num_nodes ?? this.nodes.size; // others may see more of the tree
+    return changed;
   }
 
   /** A tree that changes apart from this one. */
@@ -85,7 +87,6 @@ export class RadixTree {
         const fresh = { holders: 0, hits: 0, seen: this.time, isLocked: false, isFolded: false, children: new Set() };
         this.nodes.set(id, { id, parent, length, ...fresh });
         this.#siblings(parent).add(id);
-        this.numNodes += 1;
         return ["insert", id];
       }
       case "split": {
@@ -98,7 +99,6 @@ export class RadixTree {
         this.nodes.set(id, upper);
         lower.parent = id;
         lower.length -= length;
-        this.numNodes += 1;
         return ["split", id];
       }
       case "evict": {
@@ -107,7 +107,6 @@ export class RadixTree {
         this.#siblings(node.parent).delete(id);
         this.nodes.delete(id);
         this.texts.delete(id);
-        this.numNodes -= 1;
         return ["evict", node.parent];
       }
       case "hit": {
@@ -127,7 +126,6 @@ export class RadixTree {
       case "clear":
         this.nodes.clear();
         this.roots.clear();
-        this.numNodes = 0;
         return null;
       default:
         return null; // of a later version
