@@ -130,6 +130,11 @@ class MediaSources:
         """The written forms of the tokens for a picture and for a video, as far as the model takes these."""
         return {} if self.reader is None else self.reader.placeholders
 
+    @property
+    def modalities(self) -> list[str]:
+        """What the model takes: "text" and, if it sees, "image" and "video"."""
+        return ["text", *self.placeholders]
+
     def reader_within(self, namespace: str) -> MediaReader | None:
         """The reader for the requests of one namespace of the prefix cache."""
         return None if self.reader is None else self.reader.within(namespace)

@@ -117,6 +117,11 @@ class Speech:
     dialect: Dialect | None
     special: frozenset[str]
 
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the chat template shows the model its tools."""
+        return "tools" in self.template.variables
+
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -157,7 +162,7 @@ class ToolUse:
                     "tool_choice needs tools, but the request has none; send some, or leave it out", "tool_choice"
                 )
             return None
-        if "tools" not in speech.template.variables:
+        if not speech.shows_tools:
             raise _not_for_this_model("its chat template does not show them")
         if speech.dialect is None:
             raise _not_for_this_model(
