@@ -18,6 +18,7 @@ from typing import Literal, Protocol, final
 from jsg.processing.call_reader import CallReader
 from jsg.processing.json_scanner import ScanStep
 from jsg.processing.stop_strings import StopMatcher
+from jsg.processing.thoughts import MARKER_TOKENS
 
 Dialect = Literal["llama3_json", "hermes", "mistral"]
 
@@ -86,14 +87,14 @@ class SpecialTokens(Protocol):
 
 
 def nameable_tokens(tokenizer: SpecialTokens, vocab_size: int, eos_token_ids: Collection[int]) -> dict[int, str]:
-    """The special tokens of a model that a grammar may name, by id. They are the markers of every dialect.
+    """The special tokens of a model that a grammar may name, by id: the markers of calls and of thoughts.
 
     Args:
         tokenizer: The model's.
         vocab_size: Rows of the model's vocabulary. It cannot write a token beyond them.
         eos_token_ids: Tokens that end an answer, so they are never inside it.
     """
-    names = frozenset(itertools.chain.from_iterable(form.special for form in _FORMS.values()))
+    names = MARKER_TOKENS.union(*(form.special for form in _FORMS.values()))
     ids = {name: tokenizer.token_id(name) for name in names}
     special = tokenizer.special_ids
     return {

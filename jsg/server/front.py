@@ -18,6 +18,7 @@ from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.generation import Generator
 from jsg.server.media_sources import MediaSources
 from jsg.server.text_threads import TextThreads
+from jsg.server.thinking import ThoughtForm
 from jsg.server.tool_use import Speech, dialect_of
 
 ANY_MODEL = ("default", "unknown")  # what SGLang's clients and its gateway write if they leave the choice to the server
@@ -31,6 +32,7 @@ class Front:
         model_name: The one model that is served here, as clients call it.
         created: When it was ready, in seconds since the epoch.
         speech: How the model reads about tools and writes calls.
+        thinking: How the model writes its thoughts; None where it writes none.
         media: Reads pictures and videos, or refuses them where the model cannot see.
         writing: Is held while a piece of a long answer is written, so that the loop writes one piece in each turn.
     """
@@ -59,6 +61,7 @@ class Front:
             dialect=dialect_of(server.tool_call_parser, generator.tokenizer.chat_template),
             special=generator.markers,
         )
+        self.thinking = ThoughtForm.of(server.reasoning_parser, generator.tokenizer, generator.markers)
         self.model_name = server.served_model_name or public_name(engine.model_path)
 
     @functools.cached_property

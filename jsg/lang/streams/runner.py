@@ -14,9 +14,9 @@ from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, VarScopeBe
 from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.ops import Close, ExprOp, Mark, Place
-from jsg.lang.streams.reasoning import Markers, ReasoningSplitter
 from jsg.lang.streams.transcript import Said, Transcript
 from jsg.lang.streams.variables import Variable
+from jsg.processing.thoughts import Thoughts, ThoughtSplitter, split_thoughts
 
 logger = logging.getLogger(__name__)
 
@@ -359,7 +359,7 @@ class _Reply:
     def __init__(self, op: ExprOp, transcript: Transcript):
         self._op = op
         self._transcript = transcript
-        self._splitter = None if op.markers is None else ReasoningSplitter(op.markers)
+        self._splitter = None if op.markers is None else ThoughtSplitter(Thoughts.of(op.markers))
         self._answer: list[str] = []
         self._reasoning: list[str] = []
         self.meta: dict[str, Any] = {}
@@ -380,7 +380,7 @@ class _Reply:
         self._transcript.add(Said(answer, reasoning))
         answers, reasonings = [answer], [reasoning]
         for other in self._others:
-            reasoning, answer = ("", other) if self._op.markers is None else _split(self._op.markers, other)
+            reasoning, answer = ("", other) if self._op.markers is None else split_thoughts(self._op.markers, other)
             answers.append(answer)
             reasonings.append(reasoning)
         is_list = isinstance(self._op.expr, Gen) and (self._op.expr.args.n or 1) > 1
@@ -426,10 +426,3 @@ def _fail_op(op: Op | None, error: BaseException) -> None:
         case Join(branches):
             for branch in branches:
                 branch.push([Close()])
-
-
-def _split(markers: Markers, text: str) -> tuple[str, str]:
-    splitter = ReasoningSplitter(markers)
-    reasoning, answer = splitter.feed(text)
-    more_reasoning, more_answer = splitter.finish()
-    return reasoning + more_reasoning, answer + more_answer

@@ -48,9 +48,9 @@ from jsg.lang.nesting import JoinMode, Nesting, check_join
 from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.ops import Close, ExprOp, Make, Mark, Place
-from jsg.lang.streams.reasoning import Markers, markers_of
 from jsg.lang.streams.runner import Fork, Join, Runner, What
 from jsg.lang.streams.variables import Variable, gather, known
+from jsg.processing.thoughts import Markers, markers_of
 
 _ENDED = "the program to which this state belongs has ended; append to it inside the program"
 _JOINED = "this branch was joined; fork again to go on from there"

@@ -21,8 +21,9 @@ from jsg.server.shared.constraint import (
     text_form,
 )
 from jsg.server.shared.fields import CACHE_SALT, END_USER, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
-from jsg.server.shared.harmless import NO_THOUGHTS, VALUES, Thinking, harmless, without_empty_thoughts
+from jsg.server.shared.harmless import NO_THOUGHTS, VALUES, harmless, without_empty_thoughts
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
+from jsg.server.shared.thinking_fields import Thinking
 from jsg.server.shared.tools import DESCRIPTION, STRICT, TOOLS, ToolName
 from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
 from jsg.types import SamplingParams

@@ -6,15 +6,14 @@ would change an answer is in no table here: bodies refuse it by name in `REFUSED
 """
 
 from collections.abc import Collection, Mapping, Set
-from typing import Any, Literal, Self
+from typing import Any
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import ValidationInfo
 
-from jsg.server.http.body import Body
 from jsg.server.http.field_rules import FieldRules
 
-NOT_READ = "the model's chat template does not read it; leave it out"
 NO_THOUGHTS = "this version does not separate thoughts from the answer; leave it out"
+NOT_READ = "the model's chat template does not read it; leave it out"
 _CACHED_ANYWAY = "every prefix is cached, and the least recently used is evicted first; leave it out"
 _ONE_TIER = "there is one tier; leave it out"
 _NOT_ROUTED = "the server chooses the engine of each request; leave it out"
@@ -28,7 +27,7 @@ _FIELDS: Mapping[str, str] = {
     "prediction": "it only makes other servers faster; leave it out",
     "prompt_cache_breakpoint": _CACHED_ANYWAY,
     "prompt_cache_options": _CACHED_ANYWAY,
-    "reasoning": NO_THOUGHTS,
+    "reasoning": "thoughts are told from answers in chats only; leave it out",
     "reasoning_effort": "there is no chat template that could read it; leave it out",
     "routing_key": _NOT_ROUTED,
     "service_tier": _ONE_TIER,
@@ -52,22 +51,6 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
 
 _VARIABLES = frozenset(("enable_thinking", "thinking", "reasoning_effort"))
 """Variables of a chat template that have no effect where the template does not read them."""
-
-
-class Thinking(Body):
-    """The wish for thoughts, which has no effect."""
-
-    type: Literal["disabled", "enabled", "adaptive"] = Field(
-        description='Other values than "disabled" bring a warning, because this version does not separate thoughts.'
-    )
-    budget_tokens: int | None = Field(None, ge=1, lt=2**31, description="It has no effect.")
-    display: Literal["summarized", "omitted"] | None = Field(None, description="It has no effect.")
-
-    @model_validator(mode="after")
-    def _pass_over(self, info: ValidationInfo) -> Self:
-        if self.type != "disabled":
-            FieldRules.of(info.context).pass_over("thinking", NO_THOUGHTS)
-        return self
 
 
 def harmless(*names: str) -> dict[str, str]:

@@ -1,15 +1,15 @@
-"""Reasoning is split the same way whatever pieces an answer comes in."""
+"""Thoughts are split the same way whatever pieces an answer comes in."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jsg.errors import RequestError
-from jsg.lang.streams.reasoning import MARKERS, ReasoningSplitter, markers_of
+from jsg.processing.thoughts import MARKERS, Thoughts, ThoughtSplitter, markers_of
 
 
 def split(model_type: str, pieces: list[str]) -> tuple[str, str]:
-    splitter = ReasoningSplitter(markers_of(model_type))
+    splitter = ThoughtSplitter(Thoughts.of(markers_of(model_type)))
     parts = [*(splitter.feed(piece) for piece in pieces), splitter.finish()]
     return "".join(reasoning for reasoning, _ in parts), "".join(answer for _, answer in parts)
 
@@ -46,5 +46,5 @@ def test_pieces_do_not_matter(model_type, tokens):
 
 
 def test_other_models_are_refused():
-    with pytest.raises(RequestError, match="gpt-oss"):
-        markers_of("gpt-oss")
+    with pytest.raises(RequestError, match="qwen3"):
+        markers_of("nobody")
