@@ -5,7 +5,7 @@ an answer in its own form. `jsg.processing.thoughts` has the markers of each kin
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, final
 
 from jsg.constrained.tags.thoughts import after_thoughts, marker_bytes
@@ -59,11 +59,9 @@ class ThoughtForm:
         pairs = zip((self.markers.begin, self.markers.end, self.markers.gap), (*self.token_ids, None), strict=True)
         return any(token_id is None and any(name in text for name in self.special) for text, token_id in pairs)
 
-    def phase_behind(self, prompt: Prompt) -> Phase:
-        """Where an answer to a prompt begins. One that continues the last message has no thoughts."""
-        if prompt.is_continued:
-            return Phase.ANSWER
-        tail = self.tokenizer.decode(prompt.input_ids[-_TAIL_LEN:], skip_special_tokens=False)
+    def phase_behind(self, input_ids: Sequence[int]) -> Phase:
+        """Where an answer to a prompt begins."""
+        tail = self.tokenizer.decode(input_ids[-_TAIL_LEN:], skip_special_tokens=False)
         return phase_behind(tail, self.markers)
 
     def thoughts(self, phase: Phase, *, has_gap: bool) -> Thoughts:
@@ -117,7 +115,9 @@ class ThoughtWish:
         return kwargs
 
 
-def think(prompt: Prompt, form: ThoughtForm | None, wish: ThoughtWish, rules: FieldRules) -> Prompt:
+def think(
+    prompt: Prompt, form: ThoughtForm | None, wish: ThoughtWish, rules: FieldRules, *, may_begin: bool = True
+) -> Prompt:
     """The prompt whose answer may begin with thoughts: they are split off, limited, and no grammar governs them.
 
     Args:
@@ -125,12 +125,13 @@ def think(prompt: Prompt, form: ThoughtForm | None, wish: ThoughtWish, rules: Fi
         form: How the model thinks; None where it does not.
         wish: What the client wants.
         rules: Take note of a budget for a model that does not think.
+        may_begin: False where the answer continues a message, which has no thoughts then.
 
     Raises:
         RequestError: The rules are strict, and there is a budget without thoughts.
         GrammarError: The grammar of the prompt is no JSON, although its kind says so.
     """
-    phase = Phase.ANSWER if form is None else form.phase_behind(prompt)
+    phase = Phase.ANSWER if form is None or not may_begin else form.phase_behind(prompt.input_ids)
     if form is None or phase is Phase.ANSWER:
         if wish.budget is not None:
             rules.pass_over(wish.budget_field, NO_THOUGHTS if form is None else NO_BUDGET)

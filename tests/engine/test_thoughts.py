@@ -75,7 +75,7 @@ class Thinker:
 def thinker(request, tmp_path_factory, compile_cache_dir: str) -> Iterator[Thinker]:
     kind: Kind = request.param
     directory: pathlib.Path = thinking_model.write_model(tmp_path_factory.mktemp("thinking"), kind)
-    core = small.make_core(directory, compile_cache_dir, load_format="safetensors", **small.DETERMINISTIC)
+    core = small.make_core(directory, compile_cache_dir, load_format="safetensors", deterministic=True)
     tokenizer = load_tokenizer(directory)
     special = {text for text in (BEGIN, END) if kind == "special"}
     yield Thinker(core, tokenizer, ThoughtForm(MARKERS["qwen3"], tokenizer, special), kind != "text")

@@ -283,3 +283,35 @@ def test_a_wrong_grammar_behind_thoughts_is_named():
     spec = GrammarSpec("structural_tag", "[1]")
     with pytest.raises(GrammarError, match="must have a format or structures"):
         after_thoughts(spec, "<think>", "</think>", "", is_inside=True, special_tokens=())
+
+
+class TestGenerate:
+    def post(self, scripted: ScriptedServer, **fields: Any):
+        return scripted.http.post("/generate", json={"text": "hi\n", **fields})
+
+    def test_thoughts_are_told_from_the_text(self, scripted):
+        answer = self.post(scripted, separate_reasoning=True).json()
+        assert (answer["reasoning_content"], answer["text"]) == ("why é", "so 1")
+        assert answer["meta_info"]["reasoning_tokens"] == len("\nwhy é\n".encode())
+        assert len(answer["output_ids"]) == answer["meta_info"]["completion_tokens"], "all tokens are shown"
+        whole = self.post(scripted, require_reasoning=True).json()
+        assert whole["text"] == SAID and "reasoning_content" not in whole
+
+    def test_a_grammar_begins_behind_them(self, scripted):
+        params = {"regex": "[a-z]+ [0-9]"}
+        self.post(scripted, sampling_params=params)
+        assert scripted.sampling.grammar.kind == "regex"
+        self.post(scripted, sampling_params=params, require_reasoning=True, max_thinking_tokens=7)
+        assert scripted.sampling.grammar.kind == "structural_tag"
+        limit = scripted.request.thought_limit
+        assert (limit.max_tokens, limit.is_inside) == (7, False)
+        self.post(scripted, text="hi <think>\n", max_thinking_tokens=7)
+        assert scripted.request.thought_limit.is_inside
+
+    def test_prompts_in_parts_and_models_that_do_not_think(self, scripted, thoughtless):
+        refused = scripted.http.post("/generate", json={"prompt": ["hi"], "separate_reasoning": True})
+        assert refused.json()["error"]["param"] == "separate_reasoning"
+        assert scripted.http.post("/generate", json={"prompt": ["hi"], "require_reasoning": True}).status_code == 200
+        answer = self.post(thoughtless, separate_reasoning=True).json()
+        assert (answer["reasoning_content"], answer["text"]) == ("", "hello")
+        assert "this model does not think" in answer["meta_info"]["warnings"][0]

@@ -353,7 +353,8 @@ async def chat_completions(
         tools = body.tool_use(front.speech)
         with naming(tools):
             wish = body.thought_wish()
-            prompt = think(await _prompt(body, num_bytes, rules, call, front, tools), front.thinking, wish, rules)
+            prompt = await _prompt(body, num_bytes, rules, call, front, tools)
+            prompt = think(prompt, front.thinking, wish, rules, may_begin=not body.continue_final_message)
             generation = await begin(request, front, call, [prompt])
             names = TokenNames(front.generator.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
             return await respond(
