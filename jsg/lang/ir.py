@@ -12,6 +12,7 @@ from typing import Any, Literal
 from jsg.errors import ProgramError, RequestError
 from jsg.parameters import Dtype, named, with_fields
 from jsg.processing.parts import MediaFile
+from jsg.processing.thoughts import Markers
 
 Role = Literal["system", "user", "assistant"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant")
@@ -119,10 +120,15 @@ PUBLISHED = SamplingArgs(**{name: GEN[name].default for name in GEN if not GEN[n
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gen(Expr):
-    """Lets the model continue. The continuation becomes the variable `name`; with None it is only text."""
+    """Lets the model continue. The continuation becomes the variable `name`; with None it is only text.
+
+    Attributes:
+        markers: What stands around thoughts before it. A grammar governs what follows them.
+    """
 
     name: str | None
     args: SamplingArgs = SamplingArgs()
+    markers: Markers | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

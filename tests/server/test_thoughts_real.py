@@ -8,6 +8,7 @@ import jsonschema
 import openai
 import pytest
 
+import jsg as sgl
 from tests.engine.thinking_model import THOUGHT, write_model
 from tests.server.conftest import REAL_OPTIONS
 from tests.server.running import RunningServer, running
@@ -82,3 +83,23 @@ class TestThoughts:
             assert cached >= before + len(THOUGHT.encode())
         else:
             assert before - len("<think>\n") <= cached < before
+
+    @pytest.mark.parametrize("is_compiled", [False, True])
+    def test_a_program_gets_them_apart(self, real, is_compiled):
+        """In the language too a grammar governs what follows the thoughts."""
+
+        @sgl.function
+        def program(s):
+            s += "user: hi\nassistant: <think>\n"
+            s += sgl.separate_reasoning(
+                sgl.gen("form", json_schema=json.dumps(SCHEMA), max_tokens=150), "qwen3-thinking"
+            )
+            s += "\nassistant: <think>\n"
+            s += sgl.separate_reasoning(sgl.gen("number", dtype=int, max_tokens=70), "qwen3-thinking")
+
+        with sgl.RuntimeEndpoint(str(real.http.base_url)) as backend:
+            made = program.compile() if is_compiled else program
+            state = made.run(backend=backend, temperature=0.0)
+            assert state["form_reasoning_content"] == state["number_reasoning_content"] == THOUGHT
+            jsonschema.validate(json.loads(state["form"]), SCHEMA)
+            assert int(state["number"]) is not None

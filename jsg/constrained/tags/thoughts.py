@@ -17,7 +17,14 @@ _INSIDE = re.compile(r"the structural tag\.format\.elements\[1\](: |\.|\[)", re.
 
 
 def after_thoughts(
-    grammar: GrammarSpec | None, begin: str, end: str, gap: str, *, is_inside: bool, special_tokens: Collection[str]
+    grammar: GrammarSpec | None,
+    begin: str,
+    end: str,
+    gap: str,
+    *,
+    is_inside: bool,
+    special_tokens: Collection[str],
+    is_sure: bool = True,
 ) -> GrammarSpec:
     """The grammar of an output that begins with thoughts, which are free text, and goes on with a text of `grammar`.
 
@@ -29,16 +36,18 @@ def after_thoughts(
         is_inside: Whether the prompt has opened the thoughts, so that they are not optional and have no `begin`.
         special_tokens: Written forms of the tokenizer's special tokens. A marker, or a part of one, that is among them
             stands as a special token.
+        is_sure: Whether the model has these special tokens. Otherwise each may stand as text, too.
 
     Raises:
         GrammarError: The grammar is no JSON, although its kind says so.
     """
-    first, *others = _parts(end, special_tokens)
-    close = first["value"] if first["type"] == "const_string" else first
+    first, *others = _parts(end, special_tokens, is_sure=is_sure)
+    choices = first["elements"] if first["type"] == "or" else [first]
+    close = [each["value"] if each["type"] == "const_string" else each for each in choices]
     thoughts: Format = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": close}
-    parts = [thoughts, *others, *(_parts(gap, special_tokens) if gap and grammar is not None else ())]
+    parts = [thoughts, *others, *(_parts(gap, special_tokens, is_sure=is_sure) if gap and grammar is not None else ())]
     if not is_inside:
-        parts = [*_parts(begin, special_tokens), *parts]
+        parts = [*_parts(begin, special_tokens, is_sure=is_sure), *parts]
     lead: Format = {"type": "sequence", "elements": parts}
     lead = lead if is_inside else {"type": "optional", "content": lead}
     answer = {"type": "any_text"} if grammar is None else format_of(grammar.kind, _value(grammar), grammar.kind)
@@ -68,7 +77,7 @@ def without_thoughts(kind: GrammarKind | None) -> Iterator[None]:
 
 def marker_bytes(marker: str, special_tokens: Collection[str]) -> bytes:
     """A marker as a grammar reads it, with its special tokens."""
-    parts = _parts(marker, special_tokens)
+    parts = _parts(marker, special_tokens, is_sure=True)
     return b"".join(
         part["value"].encode() if part["type"] == "const_string" else special_bytes(part["token"]) for part in parts
     )
@@ -123,12 +132,17 @@ def _value(grammar: GrammarSpec) -> Any:
         raise GrammarError(f"{grammar.kind} must be JSON: {error}", grammar.kind) from None
 
 
-def _parts(marker: str, special_tokens: Collection[str]) -> list[Format]:
+def _parts(marker: str, special_tokens: Collection[str], *, is_sure: bool) -> list[Format]:
     """A marker as formats: texts, and special tokens."""
     names = sorted((name for name in special_tokens if name in marker), key=len, reverse=True)
     pieces = re.split(f"({'|'.join(map(re.escape, names))})", marker) if names else [marker]
-    return [
-        {"type": "token", "token": piece} if piece in names else {"type": "const_string", "value": piece}
-        for piece in pieces
-        if piece
-    ]
+    return [_special(piece, is_sure=is_sure) if piece in names else _text(piece) for piece in pieces if piece]
+
+
+def _special(name: str, *, is_sure: bool) -> Format:
+    token = {"type": "token", "token": name}
+    return token if is_sure else {"type": "or", "elements": [_text(name), token | {"if_known": True}]}
+
+
+def _text(value: str) -> Format:
+    return {"type": "const_string", "value": value}

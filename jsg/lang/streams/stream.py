@@ -19,6 +19,7 @@ twice is never read stale, and a fork knows the variables of its parent before t
 stream: all variables that it would set later, and later reads of its text, raise the error.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -336,6 +337,8 @@ class _Draft:
                 if self._defaults is not None:
                     part = Gen(name, args.over(self._defaults))
                 reasoning = ()
+                if markers is not None:
+                    part = dataclasses.replace(part, markers=markers)
                 if markers is not None and name is not None:
                     reasoning = (self._variable(name + REASONING_SUFFIX),)
                 self._push(part, self._variable(name), *reasoning, markers=markers)

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, assert_never, cast, final
 
+from jsg.constrained.tags.thoughts import after_thoughts
 from jsg.errors import RequestError
 from jsg.lang.backend import Piece, PromptItem, Selection, Session
 from jsg.lang.choices import decide, method_named
@@ -20,6 +21,8 @@ from jsg.lang.tokens.model import Hold, TokenCall, TokenModel
 from jsg.lang.tokens.shared_prefix import SharedPrefix, commit, try_hold
 from jsg.lang.tokens.turn_writer import TurnWriter
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
+from jsg.processing.thoughts import MARKER_TOKENS, Markers
+from jsg.types import GRAMMAR_FIELDS, GRAMMAR_OPTIONS, GrammarSpec, SamplingParams
 
 _SAMPLING_NAMES = {name: p.name for name, p in GEN.items() if p.role in ("sampling", "grammar")}
 """The names of `SamplingParams`, by those of `SamplingArgs`."""
@@ -78,6 +81,8 @@ class TokenSession:
             JsgError: An argument is wrong or not supported, or the model failed.
         """
         sampling, reports = sampling_of(gen.args), reports_of(gen.args)
+        if gen.markers is not None:
+            sampling = _after_thoughts(sampling, gen.markers)
         await self._begin_content(is_reply=True)
         prompt = await self._resolve()
         call = TokenCall(prompt=prompt, sampling=sampling, reports=reports)
@@ -342,6 +347,31 @@ def sampling_of(args: SamplingArgs) -> dict[str, Any]:
     if args.dtype in ("int", "float"):
         sampling["stop"] = (*sampling.get("stop", ()), *_NUMBER_STOPS)
     return sampling
+
+
+def _after_thoughts(sampling: dict[str, Any], markers: Markers) -> dict[str, Any]:
+    """The parameters of an output that may begin with thoughts, of those of the answer behind them.
+
+    Special tokens stay in its text, because the markers may be some. A number has no stop strings, which would end the
+    thoughts; its grammar ends it.
+    """
+    names = (*GRAMMAR_FIELDS, *GRAMMAR_OPTIONS)
+    others = {name: value for name, value in sampling.items() if name not in names}
+    others.setdefault("skip_special_tokens", False)
+    grammar = SamplingParams.from_dict({name: sampling[name] for name in names if name in sampling}).grammar
+    if not isinstance(grammar, GrammarSpec):
+        return others
+    others["stop"] = tuple(stop for stop in others.get("stop", ()) if stop not in _NUMBER_STOPS)
+    whole = after_thoughts(
+        grammar,
+        markers.begin,
+        markers.end,
+        markers.gap,
+        is_inside=markers.starts_inside,
+        special_tokens=MARKER_TOKENS,
+        is_sure=False,
+    )
+    return others | {name: sampling[name] for name in GRAMMAR_OPTIONS if name in sampling} | {whole.kind: whole.text}
 
 
 def reports_of(args: SamplingArgs) -> dict[str, Any]:
