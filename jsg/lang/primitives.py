@@ -266,12 +266,13 @@ def video(path: Any, num_frames: int) -> Expr:
 def separate_reasoning(expr: "Expr | str", model_type: str) -> Expr:
     """Appends `expr`. The reasoning of its gens becomes `<name>_reasoning_content`, and only the rest `<name>`.
 
-    This holds while they are streamed, too. The text keeps both, because the model goes on behind both.
+    This holds while they are streamed, too. The text keeps both, because the model goes on behind both. With a model
+    whose tokens jsg knows, the grammar of a gen governs the answer and not the reasoning before it.
 
     Args:
         expr: The expression.
-        model_type: The kind of the model, which decides the markers of its reasoning: deepseek-r1, deepseek-v3, glm45,
-            kimi, qwen3, qwen3-thinking or step3.
+        model_type: The kind of the model, which decides the markers of its reasoning, such as qwen3 or deepseek-r1: a
+            name of the server's `--reasoning-parser`.
 
     Raises:
         RequestError: `model_type` is unknown.

@@ -72,7 +72,7 @@ MARKER_TOKENS = frozenset(
 )
 """The texts that are special tokens of some models and mark thoughts, or are a part of such a mark."""
 
-_ALIASES: Mapping[str, str] = {
+ALIASES: Mapping[str, str] = {
     "cohere-command3": "cohere-command-a",
     "harmony": "gpt-oss",
     "hunyuan-a13b": "hunyuan",
@@ -89,7 +89,7 @@ _ALIASES: Mapping[str, str] = {
 def find_markers(name: str) -> Markers | None:
     """The markers of a kind of model, also under the names of vLLM and SGLang; None for an unknown one."""
     name = name.replace("_", "-")
-    return MARKERS.get(_ALIASES.get(name, name))
+    return MARKERS.get(ALIASES.get(name, name))
 
 
 def markers_of(model_type: str) -> Markers:

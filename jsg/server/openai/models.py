@@ -20,6 +20,7 @@ CHAT_PARAMETERS = (
     *named("openai"),
     *("max_completion_tokens", "logprobs", "top_logprobs", "response_format", "structured_outputs"),
 )
+THINKING_PARAMETERS = ("reasoning", "reasoning_effort", "include_reasoning")
 TOOL_PARAMETERS = ("tools", "tool_choice", "parallel_tool_calls")
 DEFAULTS = {
     name: named("openai")[name].default
@@ -31,10 +32,6 @@ DEFAULTS = {
 
 _YES: Mapping[str, Any] = {"supported": True}
 _NO: Mapping[str, Any] = {"supported": False}
-THINKING = {  # answers do not separate thoughts
-    **_NO,
-    "types": dict.fromkeys(("adaptive", "between_tools", "enabled"), _NO) | {"disabled": _YES},
-}
 NEVER = {
     **dict.fromkeys(("batch", "citations", "code_execution", "context_management", "pdf_input"), _NO),
     "effort": {**_NO, **dict.fromkeys(("low", "medium", "high", "max"), _NO)},
@@ -90,6 +87,7 @@ def _card(front: Front) -> dict[str, Any]:
         },
         "supported_parameters": [
             *(CHAT_PARAMETERS if does_generate else ()),
+            *(THINKING_PARAMETERS if does_generate and front.thinking is not None else ()),
             *(TOOL_PARAMETERS if _takes_tools(front) else ()),
         ],
         "default_parameters": DEFAULTS if does_generate else {},
@@ -114,9 +112,14 @@ def _capabilities(front: Front) -> dict[str, Any]:
         "tools": {"supported": takes_tools, "dialect": front.speech.dialect if takes_tools else None},
         "structured_outputs": {"supported": does_generate, "kinds": GRAMMAR_FIELDS if does_generate else ()},
         "logprobs": {"supported": does_generate},
-        "thinking": THINKING,
+        "thinking": _thinking(does_think=does_generate and front.thinking is not None),
         **NEVER,
     }
+
+
+def _thinking(*, does_think: bool) -> dict[str, Any]:
+    types = dict.fromkeys(("adaptive", "enabled"), {"supported": does_think})
+    return {"supported": does_think, "types": {**types, "between_tools": _NO, "disabled": _YES}}
 
 
 def _takes_tools(front: Front) -> bool:
