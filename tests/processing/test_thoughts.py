@@ -165,6 +165,26 @@ class TestTokens:
                 assert (told, text) == split_as(phase, tokenizer.decode(ids), stop)
             assert num_tokens <= len(ids) - len(scores)
 
+    @pytest.mark.parametrize("is_special", [True, False])
+    def test_every_single_cut_gives_the_same(self, tokenizer, is_special):
+        """At each token, so at every boundary of a marker and inside of it too."""
+        text = "\n<think>\n é <thi </thin\n</think>\n\n</think> é"
+        ids = tokenizer.encode(text, add_special_tokens=False, parse_special=is_special)
+        thoughts = self.special(tokenizer, Phase.BEFORE) if is_special else Thoughts(MARKERS["qwen3"])
+        found = set()
+        for cut in range(1, len(ids) + 1):
+            (answer,) = Prompt(
+                rid="r", input_ids=(1,), sampling=SamplingParams(), thoughts=thoughts, is_continued=False
+            ).answers(tokenizer, 0, 512, None)
+            answer.push(RequestOutput(rid="r", token_ids=tuple(ids[:cut])))
+            shown = (answer.thoughts, answer.text)
+            answer.push(RequestOutput(rid="r", token_ids=tuple(ids[cut:]), finish=FinishReason(FinishType.LENGTH)))
+            assert answer.thoughts.startswith(shown[0]) and answer.text.startswith(shown[1])
+            found.add((answer.thoughts, answer.text, answer.num_thought_tokens))
+        [(told, said, num_tokens)] = found
+        assert (told, said) == ("é <thi </thin", "é" if is_special else "</think> é")
+        assert num_tokens == len("\n é <thi </thin\n".encode())
+
     def test_stop_strings_end_answers_and_no_thoughts(self, tokenizer):
         ids = tokenizer.encode("no stop yet</think>but stop here", add_special_tokens=False)
         answer = self.read(tokenizer, self.special(tokenizer, Phase.INSIDE), ids, 4, stop=("stop",))
