@@ -272,7 +272,12 @@ class Answer:
     @property
     def num_thought_tokens(self) -> int:
         """The tokens of its thoughts so far, without their markers."""
-        return self._stream.num_thought_tokens
+        return self._stream.num_thought_tokens[0]
+
+    @property
+    def num_tokens_before(self) -> int:
+        """The tokens before the answer itself, those of thoughts with their markers. SGLang counts thoughts so."""
+        return self._stream.num_thought_tokens[1]
 
     @property
     def queue_s(self) -> float:

@@ -53,7 +53,7 @@ class ScoreStream:
     """Shows no token of an answer, and all of its log-probabilities. What a token ended is an end by length."""
 
     can_stop = False
-    num_thought_tokens = 0
+    num_thought_tokens = (0, 0)
 
     def push(
         self, _token_ids: Sequence[int], finish: FinishReason | None, logprobs: tuple[TokenLogprob, ...] = ()
@@ -111,14 +111,15 @@ class OutputStream:
         self._num_tokens = 0
         self._held = ""
         self._reader = None if thoughts is None else ThoughtReader(thoughts)
+        self._is_split = thoughts is not None and thoughts.is_split
         self._thoughts = ""
         self._unplaced: list[TokenLogprob] = []  # of tokens that are thoughts or answer
         self._is_finished = False
 
     @property
-    def num_thought_tokens(self) -> int:
-        """The tokens of the thoughts so far, without their markers."""
-        return 0 if self._reader is None else self._reader.num_tokens
+    def num_thought_tokens(self) -> tuple[int, int]:
+        """The tokens of the thoughts so far without their markers, and those up to their end with all markers."""
+        return (0, 0) if self._reader is None else (self._reader.num_tokens, self._reader.num_to_end)
 
     def push(
         self, token_ids: Sequence[int], finish: FinishReason | None, logprobs: tuple[TokenLogprob, ...] = ()
@@ -165,6 +166,11 @@ class OutputStream:
         if reader is None or reader.is_over:
             placed += score
             return self._detokenizer.push((token_id,))
+        if not self._is_split:
+            placed += score
+            text = self._detokenizer.push((token_id,))
+            reader.push(token_id, "" if reader.marks(token_id) else text)
+            return text
         is_mark = reader.marks(token_id)
         text = self._detokenizer.finish() if is_mark else self._detokenizer.push((token_id,))
         thoughts, answer = reader.push(token_id, text)
@@ -183,6 +189,8 @@ class OutputStream:
         if self._reader is None or self._reader.is_over:
             return text
         thoughts, answer = self._reader.finish(text)
+        if not self._is_split:
+            return text
         self._thoughts += thoughts
         return answer
 

@@ -131,6 +131,7 @@ class Thoughts:
         phase: Where the answer begins: BEFORE, or INSIDE where the prompt has opened the thoughts.
         has_gap: Whether exactly `markers.gap` stands between the thoughts and the answer, because a grammar says so.
             Otherwise all white space there is dropped.
+        is_split: Whether thoughts are told from the answer. Otherwise they are only counted, and stand in its text.
     """
 
     markers: Markers
@@ -138,6 +139,7 @@ class Thoughts:
     end_id: int | None = None
     phase: Phase = Phase.BEFORE
     has_gap: bool = False
+    is_split: bool = True
 
     @classmethod
     def of(cls, markers: Markers) -> "Thoughts":
@@ -300,11 +302,14 @@ class ThoughtReader:
 
     Attributes:
         num_tokens: The tokens of the thoughts so far, without those of their markers.
+        num_to_end: The tokens of the output up to the end of the thoughts, with the end marker; 0 without thoughts.
     """
 
     def __init__(self, thoughts: Thoughts):
-        self.num_tokens = 0
+        self.num_tokens = self.num_to_end = 0
         self._thoughts = thoughts
+        self._num_pushed = 0
+        self._is_inside = False  # at the last token
         self._splitter = ThoughtSplitter(thoughts)
         self._num_chars = 0
         self._starts: deque[int] = deque()  # where the tokens begin that are not counted yet
@@ -329,6 +334,7 @@ class ThoughtReader:
         The text of a token that `marks` is what it adds to the text before it, and not its own.
         """
         is_mark = self.marks(token_id)
+        self._num_pushed += 1
         if not is_mark:
             self._starts.append(self._num_chars)
         self._num_chars += len(text)
@@ -354,6 +360,9 @@ class ThoughtReader:
         begin, end = self._splitter.begin_at, self._splitter.end_at
         if begin is None:
             return
+        if end is None or not self.num_to_end or self._is_inside:
+            self.num_to_end = self._num_pushed
+        self._is_inside = end is None
         if end is None:
             end = self._num_chars + 1 if is_last else self._num_chars - len(self._thoughts.markers.end)
         while self._starts and self._starts[0] < end:

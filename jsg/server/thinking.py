@@ -64,9 +64,9 @@ class ThoughtForm:
         tail = self.tokenizer.decode(input_ids[-_TAIL_LEN:], skip_special_tokens=False)
         return phase_behind(tail, self.markers)
 
-    def thoughts(self, phase: Phase, *, has_gap: bool) -> Thoughts:
+    def thoughts(self, phase: Phase, *, has_gap: bool, is_split: bool) -> Thoughts:
         """How an answer is split that begins in a phase."""
-        return Thoughts(self.markers, *self.token_ids, phase, has_gap)
+        return Thoughts(self.markers, *self.token_ids, phase, has_gap, is_split)
 
     def limit(self, phase: Phase, max_tokens: int) -> ThoughtLimit:
         """The limit of an answer that begins in a phase."""
@@ -146,7 +146,7 @@ def think(
     return dataclasses.replace(
         prompt,
         sampling=sampling,
-        thoughts=form.thoughts(phase, has_gap=kind is not None) if wish.is_split else None,
+        thoughts=form.thoughts(phase, has_gap=kind is not None, is_split=wish.is_split),
         thought_limit=None if wish.budget is None else form.limit(phase, wish.budget),
         kind_behind_thoughts=kind,
     )

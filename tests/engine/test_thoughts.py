@@ -186,4 +186,4 @@ def test_thoughts_that_are_not_split_stand_in_the_text(thinker: Thinker):
     prompt = thinker.prompt("a", ThoughtWish(budget=3, is_split=False), regex="[0-9]{2}")
     answer = thinker.answers([prompt])["a"]
     assert answer.text[:-2] == f"abc{END}\n\n" and answer.text[-2:].isdecimal()
-    assert (answer.thoughts, answer.num_thought_tokens) == ("", 0)
+    assert (answer.thoughts, answer.num_thought_tokens) == ("", 3)

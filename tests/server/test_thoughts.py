@@ -104,6 +104,8 @@ class TestSplit:
         assert "".join(d.get("content") or "" for d in deltas(scripted, include_reasoning=False)) == "so 1"
         whole = message_of(scripted, separate_reasoning=False)
         assert (whole["reasoning_content"], whole["content"]) == (None, SAID)
+        usage = ask(scripted, separate_reasoning=False)["usage"]
+        assert usage["reasoning_tokens"] == ask(scripted)["usage"]["reasoning_tokens"], "they are counted all the same"
         at_once = [delta["reasoning"] for delta in deltas(scripted, stream_reasoning=False) if delta.get("reasoning")]
         assert at_once == ["why é"]
 
@@ -292,10 +294,17 @@ class TestGenerate:
     def test_thoughts_are_told_from_the_text(self, scripted):
         answer = self.post(scripted, separate_reasoning=True).json()
         assert (answer["reasoning_content"], answer["text"]) == ("why é", "so 1")
-        assert answer["meta_info"]["reasoning_tokens"] == len("\nwhy é\n".encode())
+        ids = answer["output_ids"]
+        upto = [
+            n
+            for n in range(1, len(ids) + 1)
+            if scripted.tokenizer.decode(ids[:n], skip_special_tokens=False)[-8:] == "</think>"
+        ]
+        assert answer["meta_info"]["reasoning_tokens"] == upto[0], "with the end marker, as SGLang counts"
         assert len(answer["output_ids"]) == answer["meta_info"]["completion_tokens"], "all tokens are shown"
         whole = self.post(scripted, require_reasoning=True).json()
         assert whole["text"] == SAID and "reasoning_content" not in whole
+        assert whole["meta_info"]["reasoning_tokens"] == num_upto
 
     def test_a_grammar_begins_behind_them(self, scripted):
         params = {"regex": "[a-z]+ [0-9]"}

@@ -152,15 +152,15 @@ class GenerateBody(Body):
     require_reasoning: bool | None = Field(
         None,
         description="The output may begin with thoughts, and a grammar governs what follows them. The end of the prompt "
-        "says whether they are open already.",
+        "says whether they are open. `meta_info.reasoning_tokens` counts the tokens up to their end marker.",
     )
     max_thinking_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
         None, description="As `require_reasoning`, with a limit: after so many tokens of thoughts they are ended."
     )
     separate_reasoning: bool | None = Field(
         None,
-        description="As `require_reasoning`, and thoughts are told from the text: `reasoning_content` has them, and "
-        "`meta_info.reasoning_tokens` their number. It needs `text` or `input_ids`.",
+        description="As `require_reasoning`, and thoughts are told from the text: `reasoning_content` has them. It "
+        "needs `text` or `input_ids`.",
     )
     log_metrics: Annotated[Any, Only((True,), "every request is counted")] = None
     stream_options: Annotated[
@@ -212,7 +212,8 @@ async def generate(
         result = answer.result(with_prompt_logprobs=False, with_logprobs=False)
         if body.separate_reasoning:
             result["reasoning_content"] = answer.thoughts
-            result["meta_info"]["reasoning_tokens"] = answer.num_thought_tokens
+        if body.thought_wish is not None:
+            result["meta_info"]["reasoning_tokens"] = answer.num_tokens_before
         if rules.warnings:
             result["meta_info"]["warnings"] = rules.warnings
         if encoded is not None:

@@ -118,8 +118,8 @@ def _capabilities(front: Front) -> dict[str, Any]:
 
 
 def _thinking(*, does_think: bool) -> dict[str, Any]:
-    types = dict.fromkeys(("adaptive", "enabled"), {"supported": does_think})
-    return {"supported": does_think, "types": {**types, "between_tools": _NO, "disabled": _YES}}
+    said = _YES if does_think else _NO
+    return {**said, "types": {"adaptive": said, "enabled": said, "between_tools": _NO, "disabled": _YES}}
 
 
 def _takes_tools(front: Front) -> bool:
