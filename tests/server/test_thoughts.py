@@ -295,12 +295,9 @@ class TestGenerate:
         answer = self.post(scripted, separate_reasoning=True).json()
         assert (answer["reasoning_content"], answer["text"]) == ("why é", "so 1")
         ids = answer["output_ids"]
-        upto = [
-            n
-            for n in range(1, len(ids) + 1)
-            if scripted.tokenizer.decode(ids[:n], skip_special_tokens=False)[-8:] == "</think>"
-        ]
-        assert answer["meta_info"]["reasoning_tokens"] == upto[0], "with the end marker, as SGLang counts"
+        texts = [scripted.tokenizer.decode(ids[:n], skip_special_tokens=False) for n in range(len(ids))]
+        num_upto = next(n for n, text in enumerate(texts) if text.endswith("</think>"))
+        assert answer["meta_info"]["reasoning_tokens"] == num_upto, "with the end marker, as SGLang counts"
         assert len(answer["output_ids"]) == answer["meta_info"]["completion_tokens"], "all tokens are shown"
         whole = self.post(scripted, require_reasoning=True).json()
         assert whole["text"] == SAID and "reasoning_content" not in whole

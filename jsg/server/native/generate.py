@@ -151,7 +151,7 @@ class GenerateBody(Body):
     )
     require_reasoning: bool | None = Field(
         None,
-        description="The output may begin with thoughts, and a grammar governs what follows them. The end of the prompt "
+        description="The output may begin with thoughts, and a grammar governs what follows. The end of the prompt "
         "says whether they are open. `meta_info.reasoning_tokens` counts the tokens up to their end marker.",
     )
     max_thinking_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
