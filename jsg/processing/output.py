@@ -175,11 +175,13 @@ class OutputStream:
         text = self._detokenizer.finish() if is_mark else self._detokenizer.push((token_id,))
         thoughts, answer = reader.push(token_id, text)
         self._thoughts += thoughts
-        if reader.may_begin or answer:
+        # A token may be white space, or the beginning of a character, that turns out to belong to the answer.
+        is_undecided = reader.may_begin or self._detokenizer.is_inside_character
+        if is_undecided or answer:
             self._unplaced += score
         if answer:
             placed += self._unplaced
-        if not reader.may_begin:
+        if answer or not is_undecided:
             self._unplaced = []
         return answer
 

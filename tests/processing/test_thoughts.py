@@ -191,6 +191,13 @@ class TestTokens:
         assert (answer.thoughts, answer.text) == ("no stop yet", "but ")
         assert answer.finish == FinishReason(FinishType.STOP, matched="stop")
 
+    def test_a_character_of_several_tokens_at_the_border_keeps_its_scores(self, tokenizer):
+        ids = tokenizer.encode("né</think>\n€ so", add_special_tokens=False)
+        for size in (1, 2, 100):
+            answer = self.read(tokenizer, self.special(tokenizer, Phase.INSIDE), ids, size)
+            assert answer.text == "€ so"
+            assert [score.token_id for score in answer.scores] == tokenizer.encode("€ so", add_special_tokens=False)
+
     def test_thoughts_that_are_cut_short(self, tokenizer):
         ids = tokenizer.encode("half a ", add_special_tokens=False)
         answer = self.read(tokenizer, self.special(tokenizer, Phase.INSIDE), ids, 2)

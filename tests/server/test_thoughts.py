@@ -270,7 +270,7 @@ class TestHistory:
     def test_a_template_that_reads_none(self, thoughtless):
         response = post(thoughtless, messages=[*HI, ANSWER, *HI])
         assert response.status_code == 200
-        assert response.headers[HEADER].startswith("reasoning_content has no effect")
+        assert response.headers[HEADER].startswith("reasoning_content has no effect: the chat template drops")
         assert "because" not in thoughtless.prompt
 
     def test_markers_that_a_user_typed_are_text(self, scripted):

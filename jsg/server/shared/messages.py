@@ -12,7 +12,6 @@ from jsg.processing.media.base64_files import MAX_FRAMES
 from jsg.server.http.body import Body, Checked, check_fields
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSource, joined_content
-from jsg.server.shared.harmless import NOT_READ
 
 MAX_ARGUMENTS_DEPTH = 64
 ONE_DETAIL = "a model sees every picture in the one way that it was trained on"
@@ -188,7 +187,7 @@ class Message(Body):
         calls = self._calls()
         thoughts = self.reasoning_content or self.reasoning
         if thoughts and "reasoning_content" not in template.words:
-            rules.pass_over("reasoning_content", NOT_READ)
+            rules.note("reasoning_content", "the chat template drops the thoughts of earlier turns")
             thoughts = None
         others = {
             "name": self.name,
