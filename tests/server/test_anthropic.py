@@ -287,10 +287,7 @@ class TestRefusals:
                 "no place for",
             ),
             ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}]}, "thinking"),
-            (
-                {"messages": [{"role": "assistant", "content": [{"type": "thinking", "text": "a"}]}]},
-                "must have thinking",
-            ),
+            ({"messages": [{"role": "assistant", "content": [{"type": "thinking"}]}]}, "must have thinking"),
             ({"system": [{"type": "text", "text": "a", "thinking": "b"}]}, "belong in a message of the assistant"),
             ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "less than max_tokens"),
             ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),

@@ -97,8 +97,10 @@ class ResponsePart(Body):
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        kinds = dict.fromkeys(("input_text", "output_text", "reasoning_text", "summary_text"), "text")
-        kinds["input_image"] = "image_url"
+        kinds = {
+            **{kind: "text" for kind in ("input_text", "output_text", "reasoning_text", "summary_text")},
+            "input_image": "image_url",
+        }
         check_fields(self, self.type, f"a part of type {self.type}", "input", kinds)
         return self
 
