@@ -348,9 +348,7 @@ def _asked(body: ResponsesBody, prompt: Prompt, front: Front) -> dict[str, Any]:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_retention": body.prompt_cache_retention,
-        "reasoning": None
-        if body.reasoning is None
-        else {"effort": body.reasoning.effort, "summary": body.reasoning.summary or body.reasoning.generate_summary},
+        "reasoning": _asked_reasoning(body),
         "service_tier": "default",
         "store": body.store is not False,
         "temperature": prompt.sampling.temperature,
@@ -361,6 +359,11 @@ def _asked(body: ResponsesBody, prompt: Prompt, front: Front) -> dict[str, Any]:
         "top_p": prompt.sampling.top_p,
         "truncation": "disabled",
     }
+
+
+def _asked_reasoning(body: ResponsesBody) -> dict[str, Any] | None:
+    asked = body.reasoning
+    return None if asked is None else {"effort": asked.effort, "summary": asked.summary or asked.generate_summary}
 
 
 def _asked_format(body: ResponsesBody) -> dict[str, Any]:

@@ -97,10 +97,8 @@ class ResponsePart(Body):
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        kinds = {
-            **{kind: "text" for kind in ("input_text", "output_text", "reasoning_text", "summary_text")},
-            "input_image": "image_url",
-        }
+        texts = ("input_text", "output_text", "reasoning_text", "summary_text")
+        kinds = {"input_image": "image_url", **dict.fromkeys(texts, "text")}
         check_fields(self, self.type, f"a part of type {self.type}", "input", kinds)
         return self
 

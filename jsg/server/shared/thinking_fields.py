@@ -28,7 +28,9 @@ class Thinking(Body):
     )
     budget_tokens: int | None = Field(None, ge=1, lt=2**31, description=BUDGET.removesuffix(" -1 is no limit."))
     display: Literal["summarized", "omitted"] | None = Field(
-        None, description="With `omitted` no thoughts are shown. `summarized` shows all of them."
+        None,
+        description="With `omitted` no thoughts are shown; their block in /v1/messages has a signature only. "
+        "`summarized` shows all of them.",
     )
 
     @property
