@@ -35,6 +35,10 @@ CLIENT_NAMES: Mapping[str, str] = {**own_names("anthropic"), "input_ids": "messa
 
 _NO_SERVER_TOOLS = "the server runs no tools; leave it out"
 _NO_FILES = "models read text and pictures only; send the content as text"
+_OF_DOCUMENTS: Mapping[str, str] = {
+    **dict.fromkeys(("title", "context", "file_id"), _NO_FILES),
+    "citations": "answers of this version have no citations; leave it out",
+}
 _CACHED_ANYWAY = "every prefix is cached up to its last token while there is room"
 _NO_CALLERS = "because only the model calls tools"
 _NO_THREADS = "the server keeps no threads; send the whole conversation without it"
@@ -58,8 +62,7 @@ class TextBlock(Body):
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         "source": "only text is allowed here; send the picture in a message of the user",
-        **dict.fromkeys(("title", "context", "file_id"), _NO_FILES),
-        "citations": "answers of this version have no citations; leave it out",
+        **_OF_DOCUMENTS,
         **dict.fromkeys(
             ("thinking", "signature", "data"), "thoughts belong in a message of the assistant; leave it out"
         ),
@@ -97,13 +100,36 @@ class ImageSource(Body):
         return MediaSource("image", self.data or self.url or "")
 
 
-class MessageBlock(Body):
+class ThoughtFields(Body):
+    """The fields of a block of thoughts."""
+
+    thinking: str | None = Field(
+        None,
+        description="For the type `thinking`: thoughts of an earlier answer. The chat template keeps them or drops "
+        "them. Where it does not read them, this brings a warning.",
+    )
+    signature: str | None = Field(
+        None,
+        description="For the type `thinking`: what stood in this block. That of another server is taken too. In a "
+        "block whose thoughts were omitted it has them.",
+    )
+    data: str | None = Field(
+        None,
+        description="For the type `redacted_thinking`: thoughts that only the server that wrote them can read. Those "
+        "of another server bring a warning.",
+    )
+
+    @property
+    def thoughts(self) -> str:
+        """The thoughts in it; empty where it has none that this server can read."""
+        return self.thinking or unsealed(self.signature or self.data or "") or ""
+
+
+class MessageBlock(ThoughtFields):
     """A block of a message: a text, a picture, thoughts, a call of a tool, or the result of a call."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
-        **{
-            name: why for name, why in TextBlock.REFUSED.items() if name in ("title", "context", "file_id", "citations")
-        },
+        **_OF_DOCUMENTS,
         "toolset_name": _NO_SERVER_TOOLS,
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
@@ -126,21 +152,6 @@ class MessageBlock(Body):
     content: str | Checked[TextBlock] | None = Field(
         None, description=f"For the type `tool_result`: the result. {_JOINED}"
     )
-    thinking: str | None = Field(
-        None,
-        description="For the type `thinking`: thoughts of an earlier answer. The chat template keeps them or drops "
-        "them. Where it does not read them, this brings a warning.",
-    )
-    signature: str | None = Field(
-        None,
-        description="For the type `thinking`: what stood in this block. That of another server is taken too. In a "
-        "block whose thoughts were omitted it has them.",
-    )
-    data: str | None = Field(
-        None,
-        description="For the type `redacted_thinking`: thoughts that only the server that wrote them can read. Those "
-        "of another server bring a warning.",
-    )
     cache_control: CacheControl | None = None
     caller: Annotated[Any, Only(({"type": "direct"},), _NO_SERVER_TOOLS)] = None
     is_error: bool | None = None
@@ -159,11 +170,6 @@ class MessageBlock(Body):
         if self.data is not None and unsealed(self.data) is None:
             FieldRules.of(info.context).pass_over(f"a block of type {self.type}", _NOT_OURS)
         return self
-
-    @property
-    def thoughts(self) -> str:
-        """The thoughts in it; empty where it has none that this server can read."""
-        return self.thinking or unsealed(self.signature or self.data or "") or ""
 
 
 class AnthropicMessage(Body):
