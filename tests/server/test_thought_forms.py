@@ -200,6 +200,11 @@ class TestResponses:
             self.ask(scripted, tools=[CLOCK], **asked)
             assert f"{RENDERED}{CALL}<|im_end|>\n<|im_start|>tool\nnoon" in scripted.prompt
 
+    def test_a_message_with_the_id_of_thoughts_is_a_message(self, scripted):
+        thoughts = self.ask(scripted).output[0]
+        self.ask(scripted, input=[*HI, {"role": "assistant", "content": THOUGHTS, "id": thoughts.id}, *HI])
+        assert f"<|im_start|>assistant\n{THOUGHTS}<|im_end|>" in scripted.prompt
+
     @pytest.mark.parametrize(
         ("item", "shown"),
         [
@@ -223,7 +228,7 @@ class TestResponses:
 
     def test_a_template_that_reads_none(self, forgetful):
         first = self.ask(forgetful)
-        body = {"input": "and?", "previous_response_id": first.id}
+        body = {"input": [{"role": "user", "content": "and?"}], "previous_response_id": first.id}
         kept = forgetful.http.post("/v1/responses", json=body)
         assert HEADER not in kept.headers, "the client sent none"
         prompt = forgetful.prompt
@@ -276,8 +281,10 @@ class TestMessages:
         assert [block.type for block in adaptive.content] == ["thinking", "text"]
         assert scripted.request.thought_limit is None
 
-    @CHUNKS
-    @pytest.mark.parametrize("display", ["summarized", "omitted", None])
+    @pytest.mark.parametrize(
+        ("display", "step_len"),
+        [*(("summarized", step_len) for step_len in (1, 2, 3, 1000)), ("omitted", 1), ("omitted", 1000), (None, 2)],
+    )
     @pytest.mark.parametrize("kind", ANSWERS)
     def test_the_package_adds_a_stream_up_to_the_same(self, scripted, kind, display, step_len):
         scripted.engine.answer, scripted.engine.step_len = ANSWERS[kind], step_len
@@ -378,6 +385,23 @@ class TestMessages:
             response = forgetful.http.post(path, json=body)
             assert response.headers[HEADER].startswith("a block of type thinking has no effect")
         assert "because" not in forgetful.prompt
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        ("/v1/responses", {"input": "hi", "reasoning": {"effort": "low"}}, "reasoning"),
+        ("/v1/responses", {"input": "hi", "reasoning": {"summary": "auto"}}, None),
+        ("/v1/messages", {"messages": HI, "output_config": {"effort": "low"}}, "output_config.effort"),
+        ("/v1/messages", {"messages": HI, "thinking": {"type": "adaptive"}}, None),
+    ],
+)
+def test_what_only_a_template_can_do_has_no_effect_where_it_does_not(forgetful, path, fields, named):
+    response = forgetful.http.post(path, json=fields | ({"max_tokens": 9} if "messages" in fields else {}))
+    assert response.status_code == 200
+    warning = None if named is None else f"{named} has no effect: the model's chat template does not read it"
+    assert (response.headers.get(HEADER) or "").startswith(warning or "")
+    assert (HEADER in response.headers) is (named is not None)
 
 
 @pytest.mark.parametrize("word", ["", "foreign", "jsg1.é", "jsg1.a", "jsg1._w=="])
