@@ -4,7 +4,10 @@ This module serves every API. Each API makes a `ThoughtWish` of its own fields, 
 an answer in its own form. `jsg.processing.thoughts` has the markers of each kind of model and splits an answer by them.
 """
 
+import base64
+import binascii
 import dataclasses
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, final
 
@@ -20,8 +23,8 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 NO_THOUGHTS = "this model does not think before it answers; leave it out"
 NO_BUDGET = "the prompt has ended the thoughts already; leave it out"
-_NOT_SWITCHED = "the model's chat template does not read it; leave it out"
 _SWITCHES = ("enable_thinking", "thinking")  # variables of chat templates that turn thoughts on or off
+_SEAL = "jsg1."
 _TAIL_LEN = 64  # tokens in which a template may have opened or ended the thoughts, each of one byte at least
 
 
@@ -150,3 +153,23 @@ def think(
         thought_limit=None if wish.budget is None else form.limit(phase, wish.budget),
         kind_behind_thoughts=kind,
     )
+
+
+def sealed(thoughts: str) -> str:
+    """Thoughts as one word that `unsealed` takes back, for clients that keep what they need not read."""
+    return _SEAL + base64.urlsafe_b64encode(thoughts.encode()).decode()
+
+
+def unsealed(word: str) -> str | None:
+    """The thoughts in a word of `sealed`; None for the word of another server."""
+    if not word.startswith(_SEAL):
+        return None
+    try:
+        return base64.b64decode(word.removeprefix(_SEAL), b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        return None
+
+
+def signature_of(thoughts: str) -> str:
+    """A digest of thoughts, for APIs whose thoughts are signed. Nothing checks it."""
+    return hashlib.sha256(thoughts.encode()).hexdigest()

@@ -103,3 +103,22 @@ class TestThoughts:
             assert state["form_reasoning_content"] == state["number_reasoning_content"] == THOUGHT
             jsonschema.validate(json.loads(state["form"]), SCHEMA)
             assert int(state["number"]) is not None
+
+    def test_a_stored_response_goes_on_as_the_conversation_would(self, real, client):
+        """The template drops its thoughts, and the next prompt has the tokens of the answer alone."""
+        real.reset()
+        options: Any = {"model": "default", "temperature": 0, "max_output_tokens": 60}
+        first = client.responses.create(input="hi", **options)
+        thoughts, message = first.output
+        assert (thoughts.content[0].text, message.content[0].text) == (THOUGHT, first.output_text)
+        second = client.responses.create(input="and?", previous_response_id=first.id, **options)
+        before = first.usage.input_tokens
+        assert before - len("<think>\n") <= second.usage.input_tokens_details.cached_tokens < before
+        said: list[Any] = [
+            *HI,
+            {"role": "assistant", "content": first.output_text},
+            {"role": "user", "content": "and?"},
+        ]
+        plain = client.chat.completions.create(model="default", messages=said, max_tokens=1).usage
+        assert plain.prompt_tokens == second.usage.input_tokens
+        assert plain.prompt_tokens_details.cached_tokens == plain.prompt_tokens - 1

@@ -25,11 +25,11 @@ from jsg.server.shared.answers import constraint_of, finish_of
 from jsg.server.shared.beginning import begin
 from jsg.server.shared.constraint import text_form
 from jsg.server.shared.fields import ALL_THE_ROOM, MAX_NAME_CHARS, TOP_LOGPROBS, Only
-from jsg.server.shared.harmless import NOT_READ, VALUES, harmless, template_variables
+from jsg.server.shared.harmless import VALUES, harmless, template_variables
 from jsg.server.shared.messages import Message
-from jsg.server.shared.thinking_fields import BUDGET, EFFORT, Reasoning, Thinking, join_wishes
+from jsg.server.shared.thinking_fields import BUDGET, EFFORT, Reasoning, Thinking, join_wishes, template_wishes
 from jsg.server.shared.tools import ONE_CALL, TOOL_CHOICE, TOOLS, ChatTool, FunctionDefinition
-from jsg.server.thinking import NO_THOUGHTS, Effort, ThoughtWish, think
+from jsg.server.thinking import Effort, ThoughtWish, think
 from jsg.server.tool_use import MAX_TOOLS, AnswerReader, Choice, Speech, ToolUse, naming
 from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
 
@@ -159,19 +159,11 @@ class ChatBody(OpenAIBody):
         """Variables for the chat template. Raises RequestError for one without an effect where the rules are strict."""
         template = front.chat.template
         kwargs = template_variables(self.chat_template_kwargs, template.variables, rules)
-        wish = self.thought_wish()
-        found = wish.template_kwargs(template, kwargs)
-        does_think = front.thinking is not None
-        for name, has_effect in {
-            "reasoning_effort": bool(found),
-            "enable_thinking": bool(found),
-            "thinking": bool(found) or does_think,
-            "reasoning": bool(found) or does_think,
-        }.items():
-            given = getattr(self, name)
-            if given is not None and not has_effect and not (name == "thinking" and given.type == "disabled"):
-                rules.pass_over(name, NOT_READ if does_think else NO_THOUGHTS)
-        return kwargs | found
+        fields = {"reasoning_effort": False, "enable_thinking": False, "thinking": True, "reasoning": True}
+        asked = {name: is_for_all for name, is_for_all in fields.items() if getattr(self, name) is not None}
+        if self.thinking is not None and self.thinking.type == "disabled":
+            del asked["thinking"]
+        return template_wishes(self.thought_wish(), template, front.thinking, asked, rules, kwargs)
 
     def tool_use(self, speech: Speech) -> ToolUse | None:
         """The tools that the answer may call; None for none. Raises RequestError."""

@@ -5,14 +5,11 @@ Clients send them to every server. An answer that had a field of this table says
 would change an answer is in no table here: bodies refuse it by name in `REFUSED`.
 """
 
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Mapping, Set
 from typing import Any
-
-from pydantic import ValidationInfo
 
 from jsg.server.http.field_rules import FieldRules
 
-NO_THOUGHTS = "this version does not separate thoughts from the answer; leave it out"
 NOT_READ = "the model's chat template does not read it; leave it out"
 _CACHED_ANYWAY = "every prefix is cached, and the least recently used is evicted first; leave it out"
 _ONE_TIER = "there is one tier; leave it out"
@@ -20,7 +17,6 @@ _NOT_ROUTED = "the server chooses the engine of each request; leave it out"
 
 _FIELDS: Mapping[str, str] = {
     "custom_labels": "the options of the server say what is logged; leave it out",
-    "effort": "ask for it in system",
     "guided_decoding_backend": "there is only one grammar backend; leave it out",
     "kv_router_hint": _NOT_ROUTED,
     "phase": "chat templates know no phases of an answer; leave it out",
@@ -39,7 +35,9 @@ _FIELDS: Mapping[str, str] = {
 _CLEARING = {"type": "clear_thinking_20251015"}
 
 VALUES: Mapping[str, tuple[Any, ...]] = {
+    "context": ("all_turns", "current_turn"),
     "context_management": ({"edits": [_CLEARING]}, {"edits": [{**_CLEARING, "keep": "all"}]}),
+    "mode": ("pro",),
     "prompt_cache_retention": ("24h", "in-memory"),
     "service_tier": ("flex", "priority", "scale", "standard", "standard_only"),
     "speed": ("fast",),
@@ -56,27 +54,6 @@ _VARIABLES = frozenset(("enable_thinking", "thinking", "reasoning_effort"))
 def harmless(*names: str) -> dict[str, str]:
     """The part of the table for a body that has these fields."""
     return {name: _FIELDS[name] for name in names}
-
-
-def without_empty_thoughts(given: Any, noun: str, kind: str, says: Collection[str], info: ValidationInfo) -> Any:
-    """A history without the thoughts that say nothing, which models with hidden thoughts leave there.
-
-    Args:
-        given: The history as it came, or what is no list.
-        noun: What the interface calls the parts of a history.
-        kind: The `type` of a thought.
-        says: The fields in which a thought says something.
-        info: Of the check of the field.
-    """
-
-    def is_empty(item: Any) -> bool:
-        return isinstance(item, dict) and item.get("type") == kind and not any(item.get(name) for name in says)
-
-    rules = FieldRules.of(info.context)
-    if not isinstance(given, list) or rules.is_strict or not any(map(is_empty, given)):
-        return given
-    rules.pass_over(f"an empty {noun} of type {kind}", NO_THOUGHTS)
-    return [item for item in given if not is_empty(item)]
 
 
 def template_variables(given: Mapping[str, Any] | None, readable: Set[str], rules: FieldRules) -> dict[str, Any]:

@@ -19,6 +19,7 @@ URL = "A `data:` URL in base64, or an http URL of a host that the server allows.
 JOINED = "A text, or a list of parts, which are joined without anything between them."
 ARGUMENTS = "A JSON object, written as a string. The chat template gets it decoded."
 
+DROPPED = "the chat template drops the thoughts of earlier turns"
 _NO_FILES = "models read text, pictures and videos only; send the content as text"
 _CACHED_ANYWAY = "every prefix is cached up to its last token"
 _THOUGHTS = ("reasoning_content", "reasoning")
@@ -185,17 +186,14 @@ class Message(Body):
             role = "system"
         message: dict[str, Any] = {"role": role, "content": self._content()}
         calls = self._calls()
-        thoughts = self.reasoning_content or self.reasoning
-        if thoughts and "reasoning_content" not in template.words:
-            rules.note("reasoning_content", "the chat template drops the thoughts of earlier turns")
-            thoughts = None
         others = {
             "name": self.name,
             "tool_calls": calls or None,
             "tool_call_id": self.tool_call_id,
-            "reasoning_content": thoughts,
+            "reasoning_content": self.reasoning_content or self.reasoning,
         }
         message |= {name: value for name, value in others.items() if value is not None}
+        fit_thoughts(message, template, rules, "reasoning_content")
         check_fits(message, template)
         return message
 
@@ -222,6 +220,18 @@ def check_fits(message: Mapping[str, Any], template: ChatTemplate) -> None:
                 "into the content of a user's or an assistant's message",
                 param="messages",
             )
+
+
+def reads_thoughts(template: ChatTemplate) -> bool:
+    """Whether the template reads the thoughts of earlier turns. It may then drop them as it likes."""
+    return "reasoning_content" in template.words
+
+
+def fit_thoughts(message: dict[str, Any], template: ChatTemplate, rules: FieldRules, name: str) -> None:
+    """Takes the thoughts out of a message if the template does not read them. The rules take note of the name."""
+    if message.get("reasoning_content") and not reads_thoughts(template):
+        rules.note(name, DROPPED)
+        del message["reasoning_content"]
 
 
 def _is_shallow(value: Any, max_depth: int) -> bool:

@@ -1,13 +1,16 @@
 """The fields in which clients say how long a model thinks, and what is shown of its thoughts."""
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 from pydantic import Field
 
 from jsg.errors import RequestError
+from jsg.processing.chat_template import ChatTemplate
 from jsg.server.http.body import Body
-from jsg.server.thinking import Effort, ThoughtWish
+from jsg.server.http.field_rules import FieldRules
+from jsg.server.shared.harmless import NOT_READ
+from jsg.server.thinking import NO_THOUGHTS, Effort, ThoughtForm, ThoughtWish
 
 EFFORT = (
     "How much the model thinks, where its chat template reads this. `none` turns thoughts off and other values turn "
@@ -25,7 +28,9 @@ class Thinking(Body):
     )
     budget_tokens: int | None = Field(None, ge=1, lt=2**31, description=BUDGET.removesuffix(" -1 is no limit."))
     display: Literal["summarized", "omitted"] | None = Field(
-        None, description="With `omitted` no thoughts are shown. `summarized` shows all of them."
+        None,
+        description="With `omitted` no thoughts are shown; their block in /v1/messages has a signature only. "
+        "`summarized` shows all of them.",
     )
 
     @property
@@ -75,3 +80,33 @@ def join_wishes(wishes: Iterable[ThoughtWish]) -> ThoughtWish:
         is_shown=all(wish.is_shown for wish in wishes),
         is_streamed=all(wish.is_streamed for wish in wishes),
     )
+
+
+def template_wishes(
+    wish: ThoughtWish,
+    template: ChatTemplate,
+    form: ThoughtForm | None,
+    asked: Mapping[str, bool],
+    rules: FieldRules,
+    given: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The variables of a chat template, those that ask for thoughts included.
+
+    Args:
+        wish: What the client wants of thoughts.
+        template: The model's.
+        form: How the model thinks; None where it does not.
+        asked: Field that wants something of thoughts → whether it has an effect on each model that thinks, whatever the
+            template reads.
+        rules: Take note of those without an effect.
+        given: The variables that the client gave by name.
+
+    Raises:
+        RequestError: The rules are strict, and a field has no effect.
+    """
+    given = given or {}
+    found = wish.template_kwargs(template, given)
+    for name, is_for_all in asked.items():
+        if not found and (form is None or not is_for_all):
+            rules.pass_over(name, NO_THOUGHTS if form is None else NOT_READ)
+    return {**given, **found}
