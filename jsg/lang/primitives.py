@@ -237,10 +237,12 @@ def _options(given: Sequence[str] | Mapping[str, str | None], param: str) -> lis
     from jsg.lang.decisions import check_labels
 
     pairs = given.items() if isinstance(given, Mapping) else [(each, None) for each in given]
-    options = [tuple(str(each) if isinstance(each, Symbol) else each for each in pair) for pair in pairs]
-    is_right = all(isinstance(label, str) and isinstance(text, str | None) for label, text in options)
-    if isinstance(given, str) or not is_right:
-        raise RequestError(f"{param} must be a list of texts, or a dict of texts, but got {given!r}", param=param)
+    options: list[tuple[str, str | None]] = []
+    for pair in pairs:
+        label, text = (str(each) if isinstance(each, Symbol) else each for each in pair)
+        if isinstance(given, str) or not isinstance(label, str) or not isinstance(text, str | None):
+            raise RequestError(f"{param} must be a list of texts, or a dict of texts, but got {given!r}", param=param)
+        options.append((label, text))
     check_labels([str.__str__(label) for label, _ in options], param)
     return options
 

@@ -13,6 +13,7 @@ from jsg.lang.decisions import Decision
 from jsg.lang.graphs.check import graph_from_json
 from jsg.lang.remote.openai import OpenAI
 from jsg.testing import ScriptedBackend
+from tests.lang.graph_programs import run_here
 from tests.lang.wire_servers import HashToy, WireServer
 
 TICKET = "My card was charged twice for order 17."
@@ -130,7 +131,10 @@ def test_an_api_that_scores_its_prompt_decides_and_another_one_refuses_by_name()
 
     def decide(wire, **options):
         backend = OpenAI("toy", base_url=wire.openai_url, **options)
-        return program.run(backend=backend).get_meta_info("city")["probabilities"]
+        try:
+            return program.run(backend=backend).get_meta_info("city")["probabilities"]
+        finally:
+            run_here(backend.close())
 
     with WireServer(HashToy((" Paris", " New", " York"))).running() as wire:
         assert sum(decide(wire, api="completions", dialect="jsg")) == pytest.approx(1)
