@@ -13,8 +13,15 @@ import pytest
 
 from jsg.config import EngineConfig
 from jsg.engine.core import EngineCore
+from jsg.errors import RequestError
+from jsg.processing.tokenizer import load_tokenizer
+from jsg.processing.turns import ChatTurns
+from jsg.server.chat_prompt import ChatPrompt
+from jsg.server.shared.deciding import before_answer
 from tests.engine.late import late_programs
+from tests.processing import chat_templates
 from tests.server import threads
+from tests.server.byte_tokenizer import write_byte_tokenizer
 from tests.server.real_model import write_real_model
 from tests.server.running import RunningServer
 from tests.server.threads import ServerMaker
@@ -328,3 +335,36 @@ def test_what_system_one_refuses(deciding: RunningServer, question: dict[str, An
     assert answer.status_code == 400
     assert said in answer.json()["error"]["message"]
     assert answer.json()["error"]["param"].startswith("questions.q")
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "behind", "blank"),
+    [
+        ("CHATML", "user\nI", "<|im_end|>\n<|im_start|>assistant\n", ""),
+        ("FOLDED", "<s>[INST] I", " [/INST]", " "),
+        ("MOVING", "[INST]S\n\nI", "[/INST]", " "),
+        ("REASONING", "<|User|>I", "<|Assistant|>", ""),
+        ("WORDS", "USER: I", " ASSISTANT:", " "),
+        ("PARTS", "<|user|>I", "<|end|><|assistant|>", ""),
+    ],
+)
+def test_a_label_stands_where_the_template_writes_a_given_answer(
+    tmp_path: Path, name: str, before: str, behind: str, blank: str
+) -> None:
+    write_byte_tokenizer(tmp_path, getattr(chat_templates, name))
+    tokenizer = load_tokenizer(tmp_path)
+    messages = [*({"role": role, "content": role[0].upper()} for role in ("system", "user", "assistant"))]
+    prompt, rest = ChatPrompt(tokenizer).until_end([*messages, {"role": "user", "content": "I"}])
+    assert tokenizer.decode(prompt.input_ids, skip_special_tokens=False).endswith(before)
+    assert before_answer(lambda: ChatTurns.of_tokenizer(tokenizer), rest) == (behind, blank)
+
+
+def test_a_template_that_repeats_or_moves_the_last_content_is_refused(tmp_path: Path) -> None:
+    for template in (
+        "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}",
+        "{{ messages[-1].content }}{{ messages[0].content }}",
+    ):
+        write_byte_tokenizer(tmp_path, template)
+        chat = ChatPrompt(load_tokenizer(tmp_path))
+        with pytest.raises(RequestError, match="must stand in the prompt in their order"):
+            chat.until_end([{"role": "system", "content": "<|im_end|>"}, {"role": "user", "content": "a"}])

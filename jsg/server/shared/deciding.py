@@ -21,6 +21,7 @@ from jsg.processing.client_text import Stretch, cut, encode_stretches
 from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt, encode_parts
 from jsg.processing.parts import TextPart
 from jsg.processing.tokenizer import Tokenizer
+from jsg.processing.turns import ChatTurns
 from jsg.server.caller import ApiCall
 from jsg.server.front import Front
 from jsg.server.generation import MAX_ANSWERS, MAX_PROMPT_TOKENS, MAX_SCORES, new_rid
@@ -213,18 +214,26 @@ async def _shared(front: Front, given: Input, namespace: str) -> _Shared:
         prompt, behind = await front.media.encode(
             chat.until_end, build, given.size, chat.max_tokens, namespace=namespace, template_kwargs=kwargs
         )
-        blank, is_begun = _blank(front), made[-1]
+        behind, blank = before_answer(lambda: front.turns, behind)
+        is_begun = made[-1]
     plain = frozenset(front.media.placeholders.values())
     return _Shared(tokenizer, plain, limit, prompt, BETWEEN if is_begun else "", behind, blank)
 
 
-def _blank(front: Front) -> str:
-    """A blank, if the template writes one before an answer that the generation prompt leaves to the model."""
+def before_answer(turns: Callable[[], ChatTurns], behind: str) -> tuple[str, str]:
+    """The text between a question and an answer that is given, and the blank before the answer if there is one.
+
+    A generation prompt may leave a blank to the model, or open a thought, where the template writes a given answer
+    otherwise. A blank is encoded with the word behind it.
+    """
     try:
-        opening = front.turns.opening(("user", "assistant"))
+        opening = turns().opening(("user", "assistant"))
     except RequestError:  # the template does not write one turn behind another
-        return ""
-    return " " if opening.text == f"{opening.reply} " else ""
+        return behind, ""
+    if behind.endswith(opening.reply):
+        behind = behind.removesuffix(opening.reply) + opening.text
+    text = behind.rstrip(" ")
+    return text, behind[len(text) :]
 
 
 def _plain_text(messages: Messages, field: str) -> str:
