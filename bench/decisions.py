@@ -154,7 +154,10 @@ def main(arguments: list[str]) -> None:
         for name, program in (("select", selected), ("decide", decided)):
             all_judged: list[Judged] = []
             for task in options.tasks:
-                judged = judge(engine, program, questions(task, options.per_task))
+                asked = questions(task, options.per_task)
+                if len(asked[0][1]) < 2:  # a task with one answer asks nothing
+                    continue
+                judged = judge(engine, program, asked)
                 add(report, f"{name}: {task}", judged)
                 all_judged += judged
             add(report, f"{name}: all", all_judged)
