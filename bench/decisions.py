@@ -26,7 +26,7 @@ from jsg.lang.decisions import Decision
 
 NUM_CHOICES = 4
 NUM_BINS = 10
-TEMPERATURES = [2 ** (step / 8) for step in range(-24, 41)]
+TEMPERATURES = [2 ** (step / 8) for step in range(-24, 65)]
 INSTRUCTIONS = "Which answer is right?"
 
 
@@ -101,6 +101,13 @@ def selected(s: Any, prompt: Any, choices: list[str]) -> None:
         s += sgl.assistant(sgl.select("answer", choices))
 
 
+@sgl.function
+def asked_whether(s: Any, prompt: Any, choices: list[str]) -> None:
+    """Asks a closed question as a predicate. Of a task whose answers are yes and no."""
+    s += sgl.user_begin()
+    s += sgl.decide("answer", prompt[-1]["content"])
+
+
 def questions(task: str, count: int) -> list[tuple[Any, list[str], int]]:
     """The prompt of each held-out case, its choices, and the number of the right one."""
     sys.path.insert(0, str(ROOT / "examples" / "tiny_model"))
@@ -150,6 +157,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--output", type=Path, help="JSON file for all figures")
     options = parser.parse_args(arguments)
     with Engine(max_running_requests=32, deterministic=True) as engine:
+        yes_no = [
+            (prompt, [], int(choices[right] == "No."))
+            for prompt, choices, right in questions("yes_no", options.per_task)
+        ]
         report = Report("bench.decisions", arguments, options.output, model="tiny", device="cpu")
         for name, program in (("select", selected), ("decide", decided)):
             all_judged: list[Judged] = []
@@ -169,6 +180,7 @@ def main(arguments: list[str]) -> None:
                 [each.at(temperature) for each in rest],
                 temperature=temperature,
             )
+        add(report, "predicate: yes_no", judge(engine, asked_whether, yes_no))
     report.close()
 
 
