@@ -207,7 +207,7 @@ def test_the_official_client_reads_every_answer(deciding: RunningServer) -> None
     paid, team, anger, typed = done.answers
     assert paid.type == "predicate"
     assert 0 < paid.probability < 1
-    assert 0 < paid.label_mass < 1
+    assert 0 < paid.to_dict()["label_mass"] < 1
     assert team.type == "choice"
     assert team.choice in TEAMS
     assert 0 <= team.confidence <= 1
