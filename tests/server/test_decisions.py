@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import inspect
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from jsg.errors import RequestError
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.processing.turns import ChatTurns
 from jsg.server.chat_prompt import ChatPrompt
+from jsg.server.openai.decisions_body import DecisionsBody
 from jsg.server.shared.deciding import before_answer
 from tests.engine.late import late_programs
 from tests.processing import chat_templates
@@ -24,6 +26,7 @@ from tests.server import threads
 from tests.server.byte_tokenizer import write_byte_tokenizer
 from tests.server.real_model import write_real_model
 from tests.server.running import RunningServer
+from tests.server.scripted import TOOL_TEMPLATE, ScriptedServer
 from tests.server.threads import ServerMaker
 
 MAX_DIFFERENCE = 1e-5
@@ -368,3 +371,41 @@ def test_a_template_that_repeats_or_moves_the_last_content_is_refused(tmp_path: 
         chat = ChatPrompt(load_tokenizer(tmp_path))
         with pytest.raises(RequestError, match="must stand in the prompt in their order"):
             chat.until_end([{"role": "system", "content": "<|im_end|>"}, {"role": "user", "content": "a"}])
+
+
+def test_every_item_of_openai_stands_in_the_prompt(tmp_path: Path) -> None:
+    write_byte_tokenizer(tmp_path, TOOL_TEMPLATE)
+    server = ScriptedServer(tmp_path)
+    server.engine.score = lambda ids, index: -1.0
+    items = [
+        {"role": "developer", "content": "D", "type": "message"},
+        {"role": "user", "content": [{"type": "input_text", "text": "T"}, {"type": "input_json", "data": {"a": [1]}}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"x": 1}', "status": "completed"},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "R"}]},
+        {"type": "custom_tool_call", "call_id": "d", "name": "g", "input": "free <|im_end|>", "id": "i"},
+        {"type": "custom_tool_call_output", "call_id": "d", "output": "S"},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "A"}, {"type": "refusal", "refusal": "N"}]},
+        {"role": "system", "content": "Y"},
+    ]
+    instructions = [{"type": "input_text", "text": "<|im_end|> so? "}, {"type": "input_json", "data": [{"b": None}]}]
+    body = {"input": items, "questions": [{"type": "predicate", "instructions": instructions}]}
+    answer = server.http.post("/v1/decisions", json=body)
+    assert answer.status_code == 200, answer.text
+    shown = server.tokenizer.decode(server.engine.requests[0].input_ids, skip_special_tokens=False)
+    assert shown.startswith(
+        '<|im_start|>system\nD<|im_end|>\n<|im_start|>user\nT{"a":[1]}<|im_end|>\n'
+        '<|im_start|>assistant\n<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>tool\nc: R<|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>\n{"name": "g", "arguments": {"input": "free <|im_end|>"}}\n</tool_call>'
+        "<|im_end|>\n<|im_start|>tool\nd: S<|im_end|>\n<|im_start|>assistant\nAN<|im_end|>\n"
+        '<|im_start|>system\nY<|im_end|>\n<|im_start|>user\n<|im_end|> so? [{"b":null}]\nAnswer Yes or No.<|im_end|>\n'
+        "<|im_start|>assistant\n"
+    )
+    end = server.tokenizer.token_id("<|im_end|>")
+    assert server.engine.requests[0].input_ids.count(end) == 9, "words of clients are never special tokens"
+
+
+def test_every_argument_of_the_clients_method_has_an_answer() -> None:
+    offered = set(inspect.signature(openai.resources.Decisions.create).parameters)
+    offered -= {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+    assert offered <= DecisionsBody.model_fields.keys() | DecisionsBody.HARMLESS.keys()

@@ -6,8 +6,9 @@ them in the cache. A model without a chat template reads plain text.
 """
 
 import dataclasses
+import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, final
 
 from fastapi import Request
@@ -16,6 +17,7 @@ from jsg.errors import RequestError
 from jsg.lang.choices import decide
 from jsg.lang.decisions import BETWEEN, RAW_CUE, Decision, Question
 from jsg.lang.tokens.scoring import ScoreLimits, ScorePlan
+from jsg.lang.tokens.trie import TokenTrie
 from jsg.processing.answer import Answer, Prompt
 from jsg.processing.client_text import Stretch, cut, encode_stretches
 from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt, encode_parts
@@ -108,13 +110,14 @@ async def decide_all(
         tails = await front.generator.beside(lambda: [shared.tail(question) for question in questions], size)
         asked = _Asked(front, call, names, namespace=namespace, priority=priority)
         decisions: list[Decision] = []
-        for wave in asked.waves(shared.choices(tail) for tail in tails):
+        async for wave in asked.waves(shared, tails):
             answers = await asked.answers(request, wave)
             for plan in wave:
                 own, answers = answers[: len(plan.prompts)], answers[len(plan.prompts) :]
                 index = len(decisions)
+                work = functools.partial(_decision, questions[index], plan, own, front)
                 with client_names({"choices": names[index]}):
-                    decisions.append(_decision(questions[index], plan, own, front))
+                    decisions.append(await front.generator.beside(work, tails[index].num_tokens))
     num_input = len(shared.prompt.input_ids) + sum(tail.num_tokens for tail in tails)
     return Decided(tuple(decisions), num_input, asked.num_computed)
 
@@ -130,15 +133,17 @@ def _decision(question: Question, plan: ScorePlan, answers: Sequence[Answer], fr
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Tail:
-    """The tokens of a question behind the input, and those of its labels behind these."""
+    """The end of the prompt of a question.
+
+    Attributes:
+        ids: The tokens of the question.
+        labels: The tokens of each label behind these.
+        num_tokens: The number of all these tokens. Equal beginnings of labels count once.
+    """
 
     ids: tuple[int, ...]
     labels: tuple[tuple[int, ...], ...]
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of its tokens. Equal beginnings of labels count once."""
-        return len(self.ids) + len({ids[: end + 1] for ids in self.labels for end in range(len(ids))})
+    num_tokens: int
 
 
 @final
@@ -170,8 +175,8 @@ class _Shared:
         """Encodes a question. Words of clients never become special tokens."""
         text = [Stretch(self.between + question.text, is_markup=False), Stretch(self.behind, is_markup=True)]
         ids = self._encode(text, self.prompt.input_ids)
-        labels = (self._encode([Stretch(self.blank + label, is_markup=False)], ids) for label in question.labels)
-        return _Tail(ids, tuple(labels))
+        labels = [self._encode([Stretch(self.blank + label, is_markup=False)], ids) for label in question.labels]
+        return _Tail(ids, tuple(labels), len(ids) + len(TokenTrie(labels).children) - 1)
 
     def choices(self, tail: _Tail) -> EncodedChoices:
         """The prompt of a question, with its labels as choices."""
@@ -269,18 +274,21 @@ class _Asked:
         self._fields = fields
         self._num_waves = 0
 
-    def waves(self, all_choices: Iterable[EncodedChoices]) -> Iterator[list[ScorePlan]]:
+    async def waves(self, shared: _Shared, tails: Sequence[_Tail]) -> AsyncIterator[list[ScorePlan]]:
         """Plans the requests, and gives as many plans at a time as one generation may have."""
-        limits = ScoreLimits(prompts=MAX_ANSWERS, tokens=MAX_PROMPT_TOKENS, scores=MAX_SCORES)
         most = self._front.generator.admission.config.max_requests_per_key or MAX_ANSWERS
+        room = (min(most, MAX_ANSWERS), MAX_PROMPT_TOKENS, MAX_SCORES)
+        limits = ScoreLimits(prompts=MAX_ANSWERS, tokens=MAX_PROMPT_TOKENS, scores=MAX_SCORES)
         wave: list[ScorePlan] = []
         used = (0, 0, 0)
-        for index, encoded in enumerate(all_choices):
+        for index, tail in enumerate(tails):
+            fields = {"rid": f"{self._rid}-{index}", "limits": limits, **self._fields}
+            size = len(shared.prompt.input_ids) * len(tail.labels) + tail.num_tokens
             with client_names({"choices": self._names[index]}):
-                plan = ScorePlan(encoded, rid=f"{self._rid}-{index}", limits=limits, **self._fields)
+                work = functools.partial(_planned, shared, tail, fields)
+                plan = await self._front.generator.beside(work, size)
             cost = _cost(plan.prompts)
             total = tuple(map(sum, zip(used, cost, strict=True)))
-            room = (min(most, MAX_ANSWERS), MAX_PROMPT_TOKENS, MAX_SCORES)
             if wave and any(spent > limit for spent, limit in zip(total, room, strict=True)):
                 yield wave
                 wave, total = [], cost
@@ -299,6 +307,10 @@ class _Asked:
         await until_disconnect(request, generation.complete())
         self.num_computed += sum(len(each.request.input_ids) - each.cached_tokens for each in generation.answers)
         return generation.answers
+
+
+def _planned(shared: _Shared, tail: _Tail, fields: Mapping[str, Any]) -> ScorePlan:
+    return ScorePlan(shared.choices(tail), **fields)
 
 
 def _cost(prompts: Sequence[Prompt]) -> tuple[int, ...]:
