@@ -72,7 +72,7 @@ def test_a_picture_in_the_input_of_decisions_is_in_the_prompt_of_each_question(s
     questions = [{"type": "predicate", "instructions": each} for each in ("a", "b")]
     response = server.http.post("/v1/decisions", json={"input": items, "questions": questions})
     assert response.status_code == 200, response.text
-    for request, asked in zip(server.engine.requests, "ab", strict=True):
+    for request, asked in zip(server.engine.requests, "aabb", strict=True):
         assert len(request.media) == 2
         shown = server.tokenizer.decode(request.input_ids, skip_special_tokens=False)
         assert shown.count("<image>") == 2 * PATCHES
