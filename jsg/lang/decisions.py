@@ -168,7 +168,7 @@ def items_of(question: str, role: Role | None, *, has_turns: bool, is_begun: boo
         is_begun: Whether the open turn, or the prompt without turns, has a text already.
     """
     if not has_turns:
-        return [Text(f"{BETWEEN if is_begun else ''}{question}{RAW_CUE}")]
+        return [Text(f"{BETWEEN if is_begun else ''}{question}{RAW_CUE} ")]  # a label is encoded with the blank
     if role == "user":
         items: list[PromptItem] = [Text(f"{BETWEEN if is_begun else ''}{question}")]
     else:

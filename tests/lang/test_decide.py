@@ -92,14 +92,14 @@ def test_a_question_fits_what_is_open(is_compiled):
         s["said"] = s["second"]
         s += s["said"]
 
-    with ScriptedBackend(choices=[" No", "Yes", "No", "Yes"]) as backend:
+    with ScriptedBackend(choices=["No", "Yes", "No", "Yes"]) as backend:
         run = program.compile().run if is_compiled else program.run
         state = run(q="why", backend=backend)
         assert [state[name] for name in ("raw", "first", "second", "third")] == ["No", "Yes", "No", "Yes"]
         assert state.text() == "why[user]text[/user][assistant]an answer[/assistant]No"
     asked = "why\nAnswer Yes or No."
     assert [call.prompt for call in backend.calls] == [
-        f"why\n\n{asked}\nAnswer:",
+        f"why\n\n{asked}\nAnswer: ",
         f"why[user]{asked}[/user][assistant]",
         f"why[user]text\n\n{asked}[/user][assistant]",
         f"why[user]text[/user][assistant]an answer[/assistant][user]{asked}[/user][assistant]",

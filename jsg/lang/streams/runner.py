@@ -260,14 +260,12 @@ class Runner:
         turns, role, kind = self.transcript.turns, self.transcript.role, select.decision
         assert kind is not None, "a question has a kind"
         is_begun = bool(turns[-1].content) if role is not None else bool(self.transcript.log.num_pieces)
-        labels = select.choices if turns else tuple(f" {label}" for label in select.choices)
         with self._history.calling(op) as (call,):
             [branch] = await self._live().fork(1)
             try:
                 for item in items_of(question, role, has_turns=bool(turns), is_begun=is_begun):
                     await branch.extend(item)
-                asked = dataclasses.replace(select, choices=labels, temperature=0.0)
-                selection = await branch.select(asked)
+                selection = await branch.select(dataclasses.replace(select, temperature=0.0))
             finally:
                 await branch.close()
             call.meta = selection.meta
