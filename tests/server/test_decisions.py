@@ -205,6 +205,7 @@ def test_the_official_client_reads_every_answer(deciding: RunningServer) -> None
             ],
             questions=questions,
             prompt_cache_key="a",
+            prompt_cache_options={"mode": "implicit", "ttl": "30m"},
             safety_identifier="me",
         )
     paid, team, anger, typed = done.answers
