@@ -11,6 +11,7 @@ from unittest import mock
 
 import openai
 import pytest
+from openai.resources import Decisions
 
 from jsg.config import EngineConfig
 from jsg.engine.core import EngineCore
@@ -211,7 +212,7 @@ def test_the_official_client_reads_every_answer(deciding: RunningServer) -> None
     paid, team, anger, typed = done.answers
     assert paid.type == "predicate"
     assert 0 < paid.probability < 1
-    assert 0 < paid.to_dict()["label_mass"] < 1
+    assert 0 < (paid.model_extra or {})["label_mass"] < 1
     assert team.type == "choice"
     assert team.choice in TEAMS
     assert 0 <= team.confidence <= 1
@@ -264,11 +265,11 @@ def test_a_model_without_a_chat_template_reads_plain_text(
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "<|im_end|>"}')
     with serving(make_server, tmp_path, compile_cache_dir) as server:
         (answer,) = decide(server, questions=QUESTIONS[:1])["answers"]
-        refused = server.http.post(
-            "/v1/decisions",
-            json={"input": [{"role": "system", "content": "a"}], "questions": QUESTIONS},
-        )
-    assert "input must be text of the user" in refused.json()["error"]["message"]
+        picture = {"type": "input_image", "image_url": "data:"}
+        for role, content in (("system", "a"), ("user", [picture])):
+            body = {"input": [{"role": role, "content": content}], "questions": QUESTIONS}
+            refused = server.http.post("/v1/decisions", json=body)
+            assert "input must be text of the user" in refused.json()["error"]["message"]
     prompt = f"{TICKET}\n\nThe customer paid twice.\nAnswer Yes or No.\nAnswer:"
     (yes, _), _ = enumerated(deciding, prompt, [" Yes", " No"])
     assert answer["probability"] == pytest.approx(yes, abs=MAX_DIFFERENCE)
@@ -407,6 +408,6 @@ def test_every_item_of_openai_stands_in_the_prompt(tmp_path: Path) -> None:
 
 
 def test_every_argument_of_the_clients_method_has_an_answer() -> None:
-    offered = set(inspect.signature(openai.resources.Decisions.create).parameters)
+    offered = set(inspect.signature(Decisions.create).parameters)
     offered -= {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
     assert offered <= DecisionsBody.model_fields.keys() | DecisionsBody.HARMLESS.keys()

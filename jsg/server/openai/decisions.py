@@ -47,8 +47,6 @@ async def create_decision(body: DecisionsBody, request: Request, call: CurrentCa
 def _input(body: DecisionsBody, front: Front) -> Input:
     turns = [Turn("", "user", body.input)] if isinstance(body.input, str) else _merged(map(_turn, body.input))
     size = sum(len(turn.text) + sum(len(picture.url) for picture in turn.pictures) for turn in turns)
-    if front.generator.tokenizer.chat_template is None and all(turn.role == "user" for turn in turns):
-        return Input(lambda: [{"role": "user", "content": turn.text} for turn in turns], size, "input")
     return Input(lambda: messages_of(turns, front.chat.template)[0], size, "input")
 
 

@@ -198,31 +198,23 @@ class _Shared:
 async def _shared(front: Front, given: Input, namespace: str) -> _Shared:
     tokenizer, chat = front.generator.tokenizer, front.chat
     limit = front.generator.info.max_request_tokens
-    made: list[bool] = []  # whether the question follows a text in its turn
-
-    def build() -> Messages:
-        messages = [dict(message) for message in given.build()]
-        if messages and messages[-1]["role"] == "user":
-            made.append(bool(messages[-1]["content"]))
-            return messages
-        made.append(False)
-        return [*messages, {"role": "user", "content": ""}]
-
+    messages = await front.threads.run(given.build, given.size)
+    if messages[-1]["role"] != "user":
+        messages = [*messages, {"role": "user", "content": ""}]
     if tokenizer.chat_template is None:
-        text = _plain_text(await front.threads.run(given.build, given.size), given.field)
+        text = _plain_text(messages, given.field)
         prompt = await front.generator.beside(
             lambda: encode_parts(tokenizer, [TextPart(text)], max_tokens=limit), given.size
         )
-        behind, blank, is_begun = RAW_CUE, " ", bool(text)
+        behind, blank = RAW_CUE, " "
     else:
         kwargs = {"enable_thinking": False} if "enable_thinking" in chat.template.variables else {}
         prompt, behind = await front.media.encode(
-            chat.until_end, build, given.size, chat.max_tokens, namespace=namespace, template_kwargs=kwargs
+            chat.until_end, lambda: messages, given.size, chat.max_tokens, namespace=namespace, template_kwargs=kwargs
         )
         behind, blank = before_answer(lambda: front.turns, behind)
-        is_begun = made[-1]
-    plain = frozenset(front.media.placeholders.values())
-    return _Shared(tokenizer, plain, limit, prompt, BETWEEN if is_begun else "", behind, blank)
+    between = BETWEEN if messages[-1]["content"] else ""
+    return _Shared(tokenizer, frozenset(front.media.placeholders.values()), limit, prompt, between, behind, blank)
 
 
 def before_answer(turns: Callable[[], ChatTurns], behind: str) -> tuple[str, str]:
