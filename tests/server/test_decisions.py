@@ -182,6 +182,7 @@ def test_400_questions_and_255_choices(cold: RunningServer) -> None:
     assert "400" in answer.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_questions_that_are_too_many_for_one_generation_follow(
     make_server: ServerMaker, directory: Path, compile_cache_dir: str, deciding: RunningServer
 ) -> None:
@@ -257,6 +258,7 @@ def test_system_one_is_the_same_in_another_form(deciding: RunningServer) -> None
     assert 0 < deciding.http.post("/v1/systemone", json=body).json()["answers"]["paid"]["noul"] < 1
 
 
+@pytest.mark.slow
 def test_a_model_without_a_chat_template_reads_plain_text(
     make_server: ServerMaker, directory: Path, compile_cache_dir: str, deciding: RunningServer, tmp_path: Path
 ) -> None:
