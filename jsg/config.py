@@ -248,6 +248,11 @@ class ServerConfig:
     max_request_bytes: Annotated[int, (1024, 2**31)] = _knob(
         4 * 2**20, "The most bytes in the body of a request, without its pictures and videos."
     )
+    decision_temperature: Annotated[float, (0.01, 100.0)] = _knob(
+        1.0,
+        "Calibrates decisions: the log-probabilities of their labels are divided by it. Above 1 the answers are less "
+        "certain.",
+    )
     strict_fields: bool = _knob(
         False, "Refuses fields that have no effect, which otherwise are taken with a warning in the response."
     )

@@ -1,6 +1,7 @@
 """The expressions that a program appends: `gen`, `select`, turns, pictures. Each checks its arguments only."""
 
 import json
+import math
 import numbers
 import operator
 from collections.abc import Mapping, Sequence
@@ -181,6 +182,69 @@ def select(
     args = sampling_args(temperature=temperature, seed=seed)
     chosen_at = float(args.temperature or 0.0)
     return Select(_checked_name(name), tuple(choices), _method_name(choices_method), chosen_at, args.seed)
+
+
+@checked_keywords
+def decide(
+    name: str | None = None,
+    instructions: str | None = None,
+    choices: Sequence[str] | Mapping[str, str | None] | None = None,
+    levels: Sequence[str] | Mapping[str, str | None] | None = None,
+    *,
+    temperature: float = 1.0,
+) -> Expr:
+    """Asks a question about the prompt as it is now. Nothing is appended, so no question sees another one.
+
+    Without `choices` and `levels` the question is whether something is so, and the variable is "Yes" or "No". Otherwise
+    the variable is the likeliest choice or level. `get_meta_info(name)` has `probabilities` (of "Yes" and "No", or of
+    the choices or levels in order), `label_mass`, the `probability` of "Yes", the `confidence` of a choice, and the
+    `score` and `confidence` of levels.
+
+    Args:
+        name: The variable.
+        instructions: The question, or what may be so.
+        choices: The possible answers, 2 to 255, or a dict of them with their descriptions.
+        levels: Levels from the lowest to the highest, 2 to 255, or a dict of them with their descriptions.
+        temperature: The log-probabilities are divided by it, and are probabilities again then. It calibrates.
+
+    Raises:
+        RequestError: An argument is wrong, or cannot be given with another one.
+    """
+    if isinstance(instructions, Symbol):
+        instructions = str(instructions)
+    if not isinstance(instructions, str):
+        raise RequestError(f"instructions must be text, but got {instructions!r}", param="instructions")
+    if choices is not None and levels is not None:
+        raise RequestError("a question has choices or levels, but got both; ask two questions", param="levels")
+    from jsg.lang import decisions  # loads more than a program without decisions needs
+
+    at = sampling_args(temperature=temperature).temperature
+    if at is None or not 0 < at < math.inf:
+        raise RequestError(f"temperature must be above 0 and finite, but got {temperature}", param="temperature")
+    if choices is not None:
+        question = decisions.choice(instructions, _options(choices, "choices"))
+    elif levels is not None:
+        question = decisions.score(instructions, _options(levels, "levels"))
+    else:
+        question = decisions.predicate(instructions)
+    return Select(
+        _checked_name(name), question.labels, DEFAULT_CHOICES_METHOD, float(at), None, question.text, question.kind
+    )
+
+
+def _options(given: Sequence[str] | Mapping[str, str | None], param: str) -> list[tuple[str, str | None]]:
+    """Gives labels and descriptions. Raises RequestError."""
+    from jsg.lang.decisions import check_labels
+
+    pairs = given.items() if isinstance(given, Mapping) else [(each, None) for each in given]
+    options: list[tuple[str, str | None]] = []
+    for pair in pairs:
+        label, text = (str(each) if isinstance(each, Symbol) else each for each in pair)
+        if isinstance(given, str) or not isinstance(label, str) or not isinstance(text, str | None):
+            raise RequestError(f"{param} must be a list of texts, or a dict of texts, but got {given!r}", param=param)
+        options.append((label, text))
+    check_labels([str.__str__(label) for label, _ in options], param)
+    return options
 
 
 def system(expr: "Expr | str | None" = None) -> ExprList:

@@ -10,6 +10,7 @@ from typing import Any, Literal, assert_never, cast
 
 from jsg.errors import AbortedError
 from jsg.lang.backend import BlockSession, Piece, Session
+from jsg.lang.decisions import Decision, items_of
 from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, VarScopeBegin, VarScopeEnd, Video
 from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import Loop
@@ -238,6 +239,8 @@ class Runner:
                             reply.add(piece)
                     call.meta = reply.meta
                 reply.finish()
+            case Select(question=str(question)):
+                await self._decide(op, op.expr, question)
             case Select():
                 with self._history.calling(op) as (call,):
                     selection = await self._live().select(op.expr)
@@ -251,6 +254,26 @@ class Runner:
                 self._cross_scope(op)
             case item:
                 await self._extend(item)
+
+    async def _decide(self, op: ExprOp, select: Select, question: str) -> None:
+        """Asks a question in a branch, which ends with the answer: the prompt stays as it is."""
+        turns, role, kind = self.transcript.turns, self.transcript.role, select.decision
+        assert kind is not None, "a question has a kind"
+        is_begun = bool(turns[-1].content) if role is not None else bool(self.transcript.log.num_pieces)
+        with self._history.calling(op) as (call,):
+            [branch] = await self._live().fork(1)
+            try:
+                for item in items_of(question, role, has_turns=bool(turns), is_begun=is_begun):
+                    await branch.extend(item)
+                selection = await branch.select(dataclasses.replace(select, temperature=0.0))
+            finally:
+                await branch.close()
+            call.meta = selection.meta
+        decision = Decision.of(kind, selection, select.temperature)
+        label = select.choices[decision.best]
+        (variable,) = op.variables
+        variable.add(label)
+        variable.finish(label, {**selection.meta, **decision.report()})
 
     def _cross_scope(self, op: ExprOp) -> None:
         match op.expr:

@@ -18,7 +18,7 @@ from jsg.lang.choices import decide, method_named
 from jsg.lang.ir import GEN, Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text, Video, check_forms
 from jsg.lang.patterns import DTYPE_PATTERNS
 from jsg.lang.tokens.model import Hold, TokenCall, TokenModel
-from jsg.lang.tokens.shared_prefix import SharedPrefix, commit, try_hold
+from jsg.lang.tokens.shared_prefix import SharedPrefix, commit, cut_off, try_hold
 from jsg.lang.tokens.turn_writer import TurnWriter
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
 from jsg.processing.thoughts import MARKER_TOKENS, Markers
@@ -37,6 +37,7 @@ class TokenSession:
 
     Invariants: `_parts[:_floor]` are the parts that it shares with the session from which it was forked, and none of
     their text is encoded together with later text. While `_prefix` is set, it comes before `_parts`, and `_floor` is 0.
+    In a branch `_own`, and `_parts[_floor:]` behind it, is what it has behind the prompt from which it was forked.
     """
 
     def __init__(self, model: TokenModel) -> None:
@@ -45,6 +46,7 @@ class TokenSession:
         self._prefix: SharedPrefix | None = None
         self._parts: list[Part] = []
         self._floor = 0
+        self._own: tuple[Part, ...] = ()  # what it shares with its own forks
         self._turn = TurnWriter()
         self._held: list[SharedPrefix] = []
         self._hint: Hold | None = None
@@ -129,6 +131,8 @@ class TokenSession:
         prefix = None
         if not self._is_empty:
             self._merge()
+            if self._origin is not None:
+                self._own += cut_off(tuple(self._parts[self._floor :]))
             prefix = SharedPrefix(self._model, self._prefix, self._parts, size, is_held=size > 1)
             self._prefix, self._parts, self._floor = prefix, [], 0
         if self._point is None:
@@ -156,7 +160,7 @@ class TokenSession:
                 "closed one; close in a branch what it opens, and nothing else",
                 param="mode",
             )
-        own = [(await branch._resolve())[branch._floor :] for branch in ours]
+        own = [tuple(merged((*branch._own, *(await branch._resolve())[branch._floor :]))) for branch in ours]
         if any(isinstance(part, JoinedPart) for part in await self._resolve()):
             raise RequestError(
                 "concate_and_append must be used once at most in a state, but it was before; gather the variables of "

@@ -22,7 +22,6 @@ from jsg.server.http.event_stream import respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.http.json_body import CurrentRules, new_router
-from jsg.server.media_sources import MediaSource, joined_content
 from jsg.server.openai.common import TokenNames
 from jsg.server.openai.response_store import Picture, ResponseStore, StoredResponse, Turn, compact
 from jsg.server.openai.responses_body import (
@@ -34,16 +33,15 @@ from jsg.server.openai.responses_body import (
 )
 from jsg.server.openai.responses_events import events_of
 from jsg.server.openai.responses_reply import Reply, shown_thoughts
+from jsg.server.openai.turns import messages_of
 from jsg.server.shared.beginning import begin
-from jsg.server.shared.messages import DROPPED, FunctionCall, check_fits, reads_thoughts
+from jsg.server.shared.messages import DROPPED, reads_thoughts
 from jsg.server.shared.thinking_fields import template_wishes
 from jsg.server.thinking import think
 from jsg.server.tool_use import ToolUse, naming
 from jsg.types import FinishType
 
 DEFAULT_ITEMS, MAX_ITEMS = 20, 100  # of one page of input items
-
-_OLDER_ROLES = {"developer": "system"}
 
 router = new_router()
 
@@ -228,58 +226,6 @@ def _turn(item: InputItem, rid: str, index: int, caller: Caller, responses: Resp
     return stored if stored is not None and stored.says_the_same(made) else made
 
 
-def _messages(turns: Sequence[Turn], template: ChatTemplate) -> tuple[list[dict[str, Any]], dict[int, Sequence[int]]]:
-    """The conversation in the form of chat templates, and index of a message → the tokens that the model wrote.
-
-    Raises RequestError.
-    """
-    messages: list[dict[str, Any]] = []
-    answers: dict[int, Sequence[int]] = {}
-    for turn in turns:
-        role = turn.role if turn.role in template.words else _OLDER_ROLES.get(turn.role, turn.role)
-        last: dict[str, Any] = messages[-1] if messages else {"role": None}
-        if turn.is_thought:
-            if reads_thoughts(template):
-                messages.append({"role": "assistant", "content": "", "reasoning_content": turn.text})
-        elif turn.is_result:
-            message = {"role": "tool", "tool_call_id": turn.call_id, "content": turn.text}
-            messages.append(message if turn.name is None else message | {"name": turn.name})
-        elif turn.name is not None:
-            if last["role"] != "assistant":
-                messages.append(last := {"role": "assistant", "content": ""})
-            function = FunctionCall(name=turn.name, arguments=turn.text).to_template()
-            last.setdefault("tool_calls", []).append({"id": turn.call_id, "type": "function", "function": function})
-        elif role == "system" and len(messages) == 1 and _goes_on(last, turn):
-            last["content"] += f"\n\n{turn.text}"  # most templates take one system message, at the front
-        else:
-            message = {"role": role, "content": _content(turn)}
-            if role == "assistant" and _is_only_thoughts(last):
-                message = messages.pop() | message
-            if turn.token_ids:
-                answers[len(messages)] = turn.token_ids
-            messages.append(message)
-    for message in messages:
-        check_fits(message, template)
-    return messages, answers
-
-
-def _is_only_thoughts(message: dict[str, Any]) -> bool:
-    """Whether a message has thoughts, and waits for what the assistant says behind them."""
-    return "reasoning_content" in message and not message["content"] and "tool_calls" not in message
-
-
-def _goes_on(last: dict[str, Any], turn: Turn) -> bool:
-    """Whether a turn of the system can be joined with the last message: both are the system's, and text only."""
-    return last["role"] == "system" and isinstance(last["content"], str) and not turn.pictures
-
-
-def _content(turn: Turn) -> str | list[Any]:
-    """The content of a message, with a `MediaSource` for each picture."""
-    return joined_content(
-        [MediaSource("image", piece.url) if isinstance(piece, Picture) else piece for piece in turn.pieces]
-    )
-
-
 async def _encode(
     body: ResponsesBody | InputTokensBody,
     turns: Sequence[Turn],
@@ -291,7 +237,7 @@ async def _encode(
     turns = turns if body.instructions is None else [Turn("", "system", body.instructions), *turns]
     num_chars = sum(len(turn.text) + sum(len(picture.url) for picture in turn.pictures) for turn in turns)
     template = front.chat.template
-    messages, answers = await front.threads.run(lambda: _messages(turns, template), num_chars)
+    messages, answers = await front.threads.run(lambda: messages_of(turns, template), num_chars)
     return await front.media.chat(
         front.chat,
         lambda: messages,
