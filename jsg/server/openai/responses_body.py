@@ -419,6 +419,7 @@ class ResponsesBody(with_sampling(InputTokensBody, "responses")):
     REFUSED: ClassVar[Mapping[str, str]] = {
         **InputTokensBody.REFUSED,
         "access_programs": "it belongs to another service; leave it out",
+        "background_options": "no response is made in the background; leave it out",
         "context_management": "the server never shortens a conversation; shorten it before you send it",
         "image": _NO_DRAWING,
         "moderation": "the server does not moderate answers; leave it out",
