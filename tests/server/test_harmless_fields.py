@@ -48,9 +48,6 @@ CASES = [
     (RESPONSES, "prompt_cache_options", {"ttl": "1h"}),
     (RESPONSES, "verbosity", {"text": {"verbosity": "low"}}),
     (RESPONSES, "phase", {"input": [HI[0] | {"phase": "commentary"}]}),
-    (RESPONSES, "an item of type reasoning", {"input": [
-        {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]}, *HI,
-    ]}),
     (RESPONSES, "encrypted_content", {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}, *HI]}),
     (RESPONSES, "context", {"reasoning": {"context": "all_turns"}}),
     (RESPONSES, "mode", {"reasoning": {"mode": "pro"}}),
@@ -60,11 +57,10 @@ CASES = [
     (MESSAGES, "context_management", {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
     (MESSAGES, "thinking", {"type": "enabled", "budget_tokens": 2}),
     (MESSAGES, "thinking", {"type": "adaptive"}),
-    *((MESSAGES, f"a block of type {block['type']}", {"messages": [
-        *HI, {"role": "assistant", "content": [block]}, {"role": "user", "content": "so?"},
-    ]}) for block in (
-        {"type": "thinking", "thinking": "so", "signature": "x"}, {"type": "redacted_thinking", "data": "x"},
-    )),
+    (MESSAGES, "a block of type redacted_thinking", {"messages": [
+        *HI, {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]},
+        {"role": "user", "content": "so?"},
+    ]}),
     (MESSAGES, "thread", {"type": "create"}),
     ("/generate", "routing_key", "a"),
     ("/generate", "custom_labels", {"team": "a"}),
@@ -184,6 +180,29 @@ class TestThreads:
     def test_other_refusals_have_no_details(self, http):
         error = http.post(MESSAGES, json=BODIES[MESSAGES] | {"container": "c"}).json()["error"]
         assert error.keys() == {"type", "message"}
+
+
+def num_input(response: httpx.Response) -> int:
+    usage = response.json()["usage"]
+    return usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
+
+
+def test_thoughts_that_the_template_drops_are_no_fault(http, strict):
+    """They change nothing, and a client cannot know."""
+    item = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "because"}]}
+    block = {"type": "thinking", "thinking": "because", "signature": "x"}
+    turn = {"role": "assistant", "content": "a"}
+    for path, name, plain, dropped in (
+        (RESPONSES, "an item of type reasoning", {"input": [*HI, turn, *HI]}, {"input": [*HI, item, turn, *HI]}),
+        (MESSAGES, "a block of type thinking", {"messages": [*HI, turn, *HI]}, {"messages": [
+            *HI, {"role": "assistant", "content": [block, {"type": "text", "text": "a"}]}, *HI,
+        ]}),
+    ):  # fmt: skip
+        used = num_input(http.post(path, json=BODIES[path] | plain))
+        for client in (http, strict):
+            response = client.post(path, json=BODIES[path] | dropped)
+            assert response.headers[HEADER].startswith(f"{name} has no effect: the chat template drops")
+            assert num_input(response) == used
 
 
 def test_tokenize_counts_what_chat_takes(http, strict):

@@ -234,7 +234,7 @@ class TestResponses:
         prompt = forgetful.prompt
         sent = [*HI, *[item.model_dump() for item in first.output], {"role": "user", "content": "and?"}]
         response = forgetful.http.post("/v1/responses", json={"input": sent})
-        assert response.headers[HEADER].startswith("an item of type reasoning has no effect: the model's chat template")
+        assert response.headers[HEADER].startswith("an item of type reasoning has no effect: the chat template drops")
         assert forgetful.prompt == prompt
         assert THOUGHTS not in prompt and f"assistant\n{TEXT}<|im_end|>" in prompt
 
