@@ -153,10 +153,10 @@ def test_a_thousand_schemas(thinker: Thinker):
 
 
 @pytest.mark.long
-def test_a_thousand_schemas_in_every_case(thinker: Thinker):
+def test_a_hundred_schemas_in_every_case(thinker: Thinker):
     rng = np.random.default_rng(3)
     cases = list(itertools.product(thinker.budgets, JUMPS, (True, False)))
-    for _ in range(1000):
+    for _ in range(100):
         check(thinker, [random_schema(rng)], cases)
 
 
