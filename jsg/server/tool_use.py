@@ -1,7 +1,7 @@
 """Tools that an answer may call: the model is shown them, a grammar enforces their form, a parser reads the calls.
 
 This module serves every API. Each API makes a `ToolUse` of its own fields, and shows the text and the calls of an
-answer in its own form. A dialect is how a model writes calls in text; `jsg.processing.tool_calls` has the dialects.
+answer in its own form. A dialect is how a model writes calls in text; `jsg.dialects` has the dialects.
 """
 
 import contextlib
@@ -11,21 +11,19 @@ import json
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, final, get_args
+from typing import Any, Literal, final
 
 from jsg.constrained.tags import tools as tool_grammars
+from jsg.dialects import Dialect
 from jsg.errors import GrammarError, RequestError
 from jsg.processing.answer import Answer, AnswerDelta
 from jsg.processing.call_stops import CallForm
 from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.tool_calls import (
     ContentDelta,
-    Dialect,
     ParsedAnswer,
     ToolCallParser,
     ToolDelta,
-    detect_dialect,
-    markers,
     parse_tool_calls,
 )
 from jsg.types import GrammarSpec
@@ -35,7 +33,6 @@ MAX_TOOLS = 128
 _FORM = ".format.elements[1]"  # where the form is in the structural tag of calls or a form
 _PLACE = re.compile(r"the structural tag((?:\.\w+|\[\d+\])+): (.*)", re.DOTALL)  # begins the compiler's messages
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-DIALECTS: Mapping[str, Dialect] = {name: name for name in get_args(Dialect)}
 ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 
 
@@ -186,7 +183,7 @@ class ToolUse:
     @property
     def has_special_marks(self) -> bool:
         """Whether special tokens mark calls, so that the text of an answer must keep its special tokens."""
-        return not self.special.isdisjoint(markers(self.dialect))
+        return not self.special.isdisjoint(self.dialect.markers)
 
     @contextlib.contextmanager
     def naming(self) -> Iterator[None]:
@@ -265,10 +262,10 @@ class AnswerReader:
         return self._parser is not None and self._parser.is_cut
 
     def _new_id(self, index: int) -> str:
-        """A name for a call that no other answer has. Mistral's templates take nine letters and digits only."""
+        """A name for a call that no other answer has."""
         digest = hashlib.sha256(f"{self._nonce} {index}".encode()).hexdigest()
-        is_mistral = self._tools is not None and self._tools.dialect == "mistral"
-        return digest[:9] if is_mistral else f"call_{digest[:24]}"
+        is_short = self._tools is not None and self._tools.dialect.id_form == "nine_letters"
+        return digest[:9] if is_short else f"call_{digest[:24]}"
 
 
 def _schema_at(tag: Any, place: str) -> Any:
@@ -287,11 +284,6 @@ def _schema_at(tag: Any, place: str) -> Any:
 def naming(tools: ToolUse | None) -> contextlib.AbstractContextManager[None]:
     """`ToolUse.naming` where there are tools."""
     return contextlib.nullcontext() if tools is None else tools.naming()
-
-
-def dialect_of(chosen: str, template_source: str | None) -> Dialect | None:
-    """The dialect that `--tool-call-parser` names, or with "auto" the one that the chat template shows."""
-    return detect_dialect(template_source) if chosen == "auto" else DIALECTS[chosen]
 
 
 def _check_names(tools: Sequence[str], chosen: Sequence[str] | None) -> None:
