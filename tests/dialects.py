@@ -53,16 +53,17 @@ TEMPLATES: dict[str, str] = {
         "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.role == 'user' %}<｜User｜>"
         "{{ m.content }}{% else %}<｜Assistant｜>{{ m.content or '' }}{% if m.tool_calls %}<｜tool▁calls▁begin｜>"
         f"{_EACH_CALL}{{{{ '\n' if not loop.first }}}}<｜tool▁call▁begin｜>{{{{ c.type }}}}<｜tool▁sep｜>"
-        "{{ c.function.name }}\n```json\n{{ c.function.arguments | tojson }}\n```<｜tool▁call▁end｜>{% endfor %}"
+        "{{ c.function.name + '\n```json\n' + c.function.arguments + '\n```' }}<｜tool▁call▁end｜>{% endfor %}"
         "<｜tool▁calls▁end｜>{% endif %}<｜end▁of▁sentence｜>{% endif %}{% endfor %}"
     ),
     "deepseek_v31": (
         "{% if tools %}## Tools\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>tool_call_name<｜tool▁sep｜>"
         "tool_call_arguments<｜tool▁call▁end｜>{{ tools | tojson }}{% endif %}{% for m in messages %}"
-        "{% if m.role == 'user' %}<｜User｜>{{ m.content }}{% else %}<｜Assistant｜></think>{{ m.content or '' }}{% if m.tool_calls %}"
-        f"<｜tool▁calls▁begin｜>{_EACH_CALL}<｜tool▁call▁begin｜>{{{{ c.function.name }}}}<｜tool▁sep｜>"
-        "{{ c.function.arguments | tojson }}<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>{% endif %}"
-        "<｜end▁of▁sentence｜>{% endif %}{% endfor %}"
+        "{% if m.role == 'user' %}<｜User｜>{{ m.content }}{% else %}<｜Assistant｜></think>"
+        "{{ m.content or '' }}{% if m.tool_calls %}"
+        f"<｜tool▁calls▁begin｜>{_EACH_CALL}<｜tool▁call▁begin｜>"
+        "{{ c.function.name + '<｜tool▁sep｜>' + c.function.arguments }}<｜tool▁call▁end｜>{% endfor %}"
+        "<｜tool▁calls▁end｜>{% endif %}<｜end▁of▁sentence｜>{% endif %}{% endfor %}"
     ),
     "harmony": (
         "{% if tools %}<|start|>developer<|message|># Tools{{ tools | tojson }}<|end|>{% endif %}"

@@ -120,8 +120,10 @@ class Speech:
 class ToolUse:
     """The tools of one request, and how they are called.
 
+    Where answers are rows of messages with headers, a request without tools has this too, with no tool to call.
+
     Attributes:
-        shown: All tools that the model is shown, as the chat template takes them.
+        shown: All tools that the model is shown, as the chat template takes them; None where it is shown none.
         callable: The tools that the answer may call.
         is_required: Whether the answer must have a call; otherwise it may be text only.
         is_parallel: Whether the answer may have several calls.
@@ -130,7 +132,7 @@ class ToolUse:
         form: The form of an answer without calls; None for free text.
     """
 
-    shown: Sequence[Mapping[str, Any]]
+    shown: Sequence[Mapping[str, Any]] | None
     callable: Sequence[Tool]
     is_required: bool
     is_parallel: bool
@@ -142,7 +144,7 @@ class ToolUse:
     def of(
         cls, tools: Sequence[Tool], choice: Choice, speech: Speech, form: TextForm | None = None
     ) -> "ToolUse | None":
-        """How a model uses these tools, in an answer whose text may have to have a form; None where it may call none.
+        """How a model uses these tools, in an answer whose text may have to have a form; None for a plain text.
 
         Raises:
             RequestError: A rule about names and numbers is broken, or the model was not made for tools.
@@ -153,7 +155,9 @@ class ToolUse:
                 raise RequestError(
                     "tool_choice needs tools, but the request has none; send some, or leave it out", "tool_choice"
                 )
-            return None
+            if speech.dialect is None or speech.dialect.messages is None:
+                return None
+            return cls(None, (), False, False, speech.dialect, speech.special, form)
         if "tools" not in speech.template.variables:
             raise _not_for_this_model("its chat template does not show them")
         if speech.dialect is None:
@@ -192,19 +196,26 @@ class ToolUse:
             yield
         except GrammarError as error:
             found = _PLACE.match(str(error))
-            if found is not None and self.form is not None and found[1].startswith(_FORM):
+            if found is not None and self.form is not None and (not self.callable or found[1].startswith(_FORM)):
                 error.args, error.param = (found[2],), self.form.field
                 raise
-            schema = None if found is None else _schema_at(json.loads(self.grammar().text), found[1])
+            spec = self.grammar()
+            schema = None if found is None or spec is None else _schema_at(json.loads(spec.text), found[1])
             for tool in self.callable:
                 if found is not None and schema == {**tool.schema, "type": "object"}:
                     error.args, error.param = (found[2],), tool.field
                     break
             raise
 
-    def grammar(self) -> GrammarSpec:
-        """The grammar of the whole text of an answer: calls, and where none is required free text or the form."""
-        spec = tool_grammars.tools_to_structural_tag(
+    def grammar(self) -> GrammarSpec | None:
+        """The grammar of the whole text of an answer: calls, and where none is required free text or the form.
+
+        None for free text without calls.
+        """
+        if not self.callable:
+            form = None if self.form is None else dict(self.form.format)
+            return None if form is None else tool_grammars.form_to_structural_tag(form, self.dialect, self.special)
+        return tool_grammars.tools_to_structural_tag(
             [tool_grammars.Tool(tool.name, tool.schema, tool.is_strict) for tool in self.callable],
             "required" if self.is_required else "auto",
             self.dialect,
@@ -212,8 +223,6 @@ class ToolUse:
             special_tokens=self.special,
             form=None if self.form is None else dict(self.form.format),
         )
-        assert spec is not None
-        return spec
 
 
 @final

@@ -85,9 +85,17 @@ def tools_to_structural_tag(
         answer = writer.text_or_calls()
     else:
         answer = {"type": "or", "elements": [writer.calls(), writer.text(form)]}
-    tag = {"type": "structural_tag", "format": answer}
-    text = json.dumps(tag, ensure_ascii=False)
+    text = _as_tag(answer)
     return GrammarSpec("structural_tag", text, whitespace, property_order, additional_properties)
+
+
+def form_to_structural_tag(form: Format, dialect: Dialect, special_tokens: Collection[str] = ()) -> GrammarSpec:
+    """The grammar of an answer without tools whose text has a form, with the header that the dialect puts before it."""
+    return GrammarSpec("structural_tag", _as_tag(_Writer([], dialect, frozenset(special_tokens), False).text(form)))
+
+
+def _as_tag(answer: Format) -> str:
+    return json.dumps({"type": "structural_tag", "format": answer}, ensure_ascii=False)
 
 
 @final
