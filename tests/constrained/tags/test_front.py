@@ -264,8 +264,8 @@ REFUSED: list[tuple[Any, str]] = [
         "may have max_chars only",
     ),
     (
-        {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}},
-        "style is supported as 'json' only",
+        {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {}, "style": "yaml"}},
+        "style must be one of json, qwen_xml",
     ),
     ({"type": "structural_tag", "format": {"type": "token", "token": 5}}, "token must be text"),
     (
