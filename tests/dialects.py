@@ -18,7 +18,8 @@ _CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }
 def _gemma(begin: str, end: str, quote: str) -> str:
     return (
         f"{{% macro literal(v) %}}{{% if v is string %}}{quote}{{{{ v }}}}{quote}"
-        "{% elif v is mapping %}{{ '{' }}{% for key, x in v | items %}{{ key }}:{{ literal(x) }}{{ ',' if not loop.last }}{% endfor %}{{ '}' }}"
+        "{% elif v is mapping %}{{ '{' }}{% for key, x in v | items %}{{ key }}:"
+        "{{ literal(x) }}{{ ',' if not loop.last }}{% endfor %}{{ '}' }}"
         "{% elif v is sequence %}[{% for x in v %}{{ literal(x) }}{{ ',' if not loop.last }}{% endfor %}]"
         "{% elif v is boolean %}{{ v | tojson }}{% else %}{{ v }}{% endif %}{% endmacro %}"
         "{% if tools %}<start_of_turn>developer\n{{ tools | tojson }}<end_of_turn>\n{% endif %}{% for m in messages %}"

@@ -270,6 +270,8 @@ class ToolCallParser:
     def _in_call(self, char: str) -> None:
         """In the name or the arguments of a call."""
         step = self._reader.push(char)
+        if step is ScanStep.INSIDE and self._is_begun:
+            return
         if step is ScanStep.WRONG:
             self._give_up()
             self._state(char)
@@ -315,18 +317,18 @@ class ToolCallParser:
         """Takes a character of text. Calls begin in it only where `opens`."""
         matched_len = self._matcher.advance(char)
         self._held += char
-        mark = self._held[len(self._held) - matched_len :]
+        mark = self._held[-matched_len:] if matched_len else ""
         is_opening = opens and mark in self._openings
         drops = self.num_calls > 0 or self._dialect.messages is not None
-        is_dropped = not is_opening and drops and mark in self._dialect.markers
-        cut = len(self._held) - (matched_len if is_opening or is_dropped else self._matcher.held_len)
-        self._report.text(self._held[:cut])
-        self._held = self._held[cut:]
-        if is_dropped:
+        if is_opening or (drops and mark in self._dialect.markers):
+            self._report.text(self._held[:-matched_len])
             self._held = ""
             self._matcher.reset()
-        elif is_opening:
-            self._enter(mark)
+            if is_opening:
+                self._enter(mark)
+        elif cut := len(self._held) - self._matcher.held_len:
+            self._report.text(self._held[:cut])
+            self._held = self._held[cut:]
 
     def _enter(self, mark: str) -> None:
         """Goes on behind the mark that begins a call or a section."""
