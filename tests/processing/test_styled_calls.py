@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import re
+import time
 from typing import Any, get_args
 
 import pytest
@@ -81,7 +82,7 @@ TYPES = {
         ("i", " 12\n", 12),
         ("i", "True", True),
         ("i", "twelve", "twelve"),
-        ("i", "", ""),
+        ("i", "  ", ""),
         ("o", ' {"a": [1, "<"]}\n', {"a": [1, "<"]}),
         ("m", "null", None),
         ("m", "None", None),
@@ -188,3 +189,20 @@ def test_types_of_arguments() -> None:
     assert all(len(types.of(name)) == 7 for name in "cde")
     assert types.of("f") == {"number", "integer"}
     assert len(ArgumentTypes.read(schema | {"patternProperties": {"^x": {}}}).of("x")) == 7
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<function=f>\n<parameter=?>\n[" + "1," * 20_000,
+        "<function=f>\n<parameter=s>\n" + "\n</par" * 5_000,
+        "<function=f>\n<parameter=o>\n[" + '"<",' * 8_000,
+        "\n" * 30_000,
+    ],
+    ids=range(4),
+)
+def test_time_is_linear(text: str) -> None:
+    started = time.thread_time()
+    found = reader("qwen_xml", TYPES)
+    assert all(found.push(char) is ScanStep.INSIDE for char in text)
+    assert time.thread_time() - started < 2
