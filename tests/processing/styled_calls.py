@@ -174,7 +174,8 @@ def _gemma(value: Value, quote: str) -> str:
         case str():
             return quote + value + quote
         case Mapping():
-            return f"{{{','.join(f'{k}:{_gemma(v, quote)}' for k, v in value.items())}}}"
+            members = sorted(value.items(), key=lambda item: item[0].lower())
+            return f"{{{','.join(f'{k}:{_gemma(v, quote)}' for k, v in members)}}}"
         case list():
             return f"[{','.join(_gemma(item, quote) for item in value)}]"
         case bool():

@@ -137,10 +137,11 @@ def test_values_of_xml_styles(schema: dict[str, Any], good: list[str], bad: list
         ("gemma", 'call:f{a:[true,None,null,<|"|>"x<|"|>]}', "call:f{a:[True]}"),
         ("gemma", "call:f{a:{k:false}}", 'call:f{a:{"k":false}}'),
         ("function_gemma", "call:f{a:[<escape><|<escape>]}", "call:f{a:[<escape>"),
+        ("gemma", "call:f{a:1,B:2,c:3}", "call:f{a:1,c:3,B:2}"),
     ],
 )
 def test_values_of_notations(style: CallStyle, good: str, bad: str) -> None:
-    machine_ = machine(style, of({}))
+    machine_ = machine(style, {"type": "object", "properties": {"c": {}, "B": {}, "a": {}}, "required": ["a"]})
     assert accepts(machine_, good)
     assert not accepts(machine_, bad)
 
