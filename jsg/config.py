@@ -9,6 +9,7 @@ import math
 import typing
 from typing import Annotated, Any
 
+from jsg.dialects import PARSER_NAMES
 from jsg.errors import ConfigError
 
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
@@ -226,7 +227,7 @@ class ServerConfig:
     tool_call_parser: str = _knob(
         "auto",
         "The form in which the model writes calls of tools. 'auto' finds the form in the chat template.",
-        ("auto", "llama3_json", "hermes", "mistral"),
+        PARSER_NAMES,
     )
     max_request_bytes: Annotated[int, (1024, 2**31)] = _knob(
         4 * 2**20, "The most bytes in the body of a request, without its pictures and videos."

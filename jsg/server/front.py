@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 from starlette.exceptions import HTTPException
 
 from jsg.config import EngineConfig, ServerConfig
+from jsg.dialects import choose_dialect
 from jsg.engine.front.client import EngineClient
 from jsg.engine.front.served import ServedEngine
 from jsg.errors import ModelNotFoundError, RequestError
@@ -18,7 +19,7 @@ from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.generation import Generator
 from jsg.server.media_sources import MediaSources
 from jsg.server.text_threads import TextThreads
-from jsg.server.tool_use import Speech, dialect_of
+from jsg.server.tool_use import Speech
 
 ANY_MODEL = ("default", "unknown")  # what SGLang's clients and its gateway write if they leave the choice to the server
 
@@ -56,7 +57,7 @@ class Front:
         self.created = int(time.time())
         self.speech = Speech(
             template=chat.template,
-            dialect=dialect_of(server.tool_call_parser, generator.tokenizer.chat_template),
+            dialect=choose_dialect(server.tool_call_parser, generator.tokenizer.chat_template),
             special=generator.markers,
         )
         self.model_name = server.served_model_name or public_name(engine.model_path)

@@ -2,12 +2,13 @@
 
 import pytest
 
+from jsg.dialects import DIALECTS
 from jsg.processing.call_stops import CallForm, CallStops
 from jsg.processing.output import OutputStream
 from jsg.processing.tokenizer import Tokenizer
 from jsg.types import FinishReason, FinishType, SamplingParams
 
-FORM = CallForm("hermes", frozenset(("f", "g")))
+FORM = CallForm(DIALECTS["hermes"], frozenset(("f", "g")))
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "END", "b": [1, 2]}}\n</tool_call>'
 LENGTH = FinishReason(FinishType.LENGTH)
 

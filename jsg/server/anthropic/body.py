@@ -322,7 +322,7 @@ class CountTokensBody(Body):
         """The tools that the answer may call; None for none. Raises RequestError."""
         choice = Choice() if self.tool_choice is None else self.tool_choice.choice()
         tools = [tool.tool(f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
-        return ToolUse.of(tools, choice, speech, text_form(self.constraint(), tools, choice))
+        return ToolUse.of(tools, choice, speech, text_form(self.constraint(), tools, choice, speech))
 
     def client_names(self) -> dict[str, str]:
         """Our name of a field → the client's name."""

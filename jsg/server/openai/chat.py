@@ -162,7 +162,7 @@ class ChatBody(OpenAIBody):
                 choice = Choice(chosen or "auto")
         is_one_call = choice.is_one_call or self.parallel_tool_calls is False or bool(self.functions)
         choice = dataclasses.replace(choice, is_one_call=is_one_call)
-        return ToolUse.of(tools, choice, speech, text_form(self.constraint(), tools, choice))
+        return ToolUse.of(tools, choice, speech, text_form(self.constraint(), tools, choice, speech))
 
     def _names(self) -> dict[str, str]:
         tools = {GRAMMAR: "tools"} if self.tools else {}

@@ -1,0 +1,144 @@
+"""The grammars of tool calls: what each dialect's chat template writes, and no other call."""
+
+from typing import Any
+
+import pytest
+
+from jsg.constrained.run.machine import Machine
+from jsg.constrained.special_tokens import special_bytes
+from jsg.constrained.tags.front import structural_tag_grammar
+from jsg.constrained.tags.tools import NamedTool, Tool, ToolChoice, tools_to_structural_tag
+from jsg.dialects import DIALECTS
+from jsg.errors import GrammarError
+from tests.constrained.texts import accepts, can_begin, machine_of, most_heads
+from tests.dialects import NAMES, random_calls, written
+
+INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+TOOLS = [
+    Tool("get", INTEGER),
+    Tool("get_all", {"properties": {"q": {"type": "string"}}, "required": ["q"]}),
+    Tool("ping"),
+]
+ONE = ("get", {"n": 5})
+TWO = ("get_all", {"q": "x}"})
+WRONG_NAME = ("put", {"n": 5})
+WRONG_ARGUMENTS = ("get", {"n": "5"})
+
+each_dialect = pytest.mark.parametrize("dialect", list(DIALECTS))
+
+
+def tool_machine(dialect: str, choice: ToolChoice, tools: list[Tool] = TOOLS, **options: Any) -> Machine:
+    spec = tools_to_structural_tag(tools, choice, DIALECTS[dialect], **options)
+    assert spec is not None
+    return machine_of(structural_tag_grammar(spec.text, additional_properties=spec.additional_properties))
+
+
+def check(machine: Machine, good: list[str | bytes], bad: list[str | bytes]) -> None:
+    for text in good:
+        assert accepts(machine, text), text
+    for text in bad:
+        assert not accepts(machine, text), text
+
+
+def spelled(dialect: str, text: str) -> bytes:
+    """A text with its markers as special tokens."""
+    data = text.encode()
+    for mark in DIALECTS[dialect].markers:
+        data = data.replace(mark.encode(), special_bytes(mark))
+    return data
+
+
+@each_dialect
+def test_tools(dialect: str) -> None:
+    auto = tool_machine(dialect, "auto")
+    single, both = written(dialect, [ONE]), written(dialect, [ONE, TWO])
+    wrong = [written(dialect, [WRONG_NAME]), written(dialect, [WRONG_ARGUMENTS]), single[:-1]]
+    talk = written(dialect, [], "No tool needed: 3 < 4.")
+    check(auto, [talk, single, written(dialect, [ONE], "Let me see. "), both], [*wrong])
+    required = tool_machine(dialect, "required")
+    check(required, [single, both, written(dialect, [("ping", {})])], ["", "Hi", talk, *wrong, single + "x"])
+    for one in (tool_machine(dialect, "required", parallel=False), tool_machine(dialect, NamedTool("get"))):
+        check(one, [single], [both, "", talk, *wrong])
+    check(tool_machine(dialect, NamedTool("get")), [], [written(dialect, [TWO])])
+    check(tool_machine(dialect, "auto", parallel=False), [talk, single], [both, *wrong])
+    assert most_heads(auto, both) <= 2
+
+
+@each_dialect
+def test_free_text_has_no_markers(dialect: str) -> None:
+    """Neither as characters nor as special tokens, in front of calls and behind them."""
+    record = DIALECTS[dialect]
+    for special in ((), record.markers):
+        auto = tool_machine(dialect, "auto", special_tokens=special)
+        talk = written(dialect, [], "So ")
+        for mark in set(record.markers) - set(record.openings([])):
+            assert not can_begin(auto, (spelled(dialect, talk) if special else talk.encode()) + mark.encode())
+            assert not can_begin(auto, (spelled(dialect, talk) if special else talk.encode()) + special_bytes(mark))
+
+
+@each_dialect
+def test_tools_beside_a_form(dialect: str) -> None:
+    form = {"type": "json_schema", "json_schema": {"properties": {"name": {"type": "integer"}}, "required": ["name"]}}
+    single, both = written(dialect, [ONE]), written(dialect, [ONE, TWO])
+    good, bad = (written(dialect, [], text) for text in ('{"name": 1}', '{"name": "x"}'))
+    wrong = ["", "Hi", bad, written(dialect, [WRONG_ARGUMENTS]), "Hi " + single, single + good]
+    check(tool_machine(dialect, "auto", form=form), [single, both, good], wrong)
+    check(tool_machine(dialect, "auto", form=form, parallel=False), [single, good], [*wrong, both])
+    for choice in ("required", NamedTool("get")):
+        check(tool_machine(dialect, choice, form=form), [single], [*wrong, good])
+
+
+@each_dialect
+def test_markers_may_be_special_tokens(dialect: str) -> None:
+    record = DIALECTS[dialect]
+    text, talk = written(dialect, [ONE]), written(dialect, [ONE], "x ")
+    if record.wrap[0]:
+        text = record.wrap[0] + text + record.wrap[1]
+    auto = tool_machine(dialect, "auto", special_tokens=record.markers)
+    required = tool_machine(dialect, "required", special_tokens=record.markers)
+    good = spelled(dialect, text)
+    wrong = good.replace(b"5", b'"5"')
+    check(auto, [good, spelled(dialect, talk)], [wrong])
+    check(required, [good], [wrong, text, b""])
+    # Written as plain characters the marker leads to no unchecked call either.
+    assert not accepts(auto, text.replace("5", '"5"'))
+
+
+def test_a_marker_that_ends_the_answer_is_not_written() -> None:
+    """The token `<|call|>` ends the answers of gpt-oss, so no grammar may name it, and nothing can follow a call."""
+    special = set(DIALECTS["harmony"].markers) - {"<|call|>", "<|return|>"}
+    good = spelled("harmony", written("harmony", [ONE]).removesuffix("<|call|>"))
+    for choice in ("auto", "required"):
+        machine = tool_machine("harmony", choice, special_tokens=special)
+        check(machine, [good], [spelled("harmony", written("harmony", [ONE, TWO]))])
+        assert not can_begin(machine, good + b"<")
+
+
+@each_dialect
+def test_random_calls_that_templates_write(dialect: str) -> None:
+    tools = [Tool(name) for name in NAMES]
+    for choice in ("auto", "required"):
+        machine = tool_machine(dialect, choice, tools)
+        calls = random_calls(3, 10)
+        for pair in (calls[i : i + 2] for i in range(0, len(calls), 2)):
+            assert accepts(machine, written(dialect, pair)), pair
+
+
+def test_tools_that_are_refused() -> None:
+    hermes = DIALECTS["hermes"]
+    assert tools_to_structural_tag(TOOLS, "none", hermes) is None
+    assert tools_to_structural_tag([], "auto", hermes) is None
+    for tools, choice, message in [
+        (TOOLS, NamedTool("nope"), "tool_choice must name one of the tools, but got 'nope'"),
+        ([], "required", "needs tools"),
+        ([*TOOLS, Tool("get")], "auto", "two are called 'get'"),
+        ([Tool("f", {"type": "string"})], "auto", "must be a JSON Schema of an object, but those of 'f' are not"),
+        ([Tool("f", False)], "auto", "must be a JSON Schema of an object"),
+    ]:
+        with pytest.raises(GrammarError, match=message):
+            tools_to_structural_tag(tools, choice, hermes)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_name_is_quoted_as_json() -> None:
+    machine = tool_machine("hermes", "required", [Tool('a"é\\')])
+    assert accepts(machine, '<tool_call>\n{"name": "a\\"é\\\\", "arguments": {}}\n</tool_call>')

@@ -1,0 +1,155 @@
+"""Chat templates that write each dialect as its models' own templates do, and random calls, for tests."""
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from jsg.dialects import DIALECTS
+from jsg.processing.chat_template import ChatTemplate
+
+Calls = Sequence[tuple[str, dict[str, Any]]]
+
+_EACH_CALL = "{% for c in m.tool_calls or [] %}"
+_CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
+
+TEMPLATES: dict[str, str] = {
+    "hermes": (
+        "{% if tools %}<|im_start|>system\n<tools>{% for t in tools %}\n{{ t | tojson }}{% endfor %}\n</tools>\n"
+        'Write <tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n'
+        f"{{% endif %}}{_CHATML}{_EACH_CALL}{{{{ '\n' if m.content or not loop.first }}}}"
+        '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>'
+        "{% endfor %}<|im_end|>\n{% endfor %}"
+    ),
+    "llama3_json": (
+        '{% if tools %}<|start_header_id|>system<|end_header_id|>\n\nRespond in the format {"name": function name, '
+        '"parameters": dictionary of argument name and its value}.{% for t in tools %}{{ t | tojson(indent=4) }}'
+        "{% endfor %}<|eot_id|>{% endif %}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+        f"{{{{ m.content or '' }}}}{_EACH_CALL}{{% if not loop.first %}}; {{% endif %}}"
+        '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}'
+        "{% endfor %}<|eot_id|>{% endfor %}"
+    ),
+    "mistral": (
+        "{% for m in messages %}{% if m.role == 'user' %}{% if tools %}[AVAILABLE_TOOLS] {{ tools | tojson }}"
+        "[/AVAILABLE_TOOLS]{% endif %}[INST] {{ m.content }}[/INST]{% else %}{{ m.content or '' }}"
+        "{% if m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}"
+        '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+        "{% if not loop.last %}, {% endif %}{% endfor %}]{% endif %}</s>{% endif %}{% endfor %}"
+    ),
+    "mistral_args": (
+        "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for m in messages %}"
+        f"{{% if m.role == 'user' %}}[INST]{{{{ m.content }}}}[/INST]{{% else %}}{{{{ m.content or '' }}}}{_EACH_CALL}"
+        "[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}{% endfor %}</s>"
+        "{% endif %}{% endfor %}"
+    ),
+    "kimi_k2": (
+        "{% if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}"
+        "{% for m in messages %}<|im_{{ m.role }}|>{{ m.role }}<|im_middle|>{{ m.content or '' }}{% if m.tool_calls %}"
+        f"<|tool_calls_section_begin|>{_EACH_CALL}<|tool_call_begin|>{{{{ c.id }}}}<|tool_call_argument_begin|>"
+        "{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>{% endif %}"
+        "<|im_end|>{% endfor %}"
+    ),
+    "deepseek_v3": (
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.role == 'user' %}<｜User｜>"
+        "{{ m.content }}{% else %}<｜Assistant｜>{{ m.content or '' }}{% if m.tool_calls %}<｜tool▁calls▁begin｜>"
+        f"{_EACH_CALL}{{{{ '\n' if not loop.first }}}}<｜tool▁call▁begin｜>{{{{ c.type }}}}<｜tool▁sep｜>"
+        "{{ c.function.name + '\n```json\n' + c.function.arguments + '\n```' }}<｜tool▁call▁end｜>{% endfor %}"
+        "<｜tool▁calls▁end｜>{% endif %}<｜end▁of▁sentence｜>{% endif %}{% endfor %}"
+    ),
+    "deepseek_v31": (
+        "{% if tools %}## Tools\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>tool_call_name<｜tool▁sep｜>"
+        "tool_call_arguments<｜tool▁call▁end｜>{{ tools | tojson }}{% endif %}{% for m in messages %}"
+        "{% if m.role == 'user' %}<｜User｜>{{ m.content }}{% else %}<｜Assistant｜></think>"
+        "{{ m.content or '' }}{% if m.tool_calls %}"
+        f"<｜tool▁calls▁begin｜>{_EACH_CALL}<｜tool▁call▁begin｜>"
+        "{{ c.function.name + '<｜tool▁sep｜>' + c.function.arguments }}<｜tool▁call▁end｜>{% endfor %}"
+        "<｜tool▁calls▁end｜>{% endif %}<｜end▁of▁sentence｜>{% endif %}{% endfor %}"
+    ),
+    "harmony": (
+        "{% if tools %}<|start|>developer<|message|># Tools{{ tools | tojson }}<|end|>{% endif %}"
+        "{% for m in messages %}{% if m.role == 'user' %}<|start|>user<|message|>{{ m.content }}<|end|>{% else %}"
+        "{% if m.content %}"
+        "<|start|>assistant<|channel|>{{ 'commentary' if m.tool_calls else 'final' }}<|message|>{{ m.content }}<|end|>"
+        f"{{% endif %}}{_EACH_CALL}<|start|>assistant to=functions.{{{{ c.function.name }}}}<|channel|>commentary json"
+        "<|message|>{{ c.function.arguments | tojson }}<|call|>{% endfor %}{% endif %}{% endfor %}"
+    ),
+}
+"""Dialect → a chat template. Each is shorter than the models' own, and writes calls in the same way."""
+
+_AROUND = {
+    "hermes": ("<|im_start|>assistant\n", "<|im_end|>\n"),
+    "llama3_json": ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+    "mistral": ("[/INST]", "</s>"),
+    "mistral_args": ("[/INST]", "</s>"),
+    "kimi_k2": ("<|im_middle|>", "<|im_end|>"),
+    "deepseek_v3": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
+    "deepseek_v31": ("</think>", "<｜end▁of▁sentence｜>"),
+    "harmony": ("<|start|>assistant", "<|end|>"),
+}
+"""What these templates write before and behind an answer."""
+
+NAMES = ("f", "get_all", "mcp.server-1.read_file", "x" * 64)
+_MARKERS = sorted({mark for dialect in DIALECTS.values() for mark in dialect.markers})
+_STRINGS = (
+    "",
+    "é😀\u2028",
+    '"',
+    "\\",
+    "{",
+    "}}",
+    "[",
+    "]",
+    "```",
+    "</",
+    "\n\n",
+    "a, b: c; d",
+    "'",
+    "functions.f:0",
+    '{"name"',
+)
+
+
+def written(dialect: str, calls: Calls, content: str = "") -> str:
+    """An answer with these calls, as the chat template writes it when it is part of a conversation."""
+    ids = [f"functions.{name}:{i}" for i, (name, _) in enumerate(calls)]
+    tool_calls = [
+        {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for id, (name, arguments) in zip(ids, calls, strict=True)
+    ]
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": content, "tool_calls": tool_calls}]
+    text = ChatTemplate(TEMPLATES[dialect], bos_token=None, eos_token=None).render(
+        messages, add_generation_prompt=False
+    )
+    before, after = _AROUND[dialect]
+    start = text.index(before, text.index("hi")) + len(before)
+    return text[start:].removesuffix(after)
+
+
+def random_calls(seed: int, count: int) -> list[tuple[str, dict[str, Any]]]:
+    """Calls with nested arguments, whose strings have quotes, braces and the markers of every dialect."""
+    random_ = random.Random(seed)
+
+    def text() -> str:
+        return "".join(
+            random_.choice((random_.choice(_STRINGS), random_.choice(_MARKERS))) for _ in range(random_.randrange(4))
+        )
+
+    def value(depth: int) -> Any:
+        match random_.randrange(8 if depth < 3 else 5):
+            case 0:
+                return random_.choice((True, False, None))
+            case 1:
+                return random_.choice((0, -7, 10**20, 0.5, -1.5e-7, 3e30))
+            case 5:
+                return [value(depth + 1) for _ in range(random_.randrange(3))]
+            case 6 | 7:
+                return {text() or "k": value(depth + 1) for _ in range(random_.randrange(3))}
+            case _:
+                return text()
+
+    return [(random_.choice(NAMES), {f"a{i}": value(0) for i in range(random_.randrange(4))}) for _ in range(count)]
+
+
+def same_json(text: str, value: Any) -> bool:
+    """Whether a JSON text has this value, with the same order of members."""
+    return json.dumps(json.loads(text)) == json.dumps(value)
