@@ -28,7 +28,8 @@ SPECIAL = {
 
 def tag(style: CallStyle, schema: dict[str, Any], special: tuple[str, ...] = (), *, is_strict: bool = True) -> str:
     call = styled_call("f", schema, style, special, is_strict=is_strict)
-    return json.dumps({"type": "structural_tag", "format": call.format(special)})
+    elements = [{"type": "const_string", "value": part} if isinstance(part, str) else part for part in call]
+    return json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
 
 
 def machine(
