@@ -9,6 +9,8 @@ import enum
 from collections.abc import Sequence
 from typing import Literal, final
 
+from jsg.call_styles import CallStyle
+
 
 @final
 class Slot(enum.Enum):
@@ -24,8 +26,8 @@ class Slot(enum.Enum):
     """The arguments as a JSON object."""
 
 
-Style = Literal["object", "headed"]
-"""How a call has its name and arguments: in a JSON object, or as a head and then the arguments."""
+Style = Literal["object", "headed"] | CallStyle
+"""How a call has its name and arguments: in a JSON object, as a head and then a JSON object, or not as JSON."""
 
 
 Piece = str | Slot
@@ -96,9 +98,16 @@ class Dialect:
 
     def openings(self, names: Sequence[str]) -> tuple[str, ...]:
         """The strings in a text that begin a call of one of these tools, or may."""
+        if self.style == "python":
+            return (*(f"{self.section[0][0]}{name}(" for name in names), self.wrap[0])
         firsts = (*self.section[0][:1], self.call[0])
         found = self.triggers or tuple(each for each in firsts if isinstance(each, str))
         return (*found, self.wrap[0]) if self.wrap[0] else found
+
+    @property
+    def call_style(self) -> CallStyle | None:
+        """The style of the arguments where they are not JSON."""
+        return None if self.style in ("object", "headed") else self.style
 
     @property
     def end(self) -> tuple[str, ...]:
@@ -215,6 +224,50 @@ _RECORDS = (
         id_form="nine_letters",
     ),
     Dialect(
+        name="qwen3_coder",
+        aliases=("qwen3_xml",),
+        shown_by=(("<tool_call>", "<function="),),
+        style="qwen_xml",
+        call=("<tool_call>", "\n", Slot.BODY, "\n", "</tool_call>"),
+        between=("\n",),
+        markers=("<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>"),
+    ),
+    Dialect(
+        name="glm45",
+        aliases=("glm", "glm47"),
+        shown_by=(("<tool_call>", "<arg_key>"),),
+        style="glm_xml",
+        call=("<tool_call>", Slot.BODY),
+        between=("\n",),
+        markers=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    ),
+    Dialect(
+        name="gemma4",
+        shown_by=(("<|tool_call>",),),
+        style="gemma",
+        call=("<|tool_call>", Slot.BODY, "<tool_call|>"),
+        markers=("<|tool_call>", "<tool_call|>", '<|"|>'),
+    ),
+    Dialect(
+        name="functiongemma",
+        shown_by=(("<start_function_call>",),),
+        style="function_gemma",
+        call=("<start_function_call>", Slot.BODY, "<end_function_call>"),
+        markers=("<start_function_call>", "<end_function_call>", "<escape>"),
+    ),
+    Dialect(
+        name="pythonic",
+        aliases=("llama4_pythonic", "llama4"),
+        shown_by=(("[func_name1(",), ("<|python_start|>[",)),
+        style="python",
+        section=(("[",), ("]",)),
+        wrap=("<|python_start|>", "<|python_end|>"),
+        call=(Slot.BODY,),
+        between=(", ",),
+        skipped=",",
+        markers=("<|python_start|>", "<|python_end|>"),
+    ),
+    Dialect(
         name="hermes",
         aliases=("qwen25", "qwen"),
         shown_by=(("<tool_call>",),),
@@ -247,9 +300,7 @@ PARSER_NAMES = ("auto", *dict.fromkeys(name for each in _RECORDS for name in (ea
 
 def detect_dialect(chat_template: str | None) -> Dialect | None:
     """The dialect of a chat template; None if it is unknown."""
-    text = chat_template or ""
-    # Some families put something other than JSON between Hermes' tags.
-    return None if "<function=" in text or "<arg_key>" in text else _shown_first(text, _RECORDS)
+    return _shown_first(chat_template or "", _RECORDS)
 
 
 def choose_dialect(parser_name: str, chat_template: str | None) -> Dialect | None:

@@ -7,11 +7,26 @@ from typing import Any
 
 from jsg.dialects import DIALECTS
 from jsg.processing.chat_template import ChatTemplate
+from tests.processing.styled_calls import forbidden_in_strings
 
 Calls = Sequence[tuple[str, dict[str, Any]]]
 
 _EACH_CALL = "{% for c in m.tool_calls or [] %}"
 _CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
+
+
+def _gemma(begin: str, end: str, quote: str) -> str:
+    return (
+        f"{{% macro literal(v) %}}{{% if v is string %}}{quote}{{{{ v }}}}{quote}"
+        "{% elif v is mapping %}{{ '{' }}{% for key, x in v | items %}{{ key }}:{{ literal(x) }}{{ ',' if not loop.last }}{% endfor %}{{ '}' }}"
+        "{% elif v is sequence %}[{% for x in v %}{{ literal(x) }}{{ ',' if not loop.last }}{% endfor %}]"
+        "{% elif v is boolean %}{{ v | tojson }}{% else %}{{ v }}{% endif %}{% endmacro %}"
+        "{% if tools %}<start_of_turn>developer\n{{ tools | tojson }}<end_of_turn>\n{% endif %}{% for m in messages %}"
+        "<start_of_turn>{{ m.role }}{{ '\n' }}{{ m.content or '' }}"
+        f"{_EACH_CALL}{begin}call:{{{{ c.function.name }}}}{{{{ literal(c.function.arguments) }}}}{end}{{% endfor %}}"
+        "<end_of_turn>\n{% endfor %}"
+    )
+
 
 TEMPLATES: dict[str, str] = {
     "hermes": (
@@ -73,6 +88,40 @@ TEMPLATES: dict[str, str] = {
         f"{{% endif %}}{_EACH_CALL}<|start|>assistant to=functions.{{{{ c.function.name }}}}<|channel|>commentary json"
         "<|message|>{{ c.function.arguments | tojson }}<|call|>{% endfor %}{% endif %}{% endfor %}"
     ),
+    "qwen3_coder": (
+        "{% if tools %}<|im_start|>system\n<tools>{{ tools | tojson }}</tools>\nWrite\n<tool_call>\n<function=name>\n"
+        "<parameter=key>\nvalue\n</parameter>\n</function>\n</tool_call><|im_end|>\n{% endif %}"
+        f"{_CHATML}{_EACH_CALL}{{{{ '\n' if m.content or not loop.first }}}}<tool_call>\n"
+        "<function={{ c.function.name }}>{{ '\n' }}{% for key, v in c.function.arguments | items %}"
+        "<parameter={{ key }}>{{ '\n' }}"
+        "{{ v | tojson if v is mapping or (v is sequence and v is not string) else v | string }}"
+        "{{ '\n' }}</parameter>{{ '\n' }}{% endfor %}</function>\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    ),
+    "glm45": (
+        "[gMASK]<sop>{% if tools %}<|system|>\n<tools>{{ tools | tojson }}</tools>\n<tool_call>name\n"
+        "<arg_key>key</arg_key>\n<arg_value>value</arg_value>\n</tool_call>{% endif %}"
+        "{% for m in messages %}<|{{ m.role }}|>{{ '\n' }}{{ m.content or '' }}"
+        f"{_EACH_CALL}{{{{ '\n' if m.content or not loop.first }}}}<tool_call>{{{{ c.function.name }}}}{{{{ '\n' }}}}"
+        "{% for key, v in c.function.arguments | items %}<arg_key>{{ key }}</arg_key>\n"
+        "<arg_value>{{ v if v is string else v | tojson }}</arg_value>{{ '\n' }}{% endfor %}</tool_call>"
+        "{% endfor %}<|end|>{% endfor %}"
+    ),
+    "pythonic": (
+        "{% macro literal(v) %}{% if v is string %}{{ v | tojson }}{% elif v is mapping %}{{ '{' }}"
+        "{% for key, x in v | items %}{{ key | tojson }}: {{ literal(x) }}{{ ', ' if not loop.last }}{% endfor %}"
+        "{{ '}' }}{% elif v is sequence %}[{% for x in v %}{{ literal(x) }}{{ ', ' if not loop.last }}{% endfor %}]"
+        "{% else %}{{ v }}{% endif %}{% endmacro %}"
+        "{% if tools %}<|header_start|>system<|header_end|>\n\nIf you decide to invoke any of the functions, put "
+        "it in the format of [func_name1(params_name1=params_value1...), func_name2(params)]{{ tools | tojson }}<|eot|>"
+        "{% endif %}"
+        "{% for m in messages %}<|header_start|>{{ m.role }}<|header_end|>\n\n{{ m.content or '' }}"
+        "{% if m.tool_calls %}["
+        f"{_EACH_CALL}{{{{ c.function.name }}}}({{% for key, v in c.function.arguments | items %}}{{{{ key }}}}="
+        "{{ literal(v) }}{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}{% endfor %}]{% endif %}"
+        "<|eot|>{% endfor %}"
+    ),
+    "gemma4": _gemma("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "functiongemma": _gemma("<start_function_call>", "<end_function_call>", "<escape>"),
 }
 """Dialect → a chat template. Each is shorter than the models' own, and writes calls in the same way."""
 
@@ -85,9 +134,20 @@ _AROUND = {
     "deepseek_v3": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
     "deepseek_v31": ("</think>", "<｜end▁of▁sentence｜>"),
     "harmony": ("<|start|>assistant", "<|end|>"),
+    "qwen3_coder": ("<|im_start|>assistant\n", "<|im_end|>\n"),
+    "glm45": ("<|assistant|>\n", "<|end|>"),
+    "pythonic": ("<|header_start|>assistant<|header_end|>\n\n", "<|eot|>"),
+    "gemma4": ("<start_of_turn>assistant\n", "<end_of_turn>\n"),
+    "functiongemma": ("<start_of_turn>assistant\n", "<end_of_turn>\n"),
 }
 """What these templates write before and behind an answer."""
 
+_ANY = ["number", "boolean", "null", "array", "object"]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"s0": {"type": "string"}, "s1": {"type": "string"}, "v0": {"type": _ANY}, "v1": {"type": _ANY}},
+}
+"""A schema of the arguments of random calls."""
 NAMES = ("f", "get_all", "mcp.server-1.read_file", "x" * 64)
 _MARKERS = sorted({mark for dialect in DIALECTS.values() for mark in dialect.markers})
 _STRINGS = (
@@ -125,29 +185,43 @@ def written(dialect: str, calls: Calls, content: str = "") -> str:
     return text[start:].removesuffix(after)
 
 
-def random_calls(seed: int, count: int) -> list[tuple[str, dict[str, Any]]]:
-    """Calls with nested arguments, whose strings have quotes, braces and the markers of every dialect."""
+def random_calls(dialect: str, seed: int, count: int) -> list[tuple[str, dict[str, Any]]]:
+    """Calls with nested arguments, whose strings have quotes, braces and the markers of every dialect.
+
+    An argument whose name begins with `s` is a string, and any other is none, as `PARAMETERS` says.
+    """
     random_ = random.Random(seed)
+    style = DIALECTS[dialect].call_style
+    forbidden = None if style is None else forbidden_in_strings(style)
 
     def text() -> str:
-        return "".join(
+        parts = [
             random_.choice((random_.choice(_STRINGS), random_.choice(_MARKERS))) for _ in range(random_.randrange(4))
-        )
+        ]
+        return "".join(part for part in parts if forbidden is None or forbidden not in part)
+
+    def key() -> str:
+        return random_.choice(("k", "größe", "a-b")) if forbidden else text() or "k"
 
     def value(depth: int) -> Any:
-        match random_.randrange(8 if depth < 3 else 5):
+        match random_.randrange(7 if depth < 3 else 4):
             case 0:
                 return random_.choice((True, False, None))
             case 1:
                 return random_.choice((0, -7, 10**20, 0.5, -1.5e-7, 3e30))
-            case 5:
+            case 4:
                 return [value(depth + 1) for _ in range(random_.randrange(3))]
-            case 6 | 7:
-                return {text() or "k": value(depth + 1) for _ in range(random_.randrange(3))}
+            case 5 | 6:
+                return {key(): value(depth + 1) for _ in range(random_.randrange(3))}
             case _:
-                return text()
+                return text() if depth else [text()]
 
-    return [(random_.choice(NAMES), {f"a{i}": value(0) for i in range(random_.randrange(4))}) for _ in range(count)]
+    def arguments() -> dict[str, Any]:
+        return {f"s{i}": text() for i in range(random_.randrange(3))} | {
+            f"v{i}": value(0) for i in range(random_.randrange(3))
+        }
+
+    return [(random_.choice(NAMES), arguments()) for _ in range(count)]
 
 
 def same_json(text: str, value: Any) -> bool:

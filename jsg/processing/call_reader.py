@@ -2,10 +2,14 @@
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Protocol, final
 
+from jsg.call_styles import LITERAL_MARKS, XML_MARKS, ArgumentTypes
 from jsg.dialects import Dialect
 from jsg.processing.json_scanner import Half, JsonScanner, ScanStep
+from jsg.processing.literal_call_reader import LiteralCallReader
+from jsg.processing.xml_call_reader import XmlCallReader
 
 _MAX_STRING_LEN = 1_000
 _MAX_HEAD_LEN = 300
@@ -46,11 +50,23 @@ class BodyReader(Protocol):
         ...
 
 
-def reader_of(dialect: Dialect, names: frozenset[str] | None) -> BodyReader:
-    """A reader of one call of a dialect. `names` are the tools that exist; None accepts any name."""
-    if dialect.style == "headed":
-        return HeadedReader(dialect, names)
-    return CallReader(dialect.arguments_key, names)
+def reader_of(dialect: Dialect, names: frozenset[str] | None, types: Mapping[str, ArgumentTypes]) -> BodyReader:
+    """A reader of one call of a dialect.
+
+    Args:
+        dialect: The model's.
+        names: The tools that exist; None accepts any name.
+        types: The types of the arguments of each tool, for styles that write strings without quotes.
+    """
+    match dialect.style:
+        case "object":
+            return CallReader(dialect.arguments_key, names)
+        case "headed":
+            return HeadedReader(dialect, names)
+        case style if style in XML_MARKS:
+            return XmlCallReader(XML_MARKS[style], names, types)
+        case style:
+            return LiteralCallReader(LITERAL_MARKS[style], names)
 
 
 @final

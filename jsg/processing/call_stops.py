@@ -1,9 +1,10 @@
 """Stop strings of an answer that may call tools. They end its text and never cut a call in two."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import final
 
+from jsg.call_styles import ArgumentTypes
 from jsg.dialects import Dialect
 from jsg.processing.stop_strings import MakeFinder, find_stops
 from jsg.processing.tool_calls import CallDelta, ToolCallParser
@@ -17,10 +18,12 @@ class CallForm:
     Attributes:
         dialect: The written form of a call.
         names: The tools that may be called.
+        types: The types of the arguments of each, for dialects that write strings without quotes.
     """
 
     dialect: Dialect
     names: Collection[str]
+    types: Mapping[str, ArgumentTypes] = dataclasses.field(default_factory=dict)
 
 
 @final
@@ -40,7 +43,7 @@ class CallStops:
         self._stops = stops
         self._patterns = patterns
         self._matcher = find_stops(stops, patterns)
-        self._parser = ToolCallParser(form.dialect, form.names, str)
+        self._parser = ToolCallParser(form.dialect, form.names, str, types=form.types)
 
     @property
     def held_len(self) -> int:

@@ -5,10 +5,12 @@ only looks like a call (no JSON, a name that no tool has, arguments that are no 
 """
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol, final
 
+from jsg.call_styles import ArgumentTypes
 from jsg.dialects import DIALECTS, Dialect
 from jsg.processing.call_reader import BodyReader, HeadedReader, reader_of
 from jsg.processing.json_scanner import ScanStep
@@ -102,10 +104,11 @@ def parse_tool_calls(
     names: Collection[str] | None,
     new_id: Callable[[int], str],
     *,
+    types: Mapping[str, ArgumentTypes] | None = None,
     streams_arguments: bool = True,
 ) -> ParsedAnswer:
     """Parses a whole answer. The result is that of `ToolCallParser` for any pieces of it."""
-    parser = ToolCallParser(dialect, names, new_id, streams_arguments=streams_arguments)
+    parser = ToolCallParser(dialect, names, new_id, types=types, streams_arguments=streams_arguments)
     found = join_deltas([*parser.push(text), *parser.finish()])
     return dataclasses.replace(found, is_cut=parser.is_cut)
 
@@ -150,6 +153,7 @@ class ToolCallParser:
         names: Collection[str] | None,
         new_id: Callable[[int], str],
         *,
+        types: Mapping[str, ArgumentTypes] | None = None,
         streams_arguments: bool = True,
     ):
         """Begins an answer.
@@ -159,12 +163,14 @@ class ToolCallParser:
             names: The tools that may be called; None accepts any name.
             new_id: Makes the id of a call from its number, which counts from 0. Where the model writes ids itself, a
                 call has the one that the model wrote, unless an earlier call of the answer has it.
+            types: The types of the arguments of each tool, for dialects that write strings without quotes.
             streams_arguments: False holds a call back until it is complete, so every broken call becomes text.
         """
         self._dialect = dialect
-        self._names = None if names is None else frozenset(names)
+        known = None if names is None else frozenset(names)
+        self._new_reader = functools.partial(reader_of, dialect, known, types or {})
         self._streams = streams_arguments
-        self._openings = dialect.openings(sorted(self._names or ()))
+        self._openings = dialect.openings(sorted(names or ()))
         self._matcher = StopMatcher((*self._openings, *dialect.markers))
         self._report = _Report(new_id, _WHITESPACE + dialect.skipped)
         self._state: Callable[[str], None] = self._in_content
@@ -172,7 +178,7 @@ class ToolCallParser:
         self._word = ""  # the end of `_held` that may become an awaited string
         self._awaited: tuple[str, ...] = ()
         self._calls_before: int | None = None  # the number of calls before the section, in a section
-        self._reader = reader_of(dialect, self._names)
+        self._reader = self._new_reader()
         self._is_begun = False
 
     @property
@@ -351,7 +357,7 @@ class ToolCallParser:
         return ""
 
     def _begin_reader(self, text: str) -> None:
-        self._reader = reader_of(self._dialect, self._names)
+        self._reader = self._new_reader()
         self._state = self._in_call
         for char in text:
             self._state(char)

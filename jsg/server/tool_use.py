@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, final
 
+from jsg.call_styles import XML_MARKS, ArgumentTypes
 from jsg.constrained.tags import tools as tool_grammars
 from jsg.dialects import Dialect
 from jsg.errors import GrammarError, RequestError
@@ -182,7 +183,10 @@ class ToolUse:
     @property
     def call_form(self) -> CallForm:
         """How calls stand in an answer."""
-        return CallForm(self.dialect, self.names)
+        types: dict[str, ArgumentTypes] = {}
+        if self.dialect.call_style in XML_MARKS:
+            types = {tool.name: ArgumentTypes.read(tool.schema) for tool in self.callable}
+        return CallForm(self.dialect, self.names, types)
 
     @property
     def has_special_marks(self) -> bool:
@@ -231,11 +235,13 @@ class AnswerReader:
 
     def __init__(self, answer: Answer, tools: ToolUse | None) -> None:
         self._answer = answer
-        self._tools = tools
         self._nonce = uuid.uuid4().hex  # not the request's name, which clients may use for many requests
-        self._parser = None
-        if tools is not None:
-            self._parser = ToolCallParser(tools.dialect, tools.names, self._new_id)
+        self._form = None if tools is None else tools.call_form
+        self._parser = (
+            None
+            if self._form is None
+            else ToolCallParser(self._form.dialect, self._form.names, self._new_id, types=self._form.types)
+        )
 
     def read(self, delta: AnswerDelta) -> list[ToolDelta]:
         """The text and calls that a delta of the answer adds. Takes every delta once and in order."""
@@ -250,10 +256,17 @@ class AnswerReader:
 
     def whole(self, *, only_complete: bool = False) -> ParsedAnswer:
         """The text and calls of the answer so far. With `only_complete` a call that was cut short counts as text."""
-        if self._tools is None:
+        if self._form is None:
             return ParsedAnswer(self._answer.text, ())
-        dialect, names = self._tools.dialect, self._tools.names
-        return parse_tool_calls(self._answer.text, dialect, names, self._new_id, streams_arguments=not only_complete)
+        form = self._form
+        return parse_tool_calls(
+            self._answer.text,
+            form.dialect,
+            form.names,
+            self._new_id,
+            types=form.types,
+            streams_arguments=not only_complete,
+        )
 
     @property
     def held_len(self) -> int:
@@ -273,7 +286,7 @@ class AnswerReader:
     def _new_id(self, index: int) -> str:
         """A name for a call that no other answer has."""
         digest = hashlib.sha256(f"{self._nonce} {index}".encode()).hexdigest()
-        is_short = self._tools is not None and self._tools.dialect.id_form == "nine_letters"
+        is_short = self._form is not None and self._form.dialect.id_form == "nine_letters"
         return digest[:9] if is_short else f"call_{digest[:24]}"
 
 

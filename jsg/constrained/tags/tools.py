@@ -5,6 +5,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, final
 
+from jsg.constrained.tags.styled_calls import styled_call
 from jsg.dialects import Dialect, Piece, Slot
 from jsg.errors import GrammarError
 from jsg.types import AdditionalProperties, GrammarSpec, PropertyOrder, Whitespace
@@ -119,12 +120,10 @@ class _Writer:
 
     def calls(self) -> Format:
         """Calls and nothing else."""
-        begin, end = (self._written(pieces) for pieces in self._dialect.section)
-        answer = _sequence(*self._start(), *begin, self._row(), *end)
+        answer = _sequence(*self._start(), self._section())
         if self._dialect.wrap[0] not in self._special:
             return answer
-        begin, end = (self._written((mark,) if mark else ()) for mark in self._dialect.wrap)
-        return {"type": "or", "elements": [answer, _sequence(*begin, answer, *end)]}
+        return {"type": "or", "elements": [answer, _sequence(_token(self._dialect.wrap[0]), self._wrapped())]}
 
     def text_or_calls(self) -> Format:
         """Free text with calls in it, or with calls behind it where answers are rows of messages."""
@@ -138,25 +137,27 @@ class _Writer:
         return _sequence(texts, {"type": "or", "elements": [self.calls(), self.text()]})
 
     def _text_with_calls(self) -> Format:
-        section, call, (wrap, _) = self._dialect.section, self._dialect.call, self._dialect.wrap
-        opening = (*section[0], *call)[0]
+        section, (wrap, _) = self._dialect.section, self._dialect.wrap
+        opening = (*section[0], *self._dialect.call)[0]
         triggers: list[str | Format] = []
         tags: list[Format] = []
-        if isinstance(opening, str):
+        if opening in section[0] and opening not in self._dialect.markers:
+            tags += [self._section_that_begins_with(tool) for tool in self._tools]
+            triggers += [tag["begin"] for tag in tags]
+        elif isinstance(opening, str) and section[0]:
             triggers += self._spellings(opening)
-        else:
-            triggers += self._dialect.triggers[:1]
-        if section[0]:
             begin, end = (self._written(pieces, is_lenient=True) for pieces in (section[0][1:], section[1]))
             content = _sequence(*begin, self._row(is_lenient=True), *end)
             tags += [_tag(trigger, content) for trigger in triggers]
         elif isinstance(opening, str):
+            triggers += self._spellings(opening)
             tags += [self._tag(tool, begin, is_lenient=True) for tool in self._tools for begin in triggers]
         else:
+            triggers += self._dialect.triggers[:1]
             tags += [self._tag(tool) for tool in self._tools]
         if wrap in self._special:
             triggers.append(_token(wrap))
-            tags.append(_tag(_token(wrap), self._row()))
+            tags.append(_tag(_token(wrap), self._wrapped()))
         # A reader of the answer takes other openings, too, for the beginning of a call.
         others = (*self._dialect.openings([]), *self._dialect.markers)
         return {
@@ -166,6 +167,23 @@ class _Writer:
             "stop_after_first": bool(section[0]) or not self._parallel,
             "excludes": [text for text in dict.fromkeys(others) if text not in triggers],
         }
+
+    def _section(self) -> Format:
+        begin, end = (self._written(pieces) for pieces in self._dialect.section)
+        return _sequence(*begin, self._row(), *end)
+
+    def _section_that_begins_with(self, tool: Tool) -> Format:
+        """A section, without markers, whose first call is of this tool."""
+        begin, end = (self._written(pieces) for pieces in self._dialect.section)
+        head, *rest = self._written(self._dialect.call, tool)
+        one = _list([self._tag(each) for each in self._tools], "", parallel=False)
+        more: Format = {"type": "star", "content": _sequence(*self._written(self._dialect.between), one)}
+        return _tag("".join(map(str, (*begin, head))), _sequence(*rest, *([more] if self._parallel else ()), *end))
+
+    def _wrapped(self) -> Format:
+        """Calls behind the special token that may begin them, and the one that then ends them."""
+        end = self._dialect.wrap[1]
+        return _sequence(self._section(), *(self._written((end,)) if end else ()))
 
     def _row(self, *, is_lenient: bool = False) -> Format:
         """One call or, if there may be several, a row of calls."""
@@ -217,6 +235,9 @@ class _Writer:
         return [text, _token(text)] if text in self._special else [text]
 
     def _body(self, tool: Tool) -> list[str | Format]:
+        style = self._dialect.call_style
+        if style is not None:
+            return styled_call(tool.name, _object_schema(tool), style, self._special, is_strict=tool.is_strict)
         name = json.dumps(tool.name, ensure_ascii=False)
         return [f'{{"name": {name}, "{self._dialect.arguments_key}": ', *_arguments(tool), "}"]
 

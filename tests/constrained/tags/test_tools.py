@@ -11,7 +11,7 @@ from jsg.constrained.tags.tools import NamedTool, Tool, ToolChoice, tools_to_str
 from jsg.dialects import DIALECTS
 from jsg.errors import GrammarError
 from tests.constrained.texts import accepts, can_begin, machine_of, most_heads
-from tests.dialects import NAMES, random_calls, written
+from tests.dialects import NAMES, PARAMETERS, random_calls, written
 
 INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 TOOLS = [
@@ -22,7 +22,7 @@ TOOLS = [
 ONE = ("get", {"n": 5})
 TWO = ("get_all", {"q": "x}"})
 WRONG_NAME = ("put", {"n": 5})
-WRONG_ARGUMENTS = ("get", {"n": "5"})
+WRONG_ARGUMENTS = ("get", {"n": "five"})
 
 each_dialect = pytest.mark.parametrize("dialect", list(DIALECTS))
 
@@ -53,14 +53,15 @@ def test_tools(dialect: str) -> None:
     auto = tool_machine(dialect, "auto")
     single, both = written(dialect, [ONE]), written(dialect, [ONE, TWO])
     wrong = [written(dialect, [WRONG_NAME]), written(dialect, [WRONG_ARGUMENTS]), single[:-1]]
+    begun = wrong[1:] if dialect == "pythonic" else wrong  # there only the name of a tool begins a call in a text
     talk = written(dialect, [], "No tool needed: 3 < 4.")
-    check(auto, [talk, single, written(dialect, [ONE], "Let me see. "), both], [*wrong])
+    check(auto, [talk, single, written(dialect, [ONE], "Let me see. "), both], [*begun])
     required = tool_machine(dialect, "required")
     check(required, [single, both, written(dialect, [("ping", {})])], ["", "Hi", talk, *wrong, single + "x"])
     for one in (tool_machine(dialect, "required", parallel=False), tool_machine(dialect, NamedTool("get"))):
         check(one, [single], [both, "", talk, *wrong])
     check(tool_machine(dialect, NamedTool("get")), [], [written(dialect, [TWO])])
-    check(tool_machine(dialect, "auto", parallel=False), [talk, single], [both, *wrong])
+    check(tool_machine(dialect, "auto", parallel=False), [talk, single], [both, *begun])
     assert most_heads(auto, both) <= 2
 
 
@@ -116,12 +117,11 @@ def test_a_marker_that_ends_the_answer_is_not_written() -> None:
 
 @each_dialect
 def test_random_calls_that_templates_write(dialect: str) -> None:
-    tools = [Tool(name) for name in NAMES]
+    tools = [Tool(name, PARAMETERS) for name in NAMES]
+    calls = random_calls(dialect, 3, 8)
     for choice in ("auto", "required"):
         machine = tool_machine(dialect, choice, tools)
-        calls = random_calls(3, 10)
-        for pair in (calls[i : i + 2] for i in range(0, len(calls), 2)):
-            assert accepts(machine, written(dialect, pair)), pair
+        assert all(accepts(machine, written(dialect, calls[i : i + 2])) for i in range(0, 8, 2))
 
 
 def test_tools_that_are_refused() -> None:
