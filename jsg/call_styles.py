@@ -3,6 +3,7 @@ r"""The styles in which models write the arguments of a call other than as JSON,
     qwen_xml          <function=f>\n<parameter=a>\ntext\n</parameter>\n</function>
     glm_xml           f\n<arg_key>a</arg_key>\n<arg_value>text</arg_value>\n</tool_call>
     deepseek_xml      <｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" string="true">text</｜DSML｜parameter>\n…
+    minimax_xml       <invoke name="f">\n<parameter name="a">text</parameter>\n</invoke>
     python            f(a="text", b=[1, None])
     gemma             call:f{a:<|"|>text<|"|>,b:[1,null]}
     function_gemma    call:f{a:<escape>text<escape>,b:[1,null]}
@@ -19,7 +20,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, final
 
-CallStyle = Literal["qwen_xml", "glm_xml", "deepseek_xml", "python", "gemma", "function_gemma"]
+CallStyle = Literal["qwen_xml", "glm_xml", "deepseek_xml", "minimax_xml", "python", "gemma", "function_gemma"]
 
 ALL_TYPES = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
 """JSON Schema's types. A number without a point and an exponent is "integer", any other is "number"."""
@@ -99,6 +100,14 @@ XML_MARKS: Mapping[CallStyle, XmlMarks] = {
         gap="\n",
         end="</｜DSML｜invoke>",
         says_type=True,
+    ),
+    "minimax_xml": XmlMarks(
+        name=('<invoke name="', '">'),
+        key=('<parameter name="', '">'),
+        value=("", "</parameter>"),
+        pad="",
+        gap="\n",
+        end="</invoke>",
     ),
 }
 TYPE_MARKS: Mapping[str, bool | None] = {'string="true">': True, 'string="false">': False, ">": None}

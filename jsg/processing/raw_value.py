@@ -31,7 +31,7 @@ class RawValue:
     def __init__(self, types: frozenset[str]):
         """Begins a value of one of these types."""
         self._types = types
-        self._held = ""
+        self._held: list[str] = []
         self._scanner = JsonScanner()
         self._step = ScanStep.INSIDE
         self._take: Callable[[str], str | None] = self._undecided
@@ -60,31 +60,34 @@ class RawValue:
             return ""
         if self._take == self._in_container:
             return None
+        held = "".join(self._held)
         if "string" in self._types:
-            return json_of(self._held, self._types) or f'"{json_text(self._held)}"'
-        text = self._held.strip(_WHITESPACE)
-        return json_of(text, ALL_TYPES) or f'"{json_text(self._held)}"'
+            return json_of(held, self._types) or f'"{json_text(held)}"'
+        return json_of(held.rstrip(_WHITESPACE), ALL_TYPES) or f'"{json_text(held)}"'
 
     def _undecided(self, char: str) -> str | None:
         """In text that is held because its type is not known."""
         if "string" not in self._types:
             return self._not_a_string(char)
-        self._held += char
+        self._held.append(char)
         # JSON that has ended goes on as text, and a string with quotes is text with quotes.
         is_open = self._step is ScanStep.INSIDE and self._held[0] != '"'
         self._step = self._scanner.push(char) if is_open else ScanStep.WRONG
-        if self._step is not ScanStep.WRONG or any(word.startswith(self._held) for word in PYTHON_WORDS):
+        if self._step is not ScanStep.WRONG:
             return ""
-        held, self._held = self._held, ""
+        held = "".join(self._held)
+        if any(word.startswith(held) for word in PYTHON_WORDS):
+            return ""
         self._take = json_text
         return '"' + json_text(held)
 
     def _not_a_string(self, char: str) -> str | None:
-        is_first = not self._held.strip(_WHITESPACE)
-        if is_first and char in "{[":
+        if not self._held and char in _WHITESPACE:
+            return ""
+        if not self._held and char in "{[":
             self._take = self._in_container
             return self._in_container(char)
-        self._held += char
+        self._held.append(char)
         return "" if len(self._held) <= MAX_SCALAR_LEN else None
 
     def _in_container(self, char: str) -> str | None:

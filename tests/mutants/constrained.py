@@ -171,4 +171,18 @@ CONSTRAINED = (
         "        if False:",
         "tests/constrained/build/test_fuel.py",
     ),
+    Mutation(
+        "constrained: a string without quotes has the mark behind it inside",
+        "jsg/constrained/schema/strings.py",
+        "        not_patterns = (*shape.not_patterns, re.escape(mark.text))",
+        "        not_patterns = shape.not_patterns",
+        "tests/constrained/tags/test_styled_calls.py",
+    ),
+    Mutation(
+        "constrained: a string without quotes looks like a number that is not valid",
+        "jsg/constrained/schema/arguments.py",
+        '        unclear |= types - {"string"} - whole',
+        "        pass",
+        "tests/constrained/tags/test_styled_calls.py",
+    ),
 )

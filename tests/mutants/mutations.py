@@ -240,6 +240,20 @@ PROCESSING = (
         "tests/processing",
     ),
     Mutation(
+        "processing: a mark in a string of JSON ends an argument",
+        "jsg/processing/xml_call_reader.py",
+        "if self._value.is_inside_json:",
+        "if False:",
+        "tests/processing/test_styled_calls.py",
+    ),
+    Mutation(
+        "processing: an argument of any type is JSON",
+        "jsg/processing/raw_value.py",
+        "return json_of(held, self._types) or",
+        "return json_of(held, ALL_TYPES) or",
+        "tests/processing/test_styled_calls.py",
+    ),
+    Mutation(
         "processing: half a character is text",
         "jsg/processing/detokenizer.py",
         'codecs.getincrementaldecoder("utf-8")(errors="replace")',

@@ -69,7 +69,7 @@ class _Sampler:
 
     def argument(self) -> str:
         """A string that stands for itself as an argument."""
-        return self.text(self._types if self._style in ("qwen_xml", "glm_xml") else frozenset())
+        return self.text(self._types if self._style in ("qwen_xml", "glm_xml", "minimax_xml") else frozenset())
 
     def value(self, depth: int = 0) -> Value:
         """Any value; strings in it have quotes or marks of their own."""
@@ -131,6 +131,9 @@ def written(style: CallStyle, arguments: Mapping[str, Value], chance: random.Ran
             f"<arg_key>{k}</arg_key>{gap}<arg_value>{_or_text(v, json_)}</arg_value>{gap}" for k, v in arguments.items()
         )
         return f"f{gap}{''.join(members)}</tool_call>"
+    if style == "minimax_xml":
+        members = (f'<parameter name="{k}">{_or_text(v, json_)}</parameter>\n' for k, v in arguments.items())
+        return f'<invoke name="f">\n{"".join(members)}</invoke>'
     members = (
         f'<｜DSML｜parameter name="{k}" string="{_json(isinstance(v, str))}">{_or_text(v, json_)}</｜DSML｜parameter>\n'
         for k, v in arguments.items()
@@ -174,7 +177,8 @@ def _gemma(value: Value, quote: str) -> str:
         case str():
             return quote + value + quote
         case Mapping():
-            return f"{{{','.join(f'{k}:{_gemma(v, quote)}' for k, v in value.items())}}}"
+            members = sorted(value.items(), key=lambda item: item[0].lower())
+            return f"{{{','.join(f'{k}:{_gemma(v, quote)}' for k, v in members)}}}"
         case list():
             return f"[{','.join(_gemma(item, quote) for item in value)}]"
         case bool():

@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import re
+import time
 from typing import Any, get_args
 
 import pytest
@@ -81,7 +82,7 @@ TYPES = {
         ("i", " 12\n", 12),
         ("i", "True", True),
         ("i", "twelve", "twelve"),
-        ("i", "", ""),
+        ("i", "  ", ""),
         ("o", ' {"a": [1, "<"]}\n', {"a": [1, "<"]}),
         ("m", "null", None),
         ("m", "None", None),
@@ -188,3 +189,51 @@ def test_types_of_arguments() -> None:
     assert all(len(types.of(name)) == 7 for name in "cde")
     assert types.of("f") == {"number", "integer"}
     assert len(ArgumentTypes.read(schema | {"patternProperties": {"^x": {}}}).of("x")) == 7
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<function=f>\n<parameter=?>\n[" + "1," * 20_000,
+        "<function=f>\n<parameter=s>\n" + "\n</par" * 5_000,
+        "<function=f>\n<parameter=o>\n[" + '"<",' * 8_000,
+        "\n" * 30_000,
+    ],
+    ids=range(4),
+)
+def test_time_is_linear(text: str) -> None:
+    started = time.thread_time()
+    found = reader("qwen_xml", TYPES)
+    assert all(found.push(char) is ScanStep.INSIDE for char in text)
+    assert time.thread_time() - started < 2
+
+
+def check_broken_calls(style: CallStyle, count: int) -> None:
+    """Whatever a reader takes for a whole call has JSON as its arguments."""
+    chance = random.Random(f"{style} broken")
+    num_whole = 0
+    for _ in range(count):
+        schema, arguments = random_tool(style, chance)
+        chars = list(written(style, arguments, chance))
+        for _ in range(chance.randint(1, 3)):
+            place = chance.randrange(len(chars) + 1)
+            chars[place : place + chance.randint(0, 2)] = chance.choice(
+                ("", '"', "\\", "<", "x", "0", ".", "]", "}", "=", ",")
+            )
+        found = reader(style, schema)
+        inside = list(itertools.takewhile(lambda step: step is ScanStep.INSIDE, map(found.push, chars)))
+        if found.num_read > len(inside):
+            num_whole += 1
+            assert isinstance(json.loads(found.take_fragment()), dict), "".join(chars)
+    assert num_whole
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_broken_calls_are_no_calls_or_have_json(style: CallStyle) -> None:
+    check_broken_calls(style, 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", STYLES)
+def test_thousands_of_broken_calls(style: CallStyle) -> None:
+    check_broken_calls(style, 4_000)

@@ -5,6 +5,7 @@ the argument may have, as far as `ArgumentTypes` knows. The grammar allows a tex
 """
 
 import dataclasses
+import functools
 import json
 from collections.abc import Collection
 from typing import final
@@ -27,7 +28,7 @@ from jsg.constrained.schema.shapes import (
     String,
 )
 from jsg.constrained.schema.spelling import JSON, Mark, Spelling, spelling_of
-from jsg.constrained.schema.strings import raw_expr
+from jsg.constrained.schema.strings import described, raw_expr
 from jsg.constrained.schema.whitespace import Spacing
 from jsg.constrained.special_tokens import spelled
 from jsg.errors import GrammarError
@@ -160,8 +161,13 @@ class _XmlValues:
         for shape in shapes:
             if isinstance(shape, String):
                 # Any string may end in the pad, which is then no part of it.
-                options.append(raw_expr(self._scope, shape, self._mark, EMPTY if shape == String() else pad))
+                options.append(self._raw(shape, EMPTY if shape == String() else pad, node))
         return any_of(options)
+
+    def _raw(self, shape: String, before: Expr, node: NodeName) -> Expr:
+        """A string as it is, with the mark, as a call of the rule that all strings of this shape share."""
+        make = functools.partial(raw_expr, self._scope, shape, self._mark, before)
+        return self._scope.book.call(("argument", shape), described(shape, node), make)
 
     def _is_read_as_string(self, text: str, node: NodeName) -> bool:
         return self._says_type or all(

@@ -44,7 +44,8 @@ def _value(scope: Scope, value: Any) -> Expr:
             return spacing.enclosed("[", separated([_value(scope, item) for item in value], spacing.comma), "]")
         case dict():
             members = [
-                seq(spelling.known_name(name), spacing.colon, _value(scope, item)) for name, item in value.items()
+                seq(spelling.known_name(name), spacing.colon, _value(scope, item))
+                for name, item in spelling.in_order(value)
             ]
             if scope.order == "free" and 1 < len(members) <= MAX_ONCE:
                 items = tuple(BagItem(member, is_once=True, is_required=True) for member in members)

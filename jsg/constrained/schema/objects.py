@@ -47,7 +47,7 @@ def _plan(scope: Scope, shape: Object, where: str) -> Plan | None:
     needed, others = _needed_members(scope, shape), _other_members(scope, shape, None, where)
     kinds = functools.cache(functools.partial(_kinds, scope, shape, where))
     members: list[Member] = []
-    for name, node in shape.properties.items():
+    for name, node in scope.spelling.in_order(shape.properties):
         if scope.shapes(node):
             members.append(Member(_member(scope, scope.spelling.known_name(name), node), name in shape.required))
         elif name in shape.required:

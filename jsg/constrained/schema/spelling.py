@@ -44,11 +44,18 @@ class Spelling:
         words: The spellings of true, false and null.
         quote: What stands before and behind strings as they are; None for strings of JSON.
         name_begin: What stands before a name without quotes; None where names are strings of JSON.
+        is_sorted: The declared order of names is that of the alphabet, because the model is shown no other order.
     """
 
     words: Mapping[str, tuple[bytes, ...]]
     quote: Mark | None = None
     name_begin: bytes | None = None
+    is_sorted: bool = False
+
+    def in_order[T](self, members: Mapping[str, T]) -> list[tuple[str, T]]:
+        """The members of an object in the declared order."""
+        # Jinja's `dictsort`, by which these models are shown tools and calls, takes upper and lower case as equal.
+        return sorted(members.items(), key=lambda item: item[0].lower()) if self.is_sorted else [*members.items()]
 
     def scalar_string(self, text: str) -> tuple[bytes, ...]:
         """The spellings of a known string with its quotes; () where it has none."""
@@ -90,4 +97,4 @@ def spelling_of(style: CallStyle | None, special: Collection[str]) -> Spelling:
     if marks.quote is None:
         return _PYTHON
     words = {**JSON.words, "null": (b"None", b"null")}
-    return Spelling(words, Mark.of(marks.quote, special), b"")
+    return Spelling(words, Mark.of(marks.quote, special), b"", is_sorted=True)

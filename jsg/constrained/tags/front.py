@@ -165,9 +165,9 @@ class _Formats:
     def _json_schema(self, fields: Fields, ends: Ends) -> Expr:
         schema = fields.value("json_schema")
         is_free = fields.flag("any_order") or self._property_order == "free"
-        style = _Style(
-            fields.choice("style", ("json", *get_args(CallStyle))), tuple(fields.strings("special_tokens", ()))
-        )
+        style = _Style(fields.choice("style", ("json", *get_args(CallStyle))))
+        if style.call_style is not None:
+            style = dataclasses.replace(style, special=tuple(fields.strings("special_tokens", ())))
         part = self._schema(
             schema,
             fields.path,

@@ -5,7 +5,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, final
 
-from jsg.constrained.tags.styled_calls import special_in_marks, styled_call, text_formats
+from jsg.constrained.tags.styled_calls import styled_call
 from jsg.dialects import Dialect, Piece, Slot
 from jsg.errors import GrammarError
 from jsg.types import AdditionalProperties, GrammarSpec, PropertyOrder, Whitespace
@@ -237,12 +237,7 @@ class _Writer:
     def _body(self, tool: Tool) -> list[str | Format]:
         style = self._dialect.call_style
         if style is not None:
-            call = styled_call(tool.name, _object_schema(tool), style, self._special, is_strict=tool.is_strict)
-            marks = special_in_marks(style, self._special)
-            head, end = (
-                [each.get("value", each) for each in text_formats(text, marks)] for text in (call.head, call.end)
-            )
-            return [*head, call.body, *end]
+            return styled_call(tool.name, _object_schema(tool), style, self._special, is_strict=tool.is_strict)
         name = json.dumps(tool.name, ensure_ascii=False)
         return [f'{{"name": {name}, "{self._dialect.arguments_key}": ', *_arguments(tool), "}"]
 

@@ -267,6 +267,10 @@ REFUSED: list[tuple[Any, str]] = [
         {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {}, "style": "yaml"}},
         "style must be one of json, qwen_xml",
     ),
+    (
+        {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {}, "special_tokens": ["<a>"]}},
+        "it takes no member 'special_tokens' here",
+    ),
     ({"type": "structural_tag", "format": {"type": "token", "token": 5}}, "token must be text"),
     (
         {"type": "structural_tag", "format": {"type": "repeat", "min": 3, "max": 2, "content": const("a")}},
