@@ -113,8 +113,17 @@ class Dialect:
     def end(self) -> tuple[str, ...]:
         """What stands behind the body of a call, without white space."""
         last_slot = max(i for i, piece in enumerate(self.call) if isinstance(piece, Slot))
-        pieces = [piece.strip() for piece in self.call[last_slot + 1 :] if isinstance(piece, str)]
-        return tuple(piece for piece in pieces if piece)
+        return _without_space(self.call[last_slot + 1 :])
+
+    @property
+    def section_marks(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The section without white space."""
+        return _without_space(self.section[0]), _without_space(self.section[1])
+
+
+def _without_space(pieces: Sequence[Piece]) -> tuple[str, ...]:
+    stripped = [piece.strip() for piece in pieces if isinstance(piece, str)]
+    return tuple(piece for piece in stripped if piece)
 
 
 _NAME = r"(?P<name>[\w.-]+)"
@@ -240,6 +249,19 @@ _RECORDS = (
         call=("<tool_call>", Slot.BODY),
         between=("\n",),
         markers=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    ),
+    Dialect(
+        name="minimax_m2",
+        aliases=("minimax-m2", "minimax"),
+        shown_by=(("<minimax:tool_call>",),),
+        style="minimax_xml",
+        section=(("<minimax:tool_call>", "\n"), ("\n", "</minimax:tool_call>")),
+        call=(Slot.BODY,),
+        between=("\n",),
+        markers=(
+            *("<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="', "</invoke>"),
+            *('<parameter name="', "</parameter>"),
+        ),
     ),
     Dialect(
         name="gemma4",

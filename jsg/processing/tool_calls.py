@@ -245,7 +245,7 @@ class ToolCallParser:
 
     def _between(self, char: str) -> None:
         """In a section, where a call or the end of the section should come."""
-        begin, (end, *_) = self._dialect.call[0], self._dialect.section[1]
+        begin, (end, *_) = self._dialect.call[0], self._dialect.section_marks[1]
         found = self._await(char, [*self._dialect.skipped, end, *([begin] if isinstance(begin, str) else ())])
         if found == begin:
             self._state = self._before_body
@@ -332,7 +332,7 @@ class ToolCallParser:
 
     def _enter(self, mark: str) -> None:
         """Goes on behind the mark that begins a call or a section."""
-        section = self._dialect.section[0]
+        section = self._dialect.section_marks[0]
         is_read = mark in self._dialect.markers and self._dialect.messages is None
         self._held, self._word = (mark, "") if is_read else ("", "")
         if section and mark != self._dialect.call[0]:
