@@ -16,9 +16,27 @@ def test_a_template_shows_its_dialect(dialect: str) -> None:
     assert found.name == dialect
 
 
-def test_templates_that_show_no_dialect() -> None:
-    assert detect_dialect(None) is None
-    assert detect_dialect("{{ messages }}") is None
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        (None, None),
+        ("{{ messages }}", None),
+        ("{% if tools %}{{ tools | tojson }}{% endif %}<tool_response>", None),
+        ("{{ '<|start_header_id|>' }} {'<|python_tag|>'}", "llama3_json"),
+        ('<|header_start|>system {"name": function name, "parameters": ...} {{ \'<|python_start|>\' }}', "llama3_json"),
+        ("<|header_start|> {{ '<|python_start|>[' }}", "pythonic"),
+        ('<|start_header_id|>[func_name1(params_name1=params_value1), func_name2()] "parameters"', "pythonic"),
+        ("{{ '[TOOL_CALLS] [' + call }}", "mistral"),
+        ("{{ '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' }}", "mistral_args"),
+        ('<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>', "hermes"),
+        ("<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>", "qwen3_coder"),
+        ("{{ '<tool_call>' + tc.name }}<arg_key>{{ k }}</arg_key>", "glm45"),
+        ("{{ '<｜tool▁calls▁begin｜>' + '\\n' + '```json' + '\\n' }}", "deepseek_v3"),
+    ],
+)
+def test_what_templates_show(template: str | None, name: str | None) -> None:
+    found = detect_dialect(template)
+    assert (found and found.name) == name
 
 
 def test_names_of_parsers() -> None:

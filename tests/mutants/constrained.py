@@ -116,6 +116,20 @@ CONSTRAINED = (
         "tests/constrained/tags",
     ),
     Mutation(
+        "constrained: free text beside calls may have markers",
+        "jsg/constrained/tags/tools.py",
+        '"excludes": [text for text in dict.fromkeys(others) if text not in triggers],',
+        '"excludes": [],',
+        "tests/constrained/tags/test_tools.py",
+    ),
+    Mutation(
+        "constrained: several calls where one is asked for",
+        "jsg/constrained/tags/tools.py",
+        "self._parallel = parallel and not self._ends_answer",
+        "self._parallel = not self._ends_answer",
+        "tests/constrained/tags/test_tools.py",
+    ),
+    Mutation(
         "constrained: minItems says nothing",
         "jsg/constrained/schema/containers.py",
         'min_items=reader.count("minItems") or 0,',

@@ -240,6 +240,27 @@ PROCESSING = (
         "tests/processing",
     ),
     Mutation(
+        "processing: a marker behind a call is text",
+        "jsg/processing/tool_calls.py",
+        "drops = self.num_calls > 0 or self._dialect.messages is not None",
+        "drops = self._dialect.messages is not None",
+        "tests/processing/test_dialects.py",
+    ),
+    Mutation(
+        "processing: any number of characters may begin a call",
+        "jsg/processing/tool_calls.py",
+        "elif not has_begun and not is_complete and self.held_len > MAX_HELD_LEN:",
+        "elif False:",
+        "tests/processing/test_dialects.py",
+    ),
+    Mutation(
+        "processing: a stop string goes across a marker",
+        "jsg/processing/call_stops.py",
+        "if text_len + self._parser.held_len < held_len:",
+        "if False:",
+        "tests/processing/test_call_stops.py",
+    ),
+    Mutation(
         "processing: a mark in a string of JSON ends an argument",
         "jsg/processing/xml_call_reader.py",
         "if self._value.is_inside_json:",

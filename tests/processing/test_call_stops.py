@@ -32,6 +32,8 @@ CASES: list[tuple[tuple[str, ...], str, str, str | None]] = [
     (("no call",), "<tool_call> no call END", "<tool_call> ", "no call"),
     (("END",), '<tool_call>{"name": "f", "arguments": {"a": END',
      '<tool_call>{"name": "f", "arguments": {"a": ', "END"),
+    (("ab",), f"{CALL}a</tool_call>b", f"{CALL}a</tool_call>b", None),  # a mark without a call is no text
+    (("b c",), f"{CALL}a</tool_call>b c", f"{CALL}a</tool_call>", "b c"),
     (("x",), '{"name": "f"} x', '{"name": "f"} ', "x"),  # another model's form is text
 ]  # fmt: skip
 
