@@ -34,10 +34,11 @@ def assert_calls(answer: ParsedAnswer, calls: Calls, content: str | None) -> Non
     assert (answer.content or "").strip() == (content or "")
 
 
-def check_round_trips(dialect: str, tokenizers: Sequence[Tokenizer], seed: int, count: int, step: int = 1) -> None:
+def check_round_trips(dialect: str, tokenizers: Sequence[Tokenizer], seed: int, count: int) -> None:
     """Random calls: template → text → tokens → text in pieces → calls."""
     random_ = random.Random(seed)
     calls = random_calls(dialect, seed, count)
+    num_texts = 0
     while calls:
         num = random_.choice((1, 1, 2, 3))
         part, calls = calls[:num], calls[num:]
@@ -51,17 +52,19 @@ def check_round_trips(dialect: str, tokenizers: Sequence[Tokenizer], seed: int, 
             assert "".join(by_tokens) == text
             assert parse(dialect, by_tokens) == whole
         assert parse(dialect, list(text)) == whole
-        for cut in cuts(dialect, text, step):
+        num_texts += 1
+        for cut in cuts(dialect, text, are_all=num_texts < 3):
             assert parse(dialect, [text[:cut], text[cut:]]) == whole
 
 
-def cuts(dialect: str, text: str, step: int) -> list[int]:
-    """The beginning and the end of every marker of a text, and every `step`-th boundary in it."""
+def cuts(dialect: str, text: str, *, are_all: bool) -> list[int]:
+    """The beginning and the end of every marker of a text, and with `are_all` every boundary in it."""
     found: set[int] = set()
     for mark in DIALECTS[dialect].markers:
         start = text.find(mark)
         while start >= 0:
-            found.update((*range(start, start + len(mark), step), start + len(mark)))
+            end = start + len(mark)
+            found.update(range(start, end + 1) if are_all else (start, end))
             start = text.find(mark, start + 1)
     return sorted(found)
 
@@ -82,7 +85,7 @@ def test_round_trips(
     dialect: str, special_tokenizers: dict[str, Tokenizer], all_tokenizers: dict[str, Tokenizer]
 ) -> None:
     tokenizers = special_tokenizers[dialect], all_tokenizers["byte_level"]
-    check_round_trips(dialect, tokenizers, seed=1, count=6, step=3)
+    check_round_trips(dialect, tokenizers, seed=1, count=20)
 
 
 @pytest.mark.slow
@@ -91,7 +94,7 @@ def test_a_thousand_round_trips(
     dialect: str, special_tokenizers: dict[str, Tokenizer], all_tokenizers: dict[str, Tokenizer]
 ) -> None:
     tokenizers = special_tokenizers[dialect], all_tokenizers["byte_level"]
-    check_round_trips(dialect, tokenizers, seed=2, count=1000, step=99)
+    check_round_trips(dialect, tokenizers, seed=2, count=1000)
 
 
 def test_special_tokens_that_a_grammar_may_name(special_tokenizers: dict[str, Tokenizer]) -> None:
