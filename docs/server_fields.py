@@ -78,10 +78,9 @@ def _forms_of_calls() -> Iterator[str]:
     yield "|---|---|---|"
     for dialect in DIALECTS.values():
         text = "".join(map(str, dialect.section[0]))
+        shown = {Slot.NAME: "NAME", Slot.NUMBER: "0", Slot.BODY: _head(dialect)}
         for piece in dialect.call:
-            text += {Slot.NAME: "NAME", Slot.NUMBER: "0", Slot.BODY: _head(dialect), Slot.ARGUMENTS: ""}.get(
-                piece, piece
-            )
+            text += piece if isinstance(piece, str) else shown.get(piece, "")
             if piece in (Slot.BODY, Slot.ARGUMENTS):
                 break
         text = text.replace("\n", "↵").replace("|", "\\|").strip()

@@ -22,6 +22,8 @@ class Slot(enum.Enum):
     """The name of the tool."""
     NUMBER = enum.auto()
     """The number of the call, in digits."""
+    MARKED_ID = enum.auto()
+    """`[CALL_ID]` and an id of nine letters and digits, which some models of a family write and others do not."""
     ARGUMENTS = enum.auto()
     """The arguments as a JSON object."""
 
@@ -216,9 +218,9 @@ _RECORDS = (
         aliases=("mistral",),
         shown_by=(("[TOOL_CALLS]", "[ARGS]"),),
         style="headed",
-        call=("[TOOL_CALLS]", Slot.NAME, "[ARGS]", Slot.ARGUMENTS),
+        call=("[TOOL_CALLS]", Slot.NAME, Slot.MARKED_ID, "[ARGS]", Slot.ARGUMENTS),
         markers=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-        head=rf"\s*+{_NAME}(\[CALL_ID\]\w*)?(\[ARGS\])?\s*+",
+        head=rf"\s*+{_NAME}(\[CALL_ID\]((?P<id>[a-zA-Z0-9]{{9}})|\w*))?(\[ARGS\])?\s*+",
         id_form="nine_letters",
     ),
     Dialect(

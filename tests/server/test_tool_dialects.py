@@ -76,6 +76,19 @@ def test_calls_of_kimi_have_the_ids_that_the_model_writes(servers: dict[str, Scr
     assert message["tool_calls"][0]["id"] != message["tool_calls"][1]["id"]
 
 
+def test_calls_of_mistral_have_the_ids_that_some_models_write(servers: dict[str, ScriptedServer]) -> None:
+    answer = written("mistral_args", [CALL, CALL]).replace("[ARGS]", "[CALL_ID]aB3456789[ARGS]", 1)
+    message = ask(servers["mistral_args"], answer, tools=[WEATHER])["message"]
+    assert message["tool_calls"][0]["id"] == "aB3456789"
+    assert len(message["tool_calls"][1]["id"]) == 9
+    machine = machine_of(structural_tag_grammar(servers["mistral_args"].sampling.grammar.text))
+    spelled = answer.encode()
+    for mark in DIALECTS["mistral_args"].markers:
+        spelled = spelled.replace(mark.encode(), special_bytes(mark))
+    assert accepts(machine, spelled)
+    assert not accepts(machine, spelled.replace(b"aB3456789", b"aB345678"))
+
+
 class TestHeaders:
     """Answers of gpt-oss are rows of messages with headers, with tools and without."""
 

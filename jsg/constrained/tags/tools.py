@@ -225,6 +225,9 @@ class _Writer:
                 found.append(_either(spellings) if is_lenient and len(spellings) > 1 else spellings[-1])
             elif piece is Slot.NUMBER:
                 found.append({"type": "regex", "pattern": "0|[1-9][0-9]{0,5}"})
+            elif piece is Slot.MARKED_ID:
+                marked = self._written(("[CALL_ID]",)), {"type": "regex", "pattern": "[a-zA-Z0-9]{9}"}
+                found.append({"type": "optional", "content": _sequence(*marked[0], marked[1])})
             else:
                 assert tool is not None, "only a call has slots for a tool"
                 found += {Slot.NAME: _name, Slot.ARGUMENTS: _arguments, Slot.BODY: self._body}[piece](tool)
