@@ -1,15 +1,20 @@
 """The grammars of tool calls: what each dialect's chat template writes, and no other call."""
 
+import json
+import random
 from typing import Any
 
+import jsonschema
 import pytest
 
+from jsg.call_styles import ArgumentTypes
 from jsg.constrained.run.machine import Machine
-from jsg.constrained.special_tokens import special_bytes
+from jsg.constrained.special_tokens import FIRST_BYTE, LAST_BYTE, special_bytes
 from jsg.constrained.tags.front import structural_tag_grammar
 from jsg.constrained.tags.tools import NamedTool, Tool, ToolChoice, tools_to_structural_tag
 from jsg.dialects import DIALECTS
 from jsg.errors import GrammarError
+from jsg.processing.tool_calls import parse_tool_calls
 from tests.constrained.texts import accepts, can_begin, machine_of, most_heads
 from tests.dialects import NAMES, PARAMETERS, random_calls, written
 
@@ -122,6 +127,64 @@ def test_random_calls_that_templates_write(dialect: str) -> None:
     for choice in ("auto", "required"):
         machine = tool_machine(dialect, choice, tools)
         assert all(accepts(machine, written(dialect, calls[i : i + 2])) for i in range(0, 8, 2))
+
+
+def walk(machine: Machine, dialect: str, chance: random.Random) -> str | None:
+    """A random answer that a grammar allows; None where it did not come to its end soon."""
+    marks = [mark.encode() for mark in (*DIALECTS[dialect].markers, *DIALECTS[dialect].openings(["get", "ping"]))]
+    hints = [*marks, *map(special_bytes, DIALECTS[dialect].markers), *(bytes((byte,)) for byte in b'"}]),n5')]
+    config, text = machine.start(), bytearray()
+    while len(text) < 500:
+        allowed = sorted(machine.allowed_bytes(config))
+        if not allowed or (machine.is_accepting(config) and chance.random() < 0.1):
+            break
+        plain = [byte for byte in allowed if 0x20 <= byte < 0x7F]
+        following = bytes((chance.choice(plain if plain and chance.random() < 0.9 else allowed),))
+        if chance.random() < 0.15 + len(text) / 300:
+            possible = [hint for hint in hints if machine.advance(config, hint) is not None]
+            following = chance.choice(possible) if possible else following
+        after = machine.advance(config, following)
+        assert after is not None
+        config, text = after, text + following
+    if not machine.is_accepting(config):
+        return None
+    return text.replace(bytes((FIRST_BYTE,)), b"").replace(bytes((LAST_BYTE,)), b"").decode()
+
+
+def num_valid_calls(dialect: str, count: int) -> int:
+    """Random answers that the grammar allows, as text and with special tokens: the parser reads valid calls."""
+    word, number = {"type": "string", "maxLength": 9}, {"type": ["integer", "null"], "maximum": 99}
+    properties = {"get": {"n": number, "xs": {"type": "array", "items": word, "maxItems": 2}}, "ping": {"q": word}}
+    schemas = {
+        name: {"type": "object", "properties": each, "required": [next(iter(each))], "additionalProperties": False}
+        for name, each in properties.items()
+    }
+    types = {name: ArgumentTypes.read(schema) for name, schema in schemas.items()}
+    chance = random.Random(f"{dialect} {count}")
+    num_calls = 0
+    for choice, special in (("auto", ()), ("auto", DIALECTS[dialect].markers), ("required", ())):
+        tools = [Tool(name, schema) for name, schema in schemas.items()]
+        machine = tool_machine(dialect, choice, tools, special_tokens=special)
+        for text in filter(None, (walk(machine, dialect, chance) for _ in range(count))):
+            answer = parse_tool_calls(text, DIALECTS[dialect], list(types), str, types=types)
+            assert choice == "auto" or (answer.calls and answer.content is None), text
+            assert not answer.is_cut, text
+            assert not any(mark in (answer.content or "") for mark in DIALECTS[dialect].markers), text
+            for call in answer.calls:
+                jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+            num_calls += len(answer.calls)
+    return num_calls
+
+
+@each_dialect
+def test_what_the_grammar_allows_the_parser_reads(dialect: str) -> None:
+    assert num_valid_calls(dialect, 5) > 0
+
+
+@pytest.mark.slow
+@each_dialect
+def test_what_the_grammar_allows_the_parser_reads_in_many_answers(dialect: str) -> None:
+    assert num_valid_calls(dialect, 100) > 50
 
 
 def test_tools_that_are_refused() -> None:
