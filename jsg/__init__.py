@@ -29,6 +29,7 @@ _PUBLIC = {
     "assistant_end": "jsg.lang.primitives",
     "cond": "jsg.lang.control",
     "contains": "jsg.lang.control",
+    "decide": "jsg.lang.primitives",
     "equals": "jsg.lang.control",
     "flush_cache": "jsg.lang.defaults",
     "function": "jsg.lang.function",

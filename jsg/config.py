@@ -14,6 +14,17 @@ from jsg.errors import ConfigError
 
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
 LOAD_FORMATS = ("auto", "safetensors", "orbax", "dummy")
+_REASONING_PARSERS = (
+    *("cohere-command-a", "deepseek-r1", "deepseek-v3", "ernie45", "gemma4", "glm45", "gpt-oss", "hunyuan"),
+    *("kimi", "kimi-k2", "minimax", "minimax-append-think", "mistral", "nemotron", "olmo3", "qwen3"),
+    *("qwen3-thinking", "seed-oss", "step3"),
+    *("cohere-command3", "harmony", "hunyuan-a13b", "magistral", "minimax-m2", "minimax-m2-append-think"),
+    *("nemotron-3", "nemotron-v3", "openai-gptoss"),
+)
+REASONING_PARSERS = tuple(
+    dict.fromkeys(("auto", "none", *_REASONING_PARSERS, *(name.replace("-", "_") for name in _REASONING_PARSERS)))
+)
+"""The names of `jsg.processing.thoughts` and their aliases, also as vLLM writes them."""
 COUNT = (1, 2**31 - 1)
 SECONDS = (0.001, 1e6)
 
@@ -229,8 +240,19 @@ class ServerConfig:
         "The form in which the model writes calls of tools. 'auto' finds the form in the chat template.",
         PARSER_NAMES,
     )
+    reasoning_parser: str = _knob(
+        "auto",
+        "The kind of markers around the thoughts of the model, which tell them from its answers. 'auto' finds them in "
+        "the chat template, 'none' leaves thoughts in the text. The names of vLLM and SGLang are taken.",
+        REASONING_PARSERS,
+    )
     max_request_bytes: Annotated[int, (1024, 2**31)] = _knob(
         4 * 2**20, "The most bytes in the body of a request, without its pictures and videos."
+    )
+    decision_temperature: Annotated[float, (0.01, 100.0)] = _knob(
+        1.0,
+        "Calibrates decisions: the log-probabilities of their labels are divided by it. Above 1 the answers are less "
+        "certain.",
     )
     strict_fields: bool = _knob(
         False, "Refuses fields that have no effect, which otherwise are taken with a warning in the response."

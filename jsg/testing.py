@@ -80,7 +80,7 @@ class ScriptedBackend:
                 behind it; the longest end counts, and "" is the end of every prompt. A function, `def` or `async def`,
                 is given prompt and `Gen`. For branches and batches, whose calls have no order, use one of the latter
                 two. An exception that is an answer is raised. A gen with n > 1 takes n answers.
-            choices: The choices of selects, in the same way.
+            choices: The choices of selects and the labels of decisions, in the same way.
         """
         self.calls: list[Call] = []
         self.aborted: list[Gen] = []

@@ -234,6 +234,23 @@ def _with_grammar(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ThoughtLimit:
+    """How many tokens a model may think, at the beginning of its output.
+
+    Attributes:
+        begin: The bytes that open the thoughts, as a grammar reads them.
+        end: The bytes that close the thoughts. When so many tokens were thought, the output goes on with them.
+        is_inside: Whether the prompt has opened the thoughts.
+        max_tokens: Tokens between the two.
+    """
+
+    begin: bytes
+    end: bytes
+    is_inside: bool
+    max_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One sequence to continue.
 
@@ -259,6 +276,7 @@ class Request:
         is_streamed: Whether outputs come as they are made. Otherwise nobody reads the answer while it grows, and
             several outputs may come as one: the first comes at once, the later ones at most ten times a second.
         media: Images and videos, in the order of the tokens that they stand for.
+        thought_limit: How long the model may think. The grammar of the request allows thoughts then.
     """
 
     rid: str
@@ -276,6 +294,7 @@ class Request:
     joined: tuple[int, ...] = ()
     is_streamed: bool = True
     media: tuple[MediaInput, ...] = ()
+    thought_limit: ThoughtLimit | None = None
 
     def __post_init__(self) -> None:
         require(len(self.input_ids) > 0, "input_ids", "at least one token", self.input_ids, "send a prompt")
@@ -291,6 +310,8 @@ class Request:
         if not self.return_logprob:
             for name, default in (("logprob_start_len", -1), ("top_logprobs_num", 0), ("token_ids_logprob", ())):
                 require(getattr(self, name) == default, name, "left out without return_logprob", getattr(self, name))
+        if self.thought_limit is not None:
+            require(self.sampling.grammar is not None, "thought_limit", "left out without a grammar", None)
         self._check_program_fields()
         if self.media:
             self._check_media()

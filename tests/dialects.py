@@ -88,6 +88,7 @@ TEMPLATES: dict[str, str] = {
         "<|start|>assistant<|channel|>{{ 'commentary' if m.tool_calls else 'final' }}<|message|>{{ m.content }}<|end|>"
         f"{{% endif %}}{_EACH_CALL}<|start|>assistant to=functions.{{{{ c.function.name }}}}<|channel|>commentary json"
         "<|message|>{{ c.function.arguments | tojson }}<|call|>{% endfor %}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
     ),
     "qwen3_coder": (
         "{% if tools %}<|im_start|>system\n<tools>{{ tools | tojson }}</tools>\nWrite\n<tool_call>\n<function=name>\n"

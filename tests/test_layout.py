@@ -32,6 +32,7 @@ FLAT_RECORDS = {
     "ChatBody": "one field per parameter a client may send",
     "ResponsesBody": "one field per parameter a client may send",
     "LogLine": "one field per fact of a request",
+    "Request": "one field per fact that an engine must know of a sequence",
     "SamplingParams": "one field per sampling parameter a client may send",
     "RunArgs": "one field per argument of gen that a run may give for all",
     "ModelConfig": "one field per property of a checkpoint's config.json",

@@ -78,7 +78,7 @@ def _names_in(tag: Any) -> Iterator[Any]:
     while waiting:
         value = waiting.pop()
         if isinstance(value, dict):
-            if value.get("type") == "token":
+            if value.get("type") == "token" and value.get("if_known") is not True:
                 yield value.get("token")
             for names in (value.get("trigger_tokens"), value.get("special_tokens")):
                 yield from names if isinstance(names, list) else ()

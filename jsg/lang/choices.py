@@ -53,7 +53,7 @@ class ChoicesMethod:
 
 def _by_trie(scored: ScoredChoices, name: str) -> Verdict:
     """The most likely choice, by exact probabilities over the trie of the tokens."""
-    scores = trie_logprobs(scored)
+    scores, _ = trie_logprobs(scored)
     return Verdict(_first_best(scores), tuple(scores), {})
 
 
@@ -143,9 +143,11 @@ def decide(
     """
     check_draw(method, temperature)
     verdict = method_named(method).judge(scored, method)
-    probabilities = tuple(map(math.exp, trie_logprobs(scored)))
+    logprobs, mass = trie_logprobs(scored)
+    probabilities = tuple(map(math.exp, logprobs))
     meta = scored.meta | {
         "probabilities": list(probabilities),
+        "label_mass": math.exp(mass),
         "normalized_prompt_logprobs": [
             sum(choice.logprobs) / len(choice.logprobs) if choice.logprobs else None for choice in scored.choices
         ],
@@ -156,8 +158,8 @@ def decide(
     return Selection(choices[index], probabilities, meta)
 
 
-def trie_logprobs(scored: ScoredChoices) -> list[float]:
-    """Gives the logarithm of the probability of each choice, given that one of them comes.
+def trie_logprobs(scored: ScoredChoices) -> tuple[list[float], float]:
+    """Gives the log-probability of each choice, given that one of them comes, and the one that one of them comes.
 
     Choices with the same tokens share their probability equally.
 
@@ -179,7 +181,7 @@ def trie_logprobs(scored: ScoredChoices) -> list[float]:
     if largest == -math.inf:
         raise RequestError("one choice at least must be possible, but the model gives none of them a chance", "choices")
     total = largest + math.log(sum(math.exp(mass - largest) for mass in masses))
-    return [mass - total for mass in masses]
+    return [mass - total for mass in masses], min(0.0, total)
 
 
 def _chances_to_go_on(trie: TokenTrie, logprobs: Mapping[int, float]) -> list[float]:

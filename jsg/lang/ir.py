@@ -12,9 +12,11 @@ from typing import Any, Literal
 from jsg.errors import ProgramError, RequestError
 from jsg.parameters import Dtype, named, with_fields
 from jsg.processing.parts import MediaFile
+from jsg.processing.thoughts import Markers
 
 Role = Literal["system", "user", "assistant"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant")
+DecisionKind = Literal["predicate", "choice", "score"]
 
 REASONING_SUFFIX = "_reasoning_content"
 """Ends the name of the variable that holds the reasoning of a gen apart from its answer."""
@@ -119,10 +121,15 @@ PUBLISHED = SamplingArgs(**{name: GEN[name].default for name in GEN if not GEN[n
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gen(Expr):
-    """Lets the model continue. The continuation becomes the variable `name`; with None it is only text."""
+    """Lets the model continue. The continuation becomes the variable `name`; with None it is only text.
+
+    Attributes:
+        markers: What stands around thoughts before it. A grammar governs what follows them.
+    """
 
     name: str | None
     args: SamplingArgs = SamplingArgs()
+    markers: Markers | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,8 +138,12 @@ class Select(Expr):
 
     Attributes:
         method: The name of a choices method, see `lang/choices.py`.
-        temperature: 0 takes the best choice; above it one is drawn by the probabilities.
+        temperature: 0 takes the best choice; above it one is drawn by the probabilities. Of a decision, what the
+            log-probabilities are divided by.
         seed: The seed of the draw.
+        question: The text of a decision, see `lang/decisions.py`. It is asked in a branch, so that neither question nor
+            choice is appended. None for a plain select.
+        decision: The kind of the decision; None for a plain select.
     """
 
     name: str | None
@@ -140,6 +151,8 @@ class Select(Expr):
     method: str
     temperature: float = 0.0
     seed: int | None = None
+    question: str | None = None
+    decision: DecisionKind | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

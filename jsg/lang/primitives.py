@@ -1,6 +1,7 @@
 """The expressions that a program appends: `gen`, `select`, turns, pictures. Each checks its arguments only."""
 
 import json
+import math
 import numbers
 import operator
 from collections.abc import Mapping, Sequence
@@ -25,8 +26,8 @@ from jsg.lang.ir import (
 )
 from jsg.lang.keywords import checked_keywords
 from jsg.lang.media import image_of, video_of
-from jsg.lang.streams.reasoning import markers_of
 from jsg.parameters import Flag, Integer, Kind, Number, OneOf, Texts, TokenIds
+from jsg.processing.thoughts import markers_of
 
 DEFAULT_CHOICES_METHOD = "token_trie"
 _TYPES = (int, float, bool, str)
@@ -183,6 +184,69 @@ def select(
     return Select(_checked_name(name), tuple(choices), _method_name(choices_method), chosen_at, args.seed)
 
 
+@checked_keywords
+def decide(
+    name: str | None = None,
+    instructions: str | None = None,
+    choices: Sequence[str] | Mapping[str, str | None] | None = None,
+    levels: Sequence[str] | Mapping[str, str | None] | None = None,
+    *,
+    temperature: float = 1.0,
+) -> Expr:
+    """Asks a question about the prompt as it is now. Nothing is appended, so no question sees another one.
+
+    Without `choices` and `levels` the question is whether something is so, and the variable is "Yes" or "No". Otherwise
+    the variable is the likeliest choice or level. `get_meta_info(name)` has `probabilities` (of "Yes" and "No", or of
+    the choices or levels in order), `label_mass`, the `probability` of "Yes", the `confidence` of a choice, and the
+    `score` and `confidence` of levels.
+
+    Args:
+        name: The variable.
+        instructions: The question, or what may be so.
+        choices: The possible answers, 2 to 255, or a dict of them with their descriptions.
+        levels: Levels from the lowest to the highest, 2 to 255, or a dict of them with their descriptions.
+        temperature: The log-probabilities are divided by it, and are probabilities again then. It calibrates.
+
+    Raises:
+        RequestError: An argument is wrong, or cannot be given with another one.
+    """
+    if isinstance(instructions, Symbol):
+        instructions = str(instructions)
+    if not isinstance(instructions, str):
+        raise RequestError(f"instructions must be text, but got {instructions!r}", param="instructions")
+    if choices is not None and levels is not None:
+        raise RequestError("a question has choices or levels, but got both; ask two questions", param="levels")
+    from jsg.lang import decisions  # loads more than a program without decisions needs
+
+    at = sampling_args(temperature=temperature).temperature
+    if at is None or not 0 < at < math.inf:
+        raise RequestError(f"temperature must be above 0 and finite, but got {temperature}", param="temperature")
+    if choices is not None:
+        question = decisions.choice(instructions, _options(choices, "choices"))
+    elif levels is not None:
+        question = decisions.score(instructions, _options(levels, "levels"))
+    else:
+        question = decisions.predicate(instructions)
+    return Select(
+        _checked_name(name), question.labels, DEFAULT_CHOICES_METHOD, float(at), None, question.text, question.kind
+    )
+
+
+def _options(given: Sequence[str] | Mapping[str, str | None], param: str) -> list[tuple[str, str | None]]:
+    """Gives labels and descriptions. Raises RequestError."""
+    from jsg.lang.decisions import check_labels
+
+    pairs = given.items() if isinstance(given, Mapping) else [(each, None) for each in given]
+    options: list[tuple[str, str | None]] = []
+    for pair in pairs:
+        label, text = (str(each) if isinstance(each, Symbol) else each for each in pair)
+        if isinstance(given, str) or not isinstance(label, str) or not isinstance(text, str | None):
+            raise RequestError(f"{param} must be a list of texts, or a dict of texts, but got {given!r}", param=param)
+        options.append((label, text))
+    check_labels([str.__str__(label) for label, _ in options], param)
+    return options
+
+
 def system(expr: "Expr | str | None" = None) -> ExprList:
     """A turn of the system."""
     return _turn("system", expr)
@@ -266,12 +330,13 @@ def video(path: Any, num_frames: int) -> Expr:
 def separate_reasoning(expr: "Expr | str", model_type: str) -> Expr:
     """Appends `expr`. The reasoning of its gens becomes `<name>_reasoning_content`, and only the rest `<name>`.
 
-    This holds while they are streamed, too. The text keeps both, because the model goes on behind both.
+    This holds while they are streamed, too. The text keeps both, because the model goes on behind both. With a model
+    whose tokens jsg knows, the grammar of a gen governs the answer and not the reasoning before it.
 
     Args:
         expr: The expression.
-        model_type: The kind of the model, which decides the markers of its reasoning: deepseek-r1, deepseek-v3, glm45,
-            kimi, qwen3, qwen3-thinking or step3.
+        model_type: The kind of the model, which decides the markers of its reasoning, such as qwen3 or deepseek-r1: a
+            name of the server's `--reasoning-parser`.
 
     Raises:
         RequestError: `model_type` is unknown.

@@ -13,15 +13,18 @@ from jsg.media import MediaInput
 from jsg.processing.call_stops import CallForm, CallStops
 from jsg.processing.output import AnswerDelta, OutputStream, ScoreStream
 from jsg.processing.stop_strings import MakeFinder, find_stops
+from jsg.processing.thoughts import Thoughts
 from jsg.processing.tokenizer import Tokenizer
 from jsg.types import (
     CacheReport,
     ConstraintReport,
     Embedder,
     FinishReason,
+    GrammarKind,
     Request,
     RequestOutput,
     SamplingParams,
+    ThoughtLimit,
     TokenLogprob,
     expand_answers,
     namespace_digest,
@@ -43,7 +46,10 @@ class Prompt:
         only_scores_next: The answer has no token, but reports the log-probabilities of alternatives for its first.
             `sampling.max_new_tokens` is 1.
         embed: The answer is a vector. `only_scores_next` is set too.
-        return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
+        thoughts: How thoughts are split from the answer; None where they stay in its text.
+        kind_behind_thoughts: The kind of the grammar that governs the answer only, and not the thoughts before it. The
+            grammar of `sampling` governs both then.
+        thought_limit, return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
             return_cache_info, hold, position_jumps, joined, media: As in `Request`.
     """
 
@@ -54,6 +60,9 @@ class Prompt:
     calls: CallForm | None = None
     only_scores_next: bool = False
     embed: bool = False
+    thoughts: Thoughts | None = None
+    kind_behind_thoughts: GrammarKind | None = None
+    thought_limit: ThoughtLimit | None = None
     return_logprob: bool = False
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
@@ -92,7 +101,16 @@ class Prompt:
             RequestError: A field breaks a rule.
         """
         samplings = expand_answers(_within(self.sampling, vocab_size), fresh_seed)
-        own = ("rid", "sampling", "is_continued", "calls", "only_scores_next", "embed")
+        own = (
+            "rid",
+            "sampling",
+            "is_continued",
+            "calls",
+            "only_scores_next",
+            "embed",
+            "thoughts",
+            "kind_behind_thoughts",
+        )
         shared = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in own}
         return [
             Request(
@@ -114,6 +132,7 @@ class Prompt:
                 is_continued=self.is_continued,
                 calls=self.calls,
                 only_scores_next=self.only_scores_next,
+                thoughts=self.thoughts,
                 patterns=patterns,
             )
             for request in self.requests(fresh_seed, vocab_size)
@@ -175,11 +194,23 @@ class _Constraint:
             self.is_complete = report.is_complete and num_tokens == len(report.kept_mass)  # else it was cut
 
 
+@dataclasses.dataclass(slots=True)
+class _Times:
+    """When things happened, in seconds since the request was made."""
+
+    started_at: float = dataclasses.field(default_factory=time.monotonic)
+    queue_s: float = 0.0
+    first_token_s: float | None = None
+    elapsed_s: float = 0.0
+
+
 @final
 class Answer:
     """One answer as far as it has come. Times are in seconds since the request was made.
 
     Attributes:
+        thoughts: The thoughts before it, where they are split from its text.
+        scores: The log-probabilities of its own tokens; `logprobs` has those of its thoughts too.
         vector: As in `RequestOutput`.
     """
 
@@ -191,6 +222,7 @@ class Answer:
         is_continued: bool = True,
         calls: CallForm | None = None,
         only_scores_next: bool = False,
+        thoughts: Thoughts | None = None,
         patterns: MakeFinder | None = None,
     ) -> None:
         """An answer that has not begun.
@@ -201,6 +233,7 @@ class Answer:
             is_continued: As in `Prompt`.
             calls: As in `Prompt`.
             only_scores_next: As in `Prompt`.
+            thoughts: As in `Prompt`.
             patterns: Makes the finder of its stop patterns; `constrained.stop_patterns.stop_patterns` gives it.
         """
         assert patterns is not None or not request.sampling.stop_regex, "constrained/stop_patterns makes the finder"
@@ -210,23 +243,22 @@ class Answer:
         stops = stops if calls is None else CallStops(stop, calls, patterns)
         self.request = request
         self.text = ""
+        self.thoughts = ""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
+        self.scores: list[TokenLogprob] = []
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self.finish: FinishReason | None = None
         self.cached_tokens = 0
         self.cache_report: CacheReport | None = None
         self.vector: bytes | None = None
         self._constraint = _Constraint()
-        self.queue_s = 0.0
-        self.first_token_s: float | None = None
-        self.elapsed_s = 0.0
+        self._times = _Times()
         self._stream = (
             ScoreStream()
             if only_scores_next
-            else OutputStream(tokenizer, request.sampling, prompt_tail_ids=tail, stops=stops)
+            else OutputStream(tokenizer, request.sampling, prompt_tail_ids=tail, stops=stops, thoughts=thoughts)
         )
-        self._started = time.monotonic()
 
     @property
     def ends_in_engine(self) -> bool:
@@ -237,17 +269,45 @@ class Answer:
         """
         return not self._stream.can_stop
 
+    @property
+    def num_thought_tokens(self) -> int:
+        """The tokens of its thoughts so far, without their markers."""
+        return self._stream.num_thought_tokens[0]
+
+    @property
+    def num_tokens_before(self) -> int:
+        """The tokens before the answer itself, those of thoughts with their markers. SGLang counts thoughts so."""
+        return self._stream.num_thought_tokens[1]
+
+    @property
+    def queue_s(self) -> float:
+        """How long the engine let it wait for its first step."""
+        return self._times.queue_s
+
+    @property
+    def first_token_s(self) -> float | None:
+        """When its first token came; None before that."""
+        return self._times.first_token_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """When its last output came."""
+        return self._times.elapsed_s
+
     def push(self, output: RequestOutput) -> AnswerDelta:
         """Takes the engine's next output. After the finish nothing changes any more."""
         delta = self._stream.push(output.token_ids, output.finish, output.logprobs)
         self.text += delta.text
+        self.thoughts += delta.thoughts
         self.token_ids += delta.token_ids
-        self.elapsed_s = time.monotonic() - self._started
-        if self.first_token_s is None and delta.token_ids:
-            self.first_token_s = self.elapsed_s
+        times = self._times
+        times.elapsed_s = time.monotonic() - times.started_at
+        if times.first_token_s is None and delta.token_ids:
+            times.first_token_s = times.elapsed_s
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
-        self.queue_s = max(self.queue_s, output.queue_s)
+        times.queue_s = max(times.queue_s, output.queue_s)
         self.logprobs += delta.logprobs
+        self.scores += delta.scores
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         self.cache_report = output.cache_report or self.cache_report
         self.vector = output.vector or self.vector

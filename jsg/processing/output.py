@@ -7,6 +7,7 @@ from typing import final
 
 from jsg.processing.detokenizer import IncrementalDetokenizer
 from jsg.processing.stop_strings import StopFinder, StopMatcher
+from jsg.processing.thoughts import ThoughtReader, Thoughts
 from jsg.processing.tokenizer import Tokenizer
 from jsg.types import FinishReason, FinishType, SamplingParams, TokenLogprob
 
@@ -21,12 +22,16 @@ class AnswerDelta:
         finish: Set in the last delta. If the output had none, the text ended at a stop string, and the caller aborts
             the request in the engine.
         logprobs: One for each new token, if they were asked for.
+        thoughts: New text of the thoughts before the answer, where they are split from it.
+        scores: Those of the tokens that belong to the answer and not to its thoughts.
     """
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finish: FinishReason | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    thoughts: str = ""
+    scores: tuple[TokenLogprob, ...] = ()
 
     @staticmethod
     def join(deltas: Sequence["AnswerDelta"]) -> "AnswerDelta":
@@ -35,9 +40,11 @@ class AnswerDelta:
             return deltas[0]
         return AnswerDelta(
             text="".join(delta.text for delta in deltas),
+            thoughts="".join(delta.thoughts for delta in deltas),
             token_ids=tuple(itertools.chain.from_iterable(delta.token_ids for delta in deltas)),
             finish=deltas[-1].finish,
             logprobs=tuple(itertools.chain.from_iterable(delta.logprobs for delta in deltas)),
+            scores=tuple(itertools.chain.from_iterable(delta.scores for delta in deltas)),
         )
 
 
@@ -46,6 +53,7 @@ class ScoreStream:
     """Shows no token of an answer, and all of its log-probabilities. What a token ended is an end by length."""
 
     can_stop = False
+    num_thought_tokens = (0, 0)
 
     def push(
         self, _token_ids: Sequence[int], finish: FinishReason | None, logprobs: tuple[TokenLogprob, ...] = ()
@@ -53,7 +61,7 @@ class ScoreStream:
         """As `OutputStream.push`."""
         if finish is not None and finish.type is FinishType.STOP:
             finish = FinishReason(FinishType.LENGTH)
-        return AnswerDelta(finish=finish, logprobs=logprobs)
+        return AnswerDelta(finish=finish, logprobs=logprobs, scores=logprobs)
 
 
 @final
@@ -63,6 +71,8 @@ class OutputStream:
     The stop string, or match of a stop pattern, that is complete first ends the answer; if several end with the same
     character, it is the longest. It counts only if token number `min_new_tokens` or a later one completes it. Text that
     may begin one is held back until that is decided. How the tokens are cut into pushes changes neither.
+
+    Where thoughts come before the answer, they are split from it first: stop strings end answers and no thoughts.
 
     The caller aborts the request in the engine when a delta has a finish that it did not push.
 
@@ -77,6 +87,7 @@ class OutputStream:
         *,
         prompt_tail_ids: Sequence[int] = (),
         stops: StopFinder | None = None,
+        thoughts: Thoughts | None = None,
     ):
         """Starts before the first output token.
 
@@ -86,6 +97,7 @@ class OutputStream:
             prompt_tail_ids: The last tokens of the prompt where the answer continues its text (see
                 `IncrementalDetokenizer`); empty where the answer is a text of its own.
             stops: Finds what `stop` and `stop_regex` say; None looks for the strings in all of the text.
+            thoughts: How thoughts are split from the answer; None where everything is the answer.
         """
         assert stops is not None or not sampling.stop_regex, "constrained/stop_patterns makes the finder"
         self._detokenizer = IncrementalDetokenizer(
@@ -98,7 +110,16 @@ class OutputStream:
         self._no_stop_trim = sampling.no_stop_trim
         self._num_tokens = 0
         self._held = ""
+        self._reader = None if thoughts is None else ThoughtReader(thoughts)
+        self._is_split = thoughts is not None and thoughts.is_split
+        self._thoughts = ""
+        self._unplaced: list[TokenLogprob] = []  # of tokens that are thoughts or answer
         self._is_finished = False
+
+    @property
+    def num_thought_tokens(self) -> tuple[int, int]:
+        """The tokens of the thoughts so far without their markers, and those up to their end with all markers."""
+        return (0, 0) if self._reader is None else (self._reader.num_tokens, self._reader.num_to_end)
 
     def push(
         self, token_ids: Sequence[int], finish: FinishReason | None, logprobs: tuple[TokenLogprob, ...] = ()
@@ -111,21 +132,69 @@ class OutputStream:
             return AnswerDelta()
         visible = token_ids[:-1] if self._hides_last_token(token_ids, finish) else token_ids
         stop = None
-        if not self._has_stops:
+        scores = list(logprobs)
+        if self._is_plain and not self._has_stops:
             self._held += self._detokenizer.push(visible)
         else:
+            scores = list(logprobs[len(visible) :])  # of a stop token, whose text is left out
+            placed: list[TokenLogprob] = []
             for index, token_id in enumerate(visible):
                 self._num_tokens += 1
-                stop = self._take(self._detokenizer.push((token_id,)))
+                stop = self._take(self._text_of(token_id, logprobs[index : index + 1], placed))
                 if stop is not None:
-                    token_ids = token_ids[: index + 1]
+                    token_ids, scores = token_ids[: index + 1], []
                     break
+            scores = placed + scores
         if finish is not None and stop is None:
-            stop = self._take(self._detokenizer.finish()) or self._cut(self._stops.finish())
+            stop = self._take(self._last_text()) or self._cut(self._stops.finish())
         if stop is not None:
             finish = FinishReason(FinishType.STOP, matched=stop)
         self._is_finished = finish is not None
-        return AnswerDelta(self._release(), tuple(token_ids), finish, logprobs[: len(token_ids)])
+        thoughts, self._thoughts = self._thoughts, ""
+        return AnswerDelta(
+            self._release(), tuple(token_ids), finish, logprobs[: len(token_ids)], thoughts, tuple(scores)
+        )
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether all text to come is the answer's."""
+        return self._reader is None or self._reader.is_over
+
+    def _text_of(self, token_id: int, score: Sequence[TokenLogprob], placed: list[TokenLogprob]) -> str:
+        """The text that a token adds to the answer. What it adds to the thoughts is kept, and so is its score."""
+        reader = self._reader
+        if reader is None or reader.is_over:
+            placed += score
+            return self._detokenizer.push((token_id,))
+        if not self._is_split:
+            placed += score
+            text = self._detokenizer.push((token_id,))
+            reader.push(token_id, "" if reader.marks(token_id) else text)
+            return text
+        is_mark = reader.marks(token_id)
+        text = self._detokenizer.finish() if is_mark else self._detokenizer.push((token_id,))
+        thoughts, answer = reader.push(token_id, text)
+        self._thoughts += thoughts
+        # A token may be white space, or the beginning of a character, that turns out to belong to the answer.
+        is_undecided = reader.may_begin or self._detokenizer.is_inside_character
+        if is_undecided or answer:
+            self._unplaced += score
+        if answer:
+            placed += self._unplaced
+        if answer or not is_undecided:
+            self._unplaced = []
+        return answer
+
+    def _last_text(self) -> str:
+        """The text of the answer that was held back at its end."""
+        text = self._detokenizer.finish()
+        if self._reader is None or self._reader.is_over:
+            return text
+        thoughts, answer = self._reader.finish(text)
+        if not self._is_split:
+            return text
+        self._thoughts += thoughts
+        return answer
 
     def _hides_last_token(self, token_ids: Sequence[int], finish: FinishReason | None) -> bool:
         """Whether the last token is a stop token that the text leaves out."""

@@ -15,6 +15,7 @@ from jsg.dialects import DIALECTS, Dialect
 from jsg.processing.call_reader import BodyReader, HeadedReader, reader_of
 from jsg.processing.json_scanner import ScanStep
 from jsg.processing.stop_strings import StopMatcher
+from jsg.processing.thoughts import MARKER_TOKENS
 
 MAX_HELD_LEN = 1000
 """The most characters that are held back because they may begin a call. They are at most 4000 bytes."""
@@ -37,14 +38,14 @@ class SpecialTokens(Protocol):
 
 
 def nameable_tokens(tokenizer: SpecialTokens, vocab_size: int, eos_token_ids: Collection[int]) -> dict[int, str]:
-    """The special tokens of a model that a grammar may name, by id. They are the markers of every dialect.
+    """The special tokens of a model that a grammar may name, by id: the markers of calls and of thoughts.
 
     Args:
         tokenizer: The model's.
         vocab_size: Rows of the model's vocabulary. It cannot write a token beyond them.
         eos_token_ids: Tokens that end an answer, so they are never inside it.
     """
-    names = frozenset(itertools.chain.from_iterable(dialect.markers for dialect in DIALECTS.values()))
+    names = MARKER_TOKENS.union(*(dialect.markers for dialect in DIALECTS.values()))
     ids = {name: tokenizer.token_id(name) for name in names}
     special = tokenizer.special_ids
     return {

@@ -13,8 +13,20 @@ from jsg.server.http.methods import HeadAsGet
 from jsg.server.http.origins import CheckOrigin, checked_origins
 from jsg.server.http.request_id import NameRequests
 from jsg.server.http.root_path import StripRootPath, checked_root_path
-from jsg.server.native import admin, generate, health, info, programs, radix, rerank, score, select, tokenization
-from jsg.server.openai import chat, completions, embeddings, models, refused, responses
+from jsg.server.native import (
+    admin,
+    generate,
+    health,
+    info,
+    programs,
+    radix,
+    rerank,
+    score,
+    select,
+    systemone,
+    tokenization,
+)
+from jsg.server.openai import chat, completions, decisions, embeddings, models, refused, responses
 from jsg.server.openai.response_store import ResponseStore
 from jsg.server.page.routes import page_routes
 from jsg.server.telemetry import routes as metrics
@@ -38,8 +50,8 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
     app.state.probe = health.EngineProbe()
     app.state.responses = ResponseStore(keys.num_callers)
     # Routes are tried in turn; those that are asked most often come first.
-    own = (metrics, health, info, admin, radix, generate, select, programs, tokenization, score, rerank)
-    others = (models, chat, completions, embeddings, responses, anthropic_messages, refused)
+    own = (metrics, health, info, admin, radix, generate, select, programs, tokenization, score, rerank, systemone)
+    others = (models, chat, completions, embeddings, decisions, responses, anthropic_messages, refused)
     for module in own + others:
         app.include_router(module.router)
     describe(app, config)

@@ -100,14 +100,60 @@ class ChatPrompt:
         exact = self._mark_answers(marked, messages, answers or {}, guard)
         if continue_final_message:
             _mark_end(marked, marks)
-        rendered = self.template.render(
-            [self._as_template_takes_it(message) for message in marked],
-            add_generation_prompt=add_generation_prompt and not continue_final_message,
-            tools=None if tools is None else guard.json(list(tools)),
-            **guard.json(_checked_kwargs(template_kwargs or {}, self.template.variables)),
+        rendered = self._render(
+            marked, guard, template_kwargs or {}, tools, is_prompt=add_generation_prompt and not continue_final_message
         )
         if continue_final_message:
             rendered = _until_end(rendered, marks)
+        return self._encoded(rendered, exact, marks, media)
+
+    def until_end(
+        self,
+        messages: Sequence[Message],
+        *,
+        media: Sequence[PromptMedia] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[EncodedPrompt, str]:
+        """The prompt of a conversation up to the end of its last content, and what the template writes behind that.
+
+        So prompts that differ only in the end of the last content are encoded once up to there. The text behind ends
+        with the beginning of the assistant's turn. The arguments, and what is raised, are those of `prompt`.
+        """
+        guard = Guard(self._tokenizer.special_pattern)
+        marked = [guard.message(message) for message in messages]
+        content, mark = marked[-1]["content"], guard.marks.mark(_END)
+        marked[-1]["content"] = (
+            content + mark if isinstance(content, str) else [*content, {"type": "text", "text": mark}]
+        )
+        rendered = self._render(marked, guard, template_kwargs or {}, None, is_prompt=True)
+        before, _, behind = rendered.partition(mark)
+        if mark not in rendered or guard.marks.split(behind)[1]:
+            raise RequestError(
+                "messages must stand in the prompt in their order, the last one once and unchanged, but the model's "
+                "chat template writes them otherwise; send them as one message of the user",
+                param="messages",
+            )
+        return self._encoded(before, {}, guard.marks, media), behind
+
+    def _render(
+        self,
+        marked: Sequence[dict[str, Any]],
+        guard: Guard,
+        template_kwargs: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        is_prompt: bool,
+    ) -> str:
+        return self.template.render(
+            [self._as_template_takes_it(message) for message in marked],
+            add_generation_prompt=is_prompt,
+            tools=None if tools is None else guard.json(list(tools)),
+            **guard.json(_checked_kwargs(template_kwargs, self.template.variables)),
+        )
+
+    def _encoded(
+        self, rendered: str, exact: Mapping[int, tuple[str, Sequence[int]]], marks: Marks, media: Sequence[PromptMedia]
+    ) -> EncodedPrompt:
         ids, places = self._with_bos(*self._encode_pieces(rendered, exact, marks))
         input_ids, inputs = fill_placeholders(ids, places, media, "messages", self.max_tokens)
         return EncodedPrompt(input_ids=input_ids, media=inputs)

@@ -12,6 +12,7 @@ from typing import final
 from jsg.config import ServerConfig
 from jsg.constrained.special_tokens import check_names
 from jsg.constrained.stop_patterns import finders, pattern_set
+from jsg.constrained.tags.thoughts import without_thoughts
 from jsg.constrained.text_patterns import PatternSet
 from jsg.engine.child.protocol import ModelInfo
 from jsg.engine.front.grammar_queue import AT_ONCE
@@ -25,7 +26,7 @@ from jsg.server.caller import ApiCall
 from jsg.server.limits import Admission
 from jsg.server.observer import Begun, Observer
 from jsg.server.text_threads import TextThreads
-from jsg.types import FinishReason, FinishType, GrammarSpec, RequestOutput, SamplingParams
+from jsg.types import FinishReason, FinishType, GrammarKind, GrammarSpec, RequestOutput, SamplingParams
 
 HELD = FinishReason(FinishType.STOP)
 MAX_ANSWERS = 1024  # of one HTTP request: prompts times n
@@ -61,6 +62,9 @@ class Generation:
         self._observers = observers
         self._begun = Begun(call.route, call.user, prompts, answers, self.started_at)
         self._is_held = False
+        self._kinds: list[GrammarKind | None] = [
+            prompt.kind_behind_thoughts for prompt in prompts for _ in range(prompt.sampling.n)
+        ]
         # However many grammars the request brings, few of them stand in the line of its key at a time: else they would
         # wait too long for each other, and the grammars of other requests would wait for all of them.
         self._grammar_turns = asyncio.Semaphore(AT_ONCE)
@@ -81,7 +85,10 @@ class Generation:
         """
         tenant, is_let_in = self.call.caller.tenant, self.call.is_let_in
         with self._admission.enter(tenant, len(self.answers), is_let_in=is_let_in) as leave:
-            sources = [self._deltas(answer, leave, is_read=is_read) for answer in self.answers]
+            sources = [
+                self._deltas(answer, kind, leave, is_read=is_read)
+                for answer, kind in zip(self.answers, self._kinds, strict=True)
+            ]
             async with contextlib.aclosing(self._watched(sources)) as deltas:
                 async for index, delta in deltas:
                     yield index, delta
@@ -124,7 +131,9 @@ class Generation:
             async for _ in deltas:
                 pass
 
-    async def _deltas(self, answer: Answer, leave: Callable[[], None], *, is_read: bool) -> AsyncGenerator[AnswerDelta]:
+    async def _deltas(
+        self, answer: Answer, kind: GrammarKind | None, leave: Callable[[], None], *, is_read: bool
+    ) -> AsyncGenerator[AnswerDelta]:
         limits, has_token = self._admission, False
         is_streamed = is_read or not answer.ends_in_engine
         tenant, turns = self.call.caller.tenant, self._grammar_turns
@@ -135,15 +144,16 @@ class Generation:
                 asyncio.timeout_at(limits.due(self.started_at, has_token=has_token)) as timer,
                 contextlib.aclosing(outputs),
             ):
-                async for output in outputs:
-                    delta = self._push(answer, output)
-                    if answer.token_ids and not has_token:
-                        has_token = True
-                        timer.reschedule(limits.due(self.started_at, has_token=True))
-                    yield delta
-                    if delta.finish is not None:
-                        leave()
-                        return  # closing `outputs` aborts the request: of a stop string the engine does not know yet
+                with without_thoughts(kind):
+                    async for output in outputs:
+                        delta = self._push(answer, output)
+                        if answer.token_ids and not has_token:
+                            has_token = True
+                            timer.reschedule(limits.due(self.started_at, has_token=True))
+                        yield delta
+                        if delta.finish is not None:
+                            leave()
+                            return  # closing `outputs` aborts the request: the engine knows no stop string
         except TimeoutError:
             raise limits.exceeded(has_token=has_token) from None
 

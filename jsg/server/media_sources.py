@@ -130,6 +130,11 @@ class MediaSources:
         """The written forms of the tokens for a picture and for a video, as far as the model takes these."""
         return {} if self.reader is None else self.reader.placeholders
 
+    @property
+    def modalities(self) -> list[str]:
+        """What the model takes: "text" and, if it sees, "image" and "video"."""
+        return ["text", *self.placeholders]
+
     def reader_within(self, namespace: str) -> MediaReader | None:
         """The reader for the requests of one namespace of the prefix cache."""
         return None if self.reader is None else self.reader.within(namespace)
@@ -196,17 +201,30 @@ class MediaSources:
         Raises:
             RequestError: As `build`, `read` and `ChatPrompt.prompt`.
         """
+        return await self.encode(chat.prompt, build, num_bytes, chat.max_tokens, namespace=namespace, **options)
 
-        def begin() -> tuple[list[dict[str, Any]], list[MediaSource], EncodedPrompt | None]:
+    async def encode[T](
+        self,
+        encode: Callable[..., T],
+        build: Callable[[], Sequence[Mapping[str, Any]]],
+        num_bytes: int,
+        max_tokens: int | None,
+        *,
+        namespace: str,
+        **options: Any,
+    ) -> T:
+        """What a method of `ChatPrompt`, such as `prompt`, makes of a conversation. The rest is as in `chat`."""
+
+        def begin() -> tuple[list[dict[str, Any]], list[MediaSource], T | None]:
             shown, sources = split_media(build())
-            return shown, sources, None if sources else chat.prompt(shown, **options)
+            return shown, sources, None if sources else encode(shown, **options)
 
         shown, sources, encoded = await self._threads.run(begin, num_bytes)
         if encoded is not None:
             return encoded
-        media = await self.read(sources, "messages", chat.max_tokens, namespace=namespace)
+        media = await self.read(sources, "messages", max_tokens, namespace=namespace)
         num_chars = num_bytes - sum(len(source.url) for source in sources)
-        return await self._threads.run(lambda: chat.prompt(shown, media=media, **options), num_chars)
+        return await self._threads.run(lambda: encode(shown, media=media, **options), num_chars)
 
     def _distinct(self, sources: Sequence[MediaSource], field: str) -> list[MediaSource]:
         """Each source once. Raises RequestError for too many of them, before anything is fetched."""

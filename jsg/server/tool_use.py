@@ -115,6 +115,11 @@ class Speech:
     dialect: Dialect | None
     special: frozenset[str]
 
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the chat template shows the model its tools."""
+        return "tools" in self.template.variables
+
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -159,7 +164,7 @@ class ToolUse:
             if speech.dialect is None or speech.dialect.messages is None:
                 return None
             return cls(None, (), False, False, speech.dialect, speech.special, form)
-        if "tools" not in speech.template.variables:
+        if not speech.shows_tools:
             raise _not_for_this_model("its chat template does not show them")
         if speech.dialect is None:
             raise _not_for_this_model(

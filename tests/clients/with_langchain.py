@@ -14,6 +14,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai.decisions import Choice, Level, OpenAIDecisions, Predicate, Score
 
 ASK = "What is the capital of France?"
 CALL = 'SCRIPT call add {"a": 2, "b": 3} || say The sum is 5.'
@@ -176,6 +177,40 @@ def test_responses_tools_and_history():
 def test_responses_structured():
     model = scripted(use_responses_api=True).with_structured_output(Answer)
     assert model.invoke(SAID) == Answer(total=5, words="five")
+
+
+# OpenAIDecisions.
+
+
+@pytest.mark.filterwarnings("ignore:.*OpenAIDecisions.*beta")
+def test_decisions():
+    questions = {
+        "paid": Predicate(instructions="The customer paid twice."),
+        "team": Choice(instructions="Which team?", choices={"billing": "Payments.", "technical support": None}),
+        "typed": Choice(instructions="Is it so?", choices={"yes": None, True: "It is.", False: None}),
+        "anger": Score(instructions="How angry?", levels=["calm", Level(label="furious", description="Shouts.")]),
+    }
+    model = OpenAIDecisions(base_url=f"{os.environ['EMBEDDED']}/v1", api_key="none", model="tiny", max_retries=0)
+    states = [
+        "My card was charged twice.",
+        [HumanMessage("My card was charged twice."), HumanMessage([{"type": "text", "text": "Do something!"}])],
+        [SystemMessage("Be brief."), HumanMessage(ASK), AIMessage("Paris.")],
+        {"ticket": {"text": "My card was charged twice.", "order": 17}},
+    ]
+    done = [model.invoke({"input": state, "questions": questions}) for state in states]
+    done.append(asyncio.run(model.ainvoke({"input": states[0], "questions": questions})))
+    for answer in done:
+        assert list(answer.answers) == list(questions)
+        assert 0 < answer.predicates["paid"].probability < 1
+        assert answer.choices["team"].choice in ("billing", "technical support")
+        assert set(answer.choices["typed"].probabilities) == {"yes", True, False}
+        assert sum(answer.choices["team"].probabilities.values()) == pytest.approx(1)
+        assert 0 <= answer.scores["anger"].score <= 1
+        assert answer.scores["anger"].legend == {0: "calm", 1: "furious"}
+        assert answer.usage.input_tokens > 0
+        assert answer.request_id
+    with pytest.raises(Exception, match="questions"):
+        model.invoke({"input": "a", "questions": {"x": Choice(instructions="?", choices={"only": None})}})
 
 
 def test_error():

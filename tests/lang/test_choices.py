@@ -53,8 +53,11 @@ def scored(sequences: Sequence[tuple[int, ...]], *, prefix: tuple[int, ...] = (9
     )
 
 
-def enumerated(sequences: Sequence[tuple[int, ...]], prefix: tuple[int, ...] = (9,)) -> list[float]:
-    """The share of each choice in all continuations, of which each counts for the longest that it begins with."""
+def enumerated(sequences: Sequence[tuple[int, ...]], prefix: tuple[int, ...] = (9,)) -> tuple[list[float], float]:
+    """The share of each choice in all continuations, each of which counts for the longest that it begins with.
+
+    Also the share of the continuations that begin with a choice.
+    """
     masses = [0.0] * len(sequences)
     for continuation in itertools.product(range(VOCAB), repeat=MAX_LEN):
         begun = [ids for ids in sequences if continuation[: len(ids)] == ids]
@@ -63,22 +66,26 @@ def enumerated(sequences: Sequence[tuple[int, ...]], prefix: tuple[int, ...] = (
             owners = [i for i, ids in enumerate(sequences) if ids == max(begun, key=len)]
             for index in owners:
                 masses[index] += mass / len(owners)
-    return [mass / sum(masses) for mass in masses]
+    return [mass / sum(masses) for mass in masses], sum(masses)
 
 
 class TestCalibration:
     @given(SEQUENCES)
     def test_f16_probabilities_are_those_of_all_continuations_enumerated(self, sequences):
-        assert [math.exp(p) for p in trie_logprobs(scored(sequences))] == pytest.approx(enumerated(sequences), abs=1e-9)
+        logprobs, mass = trie_logprobs(scored(sequences))
+        shares, whole = enumerated(sequences)
+        assert [math.exp(p) for p in logprobs] == pytest.approx(shares, abs=1e-9)
+        assert math.exp(mass) == pytest.approx(whole, abs=1e-9)
+        assert decide([str(i) for i in range(len(sequences))], scored(sequences)).meta["label_mass"] == math.exp(mass)
 
     def test_a_choice_that_begins_another_has_what_does_not_go_on(self):
-        short, long, other = trie_logprobs(scored([(1,), (1, 2), (3,)]))
+        (short, long, other), _ = trie_logprobs(scored([(1,), (1, 2), (3,)]))
         next_p = math.exp(next_logprobs((9, 1))[2])
         assert math.exp(long - short) == pytest.approx(next_p / (1 - next_p))
         assert math.exp(short) + math.exp(long) + math.exp(other) == pytest.approx(1)
 
     def test_equal_tokens_share(self):
-        one, two, other = trie_logprobs(scored([(1,), (1,), (3,)]))
+        (one, two, other), _ = trie_logprobs(scored([(1,), (1,), (3,)]))
         assert one == two
         assert math.exp(one) * 2 == pytest.approx(1 - math.exp(other))
 

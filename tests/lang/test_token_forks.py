@@ -328,6 +328,27 @@ class TestJoin:
         assert model.prompts[-1].joined == (start, start + len(tiny.encode("ittle")))
 
     @asynchronous
+    async def test_a_branch_that_was_forked_has_what_it_said_before(self, tiny: Tokenizer):
+        prompts = []
+        for size in (0, 1, 2):
+            model = FakeModel(tiny, [" x", "."])
+            session = TokenSession(model)
+            await session.extend(Text("common"))
+            branches = await session.fork(2)
+            for branch in branches:
+                await branch.extend(Text(" one"))
+                for inner in await branch.fork(size) if size else ():
+                    await inner.extend(Text(" aside"))
+                    await inner.close()
+                await branch.extend(Text(" two"))
+            await session.join(branches)
+            await session.extend(Text(" all"))
+            await said(session)
+            prompts.append(tiny.decode(model.prompts[-1].input_ids))
+            assert len(model.prompts[-1].joined) == 3
+        assert prompts == ["common one two one two all"] * 3
+
+    @asynchronous
     async def test_only_branches_of_what_it_is_now_are_joined(self, tiny: Tokenizer):
         session = TokenSession(FakeModel(tiny))
         await session.extend(Text("a"))

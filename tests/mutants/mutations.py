@@ -364,7 +364,7 @@ SERVER = (
     Mutation(
         "server: a stop string does not abort in the engine",
         "jsg/server/generation.py",
-        "return  # closing `outputs` aborts the request: of a stop string the engine does not know yet",
+        "return  # closing `outputs` aborts the request: the engine knows no stop string",
         "pass",
         "tests/server",
     ),

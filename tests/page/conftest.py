@@ -1,9 +1,11 @@
 """A browser, the servers whose page it opens, and a watch on what the page must not do."""
 
 import dataclasses
+import importlib.util
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, final
 
 import pytest
@@ -99,6 +101,15 @@ def opened(browser: Any) -> Iterator[Opener]:
     for one in made:
         one.check()
         one.page.context.close()
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The source of axe-core, which finds what keeps people out."""
+    spec = importlib.util.find_spec("axe_playwright_python")
+    if spec is None or spec.origin is None:
+        pytest.skip("needs the package axe-playwright-python")
+    return (Path(spec.origin).parent / "axe.min.js").read_text()
 
 
 @pytest.fixture(scope="module")

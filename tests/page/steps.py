@@ -28,6 +28,13 @@ def actions(page: Any, number: int) -> Any:
     return page.locator(TURNS).nth(number).locator(".actions")
 
 
+def problems(page: Any, axe: str) -> list[str]:
+    """What axe-core finds."""
+    page.evaluate(axe)
+    found = page.evaluate("axe.run()")["violations"]
+    return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found]
+
+
 def drop(page: Any, name: str, base64: str) -> None:
     """Drops a picture on the page, as from a file manager."""
     page.evaluate(

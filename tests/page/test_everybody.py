@@ -1,33 +1,14 @@
 """The page for everybody: with a keyboard only, read aloud, dark, and on a phone."""
 
-import importlib.util
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tests.page.conftest import Opener
-from tests.page.steps import ask, wait_for_answer
+from tests.page.steps import ask, problems, wait_for_answer
 from tests.server.running import RunningServer
 
 pytestmark = pytest.mark.slow
 
 PHONE = {"width": 390, "height": 800}
-
-
-@pytest.fixture(scope="module")
-def axe() -> str:
-    """The source of axe-core, which finds what keeps people out."""
-    spec = importlib.util.find_spec("axe_playwright_python")
-    if spec is None or spec.origin is None:
-        pytest.skip("needs the package axe-playwright-python")
-    return (Path(spec.origin).parent / "axe.min.js").read_text()
-
-
-def problems(page: Any, axe: str) -> list[str]:
-    page.evaluate(axe)
-    found = page.evaluate("axe.run()")["violations"]
-    return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -72,7 +72,8 @@ def test_deltas_join_to_what_they_add_together(tokenizer: Tokenizer):
         for token, score in zip(ids, scores, strict=True)
     ]
     assert len(pieces) == 3
-    assert AnswerDelta.join(pieces) == at_once == AnswerDelta(text="aé", token_ids=ids, logprobs=scores, finish=finish)
+    expected = AnswerDelta(text="aé", token_ids=ids, logprobs=scores, finish=finish, scores=scores)
+    assert AnswerDelta.join(pieces) == at_once == expected
     assert AnswerDelta.join(pieces[:1]) == pieces[0]
 
 

@@ -50,6 +50,7 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/chat/completions/render": {"messages": MESSAGES},
     "/v1/completions": {"prompt": "ab", "max_tokens": 2},
     "/v1/completions/render": {"prompt": "ab"},
+    "/v1/decisions": {"input": "ab", "questions": [{"type": "predicate", "instructions": "c"}]},
     "/v1/detokenize": {"tokens": [1, 2]},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": MESSAGES},
@@ -57,6 +58,7 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "ab", "max_output_tokens": 2},
     "/v1/responses/input_tokens": {"input": "ab"},
     "/v1/score": {"query": "ab", "items": ["c"], "label_token_ids": [1]},
+    "/v1/systemone": {"state": "ab", "questions": {"q": {"type": "noul", "instructions": "c"}}},
     "/v1/tokenize": {"prompt": "ab"},
 }
 """A small body for every endpoint that takes one and that the model can serve."""
@@ -75,9 +77,11 @@ TEXT_FIELD = {
     "/tokenize": "prompt",
     "/v1/completions": "prompt",
     "/v1/completions/render": "prompt",
+    "/v1/decisions": "input",
     "/v1/responses": "input",
     "/v1/responses/input_tokens": "input",
     "/v1/score": "query",
+    "/v1/systemone": "state",
     "/v1/tokenize": "prompt",
 }
 """The field that is a text at the top level."""

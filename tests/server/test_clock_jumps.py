@@ -34,7 +34,7 @@ def jumps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_server_goes_on(make_server: ServerMaker, tmp_path: Path, jumps: list[float]):
     """Stored responses stay, limits by key and time neither open nor close, and whatever is timed is not negative."""
     log = tmp_path / "log"
-    with make_server(engine={"queue_timeout": 60.0}, server={"max_requests_per_key": 1}, request_log=log) as server:
+    with make_server(engine={"queue_timeout": 60.0}, server={"max_requests_per_key": 2}, request_log=log) as server:
         ids = []
         for path, body in VALID.items():
             response = server.http.post(path, json=body)
@@ -47,7 +47,7 @@ def test_a_server_goes_on(make_server: ServerMaker, tmp_path: Path, jumps: list[
             assert server.http.get(f"/v1/responses/{name}").status_code == 200
             following = VALID["/v1/responses"] | {"previous_response_id": name}
             assert server.http.post("/v1/responses", json=following).status_code == 200
-        with server.holding(1):
+        with server.holding(2):
             refused = server.http.post("/generate", json=VALID["/generate"])
             assert refused.status_code == 429
             assert 1 <= int(refused.headers["Retry-After"]) <= 60

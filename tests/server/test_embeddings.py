@@ -133,6 +133,17 @@ def test_a_model_that_embeds_does_nothing_else(embedding: RunningServer) -> None
     assert "use /v1/embeddings here" in http.post("/v1/moderations").json()["error"]["message"]
 
 
+def test_models_say_whether_they_embed_or_judge(embedding: RunningServer, generating: RunningServer) -> None:
+    cards = [server.http.get("/v1/models").json()["data"][0] for server in (embedding, generating)]
+    capabilities = [card["capabilities"] for card in cards]
+    assert [(each["embeddings"]["supported"], each["rerank"]["supported"]) for each in capabilities] == [
+        (True, False),
+        (False, True),
+    ]
+    assert capabilities[0]["embeddings"]["dimensions"] == len(embed(embedding).json()["data"][0]["embedding"])
+    assert cards[0]["max_input_tokens"] == 511  # one more is refused, see `test_what_is_refused`
+
+
 def rerank(server: RunningServer, path: str = "/v1/rerank", **body: Any) -> httpx.Response:
     return server.http.post(path, json={"query": QUERY, "documents": list(TEXTS)} | body)
 

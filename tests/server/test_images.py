@@ -64,6 +64,21 @@ def error_of(response) -> dict:
     return response.json()["error"]
 
 
+def test_a_picture_in_the_input_of_decisions_is_in_the_prompt_of_each_question(server: ScriptedServer):
+    server.engine.score = lambda ids, index: -1.0
+    pictures = [{"type": "input_image", "image_url": data_url(png()), "detail": "low"}]
+    texts = [{"type": "input_text", "text": "this"}]
+    items = [{"role": "user", "content": pictures}, {"role": "user", "content": texts + pictures}]
+    questions = [{"type": "predicate", "instructions": each} for each in ("a", "b")]
+    response = server.http.post("/v1/decisions", json={"input": items, "questions": questions})
+    assert response.status_code == 200, response.text
+    for request, asked in zip(server.engine.requests, "aabb", strict=True):
+        assert len(request.media) == 2
+        shown = server.tokenizer.decode(request.input_ids, skip_special_tokens=False)
+        assert shown.count("<image>") == 2 * PATCHES
+        assert f"\n\n\nthis\n\n{asked}\nAnswer Yes or No.<|im_end|>\n" in shown
+
+
 class TestChat:
     def test_a_picture_stands_where_the_template_writes_it(self, server):
         answer = chat(server, ASKED)

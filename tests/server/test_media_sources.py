@@ -265,9 +265,9 @@ class TestEventLoop:
         names: list[str] = []
         made = Message.to_template
 
-        def noted(self: Message, template: Any) -> dict[str, Any]:
+        def noted(self: Message, *given: Any) -> dict[str, Any]:
             names.append(threading.current_thread().name)
-            return made(self, template)
+            return made(self, *given)
 
         monkeypatch.setattr(Message, "to_template", noted)
         assert server.http.post(path, json={"messages": [{"role": "user", "content": "hi"}]}).status_code == 200

@@ -31,7 +31,8 @@ class TestChat:
         assert body["model"] == "fake"
         assert body["id"].startswith("chatcmpl-")
         assert isinstance(body["created"], int)
-        message = {"role": "assistant", "content": HI_ANSWER, "refusal": None, "reasoning_content": None}
+        silent = {"refusal": None, "reasoning_content": None, "reasoning": None}
+        message = {"role": "assistant", "content": HI_ANSWER, **silent}
         assert body["choices"] == [{"index": 0, "message": message, "logprobs": None} | ENDED]
         counts = {"prompt_tokens": HI_TOKENS, "completion_tokens": HI_TOKENS, "total_tokens": 2 * HI_TOKENS}
         assert counts.items() <= body["usage"].items()
@@ -138,7 +139,6 @@ class TestChat:
             ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "template does not show them"),
             ({"tool_choice": "required"}, "tool_choice", "needs tools"),
             ({"functions": [{"name": "f"}]}, "functions", "template does not show them"),
-            ({"include_reasoning": False}, "include_reasoning", "they stay in its text"),
             ({"response_format": {"type": "xml"}}, "response_format", "json_object"),
             ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "use whitespace"),
             ({"store": "yes"}, "store", "must be False"),
@@ -257,9 +257,6 @@ class TestChat:
             "length_penalty": 1,
             "return_hidden_states": False,
             "return_token_ids": False,
-            "separate_reasoning": True,
-            "stream_reasoning": False,
-            "include_reasoning": True,
         }
         assert accepted.keys() == ChatBody.ACCEPTED.keys()
         answers = [
@@ -387,7 +384,7 @@ class TestWhatTemplatesRead:
         return answer["choices"][0]["message"]["content"]
 
     def test_an_effort_and_variables(self, reasoning):
-        assert self.rendered(reasoning, HI, reasoning_effort="low") == "<user>hilow"
+        assert self.rendered(reasoning, HI, reasoning_effort="low") == "<user>hilow!"
         assert (
             self.rendered(reasoning, HI, chat_template_kwargs={"enable_thinking": True, "style": "s"}) == "<user>hi!s"
         )

@@ -16,11 +16,13 @@ from jsg.processing.answer import Answer
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.caller import ApiCall, Caller
 from jsg.server.chat_prompt import ChatPrompt
+from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSources
-from jsg.server.openai.chat import NO_REASONING, ChatBody, ChatChoice, _prompt
+from jsg.server.openai.chat import ChatBody, ChatChoice, _prompt
 from jsg.server.openai.common import Choice, TokenNames
 from jsg.server.openai.completions import TextChoice
 from jsg.server.text_threads import TextThreads
+from jsg.server.thinking import ThoughtWish
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams, TokenLogprob
 
 MakeChoice = Callable[[Answer], Choice]
@@ -135,7 +137,7 @@ class TestTexts:
         names = TokenNames(tokenizer, as_ids=True)
         shown = TextChoice(0, answer, tokenizer, names, echo=False).whole()["logprobs"]
         assert shown["top_logprobs"] == [{"token_id:65": -9999.0, "token_id:64": -9999.0}]
-        (entry,) = ChatChoice(0, answer, names).whole()["logprobs"]["content"]
+        (entry,) = ChatChoice(0, answer, names, wish=ThoughtWish()).whole()["logprobs"]["content"]
         assert (entry["logprob"], entry["top_logprobs"][0]["logprob"]) == (-9999.0, -9999.0)
 
 
@@ -144,8 +146,8 @@ class TestMessages:
     @settings(max_examples=60, deadline=None)
     def test_pieces_add_up_to_the_whole(self, tokenizer, ids, size):
         names = TokenNames(tokenizer, as_ids=False)
-        whole, pieces = play(tokenizer, lambda answer: ChatChoice(0, answer, names), [1], ids, size)
-        assert pieces[0]["delta"] == {"role": "assistant", "content": "", "refusal": None} | NO_REASONING
+        whole, pieces = play(tokenizer, lambda answer: ChatChoice(0, answer, names, wish=ThoughtWish()), [1], ids, size)
+        assert pieces[0]["delta"] == {"role": "assistant", "content": "", "refusal": None, "reasoning_content": None}
         assert "".join(piece["delta"].get("content", "") for piece in pieces) == whole["message"]["content"]
         content = [entry for piece in pieces for entry in (piece["logprobs"] or {"content": []})["content"]]
         assert content == whole["logprobs"]["content"]
@@ -156,6 +158,7 @@ class TestMessages:
 def test_only_a_continued_message_keeps_its_leading_space(tokenizer, continues):
     threads = TextThreads()
     front: Any = SimpleNamespace(
+        thinking=None,
         chat=ChatPrompt(tokenizer),
         generator=SimpleNamespace(info=SimpleNamespace(max_request_tokens=1000)),
         media=MediaSources(None, threads),
@@ -164,14 +167,18 @@ def test_only_a_continued_message_keeps_its_leading_space(tokenizer, continues):
     body = ChatBody.model_validate({"messages": messages, "continue_final_message": continues})
     call = ApiCall(caller=Caller(), route="/v1/chat/completions")
     with contextlib.closing(threads):
-        assert asyncio.run(_prompt(body, 0, {}, call, front, None)).is_continued is continues
+        assert asyncio.run(_prompt(body, 0, FieldRules(), call, front, None)).is_continued is continues
 
 
 @pytest.mark.parametrize("kind", ["text", "chat"])
 def test_an_abort_is_no_answer(tokenizer, kind):
     answer = Answer(Request(rid="a", input_ids=(1,)), tokenizer)
     names = TokenNames(tokenizer, as_ids=False)
-    choice = TextChoice(0, answer, tokenizer, names, echo=True) if kind == "text" else ChatChoice(0, answer, names)
+    choice = (
+        TextChoice(0, answer, tokenizer, names, echo=True)
+        if kind == "text"
+        else ChatChoice(0, answer, names, wish=ThoughtWish())
+    )
     delta = answer.push(RequestOutput(rid="a", finish=FinishReason(FinishType.ABORT)))
     with pytest.raises(AbortedError):
         choice.whole()

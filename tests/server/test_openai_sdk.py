@@ -86,7 +86,7 @@ class TestChat:
     def test_an_answer_is_what_the_package_expects(self, client):
         raw = client.chat.completions.with_raw_response.create(model="fake", messages=HI, max_completion_tokens=4)
         answer = ChatCompletion.model_validate_json(raw.text)
-        assert extras(answer) == OF_SGLANG
+        assert extras(answer) == OF_SGLANG | {"reasoning"}
         assert answer == raw.parse()
         assert answer.choices[0].message.content == "use"
         assert answer.choices[0].message.refusal is None
@@ -267,8 +267,10 @@ class TestModels:
     def test_list_and_retrieve(self, client):
         (listed,) = client.models.list().data
         assert client.models.retrieve("fake") == listed
-        of_anthropic = {"type", "created_at", "display_name"}
-        assert extras(listed) == {"root", "parent", "max_model_len", "modalities", *of_anthropic}
+        of_anthropic = {"type", "created_at", "display_name", "lifecycle", "max_input_tokens", "capabilities"}
+        of_openrouter = {"name", "context_length", "architecture", "supported_parameters", "default_parameters"}
+        of_vllm = {"root", "parent", "max_model_len"}
+        assert extras(listed) == {"modalities", "meta", "pricing", *of_anthropic, *of_openrouter, *of_vllm}
 
     def test_a_name_with_a_slash(self, make_server):
         with make_server(server={"served_model_name": "organisation/model"}) as server, client_of(server) as client:

@@ -348,11 +348,13 @@ class TestContinuing:
             assert resent["usage"]["input_tokens"] == num_first + 4
 
     def test_the_end_of_a_turn_is_no_part_of_its_tokens(self, tokenizer_dir):
+        tokenizer = load_tokenizer(tokenizer_dir)
+
         def tokens(finish: FinishReason) -> list[int]:
             request = Request(rid="a", input_ids=(1,), sampling=SamplingParams())
-            answer = Answer(request, load_tokenizer(tokenizer_dir), is_continued=False)
+            answer = Answer(request, tokenizer, is_continued=False)
             answer.push(RequestOutput(rid="a", token_ids=(65, 66, 257), finish=finish))
-            return list(own_tokens(answer))
+            return list(own_tokens(answer, tokenizer, has_thoughts=False))
 
         assert tokens(FinishReason(FinishType.STOP, matched=257)) == [65, 66]
         assert tokens(FinishReason(FinishType.LENGTH)) == [65, 66, 257]
@@ -453,8 +455,15 @@ class TestRefusals:
             ),
             ({"input": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, "input", "input_text"),
             ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input", "no place"),
-            ({"input": [{"type": "reasoning", "summary": [{}]}]}, "summary", "thoughts"),
-            ({"input": [{"type": "reasoning", "summary": []}]}, "input", "at least 1"),
+            ({"input": [{"type": "reasoning", "summary": [{}]}]}, "input", "type"),
+            ({"input": [{"type": "reasoning", "summary": []}]}, "input", "besides empty thoughts"),
+            (
+                {"input": [{"type": "reasoning", "content": [{"type": "output_text", "text": "x"}]}]},
+                "input",
+                "a part of",
+            ),
+            ({"input": [{"role": "user", "content": [{"type": "summary_text", "text": "x"}]}]}, "input", "a part of"),
+            ({"reasoning": {"mode": "loud"}}, "mode", "standard"),
             ({"tools": [{"type": "function", "name": "f"}]}, "tools", "tools"),
             ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "tools"),
             ({"tool_choice": "required"}, "tool_choice", "tools"),

@@ -31,6 +31,14 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ScriptedServe
     return found
 
 
+def spelled(text: str, dialect: str = "harmony") -> bytes:
+    """A text with its markers as special tokens."""
+    data = text.encode()
+    for mark in DIALECTS[dialect].markers:
+        data = data.replace(mark.encode(), special_bytes(mark))
+    return data
+
+
 def ask(server: ScriptedServer, answer: str, **fields: Any) -> dict[str, Any]:
     server.engine.answer = answer
     response = server.http.post("/v1/chat/completions", json={"messages": HI, **fields})
@@ -82,11 +90,8 @@ def test_calls_of_mistral_have_the_ids_that_some_models_write(servers: dict[str,
     assert message["tool_calls"][0]["id"] == "aB3456789"
     assert len(message["tool_calls"][1]["id"]) == 9
     machine = machine_of(structural_tag_grammar(servers["mistral_args"].sampling.grammar.text))
-    spelled = answer.encode()
-    for mark in DIALECTS["mistral_args"].markers:
-        spelled = spelled.replace(mark.encode(), special_bytes(mark))
-    assert accepts(machine, spelled)
-    assert not accepts(machine, spelled.replace(b"aB3456789", b"aB345678"))
+    assert accepts(machine, spelled(answer, "mistral_args"))
+    assert not accepts(machine, spelled(answer.replace("aB3456789", "aB345678"), "mistral_args"))
 
 
 class TestHeaders:
@@ -104,6 +109,34 @@ class TestHeaders:
         deltas = stream(server, before + self.FINAL, **tools)
         assert "".join(delta.get("content") or "" for delta in deltas) == said
         assert ask(server, before + "<|channel|>fin", **tools)["message"]["content"] == said.removesuffix("Hello")
+
+    THOUGHTS = "<|channel|>analysis<|message|>Hm: <x>.<|end|><|start|>assistant"
+
+    @pytest.mark.parametrize("choice", ["auto", "required"])
+    def test_thoughts_before_calls(self, servers: dict[str, ScriptedServer], choice: str) -> None:
+        server = servers["harmony"]
+        server.engine.step_len = 1
+        call = written("harmony", [CALL])
+        message = ask(server, self.THOUGHTS + call, tools=[WEATHER], tool_choice=choice)["message"]
+        assert (message["reasoning_content"], message["content"]) == ("Hm: <x>.", None)
+        assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == CALL[1]
+        machine = machine_of(structural_tag_grammar(server.sampling.grammar.text))
+        assert accepts(machine, spelled(self.THOUGHTS + call))
+        assert accepts(machine, spelled(call)), "without thoughts too"
+        assert not accepts(machine, spelled((self.THOUGHTS + call).replace("weather", "whether")))
+        deltas = stream(server, self.THOUGHTS + call, tools=[WEATHER], tool_choice=choice)
+        assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == "Hm: <x>."
+        assert not any(delta.get("content") for delta in deltas)
+
+    def test_thoughts_before_a_form(self, servers: dict[str, ScriptedServer]) -> None:
+        server = servers["harmony"]
+        form = {"type": "json_schema", "json_schema": {"name": "form", "schema": SCHEMA}}
+        answer = self.THOUGHTS + '<|channel|>final<|message|>{"city": "Bern"}'
+        message = ask(server, answer, response_format=form)["message"]
+        assert (message["reasoning_content"], message["content"]) == ("Hm: <x>.", '{"city": "Bern"}')
+        machine = machine_of(structural_tag_grammar(server.sampling.grammar.text))
+        assert accepts(machine, spelled(answer))
+        assert not accepts(machine, spelled(answer.replace("Bern", "Bern\n")))
 
     def test_stop_strings_are_not_found_in_them(self, servers: dict[str, ScriptedServer]) -> None:
         answer = "<|channel|>commentary<|message|>me<|end|><|start|>assistant<|channel|>final<|message|>ss message s"

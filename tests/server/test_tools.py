@@ -23,7 +23,6 @@ WEATHER = {"type": "function", "function": {"name": "weather", "description": "O
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern \\u00e4"}}\n</tool_call>'
-OLD_TAG = {"type": "structural_tag", "triggers": ["<f"], "structures": [{"begin": "<f>", "schema": {}, "end": ""}]}
 OTHER = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 ARGUMENTS = '{"city": "Bern \\u00e4"}'
 
@@ -211,7 +210,7 @@ class TestRefusals:
                 "'a'",
             ),
             ({"tools": [CLOCK] * 129}, "tools", "at most 128"),
-            ({"tools": [CLOCK], "structural_tag": OLD_TAG}, "structural_tag", "must have a format"),
+            ({"tools": [CLOCK], "structural_tag": {"type": "structural_tag"}}, "structural_tag", "must have a format"),
             ({"tools": [CLOCK], "functions": [{"name": "f"}]}, "functions", "tools or tool_choice"),
             ({"function_call": {"name": "f"}}, "function_call", "needs functions"),
             ({"functions": [{"name": "f"}], "parallel_tool_calls": True}, "parallel_tool_calls", "one function_call"),

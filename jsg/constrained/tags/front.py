@@ -7,9 +7,10 @@ The newer form is XGrammar's, a tree of formats under `format`:
         {"type": "tag", "begin": "<f=add>", "content": {"type": "json_schema", "json_schema": {…}}, "end": "</f>"}]}}
 
 Free text inside a tag ends where the end of the tag first comes up. A `{"type": "token", "token": "<name>"}` stands for
-the special token that is written so; it may also be the begin or the end of a tag, or a trigger. A `json_schema` with
-`or_any_object` stands for any JSON object where its schema cannot be enforced. One with a `style` stands for the
-arguments of a call in a style of `jsg.call_styles`, without the head and the end of the call.
+the special token that is written so; it may also be the begin or the end of a tag, or a trigger. With `if_known` the
+model need not have it, and then it stands nowhere. A `json_schema` with `or_any_object` stands for any JSON object
+where its schema cannot be enforced. One with a `style` stands for the arguments of a call in a style of
+`jsg.call_styles`, without the head and the end of the call.
 """
 
 import dataclasses
@@ -398,6 +399,7 @@ def _shortest(triggers: Sequence[bytes]) -> list[bytes]:
 
 
 def _spelling(fields: Fields) -> bytes:
+    fields.flag("if_known")  # `special_tokens.named_tokens` reads it; a token that is not known never comes
     return special_bytes(fields.string("token", not_empty=True))
 
 

@@ -144,6 +144,11 @@ class ModelInfo:
     memory_plan: Mapping[str, int] = dataclasses.field(default_factory=dict)
     embedder: Embedder | None = None
 
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Tokens of a prompt, at most. It leaves room for the one token that every request costs."""
+        return self.max_request_tokens - 1
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Progress:

@@ -19,6 +19,7 @@ from jsg.engine.device.packing import needs_tables
 from jsg.engine.grammars.jump import MOST_LOOKED_BACK, Tokens
 from jsg.engine.grammars.lexicon import LexiconLoader
 from jsg.engine.grammars.store import GrammarStore, StoredGrammar
+from jsg.engine.grammars.thought_watch import ThoughtWatch
 from jsg.errors import GrammarError, JsgError
 from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
 from jsg.sched.request import RunningRequest
@@ -46,6 +47,7 @@ class Constraint:
         num_unforced: Tokens since the last one behind which a text was forced.
         num_steps: Work for its text that steps of the engine were charged with. It is negative until they were charged
             with binding the grammar.
+        watch: Watches how long the request thinks; None where nothing limits that.
         failure: Why the request cannot go on; None while it can.
     """
 
@@ -55,6 +57,7 @@ class Constraint:
     num_accepted: int = 0
     num_unforced: int = 0
     num_steps: int = 0
+    watch: ThoughtWatch | None = None
     failure: JsgError | None = None
     _masker: GrammarMasker | None = dataclasses.field(default=None, init=False)
 
@@ -152,7 +155,8 @@ class Constraints:
             self._tokens = Tokens(self._grammars.lexicon)
         if needs_tables(request.sampling):  # penalties are counted on the device, which cannot do that for drafts
             jump = "off"
-        return Constraint(self._grammars, grammar, jump)
+        limit = request.thought_limit
+        return Constraint(self._grammars, grammar, jump, watch=None if limit is None else ThoughtWatch(limit))
 
     def put(self, rid: str, constraint: Constraint) -> None:
         """Keeps a constraint until its request has ended."""
@@ -309,7 +313,8 @@ class Constraints:
         masker, drafts = constraint.masker, entry.drafts
         num_walked = 0
         try:
-            rows[0] = self._mask_row(masker, pool)
+            closing = None if constraint.watch is None else constraint.watch.closing_token(masker)
+            rows[0] = self._mask_row(masker, pool) if closing is None else self._only(closing, pool)
             for index, draft in enumerate(drafts):
                 if not self._charge(constraint):
                     return False
@@ -327,6 +332,16 @@ class Constraints:
             masker.rollback(num_walked)
             self._charge(constraint)
         return True
+
+    def _only(self, token: int, pool: MaskPool) -> int:
+        """The row of the mask that allows one token."""
+        key = b"only %d" % token
+        row = pool.find(key)
+        if row is None:
+            mask = np.zeros(self._num_words, np.uint32)
+            mask[token >> 5] = 1 << (token & 31)
+            row = pool.put(key, mask)
+        return row
 
     def _mask_row(self, masker: GrammarMasker, pool: MaskPool) -> int:
         key = masker.mask_key()
@@ -353,6 +368,8 @@ class Constraints:
             if not masker.accept(token):
                 raise _why_not(request, constraint, token)
             constraint.num_accepted += 1
+            if constraint.watch is not None:
+                constraint.watch.push(masker.grammar.vocabulary.text_of(token))
             is_complete.append(masker.is_complete())
             if masker.is_finished() and not self._can_end(request, constraint.num_accepted):
                 result.ended[index] = count

@@ -6,7 +6,7 @@ queue of its stream. The task itself waits only for the conditions of `cond` and
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Never, assert_never
 
 from jsg.errors import UnknownVariableError
@@ -203,17 +203,17 @@ class Driver:
     def _choose(self, node: Choose, stream: Stream, frame: Frame) -> None:
         name = _own_name(node)
 
-        def select(choices: Iterable[str]) -> Select:
-            return Select(name, tuple(choices), node.method, node.temperature, node.seed)
+        def select(texts: Sequence[str]) -> Select:
+            choices, question = texts[: len(node.choices)], None if node.question is None else texts[-1]
+            return Select(name, tuple(choices), node.method, node.temperature, node.seed, question, node.decision)
 
         async def make() -> Select:
-            return select([await self._evaluator.text(choice.pieces, frame) for choice in node.choices])
+            return select([await self._evaluator.text(text.pieces, frame) for text in node.texts])
 
-        if any(isinstance(piece, ValueRef) for choice in node.choices for piece in choice.pieces):
-            stream.append(select(()), place_of(node), make)
+        if any(isinstance(piece, ValueRef) for text in node.texts for piece in text.pieces):
+            stream.append(select([""] * len(node.texts)), place_of(node), make)
         else:
-            choices = [known_text(choice.pieces, self._arguments) for choice in node.choices]
-            stream.append(select(choices), place_of(node))
+            stream.append(select([known_text(text.pieces, self._arguments) for text in node.texts]), place_of(node))
         self._define(node, name, stream.variable(name), frame)
 
     def _fork(self, node: Fork, stream: Stream, frame: Frame) -> None:

@@ -141,10 +141,10 @@ class _Count:
                 self.add("calls", rounds * n, node)
                 self.add("new_tokens", rounds * n * max(0, args.max_tokens or 0), node)
                 self.add("text_chars", rounds * _text_of_args(args), node)
-            case Choose(choices=choices):
+            case Choose(texts=texts):
                 self.add("calls", rounds, node)
-                self.add("steps", rounds * size_of(choices), node)
-                self.add("text_chars", rounds * sum(self._length(choice.pieces) for choice in choices), node)
+                self.add("steps", rounds * size_of(texts), node)
+                self.add("text_chars", rounds * sum(self._length(text.pieces) for text in texts), node)
             case Fork(branches=branches):
                 self._defaults |= dict.fromkeys(branches, self._defaults[node.stream])
                 self._check("fan_out", len(branches), node)

@@ -142,8 +142,8 @@ class _Checker:
         match node:
             case Media():
                 self._check_media(node)
-            case Choose(choices=()):
-                self._fail("there must be at least one choice", node)
+            case Choose():
+                self._check_choose(node)
             case Turn():
                 stream.nesting = stream.nesting.turn(node.role, is_begin=node.is_begin)
             case Scope():
@@ -169,6 +169,16 @@ class _Checker:
                 self._fail(f"no argument {node.source.name!r} of kind {kind} is declared", node)
         elif node.num_frames is not None:
             self._fail("num_frames belongs to the video itself", node)
+
+    def _check_choose(self, node: Choose) -> None:
+        number = len(node.choices)
+        if not number:
+            self._fail("there must be at least one choice", node)
+        if (node.question is None) != (node.decision is None):
+            self._fail("question and decision belong together", node)
+        is_wrong = number < 2 or (node.decision == "predicate" and number > 2) or node.temperature <= 0
+        if node.decision is not None and is_wrong:
+            self._fail("a decision must have two choices or more, a predicate two, and a temperature above 0", node)
 
     def _check_join(self, node: Join) -> None:
         if not node.branches or len(set(node.branches)) < len(node.branches):

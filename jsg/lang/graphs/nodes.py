@@ -20,7 +20,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from jsg.lang.ir import Image, Role, SamplingArgs, Video
+from jsg.lang.ir import DecisionKind, Image, Role, SamplingArgs, Video
 from jsg.lang.nesting import JoinMode
 
 MAIN_STREAM = 0
@@ -239,13 +239,20 @@ class Generate(Node):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Choose(Node):
-    """Lets the model choose. Its attributes are those of `ir.Select`."""
+    """Lets the model choose, or decide. Its attributes are those of `ir.Select`."""
 
     name: str | None = None
     choices: tuple[TextValue, ...]
     method: str
     temperature: float = 0.0
     seed: int | None = None
+    question: TextValue | None = None
+    decision: DecisionKind | None = None
+
+    @property
+    def texts(self) -> tuple[TextValue, ...]:
+        """The choices, and the question behind them if there is one."""
+        return self.choices if self.question is None else (*self.choices, self.question)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,7 +108,8 @@ def node_text(node: AnyNode) -> str:
             reasoning = "" if node.reasoning is None else f" reasoning of {node.reasoning} apart"
             return f"{_set(node.name)}gen{_sampling(node.args)}{reasoning}"
         case Choose():
-            return f"{_set(node.name)}select [{_joined(node.choices, ', ')}]"
+            what = "select" if node.question is None else f"decide {shown(node.question)}"
+            return f"{_set(node.name)}{what} [{_joined(node.choices, ', ')}]"
         case Turn():
             return f"{'begin' if node.is_begin else 'end'} {node.role}"
         case Scope():

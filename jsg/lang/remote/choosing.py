@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Protocol, final
 
-from jsg.errors import BackendError, RequestError
+from jsg.errors import BackendError, RequestError, UnsupportedError
 from jsg.lang.backend import Selection
 from jsg.lang.choices import decide, greedy_token_selection, token_trie, unconditional_likelihood_normalized
 from jsg.lang.ir import SamplingArgs, Select
@@ -48,6 +48,12 @@ class Chooser:
             raise RequestError("select needs one choice at least, but got none", "choices")
         if isinstance(prompt, str) and (scored := await self._caller.score(prompt, select.choices)) is not None:
             return self._by_scores(scored, select)
+        if select.decision is not None:
+            raise UnsupportedError(
+                f"decide needs the probabilities of its labels, but {self._caller.api.name} does not score texts; use "
+                "select, or a backend that scores, such as jsg's own",
+                "decide",
+            )
         if len(select.choices) == 1:
             return Selection(select.choices[0], (1.0,), cost_of([]))
         can = self._caller.api.abilities

@@ -10,13 +10,14 @@ from typing import Any, Literal, assert_never, cast
 
 from jsg.errors import AbortedError
 from jsg.lang.backend import BlockSession, Piece, Session
+from jsg.lang.decisions import Decision, items_of
 from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, VarScopeBegin, VarScopeEnd, Video
 from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.ops import Close, ExprOp, Mark, Place
-from jsg.lang.streams.reasoning import Markers, ReasoningSplitter
 from jsg.lang.streams.transcript import Said, Transcript
 from jsg.lang.streams.variables import Variable
+from jsg.processing.thoughts import Thoughts, ThoughtSplitter, split_thoughts
 
 logger = logging.getLogger(__name__)
 
@@ -238,6 +239,8 @@ class Runner:
                             reply.add(piece)
                     call.meta = reply.meta
                 reply.finish()
+            case Select(question=str(question)):
+                await self._decide(op, op.expr, question)
             case Select():
                 with self._history.calling(op) as (call,):
                     selection = await self._live().select(op.expr)
@@ -251,6 +254,26 @@ class Runner:
                 self._cross_scope(op)
             case item:
                 await self._extend(item)
+
+    async def _decide(self, op: ExprOp, select: Select, question: str) -> None:
+        """Asks a question in a branch, which ends with the answer: the prompt stays as it is."""
+        turns, role, kind = self.transcript.turns, self.transcript.role, select.decision
+        assert kind is not None, "a question has a kind"
+        is_begun = bool(turns[-1].content) if role is not None else bool(self.transcript.log.num_pieces)
+        with self._history.calling(op) as (call,):
+            [branch] = await self._live().fork(1)
+            try:
+                for item in items_of(question, role, has_turns=bool(turns), is_begun=is_begun):
+                    await branch.extend(item)
+                selection = await branch.select(dataclasses.replace(select, temperature=0.0))
+            finally:
+                await branch.close()
+            call.meta = selection.meta
+        decision = Decision.of(kind, selection, select.temperature)
+        label = select.choices[decision.best]
+        (variable,) = op.variables
+        variable.add(label)
+        variable.finish(label, {**selection.meta, **decision.report()})
 
     def _cross_scope(self, op: ExprOp) -> None:
         match op.expr:
@@ -359,7 +382,7 @@ class _Reply:
     def __init__(self, op: ExprOp, transcript: Transcript):
         self._op = op
         self._transcript = transcript
-        self._splitter = None if op.markers is None else ReasoningSplitter(op.markers)
+        self._splitter = None if op.markers is None else ThoughtSplitter(Thoughts.of(op.markers))
         self._answer: list[str] = []
         self._reasoning: list[str] = []
         self.meta: dict[str, Any] = {}
@@ -380,7 +403,7 @@ class _Reply:
         self._transcript.add(Said(answer, reasoning))
         answers, reasonings = [answer], [reasoning]
         for other in self._others:
-            reasoning, answer = ("", other) if self._op.markers is None else _split(self._op.markers, other)
+            reasoning, answer = ("", other) if self._op.markers is None else split_thoughts(self._op.markers, other)
             answers.append(answer)
             reasonings.append(reasoning)
         is_list = isinstance(self._op.expr, Gen) and (self._op.expr.args.n or 1) > 1
@@ -426,10 +449,3 @@ def _fail_op(op: Op | None, error: BaseException) -> None:
         case Join(branches):
             for branch in branches:
                 branch.push([Close()])
-
-
-def _split(markers: Markers, text: str) -> tuple[str, str]:
-    splitter = ReasoningSplitter(markers)
-    reasoning, answer = splitter.feed(text)
-    more_reasoning, more_answer = splitter.finish()
-    return reasoning + more_reasoning, answer + more_answer

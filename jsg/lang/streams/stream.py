@@ -19,6 +19,7 @@ twice is never read stale, and a fork knows the variables of its parent before t
 stream: all variables that it would set later, and later reads of its text, raise the error.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,9 +49,9 @@ from jsg.lang.nesting import JoinMode, Nesting, check_join
 from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.ops import Close, ExprOp, Make, Mark, Place
-from jsg.lang.streams.reasoning import Markers, markers_of
 from jsg.lang.streams.runner import Fork, Join, Runner, What
 from jsg.lang.streams.variables import Variable, gather, known
+from jsg.processing.thoughts import Markers, markers_of
 
 _ENDED = "the program to which this state belongs has ended; append to it inside the program"
 _JOINED = "this branch was joined; fork again to go on from there"
@@ -336,6 +337,8 @@ class _Draft:
                 if self._defaults is not None:
                     part = Gen(name, args.over(self._defaults))
                 reasoning = ()
+                if markers is not None:
+                    part = dataclasses.replace(part, markers=markers)
                 if markers is not None and name is not None:
                     reasoning = (self._variable(name + REASONING_SUFFIX),)
                 self._push(part, self._variable(name), *reasoning, markers=markers)

@@ -11,15 +11,18 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, assert_never, cast, final
 
+from jsg.constrained.tags.thoughts import after_thoughts
 from jsg.errors import RequestError
 from jsg.lang.backend import Piece, PromptItem, Selection, Session
 from jsg.lang.choices import decide, method_named
 from jsg.lang.ir import GEN, Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text, Video, check_forms
 from jsg.lang.patterns import DTYPE_PATTERNS
 from jsg.lang.tokens.model import Hold, TokenCall, TokenModel
-from jsg.lang.tokens.shared_prefix import SharedPrefix, commit, try_hold
+from jsg.lang.tokens.shared_prefix import SharedPrefix, commit, cut_off, try_hold
 from jsg.lang.tokens.turn_writer import TurnWriter
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
+from jsg.processing.thoughts import MARKER_TOKENS, Markers
+from jsg.types import GRAMMAR_FIELDS, GRAMMAR_OPTIONS, GrammarSpec, SamplingParams
 
 _SAMPLING_NAMES = {name: p.name for name, p in GEN.items() if p.role in ("sampling", "grammar")}
 """The names of `SamplingParams`, by those of `SamplingArgs`."""
@@ -34,6 +37,7 @@ class TokenSession:
 
     Invariants: `_parts[:_floor]` are the parts that it shares with the session from which it was forked, and none of
     their text is encoded together with later text. While `_prefix` is set, it comes before `_parts`, and `_floor` is 0.
+    In a branch `_own`, and `_parts[_floor:]` behind it, is what it has behind the prompt from which it was forked.
     """
 
     def __init__(self, model: TokenModel) -> None:
@@ -42,6 +46,7 @@ class TokenSession:
         self._prefix: SharedPrefix | None = None
         self._parts: list[Part] = []
         self._floor = 0
+        self._own: tuple[Part, ...] = ()  # what it shares with its own forks
         self._turn = TurnWriter()
         self._held: list[SharedPrefix] = []
         self._hint: Hold | None = None
@@ -78,6 +83,8 @@ class TokenSession:
             JsgError: An argument is wrong or not supported, or the model failed.
         """
         sampling, reports = sampling_of(gen.args), reports_of(gen.args)
+        if gen.markers is not None:
+            sampling = _after_thoughts(sampling, gen.markers)
         await self._begin_content(is_reply=True)
         prompt = await self._resolve()
         call = TokenCall(prompt=prompt, sampling=sampling, reports=reports)
@@ -124,6 +131,8 @@ class TokenSession:
         prefix = None
         if not self._is_empty:
             self._merge()
+            if self._origin is not None:
+                self._own += cut_off(tuple(self._parts[self._floor :]))
             prefix = SharedPrefix(self._model, self._prefix, self._parts, size, is_held=size > 1)
             self._prefix, self._parts, self._floor = prefix, [], 0
         if self._point is None:
@@ -151,7 +160,7 @@ class TokenSession:
                 "closed one; close in a branch what it opens, and nothing else",
                 param="mode",
             )
-        own = [(await branch._resolve())[branch._floor :] for branch in ours]
+        own = [tuple(merged((*branch._own, *(await branch._resolve())[branch._floor :]))) for branch in ours]
         if any(isinstance(part, JoinedPart) for part in await self._resolve()):
             raise RequestError(
                 "concate_and_append must be used once at most in a state, but it was before; gather the variables of "
@@ -342,6 +351,31 @@ def sampling_of(args: SamplingArgs) -> dict[str, Any]:
     if args.dtype in ("int", "float"):
         sampling["stop"] = (*sampling.get("stop", ()), *_NUMBER_STOPS)
     return sampling
+
+
+def _after_thoughts(sampling: dict[str, Any], markers: Markers) -> dict[str, Any]:
+    """The parameters of an output that may begin with thoughts, of those of the answer behind them.
+
+    Special tokens stay in its text, because the markers may be some. A number has no stop strings, which would end the
+    thoughts; its grammar ends it.
+    """
+    names = (*GRAMMAR_FIELDS, *GRAMMAR_OPTIONS)
+    others = {name: value for name, value in sampling.items() if name not in names}
+    others.setdefault("skip_special_tokens", False)
+    grammar = SamplingParams.from_dict({name: sampling[name] for name in names if name in sampling}).grammar
+    if not isinstance(grammar, GrammarSpec):
+        return others
+    others["stop"] = tuple(stop for stop in others.get("stop", ()) if stop not in _NUMBER_STOPS)
+    whole = after_thoughts(
+        grammar,
+        markers.begin,
+        markers.end,
+        markers.gap,
+        is_inside=markers.starts_inside,
+        special_tokens=MARKER_TOKENS,
+        is_sure=False,
+    )
+    return others | {name: sampling[name] for name in GRAMMAR_OPTIONS if name in sampling} | {whole.kind: whole.text}
 
 
 def reports_of(args: SamplingArgs) -> dict[str, Any]:

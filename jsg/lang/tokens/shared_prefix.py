@@ -50,7 +50,7 @@ class SharedPrefix:
             await asyncio.wait((self._task,))
         if self._parts is not None:
             return self._parts
-        return self._settle(_cut_off(await self._whole()))
+        return self._settle(cut_off(await self._whole()))
 
     def add_user(self) -> None:
         """Counts one more session that will release it."""
@@ -77,13 +77,13 @@ class SharedPrefix:
             if outer._parts is not None:
                 pieces.append(outer._parts)
                 break
-            pieces.append(_cut_off(outer._own_parts))
+            pieces.append(cut_off(outer._own_parts))
             outer = outer._outer
         return tuple(part for piece in reversed(pieces) for part in piece)
 
     async def _compute(self) -> None:
         whole = await self._whole()
-        parts = _cut_off(whole)
+        parts = cut_off(whole)
         if not any(isinstance(part, JoinedPart) for part in whole):  # a hold has no branches
             self._hold = await try_hold(self._model, whole)
             if self._hold is not None:
@@ -130,5 +130,6 @@ def commit(parts: Sequence[Part], part_ids: Iterable[Sequence[int]]) -> tuple[Pa
     return tokens_of(parts)
 
 
-def _cut_off(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+def cut_off(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Gives the parts with a cut behind a text at their end."""
     return (*parts, _CUT) if parts and isinstance(parts[-1], TextPart) else parts

@@ -181,6 +181,8 @@ class TracedState(Readable, Extendable):
             method=select.method,
             temperature=select.temperature,
             seed=select.seed,
+            question=None if select.question is None else TextValue(self._recorder.pieces(select.question)),
+            decision=select.decision,
         )
         self._set_by(node)
 

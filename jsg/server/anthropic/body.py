@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, model_validator
 
 from jsg.errors import RequestError
 from jsg.parameters import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from jsg.server.http.body import GRAMMAR, Body, Checked, check_fields
+from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSource, joined_content
 from jsg.server.shared.constraint import (
     AdditionalPropertiesOption,
@@ -21,9 +22,11 @@ from jsg.server.shared.constraint import (
     text_form,
 )
 from jsg.server.shared.fields import CACHE_SALT, END_USER, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
-from jsg.server.shared.harmless import NO_THOUGHTS, VALUES, Thinking, harmless, without_empty_thoughts
+from jsg.server.shared.harmless import VALUES
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
+from jsg.server.shared.thinking_fields import EFFORT, Thinking, join_wishes
 from jsg.server.shared.tools import DESCRIPTION, STRICT, TOOLS, ToolName
+from jsg.server.thinking import Effort, ThoughtWish, unsealed
 from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
 from jsg.types import SamplingParams
 
@@ -32,9 +35,15 @@ CLIENT_NAMES: Mapping[str, str] = {**own_names("anthropic"), "input_ids": "messa
 
 _NO_SERVER_TOOLS = "the server runs no tools; leave it out"
 _NO_FILES = "models read text and pictures only; send the content as text"
+_OF_DOCUMENTS: Mapping[str, str] = {
+    **dict.fromkeys(("title", "context", "file_id"), _NO_FILES),
+    "citations": "answers of this version have no citations; leave it out",
+}
 _CACHED_ANYWAY = "every prefix is cached up to its last token while there is room"
 _NO_CALLERS = "because only the model calls tools"
 _NO_THREADS = "the server keeps no threads; send the whole conversation without it"
+_NOT_HERE = "thoughts belong in a message of the assistant; leave it out"
+_NOT_OURS = "another server wrote it, and only that can read it; leave it out"
 _NOT_SHORTENED = "the server never shortens a conversation; shorten it before you send it"
 _JOINED = "A text, or a list of blocks, whose texts are joined without anything between them."
 
@@ -53,9 +62,10 @@ class TextBlock(Body):
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         "source": "only text is allowed here; send the picture in a message of the user",
-        **dict.fromkeys(("title", "context", "file_id"), _NO_FILES),
-        "citations": "answers of this version have no citations; leave it out",
-        **dict.fromkeys(("thinking", "signature", "data"), NO_THOUGHTS),
+        **_OF_DOCUMENTS,
+        **dict.fromkeys(
+            ("thinking", "signature", "data"), "thoughts belong in a message of the assistant; leave it out"
+        ),
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {"cache_control": _CACHED_ANYWAY}
 
@@ -90,11 +100,36 @@ class ImageSource(Body):
         return MediaSource("image", self.data or self.url or "")
 
 
-class MessageBlock(Body):
-    """A block of a message: a text, a picture, a call of a tool, or the result of a call."""
+class ThoughtFields(Body):
+    """The fields of a block of thoughts."""
+
+    thinking: str | None = Field(
+        None,
+        description="For the type `thinking`: thoughts of an earlier answer. The chat template keeps them or drops "
+        "them. Where it does not read them, this brings a warning.",
+    )
+    signature: str | None = Field(
+        None,
+        description="For the type `thinking`: what stood in this block. That of another server is taken too. In a "
+        "block whose thoughts were omitted it has them.",
+    )
+    data: str | None = Field(
+        None,
+        description="For the type `redacted_thinking`: thoughts that only the server that wrote them can read. Those "
+        "of another server bring a warning.",
+    )
+
+    @property
+    def thoughts(self) -> str:
+        """The thoughts in it; empty where it has none that this server can read."""
+        return self.thinking or unsealed(self.signature or self.data or "") or ""
+
+
+class MessageBlock(ThoughtFields):
+    """A block of a message: a text, a picture, thoughts, a call of a tool, or the result of a call."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
-        **{name: why for name, why in TextBlock.REFUSED.items() if name != "source"},
+        **_OF_DOCUMENTS,
         "toolset_name": _NO_SERVER_TOOLS,
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
@@ -103,7 +138,7 @@ class MessageBlock(Body):
         "is_error": "chat templates do not read it; the content says what went wrong",
     }
 
-    type: Literal["text", "image", "tool_use", "tool_result"]
+    type: Literal["text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking"]
     text: str | None = Field(None, description="For the type `text`: the text.")
     source: ImageSource | None = Field(None, description="For the type `image`: the picture.")
     id: str | None = Field(None, max_length=MAX_NAME_CHARS, description="For the type `tool_use`: the id of the call.")
@@ -122,14 +157,18 @@ class MessageBlock(Body):
     is_error: bool | None = None
 
     @model_validator(mode="after")
-    def _check_type(self) -> Self:
+    def _check_type(self, info: ValidationInfo) -> Self:
         kinds = {
             "text": "text",
             "image": "source",
             "tool_use": "id name input caller?",
             "tool_result": "tool_use_id content? is_error?",
+            "thinking": "thinking signature?",
+            "redacted_thinking": "data",
         }
         check_fields(self, self.type, f"a block of type {self.type}", "messages", kinds)
+        if self.data is not None and unsealed(self.data) is None:
+            FieldRules.of(info.context).pass_over(f"a block of type {self.type}", _NOT_OURS)
         return self
 
 
@@ -139,14 +178,10 @@ class AnthropicMessage(Body):
     role: Literal["user", "assistant", "system"]
     content: str | Checked[MessageBlock] = Field(description=_JOINED)
 
-    @field_validator("content", mode="before")
-    @classmethod
-    def _leave_out_empty_thoughts(cls, given: Any, info: ValidationInfo) -> Any:
-        return without_empty_thoughts(given, "block", "thinking", ("thinking",), info)
-
     @model_validator(mode="after")
     def _check_blocks(self) -> Self:
-        theirs = {"tool_use": "assistant", "tool_result": "user", "image": "user"}
+        theirs = {"tool_result": "user", "image": "user"}
+        theirs |= dict.fromkeys(("tool_use", "thinking", "redacted_thinking"), "assistant")
         for block in self.blocks:
             if theirs.get(block.type, self.role) != self.role:
                 hint = "send the picture in a message of the user" if block.type == "image" else "correct its role"
@@ -160,9 +195,13 @@ class AnthropicMessage(Body):
         return [] if isinstance(self.content, str) else self.content
 
     def turns(self) -> Iterator[tuple[dict[str, Any], list[str | MediaSource]]]:
-        """The message in the form of chat templates, with the pieces of its content; each tool result is a message."""
+        """The message in the form of chat templates, with the pieces of its content; each tool result is a message.
+
+        Thoughts are those of the whole message, wherever they stand in it.
+        """
         pieces: list[str | MediaSource] = [self.content] if isinstance(self.content, str) else []
         calls: list[dict[str, Any]] = []
+        thoughts: list[str] = []
         for block in self.blocks:
             if block.type == "tool_result":
                 if any(pieces):
@@ -172,11 +211,14 @@ class AnthropicMessage(Body):
             elif block.type == "tool_use":
                 function = {"name": block.name, "arguments": block.input}
                 calls.append({"id": block.id, "type": "function", "function": function})
+            elif block.thoughts:
+                thoughts.append(block.thoughts)
             else:
                 pieces.append(block.source.media if block.source is not None else block.text or "")
         has_results = any(block.type == "tool_result" for block in self.blocks)
         if any(pieces) or not has_results:
-            yield {"role": self.role} | ({"tool_calls": calls} if calls else {}), pieces
+            turn: dict[str, Any] = {"role": self.role} | ({"tool_calls": calls} if calls else {})
+            yield turn | ({"reasoning_content": "\n\n".join(thoughts)} if thoughts else {}), pieces
 
 
 class AnthropicTool(Body):
@@ -247,9 +289,8 @@ class OutputFormat(Body):
 class OutputConfig(Body):
     """The options of the answer."""
 
-    HARMLESS: ClassVar[Mapping[str, str]] = harmless("effort")
-
     format: OutputFormat | None = None
+    effort: Effort | None = Field(None, description=EFFORT)
 
 
 class AnthropicMetadata(Body):
@@ -268,7 +309,8 @@ class CountTokensBody(Body):
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "cache_control": _CACHED_ANYWAY,
         "speed": 'there is one speed; "fast" brings a warning',
-        "context_management": "only the clearing of thoughts is taken, with a warning, because messages have none",
+        "context_management": "only the clearing of thoughts is taken, with a warning, because the chat template "
+        "decides which thoughts of earlier turns the model sees",
     }
 
     model: str | None = Field(None, description=MODEL)
@@ -303,7 +345,7 @@ class CountTokensBody(Body):
             for turn, own in message.turns():
                 role = turn["role"]
                 if turns and role != "tool" and turns[-1]["role"] == role and "tool_calls" not in turns[-1]:
-                    turns[-1] |= turn
+                    turns[-1] |= turn | joined_thoughts(turns[-1], turn)
                     pieces[-1] += ["" if role == "assistant" else "\n\n", *own]
                 else:
                     turns.append(turn)
@@ -323,6 +365,19 @@ class CountTokensBody(Body):
         choice = Choice() if self.tool_choice is None else self.tool_choice.choice()
         tools = [tool.tool(f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
         return ToolUse.of(tools, choice, speech, text_form(self.constraint(), tools, choice, speech))
+
+    def thought_wish(self) -> ThoughtWish:
+        """What the client wants of thoughts: without `thinking` they are not shown."""
+        effort = None if self.output_config is None else self.output_config.effort
+        wish = ThoughtWish(is_shown=False) if self.thinking is None else self.thinking.wish
+        return join_wishes([wish, ThoughtWish(effort=effort)])
+
+    @property
+    def asked_of_thoughts(self) -> dict[str, bool]:
+        """Field that wants something of thoughts → whether it has an effect on each model that thinks."""
+        asked = {} if self.thinking is None or self.thinking.type == "disabled" else {"thinking": True}
+        effort = None if self.output_config is None else self.output_config.effort
+        return asked if effort is None else asked | {"output_config.effort": False}
 
     def client_names(self) -> dict[str, str]:
         """Our name of a field → the client's name."""
@@ -383,6 +438,30 @@ class MessagesBody(with_sampling(CountTokensBody, "anthropic")):
         """How to choose tokens and when to stop. Raises RequestError for a value out of range."""
         grammar = grammar_fields(self.constraint(), tools, grammar_options(self))
         return SamplingParams.from_dict(sampling_fields(self, "anthropic") | grammar)
+
+    @property
+    def thought_display(self) -> Literal["summarized", "omitted"] | None:
+        """How blocks of thoughts are shown; None for no such blocks."""
+        if self.thinking is None or self.thinking.type == "disabled":
+            return None
+        return self.thinking.display or "summarized"
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Self:
+        budget = None if self.thinking is None else self.thinking.budget_tokens
+        if budget is not None and 0 < self.max_tokens <= budget:
+            raise RequestError(
+                f"thinking.budget_tokens must be less than max_tokens, which counts thoughts and answer together, but "
+                f"they are {budget} and {self.max_tokens}; lower the budget, or raise max_tokens",
+                "thinking",
+            )
+        return self
+
+
+def joined_thoughts(*turns: Mapping[str, Any]) -> dict[str, str]:
+    """The thoughts of several turns that become one; nothing where none has any."""
+    found = [turn["reasoning_content"] for turn in turns if "reasoning_content" in turn]
+    return {"reasoning_content": "\n\n".join(found)} if found else {}
 
 
 def joined(content: str | list[TextBlock]) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import Any, final
+from typing import Any, Literal, final
 
 import msgspec
 from fastapi import Request
@@ -19,10 +19,13 @@ from jsg.server.generation import Generation, new_rid
 from jsg.server.http.body import client_names
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
-from jsg.server.http.json_body import BodyBytes, new_router
+from jsg.server.http.field_rules import FieldRules
+from jsg.server.http.json_body import BodyBytes, CurrentRules, new_router
 from jsg.server.shared.answers import constraint_of, finish_of
 from jsg.server.shared.beginning import begin
-from jsg.server.shared.messages import check_fits
+from jsg.server.shared.messages import check_fits, fit_thoughts
+from jsg.server.shared.thinking_fields import template_wishes
+from jsg.server.thinking import sealed, signature_of, think
 from jsg.server.tool_use import AnswerReader, ToolUse, naming
 from jsg.types import FinishType
 
@@ -31,32 +34,42 @@ router = new_router()
 
 @router.post("/v1/messages")
 async def create_message(
-    body: MessagesBody, request: Request, num_bytes: BodyBytes, call: CurrentCall, front: ReadyFront
+    body: MessagesBody,
+    request: Request,
+    num_bytes: BodyBytes,
+    rules: CurrentRules,
+    call: CurrentCall,
+    front: ReadyFront,
 ) -> Response:
     """Answers a conversation; with `stream` it sends events."""
     front.check_model(body.model)
     call = dataclasses.replace(call, user=body.user)
+    wish = body.thought_wish()
     with client_names(body.client_names()):
         tools = body.tool_use(front.speech)
         with naming(tools):
             namespace = call.caller.namespace(body.cache_salt, body.extra_key)
             prompt = Prompt(
                 rid=f"msg_{new_rid()}",
-                **(await _encode(body, num_bytes, front, tools, namespace)).fields,
+                **(await _encode(body, num_bytes, rules, front, tools, namespace)).fields,
                 sampling=body.to_sampling(tools),
                 is_continued=body.is_continued,
                 calls=None if tools is None else tools.call_form,
                 namespace=namespace,
                 priority=body.priority or 0,
             )
+            prompt = think(prompt, front.chat_thinking, wish, rules, may_begin=not body.is_continued)
             generation = await begin(request, front, call, [prompt])
             reader = AnswerReader(generation.answers[0], tools)
+            blocks = _Blocks(body.thought_display)
             if body.stream:
-                return await respond_with_events(request, _events(generation, reader, front.model_name), named=True)
+                events = _events(generation, reader, blocks, front.model_name)
+                return await respond_with_events(request, events, named=True)
             await until_disconnect(request, generation.complete())
     [answer] = generation.answers
     found = reader.whole(only_complete=True)
-    content: list[dict[str, Any]] = [_text_block(found.content)] if found.content else []
+    content = blocks.thoughts_of(answer)
+    content += [_text_block(found.content)] if found.content else []
     content += [_call_block(call.id, call.name, msgspec.json.decode(call.arguments)) for call in found.calls]
     ending = _ending(answer, has_calls=bool(found.calls))
     message = _message(answer, front.model_name)
@@ -65,22 +78,26 @@ async def create_message(
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(
-    body: CountTokensBody, num_bytes: BodyBytes, caller: CurrentCaller, front: ReadyFront
+    body: CountTokensBody, num_bytes: BodyBytes, rules: CurrentRules, caller: CurrentCaller, front: ReadyFront
 ) -> Response:
     """Counts the tokens of the prompt."""
     front.check_model(body.model)
     with client_names(body.client_names()):
-        encoded = await _encode(body, num_bytes, front, body.tool_use(front.speech), caller.namespace())
+        encoded = await _encode(body, num_bytes, rules, front, body.tool_use(front.speech), caller.namespace())
         return json_response({"input_tokens": len(encoded.input_ids)})
 
 
 async def _encode(
-    body: CountTokensBody, num_bytes: int, front: Front, tools: ToolUse | None, namespace: str
+    body: CountTokensBody, num_bytes: int, rules: FieldRules, front: Front, tools: ToolUse | None, namespace: str
 ) -> EncodedPrompt:
+    template = front.chat.template
+    asked = body.asked_of_thoughts
+
     def turns() -> list[dict[str, Any]]:
         found = body.turns()
         for turn in found:
-            check_fits(turn, front.chat.template)
+            fit_thoughts(turn, template, rules, "a block of type thinking")
+            check_fits(turn, template)
         return found
 
     return await front.media.chat(
@@ -89,20 +106,24 @@ async def _encode(
         num_bytes,
         namespace=namespace,
         continue_final_message=body.is_continued,
+        template_kwargs=template_wishes(body.thought_wish(), template, front.thinking, asked, rules),
         tools=None if tools is None else tools.shown,
     )
 
 
-async def _events(generation: Generation, reader: AnswerReader, model_name: str) -> AsyncGenerator[Event]:
+async def _events(
+    generation: Generation, reader: AnswerReader, blocks: "_Blocks", model_name: str
+) -> AsyncGenerator[Event]:
     """The events in Anthropic's order. The first comes with the first token, and a block once it has content."""
     [answer] = generation.answers
-    blocks = _Blocks()
     has_begun = False
     async with aclosing(generation.run()) as deltas:
         async for _, delta in deltas:
             if not has_begun:
                 has_begun = True
                 yield {"type": "message_start", "message": _message(answer, model_name)}
+            for event in blocks.think(delta.thoughts):
+                yield event
             for found in reader.read(delta):
                 for event in blocks.events(found):
                     yield event
@@ -115,11 +136,31 @@ async def _events(generation: Generation, reader: AnswerReader, model_name: str)
 
 @final
 class _Blocks:
-    """The blocks of an answer, one after the other: texts, and one for each call."""
+    """The blocks of an answer, one after the other: thoughts, texts, and one for each call."""
 
-    def __init__(self) -> None:
+    def __init__(self, display: Literal["summarized", "omitted"] | None) -> None:
+        """As `MessagesBody.thought_display`."""
+        self._display = display
+        self._thoughts = ""
         self._index = -1
-        self._open: str | int | None = None  # "text", or the number of a call
+        self._open: str | int | None = None  # "thinking", "text", or the number of a call
+
+    def thoughts_of(self, answer: Answer) -> list[dict[str, Any]]:
+        """The block of the thoughts of a whole answer, if it has one."""
+        if self._display is None or not answer.thoughts:
+            return []
+        shown = answer.thoughts if self._display == "summarized" else ""
+        return [_thinking_block(shown, self._signature(answer.thoughts))]
+
+    def think(self, thoughts: str) -> Iterator[Event]:
+        """The events of new thoughts, which come before everything else."""
+        if self._display is None or not thoughts:
+            return
+        if self._open is None:
+            yield from self._begin("thinking", _thinking_block("", ""))
+        self._thoughts += thoughts
+        if self._display == "summarized":
+            yield self._change({"type": "thinking_delta", "thinking": thoughts})
 
     def events(self, found: ToolDelta) -> Iterator[Event]:
         """The events of a text or a call."""
@@ -136,6 +177,8 @@ class _Blocks:
 
     def end(self) -> Iterator[Event]:
         """Ends the block that is open, if one is."""
+        if self._open == "thinking":
+            yield self._change({"type": "signature_delta", "signature": self._signature(self._thoughts)})
         if self._open is not None:
             yield {"type": "content_block_stop", "index": self._index}
 
@@ -145,8 +188,16 @@ class _Blocks:
         self._index += 1
         yield {"type": "content_block_start", "index": self._index, "content_block": block}
 
+    def _signature(self, thoughts: str) -> str:
+        """Thoughts that are not shown travel in their signature, so that the client can send them back."""
+        return sealed(thoughts) if self._display == "omitted" else signature_of(thoughts)
+
     def _change(self, delta: dict[str, Any]) -> Event:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+
+def _thinking_block(thoughts: str, signature: str) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": thoughts, "signature": signature}
 
 
 def _text_block(text: str) -> dict[str, Any]:

@@ -34,6 +34,10 @@ class FieldRules:
         """Notes that a field has no effect. Raises RequestError where that is not allowed."""
         if self.is_strict:
             raise RequestError(f"{name} is not supported: {reason}", param=name)
+        self.note(name, reason)
+
+    def note(self, name: str, reason: str) -> None:
+        """Notes that a field has no effect, which is right here, so that no rule refuses it."""
         warning = f"{name} has no effect: {reason}"
         if warning not in self.warnings:
             self.warnings.append(warning)

@@ -21,6 +21,7 @@ from jsg.server.generation import MAX_ANSWERS, Generation, new_rid
 from jsg.server.http.body import Body, Checked, Rid, TokenIds, client_names, is_prompt_list
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
+from jsg.server.http.field_rules import FieldRules
 from jsg.server.http.json_body import CurrentRules, new_router
 from jsg.server.native.parts import PromptParts, read_parts
 from jsg.server.native.sampling import Object, one_each, to_samplings
@@ -29,6 +30,7 @@ from jsg.server.shared.fields import CACHE_SALT, EXTRA_KEY, MAX_NAME_CHARS, MODE
 from jsg.server.shared.harmless import harmless
 from jsg.server.shared.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, MediaData, NumFrames, encode_with_media
 from jsg.server.shared.prompt_parts import encode_prompt
+from jsg.server.thinking import NO_THOUGHTS, ThoughtWish, think
 from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 
 HOLD_BEAT_S = 15.0
@@ -79,10 +81,6 @@ class GenerateBody(Body):
         ),
         "return_bytes": "answers are JSON; use /detokenize for the text of single tokens",
         "return_prompt_token_ids": "use /tokenize for the tokens of a text",
-        **dict.fromkeys(
-            ("require_reasoning", "max_thinking_tokens"),
-            "this version does not separate thoughts from the answer; use max_new_tokens",
-        ),
         "no_logs": "the options of the server say what is logged; leave it out",
         "background": "an answer needs an open connection; use stream to read it as it grows",
     }
@@ -151,10 +149,31 @@ class GenerateBody(Body):
     return_cache_info: bool | None = Field(
         None, description="`meta_info.cache` says where the cached prefix ended, and why."
     )
+    require_reasoning: bool | None = Field(
+        None,
+        description="The output may begin with thoughts, and a grammar governs what follows. The end of the prompt "
+        "says whether they are open. `meta_info.reasoning_tokens` counts the tokens up to their end marker.",
+    )
+    max_thinking_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
+        None, description="As `require_reasoning`, with a limit: after so many tokens of thoughts they are ended."
+    )
+    separate_reasoning: bool | None = Field(
+        None,
+        description="As `require_reasoning`, and thoughts are told from the text: `reasoning_content` has them. It "
+        "needs `text` or `input_ids`.",
+    )
     log_metrics: Annotated[Any, Only((True,), "every request is counted")] = None
     stream_options: Annotated[
         Any, Only(({"include_usage": True}, {"include_usage": False}), "meta_info always has the numbers of tokens")
     ] = None
+
+    @property
+    def thought_wish(self) -> ThoughtWish | None:
+        """What the client wants of thoughts; None where they are text like any other."""
+        if not (self.require_reasoning or self.separate_reasoning or self.max_thinking_tokens is not None):
+            return None
+        budget, is_split = self.max_thinking_tokens, bool(self.separate_reasoning)
+        return ThoughtWish(budget=budget, budget_field="max_thinking_tokens", is_split=is_split)
 
     @model_validator(mode="before")
     @classmethod
@@ -179,6 +198,7 @@ async def generate(
     front.check_model(body.model)
     generator = front.generator
     prompts, is_list, encoded = await _prompts(body, call, front)
+    prompts = _thinking(body, prompts, front, rules)
     given = "input_ids" if body.input_ids is not None else "prompt" if encoded is not None else "text"
     with client_names({"input_ids": given}):
         generation = await begin(request, front, call, prompts)
@@ -190,6 +210,10 @@ async def generate(
     def shown(index: int) -> Event:
         answer = generation.answers[index]
         result = answer.result(with_prompt_logprobs=False, with_logprobs=False)
+        if body.separate_reasoning:
+            result["reasoning_content"] = answer.thoughts
+        if body.thought_wish is not None:
+            result["meta_info"]["reasoning_tokens"] = answer.num_tokens_before
         if rules.warnings:
             result["meta_info"]["warnings"] = rules.warnings
         if encoded is not None:
@@ -205,6 +229,24 @@ async def generate(
     for result, scores in zip(results, logprobs, strict=True):
         result["meta_info"] |= await scores.shown(with_prompt=True)
     return json_response(results if is_list else results[0])
+
+
+def _thinking(body: GenerateBody, prompts: list[Prompt], front: Front, rules: FieldRules) -> list[Prompt]:
+    """The prompts whose answers may begin with thoughts, if the client says so."""
+    wish = body.thought_wish
+    if wish is None:
+        return prompts
+    if body.separate_reasoning and body.prompt is not None:
+        raise RequestError(
+            "separate_reasoning needs text or input_ids, but the prompt is in parts, whose answer a client continues; "
+            "leave it out",
+            "separate_reasoning",
+        )
+    if front.thinking is None:
+        given = [name for name in ("require_reasoning", "separate_reasoning") if getattr(body, name)]
+        for name in given:
+            rules.pass_over(name, NO_THOUGHTS)
+    return [think(prompt, front.thinking, wish, rules) for prompt in prompts]
 
 
 async def _held_events(generation: Generation, shown: Callable[[int], Event]) -> AsyncGenerator[Event]:

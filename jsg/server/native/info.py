@@ -148,7 +148,7 @@ async def _internal_states(front: Front) -> list[dict[str, Any]]:
 
 
 def _model_info(front: Front) -> dict[str, Any]:
-    modalities = ["text", *front.media.placeholders]
+    modalities = front.media.modalities
     shown = {"is_multimodal": len(modalities) > 1, "modalities": modalities}
     return dataclasses.asdict(front.generator.info) | shown | _names(front)
 

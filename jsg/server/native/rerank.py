@@ -23,10 +23,9 @@ from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
 from jsg.server.native.score import MAX_JOINED, label_logprobs, label_prompts, to_scores
 from jsg.server.shared.fields import END_USER, MAX_NAME_CHARS, MODEL
+from jsg.server.shared.judging import TURN_BEGIN, TURN_END, judging_ids
 from jsg.server.shared.reading import check_inputs, prompt_usage
 
-TURN_BEGIN, TURN_END = "<|im_start|>", "<|im_end|>"
-LABELS = ("yes", "no")
 INSTRUCT = "Given a web search query, retrieve relevant passages that answer the query"
 BEFORE = (
     f"{TURN_BEGIN}system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
@@ -68,7 +67,9 @@ async def rerank(body: RerankBody, request: Request, call: CurrentCall, front: R
     front.check_model(body.model)
     if front.generator.info.embedder is not None:
         raise front.lacks("/v1/rerank", "a model that judges, such as Qwen3-Reranker,")
-    label_ids = _label_ids(front)
+    label_ids = judging_ids(front.generator.tokenizer)
+    if label_ids is None:
+        raise front.lacks("/v1/rerank", f"a model with turns of {TURN_BEGIN} and tokens for yes and no")
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     id_lists = await _encode(body, documents, front)
     call = dataclasses.replace(call, user=body.user)
@@ -90,18 +91,6 @@ async def rerank(body: RerankBody, request: Request, call: CurrentCall, front: R
             "usage": prompt_usage(generation.answers),
         }
     )
-
-
-def _label_ids(front: Front) -> list[int]:
-    """The tokens of the labels. Raises RequestError where the model cannot read the turns of Qwen3-Reranker."""
-    tokenizer = front.generator.tokenizer
-    markers = [tokenizer.token_id(marker) for marker in (TURN_BEGIN, TURN_END)]
-    labels = [
-        ids[0] for ids in (tokenizer.encode(label, add_special_tokens=False) for label in LABELS) if len(ids) == 1
-    ]
-    if not all(marker in tokenizer.special_ids for marker in markers) or len(labels) != len(LABELS):
-        raise front.lacks("/v1/rerank", f"a model with turns of {TURN_BEGIN} and tokens for yes and no")
-    return labels
 
 
 async def _encode(body: RerankBody, documents: list[str], front: Front) -> list[tuple[int, ...]]:

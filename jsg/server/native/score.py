@@ -109,7 +109,7 @@ def _check_tokens(body: ScoreBody, id_lists: Sequence[Sequence[int]], info: Mode
             f"label_token_ids must be below {info.vocab_size}, but got {highest_label}; ask /tokenize for token ids",
             "label_token_ids",
         )
-    limit = info.max_request_tokens - 1
+    limit = info.max_prompt_tokens
     for index, ids in enumerate(id_lists):
         if not ids:
             raise RequestError(

@@ -152,7 +152,7 @@ async def _encode_messages(
     tools = ToolUse.of(given, Choice(), front.speech)
     encoded = await front.media.chat(
         front.chat,
-        lambda: [message.to_template(front.chat.template) for message in messages],
+        lambda: [message.to_template(front.chat.template, rules) for message in messages],
         num_bytes,
         namespace=caller.namespace(),
         add_generation_prompt=body.add_generation_prompt is not False,

@@ -77,7 +77,7 @@ class OpenAIBody(with_sampling(Body, "openai")):
         "session_params": "there are no sessions; send the whole prompt, whose shared prefix the cache keeps",
     }
 
-    HARMLESS: ClassVar[Mapping[str, str]] = harmless("guided_decoding_backend", "reasoning", "verbosity")
+    HARMLESS: ClassVar[Mapping[str, str]] = harmless("guided_decoding_backend", "verbosity")
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "spaces_between_special_tokens": "a text has only the characters of its tokens, as with every fast tokenizer",

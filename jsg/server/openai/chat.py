@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from jsg.errors import RequestError
 from jsg.processing.answer import Answer, AnswerDelta, Prompt
-from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.server.caller import ApiCall, CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
@@ -26,17 +25,18 @@ from jsg.server.shared.answers import constraint_of, finish_of
 from jsg.server.shared.beginning import begin
 from jsg.server.shared.constraint import text_form
 from jsg.server.shared.fields import ALL_THE_ROOM, MAX_NAME_CHARS, TOP_LOGPROBS, Only
-from jsg.server.shared.harmless import NOT_READ, VALUES, Thinking, harmless, template_variables
+from jsg.server.shared.harmless import VALUES, harmless, template_variables
 from jsg.server.shared.messages import Message
+from jsg.server.shared.thinking_fields import BUDGET, EFFORT, Reasoning, Thinking, join_wishes, template_wishes
 from jsg.server.shared.tools import ONE_CALL, TOOL_CHOICE, TOOLS, ChatTool, FunctionDefinition
+from jsg.server.thinking import Effort, ThoughtWish, think
 from jsg.server.tool_use import MAX_TOOLS, AnswerReader, Choice, Speech, ToolUse, naming
 from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
 
 _NO_AUDIO = "models of this version write text only; leave it out"
-_THOUGHTS = "this version does not separate thoughts from the answer, so they stay in its text"
-NO_REASONING: Mapping[str, None] = {"reasoning_content": None}
-"""What every message says of thoughts: clients of SGLang read this field without looking whether it is there."""
 _OWN_TEMPLATE = "a template is code, and the server never runs code of clients; send text to /v1/completions"
+
+Budget = Annotated[int, Field(ge=-1, lt=2**31)] | None
 
 router = new_router()
 
@@ -69,10 +69,6 @@ class ChatBody(OpenAIBody):
         "prompt_cache_retention": 'a prefix stays in memory while there is room; other values than "in_memory" bring a '
         "warning",
         "add_special_tokens": "only false is taken, because the chat template writes the special tokens",
-        **dict.fromkeys(
-            ("separate_reasoning", "stream_reasoning"), "the router of SGLang always sends it; " + _THOUGHTS
-        ),
-        "include_reasoning": "only true is taken; " + _THOUGHTS,
     }
 
     messages: Annotated[Checked[Message], Field(min_length=1)] = Field(description="The conversation.")
@@ -83,10 +79,25 @@ class ChatBody(OpenAIBody):
     logprobs: bool | None = Field(None, description="Report the log-probability of each token.")
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description=TOP_LOGPROBS)
     safety_identifier: str | None = Field(None, max_length=MAX_NAME_CHARS, description="The new name of `user`.")
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
-        None, description="A variable of the chat template. It has no effect if the template does not read it."
+    reasoning_effort: Effort | None = Field(None, description=EFFORT)
+    enable_thinking: bool | None = Field(
+        None, description="Whether the model thinks, where its chat template can turn that on and off."
     )
-    enable_thinking: bool | None = Field(None, description="A variable of the chat template, as `reasoning_effort`.")
+    thinking: Thinking | None = None
+    reasoning: Reasoning | None = None
+    thinking_budget: Budget = Field(None, description=f"From SGLang and Qwen. {BUDGET}")
+    thinking_token_budget: Budget = Field(None, description="vLLM's name of `thinking_budget`.")
+    thinking_budget_tokens: Budget = Field(None, description="The name of `thinking_budget` in llama.cpp.")
+    separate_reasoning: bool | None = Field(
+        None,
+        description="From SGLang. If it is false, thoughts stand in the content, with their markers.",
+    )
+    include_reasoning: bool | None = Field(
+        None, description="From vLLM. If it is false, thoughts are told from the content and not shown."
+    )
+    stream_reasoning: bool | None = Field(
+        None, description="From SGLang. If it is false, a stream has all thoughts in one event, when they have ended."
+    )
     add_generation_prompt: bool | None = Field(
         None, description="If it is false, the prompt does not end with the beginning of an assistant's turn."
     )
@@ -117,7 +128,6 @@ class ChatBody(OpenAIBody):
         Any, Only(("auto", "default"), "there is one tier; leave it out", VALUES["service_tier"])
     ] = None
     store: Annotated[Any, Only((False,), "chat completions are not stored; use /v1/responses", VALUES["store"])] = None
-    thinking: Thinking | None = None
     prompt_cache_key: str | None = Field(None, max_length=MAX_NAME_CHARS)
     prompt_cache_retention: Annotated[
         Any, Only(("in_memory",), "a prefix stays as long as there is room", VALUES["prompt_cache_retention"])
@@ -125,26 +135,35 @@ class ChatBody(OpenAIBody):
     add_special_tokens: Annotated[Any, Only((False,), "the chat template writes the special tokens; leave it out")] = (
         None
     )
-    separate_reasoning: bool | None = None
-    stream_reasoning: bool | None = None
-    include_reasoning: Annotated[Any, Only((True,), _THOUGHTS)] = None
 
     @property
     def max_new_tokens(self) -> int | None:
         """The client's limit, under either name."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
-    def template_kwargs(self, template: ChatTemplate, rules: FieldRules) -> dict[str, Any]:
+    def thought_wish(self) -> ThoughtWish:
+        """What the client wants of thoughts. Raises RequestError for fields that contradict each other."""
+        budgets = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens")
+        own = ThoughtWish(
+            self.enable_thinking,
+            self.reasoning_effort,
+            is_split=self.separate_reasoning is not False,
+            is_shown=self.include_reasoning is not False,
+            is_streamed=self.stream_reasoning is not False,
+        )
+        others = [given.wish for given in (self.thinking, self.reasoning) if given is not None]
+        limits = [ThoughtWish(budget=getattr(self, name), budget_field=name) for name in budgets]
+        return join_wishes([own, *limits, *others])
+
+    def template_kwargs(self, front: Front, rules: FieldRules) -> dict[str, Any]:
         """Variables for the chat template. Raises RequestError for one without an effect where the rules are strict."""
+        template = front.chat.template
         kwargs = template_variables(self.chat_template_kwargs, template.variables, rules)
-        for name in ("reasoning_effort", "enable_thinking"):
-            if (value := getattr(self, name)) is None:
-                continue
-            if name in template.variables:
-                kwargs[name] = value
-            else:
-                rules.pass_over(name, NOT_READ)
-        return kwargs
+        fields = {"reasoning_effort": False, "enable_thinking": False, "thinking": True, "reasoning": True}
+        asked = {name: is_for_all for name, is_for_all in fields.items() if getattr(self, name) is not None}
+        if self.thinking is not None and self.thinking.type == "disabled":
+            del asked["thinking"]
+        return template_wishes(self.thought_wish(), template, front.thinking, asked, rules, kwargs)
 
     def tool_use(self, speech: Speech) -> ToolUse | None:
         """The tools that the answer may call; None for none. Raises RequestError."""
@@ -214,7 +233,14 @@ class ChatChoice:
     """One answer as a message, or as changes to one."""
 
     def __init__(
-        self, index: int, answer: Answer, names: TokenNames, tools: ToolUse | None = None, *, is_old: bool = False
+        self,
+        index: int,
+        answer: Answer,
+        names: TokenNames,
+        tools: ToolUse | None = None,
+        *,
+        wish: ThoughtWish,
+        is_old: bool = False,
     ) -> None:
         """With `is_old` a call is shown as a `function_call`, the older form of `tool_calls`."""
         self.answer = answer
@@ -222,29 +248,35 @@ class ChatChoice:
         self._names = names
         self._reader = AnswerReader(answer, tools)
         self._is_old = is_old
+        self._wish = wish
         self._has_begun = False
+        self._num_shown = 0  # characters of the thoughts
 
     def whole(self) -> dict[str, Any]:
         """The finished answer."""
         found = self._reader.whole()
-        message = {"role": "assistant", "content": found.content, "refusal": None, **NO_REASONING}
+        thoughts = (self.answer.thoughts if self._wish.is_shown else "") or None
+        message = {"role": "assistant", "content": found.content, "refusal": None, **_shown_thoughts(thoughts)}
         if found.calls and self._is_old:
             message["function_call"] = shown_call(found.calls[0])["function"]
         elif found.calls:
             message["tool_calls"] = [shown_call(call) for call in found.calls]
-        choice = {"index": self._index, "message": message, "logprobs": self._logprobs(self.answer.logprobs)}
+        choice = {"index": self._index, "message": message, "logprobs": self._logprobs(self.answer.scores)}
         finish = self._finish(is_for_calls=bool(found.calls) and not found.is_cut)
         return choice | finish | constraint_of(self.answer)
 
     def pieces(self, delta: AnswerDelta) -> list[dict[str, Any]]:
         """First the role, once; then the text and the calls; at the end the reason for it."""
         changes = [self._change(found) for found in self._reader.read(delta)]
+        thoughts = self._new_thoughts(delta, is_over=bool(changes))
         finish = self._finish(is_for_calls=self._reader.has_calls and not self._reader.is_cut)
         pieces = []
         if not self._has_begun:
             self._has_begun = True
             pieces.append(self._piece({"role": "assistant", "content": "", "refusal": None}))
-        scored = delta.logprobs if self.answer.request.return_logprob else ()
+        if thoughts:
+            pieces.append(self._piece(_shown_thoughts(thoughts)))
+        scored = delta.scores if self.answer.request.return_logprob else ()
         if scored and not changes:
             changes.append({"content": ""})
         for change in changes:
@@ -253,6 +285,17 @@ class ChatChoice:
         if delta.finish is not None:
             pieces.append(self._piece({}) | finish | constraint_of(self.answer))
         return pieces
+
+    def _new_thoughts(self, delta: AnswerDelta, *, is_over: bool) -> str:
+        """The thoughts to show with a delta. If they are not streamed, all of them, once they are over."""
+        if not self._wish.is_shown:
+            return ""
+        if self._wish.is_streamed:
+            return delta.thoughts
+        if not is_over and delta.finish is None:
+            return ""
+        start, self._num_shown = self._num_shown, len(self.answer.thoughts)
+        return self.answer.thoughts[start:]
 
     def _change(self, found: ToolDelta) -> dict[str, Any]:
         match found:
@@ -271,12 +314,19 @@ class ChatChoice:
 
     def _piece(self, change: dict[str, Any], scored: Sequence[TokenLogprob] = ()) -> dict[str, Any]:
         logprobs = self._logprobs(scored) if scored else None
-        return {"index": self._index, "delta": {**change, **NO_REASONING}, "logprobs": logprobs, "finish_reason": None}
+        # Clients of SGLang read this field of every delta without looking whether it is there.
+        delta = {"reasoning_content": None, **change}
+        return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
     def _logprobs(self, scored: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not self.answer.request.return_logprob:
             return None
         return {"content": self._names.scores(scored), "refusal": None}
+
+
+def _shown_thoughts(thoughts: str | None) -> dict[str, str | None]:
+    """Thoughts under the name that most servers have for them, and under vLLM's newer name."""
+    return {"reasoning_content": thoughts, "reasoning": thoughts}
 
 
 @router.post("/v1/chat/completions")
@@ -294,8 +344,9 @@ async def chat_completions(
     with body.own_names():
         tools = body.tool_use(front.speech)
         with naming(tools):
-            kwargs = body.template_kwargs(front.chat.template, rules)
-            prompt = await _prompt(body, num_bytes, kwargs, call, front, tools)
+            wish = body.thought_wish()
+            prompt = await _prompt(body, num_bytes, rules, call, front, tools)
+            prompt = think(prompt, front.chat_thinking, wish, rules, may_begin=not body.continue_final_message)
             generation = await begin(request, front, call, [prompt])
             names = TokenNames(front.generator.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
             return await respond(
@@ -303,7 +354,7 @@ async def chat_completions(
                 body,
                 generation,
                 [
-                    ChatChoice(index, answer, names, tools, is_old=bool(body.functions))
+                    ChatChoice(index, answer, names, tools, wish=wish, is_old=bool(body.functions))
                     for index, answer in enumerate(generation.answers)
                 ],
                 head_of(prompt.rid, front) | {"service_tier": None},
@@ -322,17 +373,17 @@ async def render_chat_completions(
     with body.own_names():
         tools = body.tool_use(front.speech)
         with naming(tools):
-            kwargs = body.template_kwargs(front.chat.template, rules)
-            return json_response(rendered(await _prompt(body, num_bytes, kwargs, call, front, tools)))
+            return json_response(rendered(await _prompt(body, num_bytes, rules, call, front, tools)))
 
 
 async def _prompt(
-    body: ChatBody, num_bytes: int, kwargs: dict[str, Any], call: ApiCall, front: Front, tools: ToolUse | None
+    body: ChatBody, num_bytes: int, rules: FieldRules, call: ApiCall, front: Front, tools: ToolUse | None
 ) -> Prompt:
     template = front.chat.template
+    kwargs = body.template_kwargs(front, rules)
     encoded = await front.media.chat(
         front.chat,
-        lambda: [message.to_template(template) for message in body.messages],
+        lambda: [message.to_template(template, rules) for message in body.messages],
         num_bytes,
         namespace=call.caller.namespace(body.cache_salt, body.extra_key),
         add_generation_prompt=body.add_generation_prompt is not False,

@@ -107,17 +107,18 @@ def usage(answers: Sequence[Answer], n: int) -> dict[str, Any]:
     """The numbers of tokens of all answers, `n` for each prompt in turn; a prompt counts once."""
     prompt_tokens = sum(len(answer.request.input_ids) for answer in answers[::n])
     completion_tokens = sum(len(answer.token_ids) for answer in answers)
+    reasoning_tokens = sum(answer.num_thought_tokens for answer in answers)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "reasoning_tokens": 0,
+        "reasoning_tokens": reasoning_tokens,
         "prompt_tokens_details": {
             "cached_tokens": sum(answer.cached_tokens for answer in answers[::n]),
             "audio_tokens": 0,
         },
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": reasoning_tokens,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,

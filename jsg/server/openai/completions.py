@@ -42,7 +42,7 @@ class CompletionBody(OpenAIBody):
 
     HARMLESS: ClassVar[Mapping[str, str]] = {
         **OpenAIBody.HARMLESS,
-        **harmless("reasoning_effort", "service_tier", "store"),
+        **harmless("reasoning", "reasoning_effort", "service_tier", "store"),
     }
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {

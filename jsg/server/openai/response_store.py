@@ -33,16 +33,17 @@ class Picture:
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class Turn:
-    """One item of a conversation: a message, a call of a tool, or the result of a call.
+    """One item of a conversation: a message, thoughts before it, a call of a tool, or the result of a call.
 
     Attributes:
         item_id: Its name in lists of items.
-        text: The text of a message, the arguments of a call, or the text of a result.
+        text: The text of a message, the arguments of a call, the text of a result, or thoughts.
         token_ids: The tokens that the model wrote, without the end of its turn; empty where a client wrote the text.
         is_whole: False for an answer that was cut short.
         call_id: The name that a call and its result share; None in a message.
         name: The name of the tool: always in a call, in a result where the client gives it.
         pictures: The pictures of a message.
+        is_thought: Whether it has the assistant's thoughts before the message or the calls that follow.
     """
 
     item_id: str
@@ -53,6 +54,7 @@ class Turn:
     call_id: str | None = None
     name: str | None = None
     pictures: tuple[Picture, ...] = ()
+    is_thought: bool = False
 
     @property
     def pieces(self) -> list[str | Picture]:
@@ -63,6 +65,11 @@ class Turn:
             pieces += [self.text[place : picture.place], picture]
             place = picture.place
         return [piece for piece in [*pieces, self.text[place:]] if piece] or [""]
+
+    def says_the_same(self, other: "Turn") -> bool:
+        """Whether another turn says the same, whatever its name and its tokens are."""
+        names = ("role", "text", "call_id", "name", "pictures", "is_thought")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
     @property
     def is_result(self) -> bool:

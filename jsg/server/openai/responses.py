@@ -13,27 +13,35 @@ from jsg.errors import NotFoundError, PreviousResponseError, RequestError
 from jsg.processing.answer import Answer, Prompt
 from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.encode_parts import EncodedPrompt
+from jsg.processing.tokenizer import Tokenizer
 from jsg.server.caller import Caller, CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_SCORES, new_rid
 from jsg.server.http.body import client_names
 from jsg.server.http.event_stream import respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
-from jsg.server.http.json_body import new_router
-from jsg.server.media_sources import MediaSource, joined_content
+from jsg.server.http.field_rules import FieldRules
+from jsg.server.http.json_body import CurrentRules, new_router
 from jsg.server.openai.common import TokenNames
 from jsg.server.openai.response_store import Picture, ResponseStore, StoredResponse, Turn, compact
-from jsg.server.openai.responses_body import InputItem, InputTokensBody, ResponsesBody, ResponsesToolChoice
+from jsg.server.openai.responses_body import (
+    SEALED,
+    InputItem,
+    InputTokensBody,
+    ResponsesBody,
+    ResponsesToolChoice,
+)
 from jsg.server.openai.responses_events import events_of
-from jsg.server.openai.responses_reply import Reply
+from jsg.server.openai.responses_reply import Reply, shown_thoughts
+from jsg.server.openai.turns import messages_of
 from jsg.server.shared.beginning import begin
-from jsg.server.shared.messages import FunctionCall, check_fits
+from jsg.server.shared.messages import DROPPED, reads_thoughts
+from jsg.server.shared.thinking_fields import template_wishes
+from jsg.server.thinking import think
 from jsg.server.tool_use import ToolUse, naming
 from jsg.types import FinishType
 
 DEFAULT_ITEMS, MAX_ITEMS = 20, 100  # of one page of input items
-
-_OLDER_ROLES = {"developer": "system"}
 
 router = new_router()
 
@@ -47,27 +55,33 @@ Responses = Annotated[ResponseStore, Depends(_response_store)]
 
 @router.post("/v1/responses")
 async def create_response(
-    body: ResponsesBody, request: Request, call: CurrentCall, front: ReadyFront, responses: Responses
+    body: ResponsesBody,
+    request: Request,
+    rules: CurrentRules,
+    call: CurrentCall,
+    front: ReadyFront,
+    responses: Responses,
 ) -> Response:
     """Answers an input, which may continue a stored response; with `stream` it sends events."""
     front.check_model(body.model)
     rid = new_rid()
-    turns = _turns(body, rid, call.caller, responses)
+    turns = _turns(body, rid, call.caller, responses, front.chat.template, rules)
     call = dataclasses.replace(call, user=body.safety_identifier or body.user)
     with client_names(body.client_names(), {"max_new_tokens": "input"} if body.max_output_tokens is None else {}):
         tools = body.tool_use(front.speech)
         with naming(tools):
-            prompt = await _prompt(body, turns, rid, call.caller, front, tools)
+            prompt = await _prompt(body, turns, rid, call.caller, front, tools, rules)
             generation = await begin(request, front, call, [prompt])
             [answer] = generation.answers
             names = TokenNames(front.generator.tokenizer, as_ids=False)
-            reply = Reply(rid, _asked(body, prompt, front), answer, tools, names, int(time.time()))
+            asked, now, seals = _asked(body, prompt, front), int(time.time()), SEALED in (body.include or ())
+            reply = Reply(rid, asked, answer, tools, names, now, seals_thoughts=seals)
 
             def keep(shown: dict[str, Any]) -> dict[str, Any]:
                 """Stores the response if the client wants it. A response that is too large says that it is not kept."""
                 if body.store is False:
                     return shown
-                output = _output_turns(reply)
+                output = _output_turns(reply, prompt, front.generator.tokenizer)
                 stored = StoredResponse(
                     reply.response_id, msgspec.json.encode(shown), (*turns, *output), num_output=len(output)
                 )
@@ -81,13 +95,13 @@ async def create_response(
 
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(
-    body: InputTokensBody, caller: CurrentCaller, front: ReadyFront, responses: Responses
+    body: InputTokensBody, rules: CurrentRules, caller: CurrentCaller, front: ReadyFront, responses: Responses
 ) -> Response:
     """Counts the tokens of the prompt."""
     front.check_model(body.model)
     with client_names(body.client_names()):
-        turns = _turns(body, new_rid(), caller, responses)
-        encoded = await _encode(body, turns, front, body.tool_use(front.speech), caller.namespace())
+        turns = _turns(body, new_rid(), caller, responses, front.chat.template, rules)
+        encoded = await _encode(body, turns, front, body.tool_use(front.speech), caller.namespace(), rules)
     return json_response({"object": "response.input_tokens", "input_tokens": len(encoded.input_ids)})
 
 
@@ -160,9 +174,17 @@ async def list_input_items(
 
 
 def _turns(
-    body: ResponsesBody | InputTokensBody, rid: str, caller: Caller, responses: ResponseStore
+    body: ResponsesBody | InputTokensBody,
+    rid: str,
+    caller: Caller,
+    responses: ResponseStore,
+    template: ChatTemplate,
+    rules: FieldRules,
 ) -> tuple[Turn, ...]:
-    """The conversation up to the answer, without instructions. Raises RequestError or NotFoundError."""
+    """The conversation up to the answer, without instructions. Raises RequestError or NotFoundError.
+
+    The rules take note of thoughts that the client sends and the template does not read.
+    """
     past: tuple[Turn, ...] = ()
     if body.previous_response_id is not None:
         previous = responses.get(caller.tenant, body.previous_response_id)
@@ -175,88 +197,75 @@ def _turns(
         past = previous.turns
     if isinstance(body.input, str):
         return (*past, Turn(f"msg_{rid}_0", "user", body.input))
-    new = (_turn(item, rid, index, caller, responses) for index, item in enumerate(body.input))
+    new = [_turn(item, rid, index, caller, responses) for index, item in enumerate(body.input)]
+    new = [turn for turn in new if turn.text or not turn.is_thought]
+    if not (past or new):
+        raise RequestError("input must say something besides empty thoughts, but does not; add a message", "input")
+    if any(turn.is_thought for turn in new) and not reads_thoughts(template):
+        rules.note("an item of type reasoning", DROPPED)
     return (*past, *new)
 
 
 def _turn(item: InputItem, rid: str, index: int, caller: Caller, responses: ResponseStore) -> Turn:
     """The turn of an item. A stored message has the tokens that the model wrote."""
     stored = None if item.id is None else responses.turn(caller.tenant, item.id)
-    role, text, call_id, name, pictures = said = item.speaker, item.text, item.call_id, item.name, item.pictures
-    if stored is not None and (
-        item.is_reference or said == (stored.role, stored.text, stored.call_id, stored.name, stored.pictures)
-    ):
+    if stored is not None and item.is_reference:
         return stored
-    if role is None:
+    if item.speaker is None:
         raise NotFoundError(f"input must refer to stored items, but {item.id!r} is not found; send the item instead")
-    kind = "msg" if call_id is None else "fco" if role == "tool" else "fc"
-    return Turn(f"{kind}_{rid}_{index}", role, text, call_id=call_id, name=name, pictures=pictures)
-
-
-def _messages(turns: Sequence[Turn], template: ChatTemplate) -> tuple[list[dict[str, Any]], dict[int, Sequence[int]]]:
-    """The conversation in the form of chat templates, and index of a message → the tokens that the model wrote.
-
-    Raises RequestError.
-    """
-    messages: list[dict[str, Any]] = []
-    answers: dict[int, Sequence[int]] = {}
-    for turn in turns:
-        role = turn.role if turn.role in template.words else _OLDER_ROLES.get(turn.role, turn.role)
-        last: dict[str, Any] = messages[-1] if messages else {"role": None}
-        if turn.is_result:
-            message = {"role": "tool", "tool_call_id": turn.call_id, "content": turn.text}
-            messages.append(message if turn.name is None else message | {"name": turn.name})
-        elif turn.name is not None:
-            if last["role"] != "assistant":
-                messages.append(last := {"role": "assistant", "content": ""})
-            function = FunctionCall(name=turn.name, arguments=turn.text).to_template()
-            last.setdefault("tool_calls", []).append({"id": turn.call_id, "type": "function", "function": function})
-        elif role == "system" and len(messages) == 1 and _goes_on(last, turn):
-            last["content"] += f"\n\n{turn.text}"  # most templates take one system message, at the front
-        else:
-            if turn.token_ids:
-                answers[len(messages)] = turn.token_ids
-            messages.append({"role": role, "content": _content(turn)})
-    for message in messages:
-        check_fits(message, template)
-    return messages, answers
-
-
-def _goes_on(last: dict[str, Any], turn: Turn) -> bool:
-    """Whether a turn of the system can be joined with the last message: both are the system's, and text only."""
-    return last["role"] == "system" and isinstance(last["content"], str) and not turn.pictures
-
-
-def _content(turn: Turn) -> str | list[Any]:
-    """The content of a message, with a `MediaSource` for each picture."""
-    return joined_content(
-        [MediaSource("image", piece.url) if isinstance(piece, Picture) else piece for piece in turn.pieces]
+    kinds = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+    made = Turn(
+        f"{kinds.get(item.type or '', 'msg')}_{rid}_{index}",
+        item.speaker,
+        item.text,
+        call_id=item.call_id,
+        name=item.name,
+        pictures=item.pictures,
+        is_thought=item.is_thought,
     )
+    return stored if stored is not None and stored.says_the_same(made) else made
 
 
 async def _encode(
-    body: ResponsesBody | InputTokensBody, turns: Sequence[Turn], front: Front, tools: ToolUse | None, namespace: str
+    body: ResponsesBody | InputTokensBody,
+    turns: Sequence[Turn],
+    front: Front,
+    tools: ToolUse | None,
+    namespace: str,
+    rules: FieldRules,
 ) -> EncodedPrompt:
     turns = turns if body.instructions is None else [Turn("", "system", body.instructions), *turns]
     num_chars = sum(len(turn.text) + sum(len(picture.url) for picture in turn.pictures) for turn in turns)
-    messages, answers = await front.threads.run(lambda: _messages(turns, front.chat.template), num_chars)
-    shown = None if tools is None else tools.shown
+    template = front.chat.template
+    messages, answers = await front.threads.run(lambda: messages_of(turns, template), num_chars)
     return await front.media.chat(
-        front.chat, lambda: messages, num_chars, namespace=namespace, answers=answers, tools=shown
+        front.chat,
+        lambda: messages,
+        num_chars,
+        namespace=namespace,
+        answers=answers,
+        template_kwargs=template_wishes(body.thought_wish(), template, front.thinking, body.asked_of_thoughts, rules),
+        tools=None if tools is None else tools.shown,
     )
 
 
 async def _prompt(
-    body: ResponsesBody, turns: Sequence[Turn], rid: str, caller: Caller, front: Front, tools: ToolUse | None
+    body: ResponsesBody,
+    turns: Sequence[Turn],
+    rid: str,
+    caller: Caller,
+    front: Front,
+    tools: ToolUse | None,
+    rules: FieldRules,
 ) -> Prompt:
     namespace = caller.namespace(body.cache_salt, body.extra_key)
-    encoded = await _encode(body, turns, front, tools, namespace)
+    encoded = await _encode(body, turns, front, tools, namespace, rules)
     num_top = body.top_logprobs or 0
     room = front.generator.info.max_request_tokens - len(encoded.input_ids)
     if body.wants_logprobs:
         room = min(room, MAX_SCORES // (1 + num_top))
     limit = max(1, room) if body.max_output_tokens is None else body.max_output_tokens
-    return Prompt(
+    prompt = Prompt(
         rid=f"resp_{rid}",
         **encoded.fields,
         sampling=body.to_sampling(limit, tools),
@@ -267,6 +276,7 @@ async def _prompt(
         namespace=namespace,
         priority=body.priority or 0,
     )
+    return think(prompt, front.chat_thinking, body.thought_wish(), rules)
 
 
 def _asked(body: ResponsesBody, prompt: Prompt, front: Front) -> dict[str, Any]:
@@ -283,7 +293,7 @@ def _asked(body: ResponsesBody, prompt: Prompt, front: Front) -> dict[str, Any]:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_retention": body.prompt_cache_retention,
-        "reasoning": None,
+        "reasoning": _asked_reasoning(body),
         "service_tier": "default",
         "store": body.store is not False,
         "temperature": prompt.sampling.temperature,
@@ -296,6 +306,11 @@ def _asked(body: ResponsesBody, prompt: Prompt, front: Front) -> dict[str, Any]:
     }
 
 
+def _asked_reasoning(body: ResponsesBody) -> dict[str, Any] | None:
+    asked = body.reasoning
+    return None if asked is None else {"effort": asked.effort, "summary": asked.summary or asked.generate_summary}
+
+
 def _asked_format(body: ResponsesBody) -> dict[str, Any]:
     form = None if body.text is None else body.text.format
     return {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
@@ -306,27 +321,47 @@ def _asked_choice(body: ResponsesBody) -> Any:
     return chosen.model_dump(exclude_none=True) if isinstance(chosen, ResponsesToolChoice) else chosen or "auto"
 
 
-def _output_turns(reply: Reply) -> list[Turn]:
-    """The model's output as turns of the conversation. A message that is the whole output keeps its tokens."""
-    is_alone = len(reply.items) == 1 and reply.items[0].name is None
-    token_ids = own_tokens(reply.answer) if is_alone else ()
-    is_whole = [item.status == "completed" for item in reply.items]
+def _output_turns(reply: Reply, prompt: Prompt, tokenizer: Tokenizer) -> list[Turn]:
+    """The model's output as turns of the conversation. A message keeps its tokens if there is nothing else to read."""
+    is_alone = [item.kind for item in reply.items if item.kind != "reasoning"] == ["message"]
+    has_thoughts = prompt.thoughts is not None
+    token_ids = own_tokens(reply.answer, tokenizer, has_thoughts=has_thoughts) if is_alone else ()
     return [
-        Turn(item.item_id, "assistant", item.text, token_ids, whole, item.call_id, item.name)
-        for item, whole in zip(reply.items, is_whole, strict=True)
+        Turn(
+            item.item_id,
+            "assistant",
+            item.text,
+            token_ids if item.kind == "message" else (),
+            item.status == "completed",
+            item.call_id,
+            item.name,
+            is_thought=item.kind == "reasoning",
+        )
+        for item in reply.items
     ]
 
 
-def own_tokens(answer: Answer) -> Sequence[int]:
-    """The tokens of the answer's text, without the token that ended it, which the template writes again."""
+def own_tokens(answer: Answer, tokenizer: Tokenizer, *, has_thoughts: bool) -> Sequence[int]:
+    """The tokens of the answer's text: without its thoughts, and without the token that ended it.
+
+    Templates write both again, or leave thoughts out. There are none where the text begins inside a token.
+    """
     finish, token_ids = answer.finish, answer.token_ids
     if finish is not None and finish.type is FinishType.STOP and token_ids and token_ids[-1] == finish.matched:
         token_ids = token_ids[:-1]
-    return compact(token_ids)
+    if not has_thoughts:
+        return compact(token_ids)
+    start, num_bytes = len(token_ids), len(answer.text.encode())
+    while start and num_bytes > 0:
+        start -= 1
+        num_bytes -= len(tokenizer.token_bytes(token_ids[start]))
+    return compact(token_ids[start:]) if num_bytes == 0 else ()
 
 
 def _shown_item(turn: Turn) -> dict[str, Any]:
     status = "completed" if turn.is_whole else "incomplete"
+    if turn.is_thought:
+        return shown_thoughts(turn.item_id, turn.text, status)
     if turn.call_id is not None:
         shown = {"id": turn.item_id, "call_id": turn.call_id, "status": status}
         if turn.is_result:

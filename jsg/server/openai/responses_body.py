@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, model_validator
 
 from jsg.errors import RequestError
 from jsg.server.http.body import GRAMMAR, Body, Checked, check_fields
+from jsg.server.http.field_rules import FieldRules
 from jsg.server.openai.response_format import ENFORCED, FORMAT_TYPE, NOT_SHOWN, SCHEMA, SchemaName
 from jsg.server.openai.response_store import Picture, Role
 from jsg.server.shared.constraint import (
@@ -32,10 +33,12 @@ from jsg.server.shared.fields import (
     TOP_LOGPROBS,
     Only,
 )
-from jsg.server.shared.harmless import NO_THOUGHTS, VALUES, harmless, without_empty_thoughts
+from jsg.server.shared.harmless import VALUES, harmless
 from jsg.server.shared.messages import ARGUMENTS, JOINED, ONE_DETAIL, URL
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
+from jsg.server.shared.thinking_fields import BUDGET, EFFORT
 from jsg.server.shared.tools import DESCRIPTION, ONE_CALL, PARAMETERS, STRICT, TOOL_CHOICE, TOOLS, ToolName
+from jsg.server.thinking import Effort, ThoughtWish, unsealed
 from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
 from jsg.types import ANY_OBJECT, MAX_TOP_LOGPROBS, SamplingParams
 
@@ -49,11 +52,14 @@ CLIENT_NAMES: Mapping[str, str] = {
 """Our name of a field → the name in `/v1/responses`."""
 
 LOGPROBS = "message.output_text.logprobs"
+SEALED = "reasoning.encrypted_content"
 MAX_ID_CHARS = 128
 
 _NO_HOSTED_TOOLS = "the server runs no tools, and the model calls functions of the client only; leave it out"
 _NO_FILES = "models read text and pictures; send a picture as image_url, and anything else as text"
 _NO_DRAWING = "models of this version write text only; leave it out"
+_NOT_OURS = "another server wrote it, and only that can read it; leave it out"
+_NO_SUMMARY = "thoughts are shown as a whole, as `content` of an item of type `reasoning`"
 _KEPT = "clients send the output of a response back as input, and chat templates do not read it"
 _TYPE_ALLOWED = "For the type `allowed_tools`: "
 
@@ -82,7 +88,7 @@ class ResponsePart(Body):
     HARMLESS: ClassVar[Mapping[str, str]] = harmless("prompt_cache_breakpoint")
     ACCEPTED: ClassVar[Mapping[str, str]] = {"annotations": _KEPT, "logprobs": _KEPT, "detail": ONE_DETAIL}
 
-    type: Literal["input_text", "output_text", "input_image"]
+    type: Literal["input_text", "output_text", "input_image", "reasoning_text", "summary_text"]
     text: str | None = None
     image_url: str | None = Field(None, description=URL)
     detail: Literal["auto", "low", "high", "original"] | None = None
@@ -91,24 +97,26 @@ class ResponsePart(Body):
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        kinds = {"input_text": "text", "output_text": "text", "input_image": "image_url"}
+        texts = ("input_text", "output_text", "reasoning_text", "summary_text")
+        kinds = {"input_image": "image_url", **dict.fromkeys(texts, "text")}
         check_fields(self, self.type, f"a part of type {self.type}", "input", kinds)
         return self
 
 
 class InputItem(Body):
-    """A message, a call of a function, the result of a call, or a reference to a stored item."""
+    """A message, thoughts, a call of a function, the result of a call, or a reference to a stored item."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("action", "server_label", "namespace", "caller", "async", "created_by"), _NO_HOSTED_TOOLS),
-        **dict.fromkeys(("summary", "encrypted_content"), NO_THOUGHTS),
     }
     HARMLESS: ClassVar[Mapping[str, str]] = harmless("phase")
     ACCEPTED: ClassVar[Mapping[str, str]] = {"status": _KEPT}
 
-    type: Literal["message", "item_reference", "function_call", "function_call_output"] | None = None
+    type: Literal["message", "item_reference", "function_call", "function_call_output", "reasoning"] | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | Checked[ResponsePart] | None = Field(None, description=f"The content of a message. {JOINED}")
+    content: str | Checked[ResponsePart] | None = Field(
+        None, description=f"The content of a message, or the thoughts before it. {JOINED}"
+    )
     id: str | None = Field(
         None,
         max_length=MAX_ID_CHARS,
@@ -125,21 +133,32 @@ class InputItem(Body):
     )
     arguments: str | None = Field(None, description=f"The arguments of a call. {ARGUMENTS}")
     output: str | Checked[ResponsePart] | None = Field(None, description=f"The result of a call. {JOINED}")
+    encrypted_content: str | None = Field(
+        None,
+        description="For the type `reasoning`: what stood there in the response. It is read where `content` is "
+        "missing. That of another server brings a warning.",
+    )
+    summary: Checked[ResponsePart] | None = Field(
+        None, description="For the type `reasoning`: it is read where nothing else says the thoughts."
+    )
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
     @property
     def text(self) -> str:
-        """The content without pictures, the arguments of a call, or the result of a call, as one text."""
+        """The content without pictures, the arguments of a call, the result of a call, or thoughts, as one text."""
+        if self.is_thought:
+            own = None if self.encrypted_content is None else unsealed(self.encrypted_content)
+            return _joined(self.content) or own or "\n\n".join(part.text or "" for part in self.summary or ())
         said = self.content if self.arguments is None else self.arguments
         said = said if self.output is None else self.output
-        return said if isinstance(said, str) else "".join(part.text or "" for part in said or ())
+        return _joined(said)
 
     @property
     def pictures(self) -> tuple[Picture, ...]:
         """The pictures in the content."""
         found: list[Picture] = []
         place = 0
-        for part in () if self.content is None or isinstance(self.content, str) else self.content:
+        for part in _parts(self.content):
             if part.image_url is not None:
                 found.append(Picture(place, part.image_url))
             place += len(part.text or "")
@@ -148,9 +167,14 @@ class InputItem(Body):
     @property
     def speaker(self) -> Role | None:
         """The role of the turn; None for a reference."""
-        if self.type == "function_call":
+        if self.type in ("function_call", "reasoning"):
             return "assistant"
         return "tool" if self.type == "function_call_output" else self.role
+
+    @property
+    def is_thought(self) -> bool:
+        """Whether it has thoughts of the assistant. They belong to the message or the calls behind them."""
+        return self.type == "reasoning"
 
     @property
     def is_reference(self) -> bool:
@@ -158,7 +182,7 @@ class InputItem(Body):
         return self.type == "item_reference" or (self.type is None and self.role is None and self.content is None)
 
     @model_validator(mode="after")
-    def _check_kind(self) -> Self:
+    def _check_kind(self, info: ValidationInfo) -> Self:
         kind = "item_reference" if self.is_reference else self.type or "message"
         check_fields(self, kind, f"an input item of type {kind}", "input", _ITEM_FIELDS)
         if self.role == "assistant" and self.pictures:
@@ -172,6 +196,14 @@ class InputItem(Body):
                 "the result of a call must be text, but it has a picture; send the picture in a message of the user",
                 "input",
             )
+        for part in (*_parts(self.content), *_parts(self.output), *_parts(self.summary)):
+            if (part.type in ("reasoning_text", "summary_text")) != self.is_thought:
+                raise RequestError(
+                    f"an input item of type {kind} must not have a part of type {part.type}; correct one of the types",
+                    "input",
+                )
+        if self.encrypted_content and not self.text:
+            FieldRules.of(info.context).pass_over("encrypted_content", _NOT_OURS)
         return self
 
 
@@ -180,8 +212,17 @@ _ITEM_FIELDS: Mapping[str, str] = {
     "item_reference": "id",
     "function_call": "call_id name arguments id?",
     "function_call_output": "call_id output name? id?",
+    "reasoning": "summary? content? encrypted_content? id?",
 }
 """Kind of item → its fields, as `check_fields` reads them."""
+
+
+def _parts(content: str | list[ResponsePart] | None) -> list[ResponsePart]:
+    return [] if content is None or isinstance(content, str) else content
+
+
+def _joined(content: str | list[ResponsePart] | None) -> str:
+    return content if isinstance(content, str) else "".join(part.text or "" for part in _parts(content))
 
 
 class TextFormat(Body):
@@ -289,6 +330,25 @@ class ResponseStreamOptions(Body):
     include_obfuscation: Annotated[Any, Only((False,), "events are never padded; leave it out")] = None
 
 
+class ReasoningConfig(Body):
+    """How much the model thinks, and what is shown of its thoughts."""
+
+    ACCEPTED: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("summary", "generate_summary"), _NO_SUMMARY),
+        "context": "the chat template decides which thoughts of earlier turns the model sees; other values than "
+        '"auto" bring a warning',
+        "mode": 'there is one mode; "pro" brings a warning',
+    }
+
+    effort: Effort | None = Field(None, description=EFFORT)
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Annotated[
+        Any, Only(("auto",), "the chat template decides which thoughts the model sees; leave it out", VALUES["context"])
+    ] = None
+    mode: Annotated[Any, Only(("standard",), "there is one mode; leave it out", VALUES["mode"])] = None
+
+
 class InputTokensBody(Body):
     """The fields that make up a prompt."""
 
@@ -296,7 +356,6 @@ class InputTokensBody(Body):
         "conversation": "name the response to continue in previous_response_id, or send the conversation as input",
         "personality": "ask for it in instructions",
     }
-    HARMLESS: ClassVar[Mapping[str, str]] = harmless("reasoning")
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "truncation": 'the server refuses an input that is too long; "auto" brings a warning',
     }
@@ -313,6 +372,7 @@ class InputTokensBody(Body):
         max_length=MAX_ID_CHARS,
         description="The id of a stored response of the same API key, which this response continues.",
     )
+    reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
     tools: Annotated[Checked[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = Field(None, description=TOOLS)
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = Field(None, description=TOOL_CHOICE)
@@ -321,10 +381,17 @@ class InputTokensBody(Body):
         Any, Only(("disabled",), "the server never shortens an input; shorten it yourself", VALUES["truncation"])
     ] = None
 
-    @field_validator("input", mode="before")
-    @classmethod
-    def _leave_out_empty_thoughts(cls, given: Any, info: ValidationInfo) -> Any:
-        return without_empty_thoughts(given, "item", "reasoning", ("summary", "content", "encrypted_content"), info)
+    def thought_wish(self) -> ThoughtWish:
+        """What the client wants of thoughts."""
+        return ThoughtWish(effort=None if self.reasoning is None else self.reasoning.effort)
+
+    @property
+    def asked_of_thoughts(self) -> dict[str, bool]:
+        """Field that wants something of thoughts → whether it has an effect on each model that thinks."""
+        asked = self.reasoning
+        if asked is None or not (asked.effort or asked.summary or asked.generate_summary):
+            return {}
+        return {"reasoning": asked.effort is None}
 
     def constraint(self) -> Constraint | None:
         """The grammar that the answer must match."""
@@ -352,12 +419,13 @@ class ResponsesBody(with_sampling(InputTokensBody, "responses")):
     REFUSED: ClassVar[Mapping[str, str]] = {
         **InputTokensBody.REFUSED,
         "access_programs": "it belongs to another service; leave it out",
+        "background_options": "the client waits for a response or reads its stream; leave it out",
         "context_management": "the server never shortens a conversation; shorten it before you send it",
         "image": _NO_DRAWING,
         "moderation": "the server does not moderate answers; leave it out",
         "prompt": "the server stores no prompts; send the text of the prompt as instructions and input",
     }
-    HARMLESS: ClassVar[Mapping[str, str]] = {**InputTokensBody.HARMLESS, **harmless("prompt_cache_options")}
+    HARMLESS: ClassVar[Mapping[str, str]] = harmless("prompt_cache_options")
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         **InputTokensBody.ACCEPTED,
         "background": "only false is taken, because the client waits for a response or reads its stream",
@@ -373,10 +441,12 @@ class ResponsesBody(with_sampling(InputTokensBody, "responses")):
     )
     include: Checked[Include] | None = Field(
         None,
-        description=f"`{LOGPROBS}` adds log-probabilities. The other values change nothing, because no answer of this "
-        "version has these parts.",
+        description=f"`{LOGPROBS}` adds log-probabilities, and `{SEALED}` adds the thoughts in base64 as "
+        "`encrypted_content`, for clients that send only this back. It hides nothing. The other values change nothing, "
+        "because no answer of this version has these parts.",
     )
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description=TOP_LOGPROBS)
+    thinking_budget: int | None = Field(None, ge=-1, lt=2**31, description=BUDGET)
     store: bool | None = Field(
         None, description="Store the response. The default is true. It is kept for a day if there is enough room."
     )
@@ -408,6 +478,11 @@ class ResponsesBody(with_sampling(InputTokensBody, "responses")):
     def wants_logprobs(self) -> bool:
         """Whether the answer's tokens are scored."""
         return LOGPROBS in (self.include or ())
+
+    def thought_wish(self) -> ThoughtWish:
+        """What the client wants of thoughts."""
+        budget = None if self.thinking_budget == -1 else self.thinking_budget
+        return dataclasses.replace(super().thought_wish(), budget=budget)
 
     def to_sampling(self, max_new_tokens: int, tools: ToolUse | None) -> SamplingParams:
         """The sampling parameters. Raises RequestError for a value out of range."""

@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, final
+from typing import Any, Literal, final
 
 from jsg.processing.answer import Answer, AnswerDelta
 from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
@@ -12,6 +12,7 @@ from jsg.server.generation import Generation
 from jsg.server.openai.common import TokenNames
 from jsg.server.openai.scored_reader import ScoredReader
 from jsg.server.shared.answers import constraint_of, finish_of
+from jsg.server.thinking import sealed
 from jsg.server.tool_use import AnswerReader, ToolUse
 from jsg.types import FinishType, TokenLogprob
 
@@ -23,20 +24,22 @@ Change = tuple[str, Object]
 @final
 @dataclasses.dataclass(slots=True)
 class OutputItem:
-    """A message or a call of the model. It grows until it is done.
+    """A message, thoughts or a call of the model. It grows until it is done.
 
     Attributes:
         item_id: Its name.
         index: Its index in the response's output.
-        text: The text of a message, or the arguments of a call.
+        kind: What it is, in OpenAI's words.
+        text: The text of a message, the thoughts, or the arguments of a call.
         logprobs: The log-probabilities of a message's tokens, where the client asked for them.
-        call_id: The name of a call; None in a message.
-        name: The name of the tool that is called; None in a message.
+        call_id: The name of a call.
+        name: The name of the tool that is called.
         status: The status, in OpenAI's words.
     """
 
     item_id: str
     index: int
+    kind: Literal["message", "reasoning", "function_call"]
     text: str = ""
     logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
     call_id: str | None = None
@@ -55,7 +58,15 @@ class Reply:
     """
 
     def __init__(
-        self, rid: str, asked: Object, answer: Answer, tools: ToolUse | None, names: TokenNames, created_at: int
+        self,
+        rid: str,
+        asked: Object,
+        answer: Answer,
+        tools: ToolUse | None,
+        names: TokenNames,
+        created_at: int,
+        *,
+        seals_thoughts: bool = False,
     ) -> None:
         """A response that has not begun.
 
@@ -66,6 +77,7 @@ class Reply:
             tools: The tools that the answer may call.
             names: The names of tokens in log-probabilities.
             created_at: Seconds since the epoch.
+            seals_thoughts: Thoughts are shown a second time, as `sealed` gives them.
         """
         self.response_id = f"resp_{rid}"
         self.answer = answer
@@ -78,6 +90,7 @@ class Reply:
         self._has_tools = tools is not None
         self._names = names
         self._created_at = created_at
+        self._seals_thoughts = seals_thoughts
 
     def begun(self) -> Object:
         """The response before its output."""
@@ -100,12 +113,12 @@ class Reply:
 
     def take(self, delta: AnswerDelta) -> Iterator[Change]:
         """Takes a delta of the answer; yields the changes in the output. Takes every delta once and in order."""
-        if not self._has_tools and not self.items:  # there will be a message
-            yield from self._begin_message()
+        if delta.thoughts:
+            yield from self._grow_thoughts(delta.thoughts)
         for part, logprobs in self._parts(delta):
             match part:
                 case ContentDelta(text):
-                    if not self.items or self.items[-1].name is not None:
+                    if not self.items or self.items[-1].kind != "message":
                         yield from self._begin_message()
                     message = self.items[-1]
                     message.text += text
@@ -122,7 +135,7 @@ class Reply:
         if self._has_tools:
             return [(part, ()) for part in self._reader.read(delta)]
         # A token may have no text, but it has a log-probability.
-        return [(ContentDelta(delta.text), delta.logprobs)] if delta.text or delta.logprobs else []
+        return [(ContentDelta(delta.text), delta.scores)] if delta.text or delta.scores else []
 
     async def take_all(self, generation: Generation) -> None:
         """Generates the answer and takes it to its end. Raises as `Generation.run`."""
@@ -135,13 +148,17 @@ class Reply:
 
     def end(self) -> Iterator[Change]:
         """Ends the output; yields the changes in it. Must be called once, after the last delta."""
-        if not self.items:
+        if not self.items or (self.items[-1].kind == "reasoning" and self.is_whole):
             yield from self._begin_message()
         yield from self._end_last("completed" if self.is_whole else "incomplete")
 
     def shown(self, item: OutputItem) -> Object:
         """An item as the client sees it now."""
-        if item.name is None:
+        if item.kind == "reasoning":
+            return shown_thoughts(
+                item.item_id, item.text, item.status, is_sealed=self._seals_thoughts and item.status != "in_progress"
+            )
+        if item.kind == "message":
             content = [] if item.status == "in_progress" and not item.text else [self._part(item)]
             return {
                 "type": "message",
@@ -161,14 +178,24 @@ class Reply:
 
     def _begin_message(self) -> Iterator[Change]:
         number = len(self.items)
-        item = OutputItem(f"msg_{self._rid}" + (f"_o{number}" if number else ""), number)
+        item = OutputItem(f"msg_{self._rid}" + (f"_o{number}" if number else ""), number, "message")
         yield from self._begin(item)
         yield "response.content_part.added", {**_place_in(item), "part": self._part(item)}
+
+    def _grow_thoughts(self, thoughts: str) -> Iterator[Change]:
+        if not self.items:
+            item = OutputItem(f"rs_{self._rid}_o0", 0, "reasoning")
+            yield from self._begin(item)
+            yield "response.content_part.added", {**_place_in(item), "part": _thought_part("")}
+        item = self.items[-1]
+        item.text += thoughts
+        yield "response.reasoning_text.delta", {**_place_in(item), "delta": thoughts}
 
     def _grow_call(self, part: CallDelta) -> Iterator[Change]:
         if part.name is not None:
             number = len(self.items)
-            yield from self._begin(OutputItem(f"fc_{self._rid}_o{number}", number, call_id=part.id, name=part.name))
+            item_id = f"fc_{self._rid}_o{number}"
+            yield from self._begin(OutputItem(item_id, number, "function_call", call_id=part.id, name=part.name))
         item = self.items[-1]
         if part.arguments:
             item.text += part.arguments
@@ -183,14 +210,18 @@ class Reply:
     def _end_last(self, status: str) -> Iterator[Change]:
         item = self.items[-1]
         item.status = status
-        if item.name is None:
-            part = self._part(item)
-            text = {"text": part["text"], "logprobs": part["logprobs"]}
-            yield "response.output_text.done", {**_place_in(item), **text}
-            yield "response.content_part.done", {**_place_in(item), "part": part}
-        else:
-            whole = {"name": item.name, "arguments": item.text}
-            yield "response.function_call_arguments.done", {**_place_of(item), **whole}
+        match item.kind:
+            case "message":
+                part = self._part(item)
+                text = {"text": part["text"], "logprobs": part["logprobs"]}
+                yield "response.output_text.done", {**_place_in(item), **text}
+                yield "response.content_part.done", {**_place_in(item), "part": part}
+            case "reasoning":
+                yield "response.reasoning_text.done", {**_place_in(item), "text": item.text}
+                yield "response.content_part.done", {**_place_in(item), "part": _thought_part(item.text)}
+            case "function_call":
+                whole = {"name": item.name, "arguments": item.text}
+                yield "response.function_call_arguments.done", {**_place_of(item), **whole}
         yield "response.output_item.done", {"output_index": item.index, "item": self.shown(item)}
 
     def _part(self, message: OutputItem) -> Object:
@@ -215,6 +246,22 @@ class Reply:
         }
 
 
+def shown_thoughts(item_id: str, text: str, status: str, *, is_sealed: bool = False) -> Object:
+    """The item of the thoughts of an answer. Sealed, it has them a second time, in one word."""
+    return {
+        "type": "reasoning",
+        "id": item_id,
+        "status": status,
+        "summary": [],
+        "content": [_thought_part(text)] if text else [],
+        "encrypted_content": sealed(text) if is_sealed else None,
+    }
+
+
+def _thought_part(text: str) -> Object:
+    return {"type": "reasoning_text", "text": text}
+
+
 def _place_of(item: OutputItem) -> Object:
     return {"item_id": item.item_id, "output_index": item.index}
 
@@ -230,6 +277,6 @@ def _usage(answer: Answer) -> Object:
         "input_tokens": num_prompt,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": num_prompt - cached},
         "output_tokens": num_output,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": answer.num_thought_tokens},
         "total_tokens": num_prompt + num_output,
     }

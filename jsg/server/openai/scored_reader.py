@@ -39,7 +39,7 @@ class ScoredReader:
     def read(self, delta: AnswerDelta) -> Iterator[Part]:
         """The parts that a delta of the answer adds. Takes every delta once and in order."""
         self._unread += delta.text
-        for token in delta.logprobs:
+        for token in delta.scores:
             self._waiting.append((self._num_made, token))
             self._num_made += len(self._detokenizer.push((token.token_id,)))
             self._ends.append(self._num_made)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, final
 
 from pydantic import Field
 
+from jsg.constrained.tags.thoughts import format_of
 from jsg.errors import RequestError
 from jsg.server.tool_use import Choice, Speech, TextForm, Tool, ToolUse
 from jsg.types import GRAMMAR_OPTIONS, AdditionalProperties, GrammarKind, PropertyOrder, Whitespace
@@ -69,24 +70,7 @@ def text_form(constraint: Constraint | None, tools: Sequence[Tool], choice: Choi
             value = json.loads(value)
         except ValueError as error:
             raise RequestError(f"{constraint.field} must be JSON: {error}", constraint.field) from None
-    match constraint.kind:
-        case "json_schema":
-            return TextForm(constraint.field, {"type": "json_schema", "json_schema": value})
-        case "regex":
-            return TextForm(constraint.field, {"type": "regex", "pattern": value})
-        case "ebnf":
-            return TextForm(constraint.field, {"type": "grammar", "grammar": value})
-        case "choices":
-            choices = [{"type": "const_string", "value": text} for text in value]
-            return TextForm(constraint.field, {"type": "or", "elements": choices})
-        case "structural_tag":
-            if not isinstance(value, dict) or not isinstance(value.get("format"), dict):
-                raise RequestError(
-                    f"{constraint.field} must have a format where the request has tools too, or the model writes "
-                    "headers, but has none; write it in the newer form, or leave it or the tools out",
-                    constraint.field,
-                )
-            return TextForm(constraint.field, value["format"])
+    return TextForm(constraint.field, format_of(constraint.kind, value, constraint.field))
 
 
 def grammar_options(body: object) -> dict[str, Any]:

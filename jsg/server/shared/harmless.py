@@ -5,30 +5,25 @@ Clients send them to every server. An answer that had a field of this table says
 would change an answer is in no table here: bodies refuse it by name in `REFUSED`.
 """
 
-from collections.abc import Collection, Mapping, Set
-from typing import Any, Literal, Self
+from collections.abc import Mapping, Set
+from typing import Any
 
-from pydantic import Field, ValidationInfo, model_validator
-
-from jsg.server.http.body import Body
 from jsg.server.http.field_rules import FieldRules
 
 NOT_READ = "the model's chat template does not read it; leave it out"
-NO_THOUGHTS = "this version does not separate thoughts from the answer; leave it out"
 _CACHED_ANYWAY = "every prefix is cached, and the least recently used is evicted first; leave it out"
 _ONE_TIER = "there is one tier; leave it out"
 _NOT_ROUTED = "the server chooses the engine of each request; leave it out"
 
 _FIELDS: Mapping[str, str] = {
     "custom_labels": "the options of the server say what is logged; leave it out",
-    "effort": "ask for it in system",
     "guided_decoding_backend": "there is only one grammar backend; leave it out",
     "kv_router_hint": _NOT_ROUTED,
     "phase": "chat templates know no phases of an answer; leave it out",
     "prediction": "it only makes other servers faster; leave it out",
     "prompt_cache_breakpoint": _CACHED_ANYWAY,
     "prompt_cache_options": _CACHED_ANYWAY,
-    "reasoning": NO_THOUGHTS,
+    "reasoning": "thoughts are told from answers in chats only; leave it out",
     "reasoning_effort": "there is no chat template that could read it; leave it out",
     "routing_key": _NOT_ROUTED,
     "service_tier": _ONE_TIER,
@@ -40,7 +35,9 @@ _FIELDS: Mapping[str, str] = {
 _CLEARING = {"type": "clear_thinking_20251015"}
 
 VALUES: Mapping[str, tuple[Any, ...]] = {
+    "context": ("all_turns", "current_turn"),
     "context_management": ({"edits": [_CLEARING]}, {"edits": [{**_CLEARING, "keep": "all"}]}),
+    "mode": ("pro",),
     "prompt_cache_retention": ("24h", "in-memory"),
     "service_tier": ("flex", "priority", "scale", "standard", "standard_only"),
     "speed": ("fast",),
@@ -54,46 +51,9 @@ _VARIABLES = frozenset(("enable_thinking", "thinking", "reasoning_effort"))
 """Variables of a chat template that have no effect where the template does not read them."""
 
 
-class Thinking(Body):
-    """The wish for thoughts, which has no effect."""
-
-    type: Literal["disabled", "enabled", "adaptive"] = Field(
-        description='Other values than "disabled" bring a warning, because this version does not separate thoughts.'
-    )
-    budget_tokens: int | None = Field(None, ge=1, lt=2**31, description="It has no effect.")
-    display: Literal["summarized", "omitted"] | None = Field(None, description="It has no effect.")
-
-    @model_validator(mode="after")
-    def _pass_over(self, info: ValidationInfo) -> Self:
-        if self.type != "disabled":
-            FieldRules.of(info.context).pass_over("thinking", NO_THOUGHTS)
-        return self
-
-
 def harmless(*names: str) -> dict[str, str]:
     """The part of the table for a body that has these fields."""
     return {name: _FIELDS[name] for name in names}
-
-
-def without_empty_thoughts(given: Any, noun: str, kind: str, says: Collection[str], info: ValidationInfo) -> Any:
-    """A history without the thoughts that say nothing, which models with hidden thoughts leave there.
-
-    Args:
-        given: The history as it came, or what is no list.
-        noun: What the interface calls the parts of a history.
-        kind: The `type` of a thought.
-        says: The fields in which a thought says something.
-        info: Of the check of the field.
-    """
-
-    def is_empty(item: Any) -> bool:
-        return isinstance(item, dict) and item.get("type") == kind and not any(item.get(name) for name in says)
-
-    rules = FieldRules.of(info.context)
-    if not isinstance(given, list) or rules.is_strict or not any(map(is_empty, given)):
-        return given
-    rules.pass_over(f"an empty {noun} of type {kind}", NO_THOUGHTS)
-    return [item for item in given if not is_empty(item)]
 
 
 def template_variables(given: Mapping[str, Any] | None, readable: Set[str], rules: FieldRules) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from jsg.errors import RequestError
 from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.media.base64_files import MAX_FRAMES
 from jsg.server.http.body import Body, Checked, check_fields
+from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSource, joined_content
 
 MAX_ARGUMENTS_DEPTH = 64
@@ -18,15 +19,17 @@ URL = "A `data:` URL in base64, or an http URL of a host that the server allows.
 JOINED = "A text, or a list of parts, which are joined without anything between them."
 ARGUMENTS = "A JSON object, written as a string. The chat template gets it decoded."
 
+DROPPED = "the chat template drops the thoughts of earlier turns"
 _NO_FILES = "models read text, pictures and videos only; send the content as text"
 _CACHED_ANYWAY = "every prefix is cached up to its last token"
+_THOUGHTS = ("reasoning_content", "reasoning")
 _FOREIGN: Mapping[str, tuple[str, ...]] = {
-    "system": ("tool_calls", "function_call", "tool_call_id", "refusal", "reasoning_content"),
-    "developer": ("tool_calls", "function_call", "tool_call_id", "refusal", "reasoning_content"),
-    "user": ("tool_calls", "function_call", "tool_call_id", "refusal", "reasoning_content"),
+    "system": ("tool_calls", "function_call", "tool_call_id", "refusal", *_THOUGHTS),
+    "developer": ("tool_calls", "function_call", "tool_call_id", "refusal", *_THOUGHTS),
+    "user": ("tool_calls", "function_call", "tool_call_id", "refusal", *_THOUGHTS),
     "assistant": ("tool_call_id",),
-    "tool": ("tool_calls", "function_call", "refusal", "reasoning_content"),
-    "function": ("tool_calls", "function_call", "tool_call_id", "refusal", "reasoning_content"),
+    "tool": ("tool_calls", "function_call", "refusal", *_THOUGHTS),
+    "function": ("tool_calls", "function_call", "tool_call_id", "refusal", *_THOUGHTS),
 }
 """Role → the fields that a message of this role must not have."""
 
@@ -121,10 +124,7 @@ class ToolCall(Body):
 class Message(Body):
     """A message of a conversation."""
 
-    REFUSED: ClassVar[Mapping[str, str]] = {
-        "audio": _NO_FILES,
-        "reasoning": "use reasoning_content, if the chat template of the model reads it",
-    }
+    REFUSED: ClassVar[Mapping[str, str]] = {"audio": _NO_FILES}
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "type": "lm-evaluation-harness writes 'text' into every message",
         "annotations": "clients send back the answers of other servers unchanged, and chat templates do not read it",
@@ -146,8 +146,11 @@ class Message(Body):
     tool_call_id: str | None = Field(None, description="For the role `tool`: the id of the call that it answers.")
     function_call: FunctionCall | None = Field(None, description="The old form of `tool_calls`.")
     reasoning_content: str | None = Field(
-        None, description="For the role `assistant`: its thoughts, if the chat template shows them."
+        None,
+        description="For the role `assistant`: its thoughts. The chat template keeps them or drops them. Where it does "
+        "not read them, this brings a warning.",
     )
+    reasoning: str | None = Field(None, description="vLLM's newer name of `reasoning_content`.")
     type: Literal["text", "message"] | None = None
     annotations: list[dict[str, Any]] | None = None
 
@@ -171,25 +174,26 @@ class Message(Body):
             )
         return self
 
-    def to_template(self, template: ChatTemplate) -> dict[str, Any]:
+    def to_template(self, template: ChatTemplate, rules: FieldRules) -> dict[str, Any]:
         """The message in the form of chat templates, with a `MediaSource` in place of each picture and video.
 
         The role `developer` becomes its older name `system` where the template does not know it, and `function` becomes
-        its newer name `tool`. Raises RequestError for fields that the template would leave out.
+        its newer name `tool`. Raises RequestError for fields that the template would leave out; the rules take note of
+        thoughts that it does not read.
         """
         role = {"function": "tool"}.get(self.role, self.role)
         if role == "developer" and role not in template.words:
             role = "system"
         message: dict[str, Any] = {"role": role, "content": self._content()}
         calls = self._calls()
-        is_silent = "reasoning_content" not in template.words
         others = {
             "name": self.name,
             "tool_calls": calls or None,
             "tool_call_id": self.tool_call_id,
-            "reasoning_content": self.reasoning_content or (None if is_silent else self.reasoning_content),
+            "reasoning_content": self.reasoning_content or self.reasoning,
         }
         message |= {name: value for name, value in others.items() if value is not None}
+        fit_thoughts(message, template, rules, "reasoning_content")
         check_fits(message, template)
         return message
 
@@ -208,7 +212,7 @@ class Message(Body):
 
 def check_fits(message: Mapping[str, Any], template: ChatTemplate) -> None:
     """Raises RequestError where the template has no place for a field or the role of a message."""
-    read = [("the field", name) for name in ("tool_calls", "reasoning_content") if name in message]
+    read = [("the field", "tool_calls")] * ("tool_calls" in message)
     for what, word in [("the role", "tool")] * (message["role"] == "tool") + read:
         if word not in template.words:
             raise RequestError(
@@ -216,6 +220,18 @@ def check_fits(message: Mapping[str, Any], template: ChatTemplate) -> None:
                 "into the content of a user's or an assistant's message",
                 param="messages",
             )
+
+
+def reads_thoughts(template: ChatTemplate) -> bool:
+    """Whether the template reads the thoughts of earlier turns. It may then drop them as it likes."""
+    return "reasoning_content" in template.words
+
+
+def fit_thoughts(message: dict[str, Any], template: ChatTemplate, rules: FieldRules, name: str) -> None:
+    """Takes the thoughts out of a message if the template does not read them. The rules take note of the name."""
+    if message.get("reasoning_content") and not reads_thoughts(template):
+        rules.note(name, DROPPED)
+        del message["reasoning_content"]
 
 
 def _is_shallow(value: Any, max_depth: int) -> bool:

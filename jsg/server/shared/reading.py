@@ -10,7 +10,7 @@ from jsg.processing.answer import Answer
 
 def check_inputs(id_lists: Sequence[Sequence[int]], info: ModelInfo, field: str) -> None:
     """Raises RequestError, with its index, for the first prompt that cannot run; the engine does not know the index."""
-    limit = info.max_request_tokens - 1
+    limit = info.max_prompt_tokens
     for index, ids in enumerate(id_lists):
         name = f"{field}[{index}]"
         if not ids:

@@ -1,4 +1,4 @@
-// Reads the stream of an answer into its node: text, calls of tools, log-probabilities, usage, times.
+// Reads the stream of an answer into its node: thoughts, text, calls of tools, log-probabilities, usage, times.
 
 const MIN_RATE_S = 0.05; // tokens that came together, as those of a grammar do, have no rate
 
@@ -23,10 +23,12 @@ export async function streamAnswer(app, body, node, changed, signal) {
 }
 
 function takeChoice(node, { delta, logprobs, finish_reason: finish, constraint }, clock) {
-  if (delta.content || delta.tool_calls || logprobs) {
+  const { reasoning_content: thoughts } = delta;
+  if (thoughts || delta.content || delta.tool_calls || logprobs) {
     clock.last = performance.now();
     clock.first ??= clock.last;
   }
+  if (thoughts) node.thoughts = (node.thoughts ?? "") + thoughts;
   node.text += delta.content ?? "";
   for (const piece of delta.tool_calls ?? []) takeCall(node, piece);
   if (logprobs) (node.tokens ??= []).push(...logprobs.content.map(tokenOf));

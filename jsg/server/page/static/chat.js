@@ -26,6 +26,8 @@ class Session {
 
   load() {
     this.#loaded ??= allConversations().then((found) => {
+      // An older page kept conversations without the settings that came later.
+      for (const conversation of found) conversation.settings = { ...DEFAULTS, ...conversation.settings };
       this.conversations = found;
       this.current = found[0] ?? newConversation(lastSettings(DEFAULTS));
     });

@@ -12,6 +12,8 @@ export const DEFAULTS = {
   repetition_penalty: "",
   max_tokens: "",
   seed: "",
+  thinking: "",
+  thinking_budget: "",
   stop: "",
   logprobs: false,
   tools: "",
@@ -29,6 +31,14 @@ export const NUMBERS = [
   ["repetition_penalty", "Repetition penalty", { min: 0, max: 2, step: 0.05 }],
   ["max_tokens", "Max tokens", { min: 0, step: 1 }],
   ["seed", "Seed", { step: 1 }],
+  ["thinking_budget", "Thinking budget", { min: 0, step: 1 }],
+];
+
+/** Whether the model thinks before it answers; the chat template has the default. */
+export const THINKING = [
+  ["", "Default"],
+  ["on", "On"],
+  ["off", "Off"],
 ];
 
 /** Kinds of grammars: the field of the request, and what people call it. */
@@ -74,18 +84,20 @@ function messagesOfTurn(node) {
     const pictures = node.images.map(({ url }) => ({ type: "image_url", image_url: { url } }));
     return [{ role: "user", content: [...pictures, { type: "text", text: node.text }] }];
   }
-  if (!node.calls?.length) return [{ role: node.role, content: node.text }];
+  const thoughts = node.role === "assistant" && node.thoughts ? { reasoning_content: node.thoughts } : {};
+  if (!node.calls?.length) return [{ role: node.role, content: node.text, ...thoughts }];
   const calls = node.calls.map(({ id, name, arguments: given }) => ({
     id,
     type: "function",
     function: { name, arguments: given },
   }));
-  return [{ role: "assistant", content: node.text || null, tool_calls: calls }];
+  return [{ role: "assistant", content: node.text || null, ...thoughts, tool_calls: calls }];
 }
 
 function fieldsOf(settings) {
   const fields = {};
   for (const [name] of NUMBERS) if (settings[name] !== "") fields[name] = Number(settings[name]);
+  if (settings.thinking !== "") fields.enable_thinking = settings.thinking === "on";
   const stops = settings.stop.split("\n").filter((line) => line !== "");
   if (stops.length) fields.stop = stops;
   if (settings.logprobs) Object.assign(fields, { logprobs: true, top_logprobs: NUM_ALTERNATIVES });
@@ -144,6 +156,8 @@ const GEN_FIELDS = (
 ).split(" ");
 const LANG_TOOLS =
   "# Tools belong to /v1/chat/completions; a program chooses with sgl.select, or calls functions of Python.\n";
+const LANG_THINKING =
+  "# Whether the model thinks is said to /v1/chat/completions; sgl.separate_reasoning tells thoughts from answers.\n";
 
 /** The request as a program of jsg.lang. It says in a comment what a program writes in another way. */
 export function asLang(url, body, hasKey) {
@@ -153,12 +167,13 @@ export function asLang(url, body, hasKey) {
   const given = names.map((name) => `, ${name}=${literal(fields[name], 2)}`);
   const turns = body.messages.map(langTurn);
   const key = hasKey ? ', api_key=os.environ["JSG_API_KEY"]' : "";
-  const tools = body.tools ? LANG_TOOLS : "";
+  const thinks = body.enable_thinking !== undefined || body.thinking_budget !== undefined;
+  const notes = (body.tools ? LANG_TOOLS : "") + (thinks ? LANG_THINKING : "");
   return `${hasKey ? "import os\n\n" : ""}import jsg as sgl
 
 sgl.set_default_backend(sgl.RuntimeEndpoint("${url.replace(/\/$/, "")}"${key}))
 
-${tools}
+${notes}
 @sgl.function
 def chat(s):
 ${turns.join("\n")}

@@ -1,7 +1,8 @@
-// The settings of a conversation: system prompt, sampling, tools, and the form of answers with what the server says.
+// The settings of a conversation: system prompt, sampling, thoughts, tools, and the form of answers with what the
+// server says of it.
 
 import { freshId, h, replace } from "./dom.js";
-import { FORMS, NUMBERS, checkBodyOf } from "./request.js";
+import { FORMS, NUMBERS, THINKING, checkBodyOf } from "./request.js";
 
 const CHECK_DELAY_MS = 500;
 const HINTS = {
@@ -87,10 +88,11 @@ export function makeSettings(chat) {
     h("h2", {}, "Settings"),
     field("system", "System prompt", "textarea", { rows: 3 }),
     h("div", { class: "numbers" }, NUMBERS.map(numberField)),
+    choice("thinking", "Thinking", THINKING),
     field("stop", "Stop texts, one on each line", "textarea", { rows: 1 }),
     h("div", { class: "check" }, checkbox("logprobs", "Colour tokens by their probability")),
     h("h2", {}, "Form of the answer"),
-    formField(),
+    choice("form", "Answers are", FORMS, true),
     field("grammar", "Grammar", "textarea", { rows: 5, ...CODE }, true),
     field("tools", "Tools, as JSON", "textarea", { rows: 3, placeholder: TOOLS_HINT, ...CODE }, true),
     result,
@@ -107,12 +109,10 @@ export function makeSettings(chat) {
     return [control, h("label", { for: id }, label)];
   }
 
-  function formField() {
-    const id = freshId("form");
-    const options = FORMS.map(([value, label]) => h("option", { value }, label));
-    const control = h("select", { id, change: () => changed("form", true) }, options);
-    controls.set("form", control);
-    return h("div", { class: "field" }, h("label", { for: id }, "Answers are"), control);
+  function choice(name, label, options, needsCheck = false) {
+    const row = field(name, label, "select", {}, needsCheck);
+    replace(controls.get(name), options.map(([value, text]) => h("option", { value }, text)));
+    return row;
   }
 
   return { element, draw };

@@ -9,13 +9,13 @@ const HINT = "Point at a token, or move to it with the arrow keys.";
 /**
  * The tokens of a node as a row of which one is reached by Tab, and the others by the arrow keys.
  * `kept_mass` of the grammar's report has, for each token, the probability of all tokens that the grammar allowed, and
- * `is_forced` whether jump-forward wrote it; such tokens are shaded.
+ * `is_forced` whether jump-forward wrote it; such tokens are shaded. Both begin with the tokens of the thoughts.
  */
 export function tokenRow(node) {
   const id = freshId("alternatives");
   const panel = h("div", { class: "alternatives", id, "aria-live": "polite" }, HINT);
-  const kept = node.constraint?.kept_mass ?? [];
-  const forced = node.constraint?.is_forced ?? [];
+  const kept = (node.constraint?.kept_mass ?? []).slice(-node.tokens.length);
+  const forced = (node.constraint?.is_forced ?? []).slice(-node.tokens.length);
   const spans = node.tokens.map((token, index) => tokenSpan(token, kept[index], forced[index], id));
   if (spans.length) spans[0].tabIndex = 0;
   const show = (event) => {

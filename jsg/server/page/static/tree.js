@@ -112,7 +112,8 @@ function plainTurn(node) {
     id: String(result?.id ?? ""),
     text: String(result?.text ?? ""),
   }));
-  return { role: node.role, text: String(node.text ?? ""), images, calls, results };
+  const [text, thoughts] = [node.text, node.thoughts].map((given) => String(given ?? ""));
+  return { role: node.role, text, thoughts, images, calls, results };
 }
 
 /** The settings that have the type of the page's own. */

@@ -1,8 +1,9 @@
-// One turn of a conversation: its text, its pictures, its calls of tools, and what can be done with it.
+// One turn of a conversation: its thoughts, text, pictures and calls of tools, and what can be done with it.
 
 import { factsOf } from "./answer.js";
 import { button, freshId, h, replace } from "./dom.js";
 import { asCurl, asLang, asPython } from "./request.js";
+import { makeThoughts } from "./thoughts.js";
 import { tokenRow } from "./tokens.js";
 import { addTurn, chooseSibling, placeOf } from "./tree.js";
 
@@ -11,11 +12,13 @@ const NAMES = { user: "You", assistant: "Model", tool: "Results of tools" };
 /** The element of a turn, and the function that draws it again after a change. */
 export function makeTurn(chat, node) {
   const element = h("li", { class: `turn ${node.role}` });
+  const thoughts = node.role === "assistant" ? makeThoughts(node) : null;
   const body = h("div", { class: "body" });
   const footer = h("div", { class: "footer" });
   const draw = () => {
     const running = chat.session.running.has(node);
     element.setAttribute("aria-busy", String(running));
+    thoughts?.draw(running);
     replace(body, contentOf(chat, node, running));
     replace(footer, running ? null : footerOf(chat, node, edit));
   };
@@ -24,7 +27,7 @@ export function makeTurn(chat, node) {
     replace(footer);
     body.querySelector("textarea").focus();
   };
-  replace(element, h("h2", { class: "who" }, NAMES[node.role]), body, footer);
+  replace(element, h("h2", { class: "who" }, NAMES[node.role]), thoughts?.element, body, footer);
   draw();
   return { element, draw };
 }
@@ -32,10 +35,11 @@ export function makeTurn(chat, node) {
 function contentOf(chat, node, running) {
   const scored = !running && node.tokens?.length && !node.calls?.length;
   const waits = !running && node.calls?.length > 0 && node.children.length === 0;
+  const begins = running && !node.thoughts;
   const plain = () => h("div", { class: running ? "text growing" : "text" }, node.text);
   return [
     pictures(node.images),
-    scored ? tokenRow(node) : (node.text || running) && plain(),
+    scored ? tokenRow(node) : (node.text || begins) && plain(),
     node.calls?.map((call) => h("pre", { class: "code call", tabindex: "0" }, `${call.name}(${call.arguments})`)),
     waits && resultsForm(chat, node),
     node.results?.map(({ text }) => h("pre", { class: "code", tabindex: "0" }, text)),
@@ -59,7 +63,8 @@ function footerOf(chat, node, edit) {
 
 function actionsOf(chat, node, edit) {
   if (node.role === "tool") return [];
-  const show = () => chat.app.showTexts("Copy", [["Text", node.text]]);
+  const texts = [["Text", node.text], ...(node.thoughts ? [["Thoughts", node.thoughts]] : [])];
+  const show = () => chat.app.showTexts("Copy", texts);
   const copy = button("Copy", show, { "aria-label": "Copy the text" });
   const change = button("Edit", edit, { title: "Write another version of this turn" });
   if (node.role === "user") return [change, copy];

@@ -1,0 +1,75 @@
+"""Writes the tables of docs/thinking.md from the code: `python docs/thinking_tables.py`.
+
+What stands between two marker lines of the page is made here; a test compares it with what the code says now.
+"""
+
+import pathlib
+from collections.abc import Callable
+
+from jsg.dialects import DIALECTS, Slot
+from jsg.processing.thoughts import ALIASES, MARKERS
+
+PAGE = pathlib.Path(__file__).parent / "thinking.md"
+BEGIN, END = "<!-- {}: made by docs/thinking_tables.py -->", "<!-- end of {} -->"
+SHOWN = {Slot.NAME: "NAME", Slot.NUMBER: "0", Slot.ARGUMENTS: "{…}"}
+
+
+def main() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for name, make in TABLES.items():
+        before, rest = page.split(BEGIN.format(name))
+        after = rest.split(END.format(name))[1]
+        page = f"{before}{BEGIN.format(name)}\n\n{make()}\n\n{END.format(name)}{after}"
+    PAGE.write_text(page, encoding="utf-8")
+
+
+def made_part(name: str) -> str:
+    """What the page holds now between the markers of that table."""
+    page = PAGE.read_text(encoding="utf-8")
+    return page.split(BEGIN.format(name))[1].split(END.format(name))[0].strip()
+
+
+def parsers() -> str:
+    """One row for each reasoning parser."""
+    rows = [
+        "| `--reasoning-parser` | other names | thoughts stand between | without a first marker |",
+        "|---|---|---|---|",
+    ]
+    for name, markers in MARKERS.items():
+        aliases = ", ".join(f"`{alias}`" for alias, of in ALIASES.items() if of == name)
+        inside = "the answer begins inside them" if markers.starts_inside else "there are none"
+        rows.append(f"| `{name}` | {aliases} | {_code(markers.begin)} and {_code(markers.end)} | {inside} |")
+    return "\n".join(rows)
+
+
+def dialects() -> str:
+    """One row for each dialect."""
+    rows = ["| `--tool-call-parser` | other names | a call |", "|---|---|---|"]
+    for name, dialect in DIALECTS.items():
+        aliases = ", ".join(f"`{alias}`" for alias in dialect.aliases)
+        body = BODIES.get(dialect.style, f'{{"name": "NAME", "{dialect.arguments_key}": {{…}}}}')
+        pieces = (*dialect.section[0], *dialect.call, *dialect.section[1])
+        call = "".join(piece if isinstance(piece, str) else SHOWN.get(piece, body) for piece in pieces)
+        rows.append(f"| `{name}` | {aliases} | {_code(call)} |")
+    return "\n".join(rows)
+
+
+BODIES = {
+    "qwen_xml": "<function=NAME>\n<parameter=KEY>\nTEXT\n</parameter>\n</function>",
+    "glm_xml": "NAME\n<arg_key>KEY</arg_key>\n<arg_value>TEXT</arg_value>\n</tool_call>",
+    "python": 'NAME(KEY="TEXT", OTHER=1)',
+    "gemma": 'call:NAME{KEY:<|"|>TEXT<|"|>,OTHER:1}',
+    "function_gemma": "call:NAME{KEY:<escape>TEXT<escape>,OTHER:1}",
+}
+"""The bodies of calls in the styles that are not JSON."""
+
+
+def _code(text: str) -> str:
+    """A text as code in a cell: line breaks are shown, and no pipe ends the cell."""
+    return "`" + text.replace("\n", "⏎").replace("|", "\\|") + "`"
+
+
+TABLES: dict[str, Callable[[], str]] = {"parsers": parsers, "dialects": dialects}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Turns of a conversation, as `/v1/responses` and `/v1/decisions` know them → messages as chat templates take them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jsg.processing.chat_template import ChatTemplate
+from jsg.server.media_sources import MediaSource, joined_content
+from jsg.server.openai.response_store import Picture, Turn
+from jsg.server.shared.messages import FunctionCall, check_fits, reads_thoughts
+
+_OLDER_ROLES = {"developer": "system"}
+
+
+def messages_of(turns: Sequence[Turn], template: ChatTemplate) -> tuple[list[dict[str, Any]], dict[int, Sequence[int]]]:
+    """The conversation in the form of chat templates, and index of a message → the tokens that the model wrote.
+
+    Raises RequestError.
+    """
+    messages: list[dict[str, Any]] = []
+    answers: dict[int, Sequence[int]] = {}
+    for turn in turns:
+        role = turn.role if turn.role in template.words else _OLDER_ROLES.get(turn.role, turn.role)
+        last: dict[str, Any] = messages[-1] if messages else {"role": None}
+        if turn.is_thought:
+            if reads_thoughts(template):
+                messages.append({"role": "assistant", "content": "", "reasoning_content": turn.text})
+        elif turn.is_result:
+            message = {"role": "tool", "tool_call_id": turn.call_id, "content": turn.text}
+            messages.append(message if turn.name is None else message | {"name": turn.name})
+        elif turn.name is not None:
+            if last["role"] != "assistant":
+                messages.append(last := {"role": "assistant", "content": ""})
+            function = FunctionCall(name=turn.name, arguments=turn.text).to_template()
+            last.setdefault("tool_calls", []).append({"id": turn.call_id, "type": "function", "function": function})
+        elif role == "system" and len(messages) == 1 and _goes_on(last, turn):
+            last["content"] += f"\n\n{turn.text}"  # most templates take one system message, at the front
+        else:
+            message = {"role": role, "content": _content(turn)}
+            if role == "assistant" and _is_only_thoughts(last):
+                message = messages.pop() | message
+            if turn.token_ids:
+                answers[len(messages)] = turn.token_ids
+            messages.append(message)
+    for message in messages:
+        check_fits(message, template)
+    return messages, answers
+
+
+def _is_only_thoughts(message: dict[str, Any]) -> bool:
+    """Whether a message has thoughts, and waits for what the assistant says behind them."""
+    return "reasoning_content" in message and not message["content"] and "tool_calls" not in message
+
+
+def _goes_on(last: dict[str, Any], turn: Turn) -> bool:
+    """Whether a turn of the system can be joined with the last message: both are the system's, and text only."""
+    return last["role"] == "system" and isinstance(last["content"], str) and not turn.pictures
+
+
+def _content(turn: Turn) -> str | list[Any]:
+    """The content of a message, with a `MediaSource` for each picture."""
+    return joined_content(
+        [MediaSource("image", piece.url) if isinstance(piece, Picture) else piece for piece in turn.pieces]
+    )

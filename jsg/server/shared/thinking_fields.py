@@ -1,0 +1,112 @@
+"""The fields in which clients say how long a model thinks, and what is shown of its thoughts."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from jsg.errors import RequestError
+from jsg.processing.chat_template import ChatTemplate
+from jsg.server.http.body import Body
+from jsg.server.http.field_rules import FieldRules
+from jsg.server.shared.harmless import NOT_READ
+from jsg.server.thinking import NO_THOUGHTS, Effort, ThoughtForm, ThoughtWish
+
+EFFORT = (
+    "How much the model thinks, where its chat template reads this. `none` turns thoughts off and other values turn "
+    "them on, where the template can do that."
+)
+BUDGET = "The most tokens of thoughts. Then their end marker is written, and the answer begins. -1 is no limit."
+
+
+class Thinking(Body):
+    """Whether the model thinks, and for how long."""
+
+    type: Literal["disabled", "enabled", "adaptive"] = Field(
+        description="Whether the model thinks, where its chat template can turn that on and off. `adaptive` leaves it "
+        "to the template."
+    )
+    budget_tokens: int | None = Field(None, ge=1, lt=2**31, description=BUDGET.removesuffix(" -1 is no limit."))
+    display: Literal["summarized", "omitted"] | None = Field(
+        None,
+        description="With `omitted` no thoughts are shown; their block in /v1/messages has a signature only. "
+        "`summarized` shows all of them.",
+    )
+
+    @property
+    def wish(self) -> ThoughtWish:
+        """What it says."""
+        is_on = {"enabled": True, "disabled": False, "adaptive": None}[self.type]
+        is_shown = self.display != "omitted"
+        return ThoughtWish(is_on, budget=self.budget_tokens, budget_field="thinking", is_shown=is_shown)
+
+
+class Reasoning(Body):
+    """How much the model thinks, as OpenRouter's clients write it in chat completions."""
+
+    effort: Effort | None = Field(None, description=EFFORT)
+    max_tokens: int | None = Field(None, ge=-1, lt=2**31, description=BUDGET)
+    enabled: bool | None = Field(None, description="Whether the model thinks.")
+    exclude: bool | None = Field(None, description="Show no thoughts.")
+
+    @property
+    def wish(self) -> ThoughtWish:
+        """What it says."""
+        return ThoughtWish(
+            self.enabled, self.effort, self.max_tokens, budget_field="reasoning", is_shown=self.exclude is not True
+        )
+
+
+def join_wishes(wishes: Iterable[ThoughtWish]) -> ThoughtWish:
+    """One wish of those of several fields. Raises RequestError where two contradict each other."""
+    wishes = list(wishes)
+    budgets = {wish.budget: wish.budget_field for wish in wishes if wish.budget is not None}
+    if len(budgets) > 1:
+        first, second = list(budgets.values())[:2]
+        raise RequestError(f"{second} must not contradict {first}, but the budgets differ; send one", second)
+    for name, values in (
+        ("reasoning_effort", {wish.effort for wish in wishes} - {None}),
+        ("enable_thinking", {wish.is_on for wish in wishes} - {None}),
+    ):
+        if len(values) > 1:
+            raise RequestError(f"{name} must not contradict another field of the request, but does; send one", name)
+    [[budget, field]] = budgets.items() or [(None, "thinking_budget")]
+    return ThoughtWish(
+        is_on=next((wish.is_on for wish in wishes if wish.is_on is not None), None),
+        effort=next((wish.effort for wish in wishes if wish.effort is not None), None),
+        budget=None if budget == -1 else budget,
+        budget_field=field,
+        is_split=all(wish.is_split for wish in wishes),
+        is_shown=all(wish.is_shown for wish in wishes),
+        is_streamed=all(wish.is_streamed for wish in wishes),
+    )
+
+
+def template_wishes(
+    wish: ThoughtWish,
+    template: ChatTemplate,
+    form: ThoughtForm | None,
+    asked: Mapping[str, bool],
+    rules: FieldRules,
+    given: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The variables of a chat template, those that ask for thoughts included.
+
+    Args:
+        wish: What the client wants of thoughts.
+        template: The model's.
+        form: How the model thinks; None where it does not.
+        asked: Field that wants something of thoughts → whether it has an effect on each model that thinks, whatever the
+            template reads.
+        rules: Take note of those without an effect.
+        given: The variables that the client gave by name.
+
+    Raises:
+        RequestError: The rules are strict, and a field has no effect.
+    """
+    given = given or {}
+    found = wish.template_kwargs(template, given)
+    for name, is_for_all in asked.items():
+        if not found and (form is None or not is_for_all):
+            rules.pass_over(name, NO_THOUGHTS if form is None else NOT_READ)
+    return {**given, **found}
