@@ -26,6 +26,8 @@ NEXT_JAX_INSTALLED := $(NEXT_JAX)/.installed
 NEXT_JAX_TESTS := tests/kernels_pallas tests/engine/test_same_answer.py tests/engine/test_kv_dtype.py tests/engine/device
 # The exit from Pallas' Triton lowering. jax-triton 0.4.1 does not work with JAX 0.12, and what Triton 3.9 writes is too
 # new for the assembler of CUDA 13.0.
+BFCL := .venv/bfcl
+BFCL_INSTALLED := $(BFCL)/.installed
 JAX_TRITON := .venv/jax_triton
 JAX_TRITON_VERSIONS := jax-triton==0.4.1 triton==3.7.0
 JAX_TRITON_INSTALLED := $(JAX_TRITON)/.installed
@@ -89,13 +91,14 @@ test-slow: WORKERS = 2
 test-slow: $(INSTALLED) $(DSPY_INSTALLED)
 	$(PYTEST) -m "slow and not long and not gpu" $(PYTEST_ARGS)
 
-test-long: $(INSTALLED) $(NVIDIA_INSTALLED) $(NEXT_JAX_INSTALLED) $(JAX_TRITON_INSTALLED) $(RAY_INSTALLED) ## the rest of large grids, long soaks, public suites, real clients and gateways (needs a network); CI does not run it
+test-long: $(INSTALLED) $(BFCL_INSTALLED) $(NVIDIA_INSTALLED) $(NEXT_JAX_INSTALLED) $(JAX_TRITON_INSTALLED) $(RAY_INSTALLED) ## the rest of large grids, long soaks, public suites, real clients and gateways (needs a network); CI does not run it
 	$(PYTEST) -m long $(PYTEST_ARGS)
 	PYTHONPATH=$(NVIDIA) $(PYTEST) --dist worksteal tests/nvidia --nvidia -m long $(PYTEST_ARGS)
 	PYTHONPATH=$(NEXT_JAX)/lib $(BIN)/python -c 'import jax; assert jax.__version__ == "$(NEXT_JAX_VERSION)", jax'
 	PYTHONPATH=$(NEXT_JAX)/lib $(PYTEST) $(NEXT_JAX_TESTS) -m "not long and not gpu" $(PYTEST_ARGS)
 	PYTHONPATH=$(NEXT_JAX)/lib:$(NEXT_JAX)/nvidia $(PYTEST) --dist worksteal tests/nvidia/test_classes.py --nvidia -k h100 \
 		-m "" $(PYTEST_ARGS)
+	PYTHONPATH=$(BFCL) $(PYTEST) tests/constrained/test_bfcl.py -m long $(PYTEST_ARGS)
 	PYTHONPATH=$(JAX_TRITON) TRITON_INTERPRET=1 $(PYTEST) tests/kernels_pallas/test_jax_triton.py -m long $(PYTEST_ARGS)
 	PYTHONPATH=$(JAX_TRITON):$(NVIDIA) $(PYTEST) tests/nvidia/test_jax_triton.py --nvidia -m long $(PYTEST_ARGS)
 
@@ -154,6 +157,12 @@ $(NEXT_JAX_INSTALLED): | $(INSTALLED)
 		jax==$(NEXT_JAX_VERSION) jaxlib==$(NEXT_JAX_VERSION)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(NEXT_JAX)/nvidia \
 		jax-cuda13-plugin==$(NEXT_JAX_VERSION) jax-cuda13-pjrt==$(NEXT_JAX_VERSION)
+	@touch $@
+
+# Only its data is read, so it comes without the packages that it asks for.
+$(BFCL_INSTALLED): | $(INSTALLED)
+	rm -rf $(BFCL)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(BFCL) bfcl-eval==2026.3.23
 	@touch $@
 
 $(JAX_TRITON_INSTALLED): | $(INSTALLED)

@@ -15,7 +15,9 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from jsg.call_styles import LITERAL_MARKS, XML_MARKS
 from jsg.config import ServerConfig
+from jsg.dialects import DIALECTS, Dialect, Slot
 from jsg.server.app import create_app
 from jsg.server.front import FrontDoor
 from jsg.server.http.body import Body
@@ -54,7 +56,7 @@ def tables() -> str:
     by_place: dict[Any, list[APIRoute]] = {}
     for route in sorted(routes, key=lambda route: route.path):
         by_place.setdefault(route.endpoint, []).append(route)
-    parts = ["### Endpoints\n", "| method and path | what it does |", "|---|---|"]
+    parts = [*_forms_of_calls(), "\n### Endpoints\n", "| method and path | what it does |", "|---|---|"]
     parts += [f"| {_places(group)} | {_first_line(endpoint)} |" for endpoint, group in by_place.items()]
     for group in by_place.values():
         parts += _query_section(_places(group), group[0])
@@ -67,6 +69,31 @@ def tables() -> str:
         parts += _section(", ".join(places), body, seen)
     parts += _sampling_table()
     return "\n".join(parts) + "\n"
+
+
+def _forms_of_calls() -> Iterator[str]:
+    """One row for each dialect."""
+    yield "### Forms of tool calls\n"
+    yield "| `--tool-call-parser` | other names | an answer with calls begins with (`↵` is a line break) |"
+    yield "|---|---|---|"
+    for dialect in DIALECTS.values():
+        text = "".join(map(str, dialect.section[0]))
+        shown = {Slot.NAME: "NAME", Slot.NUMBER: "0", Slot.BODY: _head(dialect)}
+        for piece in dialect.call:
+            text += piece if isinstance(piece, str) else shown.get(piece, "")
+            if piece in (Slot.BODY, Slot.ARGUMENTS):
+                break
+        text = text.replace("\n", "↵").replace("|", "\\|").strip()
+        aliases = ", ".join(f"`{name}`" for name in dialect.aliases)
+        yield f"| `{dialect.name}` | {aliases} | `{text}` |"
+
+
+def _head(dialect: Dialect) -> str:
+    """What stands before the arguments in the body of a call."""
+    if dialect.call_style is None:
+        return f'{{"name": "NAME", "{dialect.arguments_key}": '
+    marks = XML_MARKS.get(dialect.call_style) or LITERAL_MARKS[dialect.call_style]
+    return "NAME".join(marks.name)
 
 
 def _routes(app: Any) -> Iterator[APIRoute]:

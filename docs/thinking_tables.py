@@ -31,8 +31,10 @@ def made_part(name: str) -> str:
 
 def parsers() -> str:
     """One row for each reasoning parser."""
-    heads = ("`--reasoning-parser`", "other names", "thoughts stand between", "without a first marker")
-    rows = [f"| {' | '.join(heads)} |", "|---|---|---|---|"]
+    rows = [
+        "| `--reasoning-parser` | other names | thoughts stand between | without a first marker |",
+        "|---|---|---|---|",
+    ]
     for name, markers in MARKERS.items():
         aliases = ", ".join(f"`{alias}`" for alias, of in ALIASES.items() if of == name)
         inside = "the answer begins inside them" if markers.starts_inside else "there are none"

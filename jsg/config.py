@@ -9,6 +9,7 @@ import math
 import typing
 from typing import Annotated, Any
 
+from jsg.dialects import PARSER_NAMES
 from jsg.errors import ConfigError
 
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
@@ -237,7 +238,7 @@ class ServerConfig:
     tool_call_parser: str = _knob(
         "auto",
         "The form in which the model writes calls of tools. 'auto' finds the form in the chat template.",
-        ("auto", "llama3_json", "hermes", "mistral"),
+        PARSER_NAMES,
     )
     reasoning_parser: str = _knob(
         "auto",

@@ -6,6 +6,7 @@ token allows it, no text token can take its place, and nothing else in a grammar
 """
 
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -21,6 +22,15 @@ MAX_PARTS = 2**15
 def special_bytes(name: str) -> bytes:
     """The spelling of the special token that is written `name`."""
     return bytes((FIRST_BYTE,)) + name.encode() + bytes((LAST_BYTE,))
+
+
+def spelled(text: str, special: Collection[str]) -> bytes:
+    """The spelling of a text in which each of these names stands for the special token."""
+    if not special:
+        return text.encode()
+    names = "|".join(re.escape(name) for name in sorted(special, key=len, reverse=True))
+    parts = re.split(f"({names})", text)
+    return b"".join(special_bytes(part) if i % 2 else part.encode() for i, part in enumerate(parts))
 
 
 def may_be_text(token: bytes) -> bool:
@@ -70,8 +80,8 @@ def _names_in(tag: Any) -> Iterator[Any]:
         if isinstance(value, dict):
             if value.get("type") == "token" and value.get("if_known") is not True:
                 yield value.get("token")
-            names = value.get("trigger_tokens")
-            yield from names if isinstance(names, list) else ()
+            for names in (value.get("trigger_tokens"), value.get("special_tokens")):
+                yield from names if isinstance(names, list) else ()
             inside: Iterable[Any] = [each for key, each in value.items() if key not in ("json_schema", "schema")]
         else:
             inside = value if isinstance(value, list) else ()

@@ -1,11 +1,13 @@
 """Stop strings of an answer that may call tools. They end its text and never cut a call in two."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import final
 
+from jsg.call_styles import ArgumentTypes
+from jsg.dialects import Dialect
 from jsg.processing.stop_strings import MakeFinder, find_stops
-from jsg.processing.tool_calls import CallDelta, Dialect, ToolCallParser
+from jsg.processing.tool_calls import CallDelta, ToolCallParser
 
 
 @final
@@ -16,18 +18,21 @@ class CallForm:
     Attributes:
         dialect: The written form of a call.
         names: The tools that may be called.
+        types: The types of the arguments of each, for dialects that write strings without quotes.
     """
 
     dialect: Dialect
     names: Collection[str]
+    types: Mapping[str, ArgumentTypes] = dataclasses.field(default_factory=dict)
 
 
 @final
 class CallStops:
     """Finds stop strings and patterns in the part of an answer that is text.
 
-    A call, its marks and the white space beside it are not text, and a stop string never spans a call. A character is
-    examined once it is known to be text, which may be later: what looks like the beginning of a call may not be one.
+    A call, its marks and the white space beside it are not text, and a stop string never spans a call or a mark. A
+    character is examined once it is known to be text, which may be later: what looks like the beginning of a call may
+    not be one.
 
     Invariant: the last `held_len` characters may still become a stop string or the beginning of one.
     """
@@ -38,7 +43,7 @@ class CallStops:
         self._stops = stops
         self._patterns = patterns
         self._matcher = find_stops(stops, patterns)
-        self._parser = ToolCallParser(form.dialect, form.names, str)
+        self._parser = ToolCallParser(form.dialect, form.names, str, types=form.types)
 
     @property
     def held_len(self) -> int:
@@ -50,13 +55,19 @@ class CallStops:
 
         `behind_len` is then the number of characters behind the string, with the new one.
         """
-        found = end = 0
+        found = end = text_len = 0
+        held_len = self._parser.held_len + 1
         for delta in self._parser.push(char):
             if isinstance(delta, CallDelta):
                 self._begin()
-            elif not found:
+                continue
+            text_len += len(delta.text)
+            if not found:
                 found, end = self._look(delta.text)
-                self.behind_len = len(delta.text) - end + self._parser.held_len
+        # What is neither text nor held back was a mark behind the text, or a call.
+        if text_len + self._parser.held_len < held_len:
+            self._begin()
+        self.behind_len = held_len - end
         return found
 
     def finish(self) -> int:

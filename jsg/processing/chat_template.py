@@ -1,6 +1,7 @@
 """Messages → the prompt text that a model was trained on."""
 
 import functools
+import json
 from typing import Any, final
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
@@ -65,10 +66,13 @@ class ChatTemplate:
                 param="messages",
             )
         given = {"tools": None, "documents": None, **extra, "messages": messages}
+        given |= {**self._tokens, "add_generation_prompt": add_generation_prompt}
         try:
-            variables = {name: _copy_json(value) for name, value in given.items()}
-            variables |= {**self._tokens, "add_generation_prompt": add_generation_prompt}
-            return self._sandbox.render(self._template, variables)
+            try:
+                return self._sandbox.render(self._template, _copy_json(given))
+            except TypeError:  # DeepSeek's templates take the arguments of calls as texts only
+                texts = [_with_text_arguments(message) for message in messages]
+                return self._sandbox.render(self._template, _copy_json(given | {"messages": texts}))
         except TemplateError as error:
             reason = error.message or "no reason given"
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
@@ -130,6 +134,17 @@ def _words(tree: nodes.Template) -> frozenset[str]:
     attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
     strings = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
     return frozenset(attributes | strings)
+
+
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """The message, with the arguments of its calls as JSON texts."""
+
+    def with_text(call: dict[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [with_text(call) for call in calls]} if calls else message
 
 
 def _copy_json(value: Any) -> Any:

@@ -98,6 +98,10 @@ class StopMatcher:
         """Characters at the end of the text that may be the beginning of a stop string."""
         return self._depth[self._node]
 
+    def reset(self) -> None:
+        """Forgets the text so far."""
+        self._node = 0
+
     def advance(self, char: str) -> int:
         """Takes one character. Gives the length of the longest stop string that ends with it, 0 for none."""
         self._node = self._step(self._node, char)

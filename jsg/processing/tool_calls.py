@@ -1,76 +1,27 @@
 """Finds calls of tools in the text of a model, in a whole text or as it comes.
 
-Each model family was trained on one written form of calls, its dialect:
-
-    llama3_json   {"name": "f", "parameters": {…}}; {"name": …}        with or without <|python_tag|> before it
-    hermes        <tool_call> {"name": "f", "arguments": {…}} </tool_call>    with line breaks; Qwen too
-    mistral       [TOOL_CALLS][{"name": "f", "arguments": {…}}, …]   or   [TOOL_CALLS]f[ARGS]{…}
-
-Text that only looks like a call (no JSON, a name that no tool has, arguments that are no object) stays text.
+Each model family was trained on one written form of calls, its dialect; `jsg.dialects` has a record of each. Text that
+only looks like a call (no JSON, a name that no tool has, arguments that are no object) stays text.
 """
 
 import dataclasses
+import functools
 import itertools
-import re
-from collections.abc import Callable, Collection
-from typing import Literal, Protocol, final
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol, final
 
-from jsg.processing.call_reader import CallReader
+from jsg.call_styles import ArgumentTypes
+from jsg.dialects import DIALECTS, Dialect
+from jsg.processing.call_reader import BodyReader, HeadedReader, reader_of
 from jsg.processing.json_scanner import ScanStep
 from jsg.processing.stop_strings import StopMatcher
 from jsg.processing.thoughts import MARKER_TOKENS
 
-Dialect = Literal["llama3_json", "hermes", "mistral"]
+MAX_HELD_LEN = 1000
+"""The most characters that are held back because they may begin a call. They are at most 4000 bytes."""
 
 _WHITESPACE = " \t\r\n"
-_MAX_HELD_LEN = 400  # no header and no run of whitespace is held back that is longer
-_HEADER = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*", re.ASCII)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Form:
-    """How a dialect writes calls.
-
-    Attributes:
-        openings: Strings that a call, or a list of calls, begins with.
-        closing: The string that may stand behind a call as a part of it.
-        arguments: Key of the arguments.
-        between: Characters that are dropped between two calls.
-        special: Strings that are special tokens in some tokenizers.
-    """
-
-    openings: tuple[str, ...]
-    closing: str
-    arguments: str
-    between: str
-    special: tuple[str, ...]
-
-
-_FORMS: dict[Dialect, _Form] = {
-    "llama3_json": _Form(
-        ('{"name"', '{"type": "function"', "<|python_tag|>"), "", "parameters", _WHITESPACE + ";,", ("<|python_tag|>",)
-    ),
-    "hermes": _Form(("<tool_call>",), "</tool_call>", "arguments", _WHITESPACE, ("<tool_call>", "</tool_call>")),
-    "mistral": _Form(("[TOOL_CALLS]",), "", "arguments", _WHITESPACE, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
-}
-
-
-def detect_dialect(chat_template: str | None) -> Dialect | None:
-    """The dialect of a chat template; None if it is unknown."""
-    text = chat_template or ""
-    if "[TOOL_CALLS]" in text:
-        return None if "[ARGS]" in text else "mistral"
-    if "<tool_call>" in text:
-        # Some families put something other than JSON between the same tags.
-        return None if "<function=" in text or "<arg_key>" in text else "hermes"
-    if "<|python_tag|>" in text or ("<|start_header_id|>" in text and '"parameters"' in text):
-        return "llama3_json"
-    return None
-
-
-def markers(dialect: Dialect) -> tuple[str, ...]:
-    """Strings that must stay in a text so that its calls are found, although they may be special tokens."""
-    return _FORMS[dialect].special
+_MAX_GAP_LEN = 400  # no run of whitespace is held back that is longer
 
 
 class SpecialTokens(Protocol):
@@ -94,7 +45,7 @@ def nameable_tokens(tokenizer: SpecialTokens, vocab_size: int, eos_token_ids: Co
         vocab_size: Rows of the model's vocabulary. It cannot write a token beyond them.
         eos_token_ids: Tokens that end an answer, so they are never inside it.
     """
-    names = MARKER_TOKENS.union(*(form.special for form in _FORMS.values()))
+    names = MARKER_TOKENS.union(*(dialect.markers for dialect in DIALECTS.values()))
     ids = {name: tokenizer.token_id(name) for name in names}
     special = tokenizer.special_ids
     return {
@@ -154,10 +105,11 @@ def parse_tool_calls(
     names: Collection[str] | None,
     new_id: Callable[[int], str],
     *,
+    types: Mapping[str, ArgumentTypes] | None = None,
     streams_arguments: bool = True,
 ) -> ParsedAnswer:
     """Parses a whole answer. The result is that of `ToolCallParser` for any pieces of it."""
-    parser = ToolCallParser(dialect, names, new_id, streams_arguments=streams_arguments)
+    parser = ToolCallParser(dialect, names, new_id, types=types, streams_arguments=streams_arguments)
     found = join_deltas([*parser.push(text), *parser.finish()])
     return dataclasses.replace(found, is_cut=parser.is_cut)
 
@@ -183,12 +135,17 @@ def join_deltas(deltas: Collection[ToolDelta]) -> ParsedAnswer:
 class ToolCallParser:
     """Takes the text of an answer, and gives its text and calls.
 
-    A call is reported when its name is known and its arguments have begun; the arguments follow as they come. If the
-    text then stops being JSON (which a grammar prevents), the call keeps what it has and the rest is text. Before that,
-    the beginning of a call is held back, and becomes text if it is no call. Whitespace next to a call is dropped.
+    A call is reported when its name is known and its arguments have begun; the arguments follow as they come. Before
+    that, the beginning of a call is held back, and becomes text if it is no call, or if it is longer than
+    `MAX_HELD_LEN`. If a call breaks off after it was reported (which a grammar prevents), it keeps what it has and the
+    rest is text. Whitespace next to a call is dropped.
 
-    Invariants: the text that was pushed and neither reported nor dropped is `_gap + _held`, and in a call what its
-    reader has read. Every character is examined once.
+    The text behind a call has no marker of the dialect in it, whatever becomes of the call. A marker in front of the
+    first call that begins no call is text, because an answer may write about it. Where answers are rows of messages,
+    markers and headers are never text.
+
+    Invariants: the text that was pushed and neither reported nor dropped is the gap of `_report`, `_held`, and in a
+    call what its reader has read. Every character is examined a few times at most.
     """
 
     def __init__(
@@ -197,6 +154,7 @@ class ToolCallParser:
         names: Collection[str] | None,
         new_id: Callable[[int], str],
         *,
+        types: Mapping[str, ArgumentTypes] | None = None,
         streams_arguments: bool = True,
     ):
         """Begins an answer.
@@ -204,23 +162,30 @@ class ToolCallParser:
         Args:
             dialect: The model's.
             names: The tools that may be called; None accepts any name.
-            new_id: Makes the id of a call from its number, which counts from 0.
+            new_id: Makes the id of a call from its number, which counts from 0. Where the model writes ids itself, a
+                call has the one that the model wrote, unless an earlier call of the answer has it.
+            types: The types of the arguments of each tool, for dialects that write strings without quotes.
             streams_arguments: False holds a call back until it is complete, so every broken call becomes text.
         """
-        self.num_calls = 0
-        self._form = _FORMS[dialect]
-        self._names = None if names is None else frozenset(names)
-        self._new_id = new_id
+        self._dialect = dialect
+        known = None if names is None else frozenset(names)
+        self._new_reader = functools.partial(reader_of, dialect, known, types or {})
         self._streams = streams_arguments
+        self._openings = dialect.openings(sorted(names or ()))
+        self._matcher = StopMatcher((*self._openings, *dialect.markers))
+        self._report = _Report(new_id, _WHITESPACE + dialect.skipped)
         self._state: Callable[[str], None] = self._in_content
-        self._matcher = StopMatcher(self._form.openings)
         self._held = ""
-        self._gap = ""
-        self._droppable = _WHITESPACE
-        self._reader = CallReader(self._form.arguments, self._names)
+        self._word = ""  # the end of `_held` that may become an awaited string
+        self._awaited: tuple[str, ...] = ()
+        self._calls_before: int | None = None  # the number of calls before the section, in a section
+        self._reader = self._new_reader()
         self._is_begun = False
-        self._is_list = False
-        self._deltas: list[ToolDelta] = []
+
+    @property
+    def num_calls(self) -> int:
+        """The calls that were reported so far."""
+        return self._report.num_calls
 
     @property
     def held_len(self) -> int:
@@ -228,7 +193,7 @@ class ToolCallParser:
         if self._is_begun:
             return 0
         num_read = self._reader.num_read if self._state == self._in_call else 0
-        return len(self._gap) + len(self._held) + num_read
+        return len(self._report.gap) + len(self._held) + num_read
 
     @property
     def is_in_call(self) -> bool:
@@ -248,18 +213,233 @@ class ToolCallParser:
 
     def finish(self) -> list[ToolDelta]:
         """Ends the text, and gives what was held back."""
-        is_behind_call = self._state in (self._in_list, self._in_closing) and self.num_calls > 0
-        if not is_behind_call:
-            self._report_text(self._take_held())
-        if self.num_calls == 0 and self._gap:
-            self._deltas.append(ContentDelta(self._gap))
-        self._gap = self._held = ""
+        is_behind_call = self._state in (self._between, self._in_closing)
+        if self._is_begun or (is_behind_call and self.num_calls > (self._calls_before or 0)):
+            self._held = ""
+        elif self._state == self._in_call and self._dialect.messages and not self._reader.name:
+            self._held = ""  # a header that is not complete
+        elif self._state != self._in_content:
+            self._give_up()
+        self._report.text(self._held)
+        self._report.end()
+        self._held = ""
         return self._take()
 
     def _take(self) -> list[ToolDelta]:
-        """Takes the deltas so far. Neighbours that belong together are joined."""
         if self._is_begun:
-            self._report_fragment()
+            self._report.fragment(self._reader)
+        return self._report.take()
+
+    # The states of the parser. Each is a method that takes one character.
+
+    def _in_content(self, char: str) -> None:
+        self._read_text(char)
+
+    def _in_section_start(self, char: str) -> None:
+        """Where the rest of the beginning of a section should come."""
+        found = self._await(char, self._awaited[:1])
+        if found is None:
+            self._give_up()
+        elif found:
+            self._awaited = self._awaited[1:]
+            self._state = self._in_section_start if self._awaited else self._between
+
+    def _between(self, char: str) -> None:
+        """In a section, where a call or the end of the section should come."""
+        begin, (end, *_) = self._dialect.call[0], self._dialect.section_marks[1]
+        found = self._await(char, [*self._dialect.skipped, end, *([begin] if isinstance(begin, str) else ())])
+        if found == begin:
+            self._state = self._before_body
+        elif found == end and self.num_calls > (self._calls_before or 0):
+            self._end_section()
+        elif found == end or (found is None and (isinstance(begin, str) or not self._word)):
+            self._give_up()
+        elif found is None:
+            word = self._word
+            self._held = self._held.removesuffix(word)
+            self._begin_reader(word)
+
+    def _before_body(self, char: str) -> None:
+        """Behind what a call begins with."""
+        if char not in _WHITESPACE:
+            self._begin_reader(char)
+            return
+        self._held += char
+        if self.held_len > MAX_HELD_LEN:
+            self._give_up()
+
+    def _in_call(self, char: str) -> None:
+        """In the name or the arguments of a call."""
+        step = self._reader.push(char)
+        if step is ScanStep.INSIDE and self._is_begun:
+            return
+        if step is ScanStep.WRONG:
+            self._give_up()
+            self._state(char)
+            return
+        is_complete = step is ScanStep.LAST
+        has_begun = self._reader.name is not None and self._reader.has_arguments
+        if has_begun and not self._is_begun and (self._streams or is_complete):
+            self._is_begun = True
+            self._report.begin(self._reader)
+        elif not has_begun and not is_complete and self.held_len > MAX_HELD_LEN:
+            self._give_up()
+        if not is_complete:
+            return
+        self._held = ""
+        if self._is_begun:
+            self._report.fragment(self._reader)
+            self._is_begun = False
+            self._awaited = self._dialect.end
+            self._state = self._in_closing
+            if not self._awaited:
+                self._end_call()
+        else:  # it was the header of a text
+            self._end_section()
+
+    def _in_closing(self, char: str) -> None:
+        """After a call, where its end should come."""
+        found = self._await(char, self._awaited[:1])
+        if found == "":
+            return
+        held, self._held, self._word = self._held, "", ""
+        if found:
+            self._awaited = self._awaited[1:]
+            if not self._awaited:
+                self._end_call()
+            return
+        self._end_call()
+        for part in held:
+            self._state(part)
+
+    # What the states share.
+
+    def _read_text(self, char: str, *, opens: bool = True) -> None:
+        """Takes a character of text. Calls begin in it only where `opens`."""
+        matched_len = self._matcher.advance(char)
+        self._held += char
+        mark = self._held[-matched_len:] if matched_len else ""
+        is_opening = opens and mark in self._openings
+        drops = self.num_calls > 0 or self._dialect.messages is not None
+        if is_opening or (drops and mark in self._dialect.markers):
+            self._report.text(self._held[:-matched_len])
+            self._held = ""
+            self._matcher.reset()
+            if is_opening:
+                self._enter(mark)
+        elif cut := len(self._held) - self._matcher.held_len:
+            self._report.text(self._held[:cut])
+            self._held = self._held[cut:]
+
+    def _enter(self, mark: str) -> None:
+        """Goes on behind the mark that begins a call or a section."""
+        section = self._dialect.section_marks[0]
+        is_read = mark in self._dialect.markers and self._dialect.messages is None
+        self._held, self._word = (mark, "") if is_read else ("", "")
+        if section and mark != self._dialect.call[0]:
+            self._calls_before = self.num_calls
+            self._awaited = section[1:] if mark == section[0] else section
+            self._state = self._in_section_start if self._awaited else self._between
+        else:
+            self._state = self._before_body
+        for char in "" if is_read else mark:
+            self._state(char)
+
+    def _await(self, char: str, awaited: Collection[str]) -> str | None:
+        """Takes a character where one of some strings should come, and white space before it.
+
+        Gives the string when it is complete, "" while it may still come, and None when it cannot come any more.
+        """
+        self._held += char
+        self._word = (self._word + char).lstrip(_WHITESPACE)
+        if self._word in awaited:
+            found, self._word = self._word, ""
+            return found
+        if self.held_len > MAX_HELD_LEN or not any(each.startswith(self._word) for each in awaited):
+            return None
+        return ""
+
+    def _begin_reader(self, text: str) -> None:
+        self._reader = self._new_reader()
+        self._state = self._in_call
+        for char in text:
+            self._state(char)
+
+    def _end_call(self) -> None:
+        self._word = ""
+        if self._calls_before is None:
+            self._end_section()
+        else:
+            self._state = self._between
+
+    def _end_section(self) -> None:
+        self._is_begun = False
+        self._calls_before = None
+        self._held = self._word = ""
+        self._matcher.reset()
+        self._state = self._in_content
+
+    def _give_up(self) -> None:
+        """Reads what was held back as text, because it is no call."""
+        held = self._held + (self._reader.text if self._state == self._in_call else "")
+        if self._is_begun:
+            self._report.fragment(self._reader)
+            held = ""
+        self._end_section()
+        for char in held:
+            self._read_text(char, opens=False)
+
+
+@final
+class _Report:
+    """The text and calls that a parser has found, and not given yet.
+
+    Invariant: `gap` is text that is reported only if more text follows, and dropped if a call does.
+    """
+
+    def __init__(self, new_id: Callable[[int], str], droppable: str):
+        self.num_calls = 0
+        self.gap = ""
+        self._new_id = new_id
+        self._ids: set[str] = set()
+        self._behind_call = droppable
+        self._droppable = _WHITESPACE
+        self._deltas: list[ToolDelta] = []
+
+    def text(self, text: str) -> None:
+        """Reports text, but holds back its end that is dropped if a call follows or if it follows the last call."""
+        text = self.gap + text
+        is_shown = text.strip(self._droppable) or len(text) > _MAX_GAP_LEN
+        shown = text.rstrip(_WHITESPACE) or text if is_shown else ""
+        self.gap = text[len(shown) :]
+        if shown:
+            self._deltas.append(ContentDelta(shown))
+            self._droppable = _WHITESPACE
+
+    def begin(self, reader: BodyReader) -> None:
+        """Reports that a call has begun."""
+        self.gap = ""
+        self._droppable = self._behind_call
+        call_id = reader.call_id if isinstance(reader, HeadedReader) else None
+        if call_id is None or call_id in self._ids:
+            call_id = self._new_id(self.num_calls)
+        self._ids.add(call_id)
+        self._deltas.append(CallDelta(self.num_calls, call_id, reader.name, ""))
+        self.num_calls += 1
+
+    def fragment(self, reader: BodyReader) -> None:
+        """Reports more of the arguments of the last call."""
+        if fragment := reader.take_fragment():
+            self._deltas.append(CallDelta(self.num_calls - 1, None, None, fragment))
+
+    def end(self) -> None:
+        """Ends the text."""
+        if self.num_calls == 0 and self.gap:
+            self._deltas.append(ContentDelta(self.gap))
+        self.gap = ""
+
+    def take(self) -> list[ToolDelta]:
+        """Takes the deltas so far. Neighbours that belong together are joined."""
         joined: list[ToolDelta] = []
         for index, group in itertools.groupby(self._deltas, lambda d: d.index if isinstance(d, CallDelta) else None):
             deltas = list(group)
@@ -271,158 +451,3 @@ class ToolCallParser:
                 joined.append(dataclasses.replace(first, arguments=arguments))
         self._deltas = []
         return joined
-
-    # The states of the parser. Each is a method that takes one character.
-
-    def _in_content(self, char: str) -> None:
-        matched_len = self._matcher.advance(char)
-        self._held += char
-        if not matched_len:
-            cut = len(self._held) - self._matcher.held_len
-            text, self._held = self._held[:cut], self._held[cut:]
-            self._report_text(text)
-            return
-        before, self._held = self._held[:-matched_len], self._held[-matched_len:]
-        self._report_text(before)
-        if self._held[0] != "{":
-            self._state = self._in_opening
-            return
-        opening, self._held = self._held, ""
-        self._begin_reader()
-        for part in opening:
-            self._in_call(part)
-
-    def _in_opening(self, char: str) -> None:
-        """After the opening string."""
-        is_mistral = self._held.startswith("[TOOL_CALLS]")
-        if char == "{" and not is_mistral:
-            self._begin_reader()
-            self._in_call(char)
-        elif char == "[" and is_mistral:
-            self._hold(char)
-            self._is_list = True
-            self._state = self._in_list
-        elif char in _WHITESPACE:
-            self._hold(char)
-        elif is_mistral and _HEADER.fullmatch(char):
-            self._hold(char)
-            self._state = self._in_header
-        else:
-            self._fail(char)
-
-    def _in_list(self, char: str) -> None:
-        """Between the calls of a list."""
-        if char == "{":
-            self._begin_reader()
-            self._in_call(char)
-        elif char == "]" and self.num_calls:
-            self._end_section()
-        elif char in _WHITESPACE + ",":
-            self._hold(char)
-        else:
-            self._fail(char)
-
-    def _in_header(self, char: str) -> None:
-        """In the name in front of arguments that stand alone."""
-        if char != "{":
-            self._hold(char)
-            return
-        header = _HEADER.fullmatch(self._held.removeprefix("[TOOL_CALLS]").lstrip())
-        if header is None or (self._names is not None and header[1] not in self._names):
-            self._fail(char)
-            return
-        self._begin_reader(header[1])
-        self._in_call(char)
-
-    def _in_call(self, char: str) -> None:
-        """In the JSON of a call."""
-        step = self._reader.push(char)
-        if step is ScanStep.WRONG:
-            self._fail(char)
-            return
-        is_complete = step is ScanStep.LAST
-        if not self._is_begun and (self._streams or is_complete):
-            self._begin_call()
-        if not is_complete:
-            return
-        self._report_fragment()
-        self._held = ""
-        self._is_begun = False
-        if self._is_list:
-            self._state = self._in_list
-        elif self._form.closing:
-            self._state = self._in_closing
-        else:
-            self._end_section()
-
-    def _in_closing(self, char: str) -> None:
-        """After a call, where its closing string should come."""
-        self._held += char
-        closing = self._held.lstrip(_WHITESPACE)
-        if closing == self._form.closing:
-            self._held = ""
-            self._end_section()
-        elif not self._form.closing.startswith(closing) or len(self._held) > _MAX_HELD_LEN:
-            held, self._held = self._held, ""
-            self._end_section()
-            for part in held:
-                self._state(part)
-
-    # What the states share.
-
-    def _hold(self, char: str) -> None:
-        self._held += char
-        if len(self._held) > _MAX_HELD_LEN:
-            self._fail("")
-
-    def _take_held(self) -> str:
-        """Takes the text that is neither reported nor dropped, without the gap before it."""
-        is_in_call = self._state == self._in_call
-        held = "" if self._is_begun else self._held + (self._reader.text if is_in_call else "")
-        self._held = ""
-        return held
-
-    def _begin_reader(self, name: str | None = None) -> None:
-        self._reader = CallReader(self._form.arguments, self._names, name)
-        self._state = self._in_call
-
-    def _end_section(self) -> None:
-        self._is_begun = False
-        self._is_list = False
-        self._matcher = StopMatcher(self._form.openings)
-        self._state = self._in_content
-
-    def _fail(self, char: str) -> None:
-        """Reports what was held as text, because it is no call, and then takes the character as text."""
-        if self._is_begun:
-            self._report_fragment()
-        held = self._take_held()
-        self._end_section()
-        self._report_text(held)
-        if char:
-            self._in_content(char)
-
-    def _begin_call(self) -> None:
-        """Reports that a call has begun, if its name is known and its arguments have begun."""
-        name = self._reader.name
-        if name is None or not self._reader.has_arguments:
-            return
-        self._is_begun = True
-        self._gap = ""
-        self._droppable = self._form.between
-        self._deltas.append(CallDelta(self.num_calls, self._new_id(self.num_calls), name, ""))
-        self.num_calls += 1
-
-    def _report_fragment(self) -> None:
-        if fragment := self._reader.take_fragment():
-            self._deltas.append(CallDelta(self.num_calls - 1, None, None, fragment))
-
-    def _report_text(self, text: str) -> None:
-        """Reports text, but holds back its end that is dropped if a call follows or if it follows the last call."""
-        text = self._gap + text
-        is_shown = text.strip(self._droppable) or len(text) > _MAX_HELD_LEN
-        shown = text.rstrip(_WHITESPACE) or text if is_shown else ""
-        self._gap = text[len(shown) :]
-        if shown:
-            self._deltas.append(ContentDelta(shown))
-            self._droppable = _WHITESPACE

@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 from starlette.exceptions import HTTPException
 
 from jsg.config import EngineConfig, ServerConfig
+from jsg.dialects import choose_dialect
 from jsg.engine.front.client import EngineClient
 from jsg.engine.front.served import ServedEngine
 from jsg.errors import ModelNotFoundError, RequestError
@@ -19,7 +20,7 @@ from jsg.server.generation import Generator
 from jsg.server.media_sources import MediaSources
 from jsg.server.text_threads import TextThreads
 from jsg.server.thinking import ThoughtForm
-from jsg.server.tool_use import Speech, dialect_of
+from jsg.server.tool_use import Speech
 
 ANY_MODEL = ("default", "unknown")  # what SGLang's clients and its gateway write if they leave the choice to the server
 
@@ -33,6 +34,7 @@ class Front:
         created: When it was ready, in seconds since the epoch.
         speech: How the model reads about tools and writes calls.
         thinking: How the model writes its thoughts; None where it writes none.
+        chat_thinking: The same for answers whose grammar is that of a `ToolUse`.
         media: Reads pictures and videos, or refuses them where the model cannot see.
         writing: Is held while a piece of a long answer is written, so that the loop writes one piece in each turn.
     """
@@ -58,10 +60,13 @@ class Front:
         self.created = int(time.time())
         self.speech = Speech(
             template=chat.template,
-            dialect=dialect_of(server.tool_call_parser, generator.tokenizer.chat_template),
+            dialect=choose_dialect(server.tool_call_parser, generator.tokenizer.chat_template),
             special=generator.markers,
         )
         self.thinking = ThoughtForm.of(server.reasoning_parser, generator.tokenizer, generator.markers)
+        self.chat_thinking = self.thinking
+        if self.thinking is not None and self.speech.dialect is not None and self.speech.dialect.messages is not None:
+            self.chat_thinking = self.thinking.without_gap()  # the header of the answer is in the grammar of `ToolUse`
         self.model_name = server.served_model_name or public_name(engine.model_path)
 
     @functools.cached_property

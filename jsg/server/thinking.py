@@ -49,6 +49,10 @@ class ThoughtForm:
         markers = detect_markers(tokenizer.chat_template) if parser == "auto" else find_markers(parser)
         return None if markers is None else cls(markers, tokenizer, special)
 
+    def without_gap(self) -> "ThoughtForm":
+        """The form for answers whose grammar begins right behind the thoughts."""
+        return dataclasses.replace(self, markers=dataclasses.replace(self.markers, gap=""))
+
     @property
     def token_ids(self) -> tuple[int | None, int | None]:
         """The special tokens that are the two markers; None where a marker is text or has several parts."""

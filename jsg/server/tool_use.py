@@ -1,7 +1,7 @@
 """Tools that an answer may call: the model is shown them, a grammar enforces their form, a parser reads the calls.
 
 This module serves every API. Each API makes a `ToolUse` of its own fields, and shows the text and the calls of an
-answer in its own form. A dialect is how a model writes calls in text; `jsg.processing.tool_calls` has the dialects.
+answer in its own form. A dialect is how a model writes calls in text; `jsg.dialects` has the dialects.
 """
 
 import contextlib
@@ -11,21 +11,20 @@ import json
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, final, get_args
+from typing import Any, Literal, final
 
+from jsg.call_styles import XML_MARKS, ArgumentTypes
 from jsg.constrained.tags import tools as tool_grammars
+from jsg.dialects import Dialect
 from jsg.errors import GrammarError, RequestError
 from jsg.processing.answer import Answer, AnswerDelta
 from jsg.processing.call_stops import CallForm
 from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.tool_calls import (
     ContentDelta,
-    Dialect,
     ParsedAnswer,
     ToolCallParser,
     ToolDelta,
-    detect_dialect,
-    markers,
     parse_tool_calls,
 )
 from jsg.types import GrammarSpec
@@ -35,7 +34,6 @@ MAX_TOOLS = 128
 _FORM = ".format.elements[1]"  # where the form is in the structural tag of calls or a form
 _PLACE = re.compile(r"the structural tag((?:\.\w+|\[\d+\])+): (.*)", re.DOTALL)  # begins the compiler's messages
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-DIALECTS: Mapping[str, Dialect] = {name: name for name in get_args(Dialect)}
 ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 
 
@@ -128,8 +126,10 @@ class Speech:
 class ToolUse:
     """The tools of one request, and how they are called.
 
+    Where answers are rows of messages with headers, a request without tools has this too, with no tool to call.
+
     Attributes:
-        shown: All tools that the model is shown, as the chat template takes them.
+        shown: All tools that the model is shown, as the chat template takes them; None where it is shown none.
         callable: The tools that the answer may call.
         is_required: Whether the answer must have a call; otherwise it may be text only.
         is_parallel: Whether the answer may have several calls.
@@ -138,7 +138,7 @@ class ToolUse:
         form: The form of an answer without calls; None for free text.
     """
 
-    shown: Sequence[Mapping[str, Any]]
+    shown: Sequence[Mapping[str, Any]] | None
     callable: Sequence[Tool]
     is_required: bool
     is_parallel: bool
@@ -150,7 +150,7 @@ class ToolUse:
     def of(
         cls, tools: Sequence[Tool], choice: Choice, speech: Speech, form: TextForm | None = None
     ) -> "ToolUse | None":
-        """How a model uses these tools, in an answer whose text may have to have a form; None where it may call none.
+        """How a model uses these tools, in an answer whose text may have to have a form; None for a plain text.
 
         Raises:
             RequestError: A rule about names and numbers is broken, or the model was not made for tools.
@@ -161,7 +161,9 @@ class ToolUse:
                 raise RequestError(
                     "tool_choice needs tools, but the request has none; send some, or leave it out", "tool_choice"
                 )
-            return None
+            if speech.dialect is None or speech.dialect.messages is None:
+                return None
+            return cls(None, (), False, False, speech.dialect, speech.special, form)
         if not speech.shows_tools:
             raise _not_for_this_model("its chat template does not show them")
         if speech.dialect is None:
@@ -186,12 +188,15 @@ class ToolUse:
     @property
     def call_form(self) -> CallForm:
         """How calls stand in an answer."""
-        return CallForm(self.dialect, self.names)
+        types: dict[str, ArgumentTypes] = {}
+        if self.dialect.call_style in XML_MARKS:
+            types = {tool.name: ArgumentTypes.read(tool.schema) for tool in self.callable}
+        return CallForm(self.dialect, self.names, types)
 
     @property
     def has_special_marks(self) -> bool:
         """Whether special tokens mark calls, so that the text of an answer must keep its special tokens."""
-        return not self.special.isdisjoint(markers(self.dialect))
+        return not self.special.isdisjoint(self.dialect.markers)
 
     @contextlib.contextmanager
     def naming(self) -> Iterator[None]:
@@ -200,19 +205,26 @@ class ToolUse:
             yield
         except GrammarError as error:
             found = _PLACE.match(str(error))
-            if found is not None and self.form is not None and found[1].startswith(_FORM):
+            if found is not None and self.form is not None and (not self.callable or found[1].startswith(_FORM)):
                 error.args, error.param = (found[2],), self.form.field
                 raise
-            schema = None if found is None else _schema_at(json.loads(self.grammar().text), found[1])
+            spec = self.grammar()
+            schema = None if found is None or spec is None else _schema_at(json.loads(spec.text), found[1])
             for tool in self.callable:
                 if found is not None and schema == {**tool.schema, "type": "object"}:
                     error.args, error.param = (found[2],), tool.field
                     break
             raise
 
-    def grammar(self) -> GrammarSpec:
-        """The grammar of the whole text of an answer: calls, and where none is required free text or the form."""
-        spec = tool_grammars.tools_to_structural_tag(
+    def grammar(self) -> GrammarSpec | None:
+        """The grammar of the whole text of an answer: calls, and where none is required free text or the form.
+
+        None for free text without calls.
+        """
+        if not self.callable:
+            form = None if self.form is None else dict(self.form.format)
+            return None if form is None else tool_grammars.form_to_structural_tag(form, self.dialect, self.special)
+        return tool_grammars.tools_to_structural_tag(
             [tool_grammars.Tool(tool.name, tool.schema, tool.is_strict) for tool in self.callable],
             "required" if self.is_required else "auto",
             self.dialect,
@@ -220,8 +232,6 @@ class ToolUse:
             special_tokens=self.special,
             form=None if self.form is None else dict(self.form.format),
         )
-        assert spec is not None
-        return spec
 
 
 @final
@@ -230,11 +240,13 @@ class AnswerReader:
 
     def __init__(self, answer: Answer, tools: ToolUse | None) -> None:
         self._answer = answer
-        self._tools = tools
         self._nonce = uuid.uuid4().hex  # not the request's name, which clients may use for many requests
-        self._parser = None
-        if tools is not None:
-            self._parser = ToolCallParser(tools.dialect, tools.names, self._new_id)
+        self._form = None if tools is None else tools.call_form
+        self._parser = (
+            None
+            if self._form is None
+            else ToolCallParser(self._form.dialect, self._form.names, self._new_id, types=self._form.types)
+        )
 
     def read(self, delta: AnswerDelta) -> list[ToolDelta]:
         """The text and calls that a delta of the answer adds. Takes every delta once and in order."""
@@ -249,10 +261,17 @@ class AnswerReader:
 
     def whole(self, *, only_complete: bool = False) -> ParsedAnswer:
         """The text and calls of the answer so far. With `only_complete` a call that was cut short counts as text."""
-        if self._tools is None:
+        if self._form is None:
             return ParsedAnswer(self._answer.text, ())
-        dialect, names = self._tools.dialect, self._tools.names
-        return parse_tool_calls(self._answer.text, dialect, names, self._new_id, streams_arguments=not only_complete)
+        form = self._form
+        return parse_tool_calls(
+            self._answer.text,
+            form.dialect,
+            form.names,
+            self._new_id,
+            types=form.types,
+            streams_arguments=not only_complete,
+        )
 
     @property
     def held_len(self) -> int:
@@ -270,10 +289,10 @@ class AnswerReader:
         return self._parser is not None and self._parser.is_cut
 
     def _new_id(self, index: int) -> str:
-        """A name for a call that no other answer has. Mistral's templates take nine letters and digits only."""
+        """A name for a call that no other answer has."""
         digest = hashlib.sha256(f"{self._nonce} {index}".encode()).hexdigest()
-        is_mistral = self._tools is not None and self._tools.dialect == "mistral"
-        return digest[:9] if is_mistral else f"call_{digest[:24]}"
+        is_short = self._form is not None and self._form.dialect.id_form == "nine_letters"
+        return digest[:9] if is_short else f"call_{digest[:24]}"
 
 
 def _schema_at(tag: Any, place: str) -> Any:
@@ -292,11 +311,6 @@ def _schema_at(tag: Any, place: str) -> Any:
 def naming(tools: ToolUse | None) -> contextlib.AbstractContextManager[None]:
     """`ToolUse.naming` where there are tools."""
     return contextlib.nullcontext() if tools is None else tools.naming()
-
-
-def dialect_of(chosen: str, template_source: str | None) -> Dialect | None:
-    """The dialect that `--tool-call-parser` names, or with "auto" the one that the chat template shows."""
-    return detect_dialect(template_source) if chosen == "auto" else DIALECTS[chosen]
 
 
 def _check_names(tools: Sequence[str], chosen: Sequence[str] | None) -> None:

@@ -4,6 +4,7 @@ import json
 
 from jsg.constrained.report import check_grammar
 from jsg.constrained.tags.tools import Tool, tools_to_structural_tag
+from jsg.dialects import DIALECTS
 from jsg.types import GrammarSpec
 
 COLOUR = {"type": "object", "properties": {"c": {"type": "string", "format": "colour"}}}
@@ -23,7 +24,7 @@ def test_what_is_an_annotation_in_a_structural_tag_is_named_with_its_place():
 
 def test_what_is_an_annotation_in_a_tool_is_named():
     tools = [Tool("paint", COLOUR), Tool("wait", {"properties": {"s": {"minimun": 1}}}), Tool("stop")]
-    spec = tools_to_structural_tag(tools, "auto", "hermes")
+    spec = tools_to_structural_tag(tools, "auto", DIALECTS["hermes"])
     assert spec is not None
     formats, keywords = check_grammar(spec).annotations
     assert formats.startswith("format 'colour' at #/properties/c/format in the structural tag.format.tags[0]")

@@ -116,6 +116,20 @@ CONSTRAINED = (
         "tests/constrained/tags",
     ),
     Mutation(
+        "constrained: free text beside calls may have markers",
+        "jsg/constrained/tags/tools.py",
+        '"excludes": [text for text in dict.fromkeys(others) if text not in triggers],',
+        '"excludes": [],',
+        "tests/constrained/tags/test_tools.py",
+    ),
+    Mutation(
+        "constrained: several calls where one is asked for",
+        "jsg/constrained/tags/tools.py",
+        "self._parallel = parallel and not self._ends_answer",
+        "self._parallel = not self._ends_answer",
+        "tests/constrained/tags/test_tools.py",
+    ),
+    Mutation(
         "constrained: minItems says nothing",
         "jsg/constrained/schema/containers.py",
         'min_items=reader.count("minItems") or 0,',
@@ -170,5 +184,19 @@ CONSTRAINED = (
         "        if counters[FUEL] < 0:",
         "        if False:",
         "tests/constrained/build/test_fuel.py",
+    ),
+    Mutation(
+        "constrained: a string without quotes has the mark behind it inside",
+        "jsg/constrained/schema/strings.py",
+        "        not_patterns = (*shape.not_patterns, re.escape(mark.text))",
+        "        not_patterns = shape.not_patterns",
+        "tests/constrained/tags/test_styled_calls.py",
+    ),
+    Mutation(
+        "constrained: a string without quotes looks like a number that is not valid",
+        "jsg/constrained/schema/arguments.py",
+        '        unclear |= types - {"string"} - whole',
+        "        pass",
+        "tests/constrained/tags/test_styled_calls.py",
     ),
 )

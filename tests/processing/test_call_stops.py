@@ -2,12 +2,13 @@
 
 import pytest
 
+from jsg.dialects import DIALECTS
 from jsg.processing.call_stops import CallForm, CallStops
 from jsg.processing.output import OutputStream
 from jsg.processing.tokenizer import Tokenizer
 from jsg.types import FinishReason, FinishType, SamplingParams
 
-FORM = CallForm("hermes", frozenset(("f", "g")))
+FORM = CallForm(DIALECTS["hermes"], frozenset(("f", "g")))
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "END", "b": [1, 2]}}\n</tool_call>'
 LENGTH = FinishReason(FinishType.LENGTH)
 
@@ -31,6 +32,8 @@ CASES: list[tuple[tuple[str, ...], str, str, str | None]] = [
     (("no call",), "<tool_call> no call END", "<tool_call> ", "no call"),
     (("END",), '<tool_call>{"name": "f", "arguments": {"a": END',
      '<tool_call>{"name": "f", "arguments": {"a": ', "END"),
+    (("ab",), f"{CALL}a</tool_call>b", f"{CALL}a</tool_call>b", None),  # a mark without a call is no text
+    (("b c",), f"{CALL}a</tool_call>b c", f"{CALL}a</tool_call>", "b c"),
     (("x",), '{"name": "f"} x', '{"name": "f"} ', "x"),  # another model's form is text
 ]  # fmt: skip
 

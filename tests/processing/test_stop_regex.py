@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jsg.constrained.stop_patterns import stop_patterns
+from jsg.dialects import DIALECTS
 from jsg.processing.answer import Answer, Prompt
 from jsg.processing.call_stops import CallForm
 from jsg.processing.output import OutputStream
@@ -94,7 +95,7 @@ def test_it_counts_from_the_first_token_that_may_be_the_last(byte_level: Tokeniz
 
 
 def test_a_call_is_never_cut_in_two(byte_level: Tokenizer) -> None:
-    form = CallForm("hermes", frozenset(("f",)))
+    form = CallForm(DIALECTS["hermes"], frozenset(("f",)))
     call = '<tool_call>\n{"name": "f", "arguments": {"a": 12}}\n</tool_call>'
     answer, _ = answer_of(byte_level, f"{call} and 34 more", [2] * 40, calls=form, stop_regex=r"\d+")
     assert answer.text == f"{call} and "

@@ -10,6 +10,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from jsg.constrained.tags.tools import Tool, tools_to_structural_tag
+from jsg.dialects import DIALECTS
 from tests.server.scripted import TOOL_TEMPLATE, ScriptedServer
 from tests.server.test_tools import ARGUMENTS, CALL, HI, NO_ARGUMENTS, OTHER, SCHEMA, make_server
 
@@ -36,7 +37,7 @@ def _plain(scripted: ScriptedServer) -> None:
 
 
 def grammar(tools: list[Tool], choice: Any, *, parallel: bool = True):
-    return tools_to_structural_tag(tools, choice, "hermes", parallel=parallel, special_tokens=SPECIAL)
+    return tools_to_structural_tag(tools, choice, DIALECTS["hermes"], parallel=parallel, special_tokens=SPECIAL)
 
 
 class TestResponses:

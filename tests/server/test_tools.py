@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from jsg.constrained.tags.front import structural_tag_grammar
 from jsg.constrained.tags.tools import Tool, tools_to_structural_tag
+from jsg.dialects import DIALECTS
 from jsg.errors import GrammarError
 from jsg.types import FinishReason, FinishType
 from tests.server.byte_tokenizer import write_byte_tokenizer
@@ -105,7 +106,7 @@ class TestWhatTheModelIsHeldTo:
         ask(scripted, **fields)
         tools = [tool for tool in (self.WEATHER_TOOL, self.CLOCK_TOOL) if tool.name in names]
         special = {"<|im_start|>", "<|im_end|>", "<s>"}
-        expected = tools_to_structural_tag(tools, choice, "hermes", parallel=parallel, special_tokens=special)
+        expected = tools_to_structural_tag(tools, choice, DIALECTS["hermes"], parallel=parallel, special_tokens=special)
         assert scripted.sampling.grammar == expected
         assert scripted.prompt.count("<tool>") == 2, "the model is shown every tool"
 
@@ -137,7 +138,7 @@ class TestWhatTheModelIsHeldTo:
         for choice in ("auto", "required"):
             ask(scripted, tool_choice=choice, **fields)
             tools = [self.WEATHER_TOOL, self.CLOCK_TOOL]
-            expected = tools_to_structural_tag(tools, choice, "hermes", special_tokens=special, form=form)
+            expected = tools_to_structural_tag(tools, choice, DIALECTS["hermes"], special_tokens=special, form=form)
             assert scripted.sampling.grammar == expected
 
     @pytest.mark.parametrize("strict", [None, True, False])
@@ -432,7 +433,7 @@ class TestOldForm:
         expected = tools_to_structural_tag(
             [Tool("weather", SCHEMA)],
             "auto",
-            "hermes",
+            DIALECTS["hermes"],
             parallel=False,
             special_tokens={"<|im_start|>", "<|im_end|>", "<s>"},
         )

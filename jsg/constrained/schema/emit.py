@@ -1,10 +1,12 @@
 """Makes a grammar of shapes: each node has a rule, and equal parts of the schema share one."""
 
 import functools
+from collections.abc import Sequence
 
-from jsg.constrained.ir import NEVER, Call, Expr, Grammar, any_of, literal
+from jsg.constrained.ir import NEVER, Call, Expr, Grammar, any_of
 from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.schema import strings
+from jsg.constrained.schema.arguments import CallForm, arguments_expr
 from jsg.constrained.schema.arrays import array_expr
 from jsg.constrained.schema.consts import const_expr, scalar_words
 from jsg.constrained.schema.json_text import CharacterRules, words
@@ -26,6 +28,7 @@ from jsg.constrained.schema.shapes import (
     Shape,
     String,
 )
+from jsg.constrained.schema.spelling import JSON, Spelling
 from jsg.constrained.schema.whitespace import spacing
 from jsg.errors import GrammarError
 from jsg.types import PropertyOrder, Whitespace
@@ -33,7 +36,13 @@ from jsg.types import PropertyOrder, Whitespace
 _MAX_INLINE_BYTES = 64
 
 
-def emit(document: Document, whitespace: Whitespace, order: PropertyOrder, limits: Limits = LIMITS) -> Grammar:
+def emit(
+    document: Document,
+    whitespace: Whitespace,
+    order: PropertyOrder,
+    limits: Limits = LIMITS,
+    form: CallForm | None = None,
+) -> Grammar:
     """The grammar of the JSON texts whose value is valid for the document's root.
 
     Args:
@@ -41,23 +50,39 @@ def emit(document: Document, whitespace: Whitespace, order: PropertyOrder, limit
         whitespace: White space between JSON tokens. There is none before the first or after the last.
         order: Order of the members of objects.
         limits: Limits of the work.
+        form: The texts are the arguments of a call in this form, and not JSON.
 
     Raises:
         GrammarError: No grammar within the limits can express the schema.
     """
-    emitter = _Emitter(document, whitespace, order, limits)
-    start = emitter.rule(document.root).rule
-    return Grammar(start, emitter.scope.book.finish())
+    emitter = _Emitter(document, whitespace, order, limits, JSON if form is None else form.spelling)
+    scope = emitter.scope
+    if form is None:
+        start = emitter.rule(document.root).rule
+    else:
+        # The rules of the values follow one another anyway, so the arguments can be made before them.
+        start = scope.book.call("arguments", "arguments", lambda: arguments_expr(scope, document, form)).rule
+    return Grammar(start, scope.book.finish())
 
 
 class _Emitter:
     """Turns nodes into expressions. The rule book makes the rules one by one, so that nothing here is recursive."""
 
-    def __init__(self, document: Document, whitespace: Whitespace, order: PropertyOrder, limits: Limits) -> None:
+    def __init__(
+        self, document: Document, whitespace: Whitespace, order: PropertyOrder, limits: Limits, spelling: Spelling
+    ) -> None:
         self._nodes = document.nodes
         book = RuleBook()
         self.scope = Scope(
-            book, CharacterRules(book), spacing(book, whitespace), order, limits, self._shapes, self._value
+            book,
+            CharacterRules(book),
+            spelling,
+            spacing(book, whitespace),
+            order,
+            limits,
+            self._shapes,
+            self._value,
+            self._alternatives,
         )
 
     def rule(self, node: NodeName) -> Call:
@@ -81,15 +106,17 @@ class _Emitter:
                 return self.rule(node)
 
     def _node(self, node: NodeName) -> Expr:
-        """All shapes of a node, as alternatives. The known scalars are one set of words."""
+        return self._alternatives(self._shapes(node), node)
+
+    def _alternatives(self, shapes: Sequence[Shape], node: NodeName) -> Expr:
+        """Shapes of a node, as alternatives. The known scalars are one set of words."""
         known: set[bytes] = set()
         options: list[Expr] = []
-        shapes = self._shapes(node)
         texts = [shape for shape in shapes if isinstance(shape, String)]
         num_signs = 0
         for shape in shapes:
             if isinstance(shape, Const):
-                if (spellings := scalar_words(shape.text)) is not None:
+                if (spellings := scalar_words(self.scope.spelling, shape.text)) is not None:
                     known.update(spellings)
                     continue
                 num_signs += len(shape.text)  # each character of an array or object becomes at least one position
@@ -111,11 +138,11 @@ class _Emitter:
         scope = self.scope
         match shape:
             case Const(text):
-                return const_expr(scope.spacing, text, scope.order)
+                return const_expr(scope, text)
             case Boolean():
-                return any_of(map(literal, ("true", "false")))
+                return words((*scope.spelling.words["true"], *scope.spelling.words["false"]))
             case Null():
-                return literal("null")
+                return words(scope.spelling.words["null"])
             case Number():
                 name = "integer" if shape == Number(is_integer=True) else "number"
                 name = name if shape in (Number(), Number(is_integer=True)) else f"number of {node}"

@@ -10,11 +10,10 @@ required member also has a value that is valid for it.
 
 import functools
 
-from jsg.constrained.ir import NEVER, Expr, any_of, seq
+from jsg.constrained.ir import EMPTY, NEVER, Expr, any_of, seq
 from jsg.constrained.schema import distinct, strings
 from jsg.constrained.schema.alternatives import meet_strings
-from jsg.constrained.schema.json_text import known_string
-from jsg.constrained.schema.orders import Member, Plan, braces
+from jsg.constrained.schema.orders import Member, Plan, braces, members_expr
 from jsg.constrained.schema.scope import Scope
 from jsg.constrained.schema.shapes import NodeName, Object, String
 from jsg.errors import GrammarError
@@ -26,16 +25,34 @@ def object_expr(scope: Scope, shape: Object, where: str) -> Expr:
     Raises:
         GrammarError: The counts or the order need a larger grammar than is allowed.
     """
+    plan = _plan(scope, shape, where)
+    return NEVER if plan is None else braces(scope, plan, where)
+
+
+def bare_object_expr(scope: Scope, shape: Object, where: str) -> Expr:
+    """The members of an object, which may have none, without braces; NEVER where no object is valid.
+
+    Raises:
+        GrammarError: The counts or the order need a larger grammar than is allowed.
+    """
+    plan = _plan(scope, shape, where)
+    if plan is None:
+        return NEVER
+    may_be_empty, some = members_expr(scope, plan, where)
+    return any_of([EMPTY, some] if may_be_empty else [some])
+
+
+def _plan(scope: Scope, shape: Object, where: str) -> Plan | None:
+    """The members that an object may have; None where no object is valid."""
     needed, others = _needed_members(scope, shape), _other_members(scope, shape, None, where)
     kinds = functools.cache(functools.partial(_kinds, scope, shape, where))
     members: list[Member] = []
-    for name, node in shape.properties.items():
+    for name, node in scope.spelling.in_order(shape.properties):
         if scope.shapes(node):
-            members.append(Member(_member(scope, known_string(name), node), name in shape.required))
+            members.append(Member(_member(scope, scope.spelling.known_name(name), node), name in shape.required))
         elif name in shape.required:
-            return NEVER
-    plan = Plan(tuple(members), needed, others, kinds, shape.min_properties, shape.max_properties)
-    return braces(scope, plan, where)
+            return None
+    return Plan(tuple(members), needed, others, kinds, shape.min_properties, shape.max_properties)
 
 
 def _member(scope: Scope, name: Expr, node: NodeName) -> Expr:
@@ -46,7 +63,7 @@ def _needed_members(scope: Scope, shape: Object) -> tuple[Expr, ...]:
     """The required members outside `properties`."""
     needed: list[Expr] = []
     for name, node in shape.some:
-        quoted = strings.quoted_expr(scope, name)
+        quoted = strings.name_expr(scope, name, "a name")
         needed.append(_member(scope, quoted, node) if quoted != NEVER and scope.shapes(node) else NEVER)
     return tuple(needed)
 
@@ -83,11 +100,8 @@ def _names(scope: Scope, names: String, shape: Object, where: str) -> Expr:
         wanted = meet_strings(names, taken)
         if wanted is None:
             continue
-        if wanted == String():
-            options.append(strings.string_expr(scope, wanted, where))
-            continue
         try:
-            options.append(strings.quoted_expr(scope, wanted))
+            options.append(strings.name_expr(scope, wanted, where))
         except GrammarError as error:
             raise GrammarError(f"patternProperties or propertyNames at {where}: {error}") from error
     return any_of(options)

@@ -82,18 +82,23 @@ def braces(scope: Scope, plan: Plan, where: str) -> Expr:
     Raises:
         GrammarError: The counts or the order need a larger grammar than is allowed.
     """
+    may_be_empty, some = members_expr(scope, plan, where)
+    options = [scope.spacing.empty("{}")] if may_be_empty else []
+    return any_of(options if some == NEVER else [*options, scope.spacing.enclosed("{", some, "}")])
+
+
+def members_expr(scope: Scope, plan: Plan, where: str) -> tuple[bool, Expr]:
+    """Whether there may be no member, and the members where there are some; NEVER where there cannot be any.
+
+    Raises:
+        GrammarError: The counts or the order need a larger grammar than is allowed.
+    """
     least = max(plan.least, plan.num_required + len(plan.needed))
     if (plan.most is not None and plan.most < least) or NEVER in plan.needed:
-        return NEVER
-    options: list[Expr] = []
-    if least == 0:
-        options.append(scope.spacing.empty("{}"))
-    if plan.most is None or plan.most > 0:
-        arrange = _in_any_order if scope.order == "free" else _in_order
-        some = arrange(plan, scope.spacing.comma, where)
-        if some != NEVER:
-            options.append(scope.spacing.enclosed("{", some, "}"))
-    return any_of(options)
+        return False, NEVER
+    arrange = _in_any_order if scope.order == "free" else _in_order
+    is_empty = plan.most is not None and plan.most <= 0
+    return least == 0, NEVER if is_empty else arrange(plan, scope.spacing.comma, where)
 
 
 def _in_any_order(plan: Plan, comma: Expr, where: str) -> Expr:

@@ -5,27 +5,89 @@ follows the words only while one of them is still possible. Every other case bec
 characters.
 """
 
+import dataclasses
 import functools
+import re
 from collections.abc import Iterable, Sequence
 
 from jsg.constrained.chars import charset
 from jsg.constrained.chars.chardfa import CharDfa, as_repeat, fit_length
 from jsg.constrained.chars.lower import lower
-from jsg.constrained.ir import NEVER, Automaton, Call, Chars, Expr, Literal, Repeat, parts_of, seq
+from jsg.constrained.ir import (
+    EMPTY,
+    NEVER,
+    Automaton,
+    Call,
+    Chars,
+    Expr,
+    Literal,
+    Repeat,
+    Words,
+    literal,
+    parts_of,
+    seq,
+)
 from jsg.constrained.limits import check
 from jsg.constrained.schema.formats import format_expr
 from jsg.constrained.schema.json_text import character
 from jsg.constrained.schema.patterns import search_expr
 from jsg.constrained.schema.scope import Scope
 from jsg.constrained.schema.shapes import String
+from jsg.constrained.schema.spelling import NAME_PATTERN, Mark
+from jsg.errors import GrammarError
 
 _QUOTE = Literal(b'"')
 _MAX_INLINE_SETS = 2
+_MAX_RAW_LENGTH = 300
+"""A length beside the end of a raw string needs a state for each character and each part of the mark."""
 
 
 def string_expr(scope: Scope, shape: String, where: str) -> Call:
     """A string with its quotes, as a call of the rule that all strings of this shape share."""
     return scope.book.call(shape, described(shape, where), lambda: quoted_expr(scope, shape))
+
+
+def name_expr(scope: Scope, shape: String, where: str) -> Expr:
+    """The name of a member, as its notation has it; NEVER where no name is valid."""
+    if scope.spelling.name_begin is None:
+        return string_expr(scope, shape, where) if shape == String() else quoted_expr(scope, shape)
+    shape = dataclasses.replace(shape, patterns=(*shape.patterns, NAME_PATTERN))
+    content = _content(scope, shape)
+    return NEVER if content == NEVER else seq(scope.spelling.before_name, lower(content))
+
+
+def raw_expr(scope: Scope, shape: String, mark: Mark, before: Expr = EMPTY) -> Expr:
+    """A string as it is, up to the mark, with what stands before the mark; NEVER where no string is valid.
+
+    Raises:
+        GrammarError: The string has too long a length to be counted.
+    """
+    content = _content(scope, shape)
+    if _has_sign(content, mark.text[0]):
+        if max(shape.min_length, shape.max_length or 0) > _MAX_RAW_LENGTH:
+            raise GrammarError(
+                f"minLength and maxLength of a string must be at most {_MAX_RAW_LENGTH} where a model writes strings "
+                "without quotes, because its characters cannot simply be counted; use a smaller one, or leave it out"
+            )
+        not_patterns = (*shape.not_patterns, re.escape(mark.text))
+        content = _content(scope, dataclasses.replace(shape, not_patterns=not_patterns))
+    return NEVER if content == NEVER else seq(lower(content), before, mark.spellings)
+
+
+def _has_sign(content: Expr, sign: str) -> bool:
+    """Whether a text of an expression over characters may have the sign in it, as far as its parts show."""
+    todo = [content]
+    while todo:
+        match part := todo.pop():
+            case Chars(ranges) if charset.contains(ranges, sign):
+                return True
+            case Literal(value) if sign.encode() in value:
+                return True
+            case Words(values) if any(sign.encode() in value for value in values):
+                return True
+            case _:
+                todo.extend(parts_of(part))
+    return False
 
 
 def described(shape: String, where: str) -> str:
@@ -39,6 +101,9 @@ def described(shape: String, where: str) -> str:
 
 def quoted_expr(scope: Scope, shape: String) -> Expr:
     """A string with its quotes; NEVER where no string is valid."""
+    if (mark := scope.spelling.quote) is not None:
+        raw = raw_expr(scope, shape, mark)
+        return NEVER if raw == NEVER else seq(literal(mark.spelling), raw)
     if shape == String():
         return seq(_QUOTE, _rest(scope))
     if shape.excluded and shape == String(excluded=shape.excluded):

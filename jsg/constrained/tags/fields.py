@@ -119,6 +119,13 @@ class Fields:
             raise self._wrong(name, "an integer from 0", value)
         return value
 
+    def choice(self, name: str, values: Sequence[str]) -> str:
+        """A member that must be one of these texts; the first where it is missing."""
+        value = self.value(name, values[0])
+        if not isinstance(value, str) or value not in values:
+            raise self._wrong(name, f"one of {', '.join(values)}", value)
+        return value
+
     def expect_type(self, kind: str) -> None:
         """Refuses another `type` than this."""
         value = self.value("type")

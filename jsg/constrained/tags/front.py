@@ -8,16 +8,18 @@ The newer form is XGrammar's, a tree of formats under `format`:
 
 Free text inside a tag ends where the end of the tag first comes up. A `{"type": "token", "token": "<name>"}` stands for
 the special token that is written so; it may also be the begin or the end of a tag, or a trigger. With `if_known` the
-model need not have it, and then it stands nowhere. A `json_schema` with
-`or_any_object` stands for any JSON object where its schema cannot be enforced.
+model need not have it, and then it stands nowhere. A `json_schema` with `or_any_object` stands for any JSON object
+where its schema cannot be enforced. One with a `style` stands for the arguments of a call in a style of
+`jsg.call_styles`, without the head and the end of the call.
 """
 
 import dataclasses
 import functools
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, final, get_args
 
+from jsg.call_styles import XML_MARKS, ArgumentTypes, CallStyle
 from jsg.constrained.build.builder import build
 from jsg.constrained.chars import charset
 from jsg.constrained.ebnf.parser import ebnf_grammar
@@ -64,6 +66,26 @@ def structural_tag_grammar(
     expr = formats.of(fields.object("format"), ()) if is_tree else formats.of_structures(fields)
     fields.end()
     return Grammar(PARAM, {PARAM: expr, **formats.rules}, annotations=tuple(formats.annotations))
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Style:
+    """How the values of a schema are written: as JSON, or as arguments of a call."""
+
+    name: str = "json"
+    special: tuple[str, ...] = ()
+
+    @property
+    def call_style(self) -> CallStyle | None:
+        """The style of the arguments of a call; None for JSON."""
+        return next((style for style in get_args(CallStyle) if style == self.name), None)
+
+    def loosest(self, schema: Any) -> str:
+        """A schema, as JSON, of any object. A reader of the call must still take arguments for what they are."""
+        if self.name not in XML_MARKS:
+            return '{"type": "object"}'
+        return json.dumps(ArgumentTypes.read(schema).schema())
 
 
 @final
@@ -143,10 +165,17 @@ class _Formats:
 
     def _json_schema(self, fields: Fields, ends: Ends) -> Expr:
         schema = fields.value("json_schema")
-        fields.expect_only("style", "json", "JSON is the only style here")
         is_free = fields.flag("any_order") or self._property_order == "free"
-        or_any_object = fields.flag("or_any_object")
-        part = self._schema(schema, fields.path, "free" if is_free else "declared", or_any_object=or_any_object)
+        style = _Style(fields.choice("style", ("json", *get_args(CallStyle))))
+        if style.call_style is not None:
+            style = dataclasses.replace(style, special=tuple(fields.strings("special_tokens", ())))
+        part = self._schema(
+            schema,
+            fields.path,
+            "free" if is_free else "declared",
+            style,
+            or_any_object=fields.flag("or_any_object"),
+        )
         return seq(part, _one_of(ends))
 
     def _embedded(self, member: str, make: Callable[[str, Limits], Grammar], fields: Fields, ends: Ends) -> Expr:
@@ -298,14 +327,29 @@ class _Formats:
         return self._rule("text", free_text([*branches, *forbidden, *last], self._limits, may_end=not ends))
 
     def _schema(
-        self, schema: Any, path: str, property_order: PropertyOrder | None = None, *, or_any_object: bool = False
+        self,
+        schema: Any,
+        path: str,
+        property_order: PropertyOrder | None = None,
+        style: "_Style | None" = None,
+        *,
+        or_any_object: bool = False,
     ) -> Expr:
         """A value of the schema. With `or_any_object`, a schema that cannot be enforced allows any object."""
         order: PropertyOrder = property_order or self._property_order
         text = json.dumps(schema)
+        style = style or _Style()
 
         def read(schema_text: str) -> Grammar:
-            return schema_grammar(schema_text, self._whitespace, order, self._additional_properties, self._limits)
+            return schema_grammar(
+                schema_text,
+                self._whitespace,
+                order,
+                self._additional_properties,
+                self._limits,
+                style.call_style,
+                style.special,
+            )
 
         def make() -> Grammar:
             if not or_any_object:
@@ -314,10 +358,10 @@ class _Formats:
                 grammar = read(text)
                 build(grammar, self._limits)  # only this shows that the grammar is too large
             except GrammarError as error:
-                return dataclasses.replace(read('{"type": "object"}'), annotations=(f"the whole schema ({error})",))
+                return dataclasses.replace(read(style.loosest(schema)), annotations=(f"the whole schema ({error})",))
             return grammar
 
-        return self._merge(("json_schema", order, text, str(or_any_object)), path, make)
+        return self._merge(("json_schema", order, text, str(or_any_object), str(style)), path, make)
 
     def _merge(self, key: tuple[str, ...], path: str, make: Callable[[], Grammar]) -> Call:
         """A call of another grammar. Its rules are added once, however often it stands in the tag."""

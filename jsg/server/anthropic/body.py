@@ -364,7 +364,7 @@ class CountTokensBody(Body):
         """The tools that the answer may call; None for none. Raises RequestError."""
         choice = Choice() if self.tool_choice is None else self.tool_choice.choice()
         tools = [tool.tool(f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
-        return ToolUse.of(tools, choice, speech, text_form(self.constraint(), tools, choice))
+        return ToolUse.of(tools, choice, speech, text_form(self.constraint(), tools, choice, speech))
 
     def thought_wish(self) -> ThoughtWish:
         """What the client wants of thoughts: without `thinking` they are not shown."""

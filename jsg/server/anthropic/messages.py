@@ -58,7 +58,7 @@ async def create_message(
                 namespace=namespace,
                 priority=body.priority or 0,
             )
-            prompt = think(prompt, front.thinking, wish, rules, may_begin=not body.is_continued)
+            prompt = think(prompt, front.chat_thinking, wish, rules, may_begin=not body.is_continued)
             generation = await begin(request, front, call, [prompt])
             reader = AnswerReader(generation.answers[0], tools)
             blocks = _Blocks(body.thought_display)

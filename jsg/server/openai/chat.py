@@ -181,7 +181,7 @@ class ChatBody(OpenAIBody):
                 choice = Choice(chosen or "auto")
         is_one_call = choice.is_one_call or self.parallel_tool_calls is False or bool(self.functions)
         choice = dataclasses.replace(choice, is_one_call=is_one_call)
-        return ToolUse.of(tools, choice, speech, text_form(self.constraint(), tools, choice))
+        return ToolUse.of(tools, choice, speech, text_form(self.constraint(), tools, choice, speech))
 
     def _names(self) -> dict[str, str]:
         tools = {GRAMMAR: "tools"} if self.tools else {}
@@ -346,7 +346,7 @@ async def chat_completions(
         with naming(tools):
             wish = body.thought_wish()
             prompt = await _prompt(body, num_bytes, rules, call, front, tools)
-            prompt = think(prompt, front.thinking, wish, rules, may_begin=not body.continue_final_message)
+            prompt = think(prompt, front.chat_thinking, wish, rules, may_begin=not body.continue_final_message)
             generation = await begin(request, front, call, [prompt])
             names = TokenNames(front.generator.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
             return await respond(

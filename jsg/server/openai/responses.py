@@ -276,7 +276,7 @@ async def _prompt(
         namespace=namespace,
         priority=body.priority or 0,
     )
-    return think(prompt, front.thinking, body.thought_wish(), rules)
+    return think(prompt, front.chat_thinking, body.thought_wish(), rules)
 
 
 def _asked(body: ResponsesBody, prompt: Prompt, front: Front) -> dict[str, Any]:

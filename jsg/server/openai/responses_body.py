@@ -405,7 +405,7 @@ class InputTokensBody(Body):
         is_one_call = choice.is_one_call or self.parallel_tool_calls is False
         tools = [tool.tool(f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
         choice = dataclasses.replace(choice, is_one_call=is_one_call)
-        return ToolUse.of(tools, choice, speech, text_form(self.constraint(), tools, choice))
+        return ToolUse.of(tools, choice, speech, text_form(self.constraint(), tools, choice, speech))
 
     def client_names(self) -> dict[str, str]:
         """Our name of a field → the client's name."""

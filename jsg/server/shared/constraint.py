@@ -9,7 +9,7 @@ from pydantic import Field
 
 from jsg.constrained.tags.thoughts import format_of
 from jsg.errors import RequestError
-from jsg.server.tool_use import Choice, TextForm, Tool, ToolUse
+from jsg.server.tool_use import Choice, Speech, TextForm, Tool, ToolUse
 from jsg.types import GRAMMAR_OPTIONS, AdditionalProperties, GrammarKind, PropertyOrder, Whitespace
 
 type Schema = dict[str, Any] | bool
@@ -54,13 +54,15 @@ def only_one(constraints: Iterable[Constraint]) -> Constraint | None:
     return found[0] if found else None
 
 
-def text_form(constraint: Constraint | None, tools: Sequence[Tool], choice: Choice) -> TextForm | None:
-    """The form of an answer that has a grammar and may call tools instead.
+def text_form(constraint: Constraint | None, tools: Sequence[Tool], choice: Choice, speech: Speech) -> TextForm | None:
+    """The form of a text beside which calls of tools may stand, or in front of which a header stands.
 
     Raises:
-        RequestError: The grammar is none that calls can stand beside.
+        RequestError: The grammar is none that anything can stand beside.
     """
-    if constraint is None or not tools or choice.mode != "auto":
+    has_header = speech.dialect is not None and speech.dialect.messages is not None
+    may_call = bool(tools) and choice.mode != "none"
+    if constraint is None or choice.mode == "required" or not (may_call or has_header):
         return None
     value = constraint.value
     if isinstance(value, str) and constraint.kind not in ("regex", "ebnf"):
@@ -88,7 +90,8 @@ def grammar_fields(
         options: The options that the client gave, for the grammar or the tools.
     """
     options = dict(options or {})
-    if tools is not None:
-        grammar = {"grammar": dataclasses.replace(tools.grammar(), **options)}
-        return grammar | ({"skip_special_tokens": False} if tools.has_special_marks else {})
-    return options if constraint is None else {constraint.kind: constraint.value, **options}
+    if tools is None:
+        return options if constraint is None else {constraint.kind: constraint.value, **options}
+    grammar = tools.grammar()
+    fields = options if grammar is None else {"grammar": dataclasses.replace(grammar, **options)}
+    return fields | ({"skip_special_tokens": False} if tools.has_special_marks else {})

@@ -10,10 +10,8 @@ import pytest
 from jsg.constrained.run.machine import Machine
 from jsg.constrained.special_tokens import may_be_text, special_bytes
 from jsg.constrained.tags.front import structural_tag_grammar
-from jsg.constrained.tags.tools import Dialect, NamedTool, Tool, ToolChoice, tools_to_structural_tag
 from jsg.errors import GrammarError
-from jsg.processing.tool_calls import parse_tool_calls
-from tests.constrained.texts import accepts, can_begin, machine_of, most_heads
+from tests.constrained.texts import accepts, can_begin, machine_of
 
 INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 
@@ -266,8 +264,12 @@ REFUSED: list[tuple[Any, str]] = [
         "may have max_chars only",
     ),
     (
-        {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}},
-        "style is supported as 'json' only",
+        {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {}, "style": "yaml"}},
+        "style must be one of json, qwen_xml",
+    ),
+    (
+        {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {}, "special_tokens": ["<a>"]}},
+        "it takes no member 'special_tokens' here",
     ),
     ({"type": "structural_tag", "format": {"type": "token", "token": 5}}, "token must be text"),
     (
@@ -299,109 +301,6 @@ def test_refusals(value: Any, message: str) -> None:
         structural_tag_grammar(value if isinstance(value, str) else json.dumps(value))
     assert message in str(error.value)
     assert error.value.param == "structural_tag"
-
-
-TOOLS = [
-    Tool("get", INTEGER),
-    Tool("get_all", {"properties": {"q": {"type": "string"}}, "required": ["q"]}),
-    Tool("ping"),
-]
-SPELLINGS: dict[Dialect, tuple[str, str, str, str]] = {
-    "hermes": ("", '<tool_call>\n{"name": "NAME", "arguments": ARGS}\n</tool_call>', "\n", ""),
-    "llama3_json": ("", '{"name": "NAME", "parameters": ARGS}', "; ", ""),
-    "mistral": ("[TOOL_CALLS][", '{"name": "NAME", "arguments": ARGS}', ", ", "]"),
-}
-
-
-def written(dialect: Dialect, *calls: tuple[str, str]) -> str:
-    before, call, separator, after = SPELLINGS[dialect]
-    return before + separator.join(call.replace("NAME", name).replace("ARGS", text) for name, text in calls) + after
-
-
-def tool_machine(dialect: Dialect, choice: ToolChoice, **options: Any) -> Machine:
-    spec = tools_to_structural_tag(TOOLS, choice, dialect, **options)
-    assert spec is not None
-    return machine_of(structural_tag_grammar(spec.text))
-
-
-ONE = ("get", '{"n": 5}')
-TWO = ("get_all", '{"q": "x}"}')
-WRONG_NAME = ("put", '{"n": 5}')
-WRONG_ARGUMENTS = ("get", '{"n": "5"}')
-
-
-@pytest.mark.parametrize("dialect", list(SPELLINGS))
-def test_tools(dialect: Dialect) -> None:
-    auto = tool_machine(dialect, "auto")
-    single, both = written(dialect, ONE), written(dialect, ONE, TWO)
-    wrong = [written(dialect, WRONG_NAME), written(dialect, WRONG_ARGUMENTS), written(dialect, ONE)[:-1]]
-    check(auto, ["", "No tool needed: 3 < 4.", single, "Let me see. " + single, both], list(wrong))
-    required = tool_machine(dialect, "required")
-    check(required, [single, both, written(dialect, ("ping", "{}"))], ["", "Hi", *wrong, single + "x"])
-    for one in (tool_machine(dialect, "required", parallel=False), tool_machine(dialect, NamedTool("get"))):
-        check(one, [single], [both, "", *wrong])
-    check(tool_machine(dialect, NamedTool("get")), [], [written(dialect, TWO)])
-    check(tool_machine(dialect, "auto", parallel=False), ["", single, "x" + single], [both, *wrong])
-    assert most_heads(auto, "Well, " + both) <= 2
-
-
-@pytest.mark.parametrize("dialect", list(SPELLINGS))
-def test_tools_beside_a_form(dialect: Dialect) -> None:
-    form = {"type": "json_schema", "json_schema": {"properties": {"name": {"type": "integer"}}, "required": ["name"]}}
-    single, both = written(dialect, ONE), written(dialect, ONE, TWO)
-    wrong = ["", "Hi", '{"name": "x"}', written(dialect, WRONG_ARGUMENTS), "Hi " + single, single + '{"name": 1}']
-    check(tool_machine(dialect, "auto", form=form), [single, both, '{"name": 1}'], wrong)
-    check(tool_machine(dialect, "auto", form=form, parallel=False), [single, '{"name": 1}'], [*wrong, both])
-    for choice in ("required", NamedTool("get")):
-        check(tool_machine(dialect, choice, form=form), [single], [*wrong, '{"name": 1}'])
-
-
-@pytest.mark.parametrize("dialect", list(SPELLINGS))
-def test_what_the_grammar_writes_the_parser_reads(dialect: Dialect) -> None:
-    text = written(dialect, ONE, TWO)
-    answer = parse_tool_calls(text, dialect, [tool.name for tool in TOOLS], str)
-    assert answer.content is None
-    assert [(call.name, call.arguments) for call in answer.calls] == [ONE, TWO]
-
-
-@pytest.mark.parametrize(
-    ("dialect", "marker"), [("hermes", "<tool_call>"), ("mistral", "[TOOL_CALLS]"), ("llama3_json", "<|python_tag|>")]
-)
-def test_markers_may_be_special_tokens(dialect: Dialect, marker: str) -> None:
-    specials = [marker, "</tool_call>"] if dialect == "hermes" else [marker]
-    auto = tool_machine(dialect, "auto", special_tokens=specials)
-    required = tool_machine(dialect, "required", special_tokens=specials)
-    text = written(dialect, ONE)
-    text = marker + text if dialect == "llama3_json" else text
-    spelled = text.encode()
-    for special in specials:
-        spelled = spelled.replace(special.encode(), special_bytes(special))
-    wrong = spelled.replace(b"5", b'"5"')
-    check(auto, [spelled, b"x " + spelled], [wrong])
-    check(required, [spelled], [wrong, text, b""])
-    # Written as plain characters the marker leads to no unchecked call either.
-    assert not accepts(auto, text.replace("5", '"5"'))
-
-
-def test_tools_that_are_refused() -> None:
-    assert tools_to_structural_tag(TOOLS, "none", "hermes") is None
-    assert tools_to_structural_tag([], "auto", "hermes") is None
-    for tools, choice, message in [
-        (TOOLS, NamedTool("nope"), "tool_choice must name one of the tools, but got 'nope'"),
-        ([], "required", "needs tools"),
-        ([*TOOLS, Tool("get")], "auto", "two are called 'get'"),
-        ([Tool("f", {"type": "string"})], "auto", "must be a JSON Schema of an object, but those of 'f' are not"),
-        ([Tool("f", False)], "auto", "must be a JSON Schema of an object"),
-    ]:
-        with pytest.raises(GrammarError, match=message):
-            tools_to_structural_tag(tools, choice, "hermes")  # pyright: ignore[reportArgumentType]
-
-
-def test_a_name_is_quoted_as_json() -> None:
-    spec = tools_to_structural_tag([Tool('a"é\\')], "required", "hermes")
-    assert spec is not None
-    text = '<tool_call>\n{"name": "a\\"é\\\\", "arguments": {}}\n</tool_call>'
-    assert accepts(machine_of(structural_tag_grammar(spec.text)), text)
 
 
 def test_equal_schemas_have_one_set_of_rules() -> None:
