@@ -101,7 +101,7 @@ def _card(front: Front) -> dict[str, Any]:
 def _capabilities(front: Front) -> dict[str, Any]:
     """What the model can do. Each entry has `supported`, as in Anthropic's API, whose entries are all here."""
     tokenizer, embedder, seen = front.generator.tokenizer, front.generator.info.embedder, front.media.modalities
-    does_generate, takes_tools = embedder is None, _takes_tools(front)
+    does_generate, takes_tools, dialect = embedder is None, _takes_tools(front), front.speech.dialect
     return {
         "chat": {"supported": does_generate and tokenizer.chat_template is not None},
         "completions": {"supported": does_generate},
@@ -109,7 +109,7 @@ def _capabilities(front: Front) -> dict[str, Any]:
         "rerank": {"supported": does_generate and judging_ids(tokenizer) is not None},
         "image_input": {"supported": "image" in seen},
         "video_input": {"supported": "video" in seen},
-        "tools": {"supported": takes_tools, "dialect": front.speech.dialect if takes_tools else None},
+        "tools": {"supported": takes_tools, "dialect": dialect.name if takes_tools and dialect else None},
         "structured_outputs": {"supported": does_generate, "kinds": GRAMMAR_FIELDS if does_generate else ()},
         "logprobs": {"supported": does_generate},
         "thinking": _thinking(does_think=does_generate and front.thinking is not None),

@@ -7,6 +7,7 @@ import tokenizers
 
 from jsg.constrained.compiler import compile_grammar
 from jsg.constrained.tags.tools import NamedTool, Tool, tools_to_structural_tag
+from jsg.dialects import DIALECTS
 from jsg.engine.grammars import lexicon
 from jsg.engine.grammars.lexicon import LexiconLoader
 from jsg.errors import JsgError, RequestError
@@ -44,7 +45,7 @@ def test_a_marker_that_is_a_special_token_stands_as_one_where_the_grammar_names_
 
 
 def call_of(tool: Tool) -> GrammarSpec:
-    spec = tools_to_structural_tag([tool], NamedTool(tool.name), "mistral", special_tokens=SPECIAL)
+    spec = tools_to_structural_tag([tool], NamedTool(tool.name), DIALECTS["mistral"], special_tokens=SPECIAL)
     assert spec is not None
     return spec
 
