@@ -84,6 +84,7 @@ TEMPLATES: dict[str, str] = {
     "harmony": (
         "{% if tools %}<|start|>developer<|message|># Tools{{ tools | tojson }}<|end|>{% endif %}"
         "{% for m in messages %}{% if m.role == 'user' %}<|start|>user<|message|>{{ m.content }}<|end|>{% else %}"
+        "{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
         "{% if m.content %}"
         "<|start|>assistant<|channel|>{{ 'commentary' if m.tool_calls else 'final' }}<|message|>{{ m.content }}<|end|>"
         f"{{% endif %}}{_EACH_CALL}<|start|>assistant to=functions.{{{{ c.function.name }}}}<|channel|>commentary json"

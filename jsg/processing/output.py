@@ -113,6 +113,8 @@ class OutputStream:
         self._reader = None if thoughts is None else ThoughtReader(thoughts)
         self._is_split = thoughts is not None and thoughts.is_split
         self._thoughts = ""
+        self._undecided = ""  # text that is thoughts or answer, where both are shown
+        self._placed: list[TokenLogprob] = []
         self._unplaced: list[TokenLogprob] = []  # of tokens that are thoughts or answer
         self._is_finished = False
 
@@ -132,45 +134,40 @@ class OutputStream:
             return AnswerDelta()
         visible = token_ids[:-1] if self._hides_last_token(token_ids, finish) else token_ids
         stop = None
-        scores = list(logprobs)
+        hidden = logprobs[len(visible) :]  # of a stop token, whose text is left out
         if self._is_plain and not self._has_stops:
             self._held += self._detokenizer.push(visible)
+            self._placed += logprobs[: len(visible)]
         else:
-            scores = list(logprobs[len(visible) :])  # of a stop token, whose text is left out
-            placed: list[TokenLogprob] = []
             for index, token_id in enumerate(visible):
                 self._num_tokens += 1
-                stop = self._take(self._text_of(token_id, logprobs[index : index + 1], placed))
+                stop = self._take(self._text_of(token_id, logprobs[index : index + 1]))
                 if stop is not None:
-                    token_ids, scores = token_ids[: index + 1], []
+                    token_ids, hidden = token_ids[: index + 1], ()
                     break
-            scores = placed + scores
         if finish is not None and stop is None:
             stop = self._take(self._last_text()) or self._cut(self._stops.finish())
         if stop is not None:
             finish = FinishReason(FinishType.STOP, matched=stop)
         self._is_finished = finish is not None
         thoughts, self._thoughts = self._thoughts, ""
-        return AnswerDelta(
-            self._release(), tuple(token_ids), finish, logprobs[: len(token_ids)], thoughts, tuple(scores)
-        )
+        scores, self._placed = (*self._placed, *hidden), []
+        return AnswerDelta(self._release(), tuple(token_ids), finish, logprobs[: len(token_ids)], thoughts, scores)
 
     @property
     def _is_plain(self) -> bool:
         """Whether all text to come is the answer's."""
         return self._reader is None or self._reader.is_over
 
-    def _text_of(self, token_id: int, score: Sequence[TokenLogprob], placed: list[TokenLogprob]) -> str:
-        """The text that a token adds to the answer. What it adds to the thoughts is kept, and so is its score."""
+    def _text_of(self, token_id: int, score: Sequence[TokenLogprob]) -> str:
+        """The text that a token adds to the answer. What it adds to the thoughts is kept apart, and so is its score."""
         reader = self._reader
         if reader is None or reader.is_over:
-            placed += score
+            self._placed += score
             return self._detokenizer.push((token_id,))
         if not self._is_split:
-            placed += score
-            text = self._detokenizer.push((token_id,))
-            reader.push(token_id, "" if reader.marks(token_id) else text)
-            return text
+            self._placed += score
+            return self._unsplit_text(token_id, reader)
         is_mark = reader.marks(token_id)
         text = self._detokenizer.finish() if is_mark else self._detokenizer.push((token_id,))
         thoughts, answer = reader.push(token_id, text)
@@ -179,11 +176,23 @@ class OutputStream:
         is_undecided = reader.may_begin or self._detokenizer.is_inside_character
         if is_undecided or answer:
             self._unplaced += score
-        if answer:
-            placed += self._unplaced
         if answer or not is_undecided:
+            self._placed += self._unplaced if answer else []
             self._unplaced = []
         return answer
+
+    def _unsplit_text(self, token_id: int, reader: ThoughtReader) -> str:
+        """The text of a token where stop strings count. Thoughts are held without a look for stop strings."""
+        text = self._detokenizer.push((token_id,))
+        reader.push(token_id, "" if reader.marks(token_id) else text)
+        self._undecided += text
+        if reader.may_begin:
+            return ""
+        text, self._undecided = self._undecided, ""
+        if reader.has_thoughts:
+            self._held += text
+            return ""
+        return text
 
     def _last_text(self) -> str:
         """The text of the answer that was held back at its end."""
@@ -192,8 +201,9 @@ class OutputStream:
             return text
         thoughts, answer = self._reader.finish(text)
         if not self._is_split:
-            return text
+            return self._undecided + text
         self._thoughts += thoughts
+        self._placed += self._unplaced if answer else []
         return answer
 
     def _hides_last_token(self, token_ids: Sequence[int], finish: FinishReason | None) -> bool:

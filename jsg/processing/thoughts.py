@@ -8,6 +8,7 @@ as data, and is the one home of the split, for the server and for the language.
 import dataclasses
 import enum
 import itertools
+import re
 from collections import deque
 from collections.abc import Mapping
 from typing import final
@@ -24,34 +25,47 @@ class Markers:
         end: The text that closes them.
         starts_inside: Whether the answer begins with thoughts even if nobody wrote `begin`.
         gap: The text between `end` and the answer where a grammar governs the answer.
+        header: What an answer without thoughts begins with. `gap` ends with it, and neither is ever text then.
     """
 
     begin: str
     end: str
     starts_inside: bool = False
-    gap: str = "\n\n"
+    gap: str = ""
+    header: str = ""
+
+    def without_gap(self) -> "Markers":
+        """The same where something else writes and reads what stands before the answer."""
+        return dataclasses.replace(self, gap="", header="")
 
 
-_THINK = Markers("<think>", "</think>")
-_THINK_INSIDE = Markers("<think>", "</think>", starts_inside=True)
-_KIMI = Markers("◁think▷", "◁/think▷", gap="")
-_MISTRAL = Markers("[THINK]", "[/THINK]", gap="")
-_SEED = Markers("<seed:think>", "</seed:think>", gap="")
-_COHERE = Markers("<|START_THINKING|>", "<|END_THINKING|>", gap="")
-_GEMMA = Markers("<|channel>thought\n", "<channel|>", gap="")
-_HARMONY = Markers("<|channel|>analysis<|message|>", "<|end|>", gap="<|start|>assistant<|channel|>final<|message|>")
+_THINK = Markers("<think>", "</think>", gap="\n\n")
+_THINK_INSIDE = dataclasses.replace(_THINK, starts_inside=True)
+_THINK_CLOSE = dataclasses.replace(_THINK, gap="")
+_KIMI = Markers("◁think▷", "◁/think▷")
+_MISTRAL = Markers("[THINK]", "[/THINK]")
+_SEED = Markers("<seed:think>", "</seed:think>")
+_COHERE = Markers("<|START_THINKING|>", "<|END_THINKING|>")
+_GEMMA = Markers("<|channel>thought\n", "<channel|>")
+_HARMONY_HEADER = "<|channel|>final<|message|>"
+_HARMONY = Markers(
+    "<|channel|>analysis<|message|>",
+    "<|end|>",
+    gap=f"<|start|>assistant{_HARMONY_HEADER}",
+    header=_HARMONY_HEADER,
+)
 
 MARKERS: Mapping[str, Markers] = {
     "cohere-command-a": _COHERE,
     "deepseek-r1": _THINK_INSIDE,
-    "deepseek-v3": _THINK,
+    "deepseek-v3": _THINK_CLOSE,
     "ernie45": _THINK,
     "gemma4": _GEMMA,
-    "glm45": _THINK,
+    "glm45": dataclasses.replace(_THINK, gap="\n"),
     "gpt-oss": _HARMONY,
     "hunyuan": _THINK,
     "kimi": _KIMI,
-    "kimi-k2": _THINK,
+    "kimi-k2": _THINK_CLOSE,
     "minimax": _THINK,
     "minimax-append-think": _THINK_INSIDE,
     "mistral": _MISTRAL,
@@ -103,12 +117,20 @@ def markers_of(model_type: str) -> Markers:
 
 
 def detect_markers(chat_template: str | None) -> Markers | None:
-    """The markers that a chat template shows; None where it shows none."""
+    """The markers that a chat template shows; None where it shows none. Its gap is the one that the template writes."""
     text = chat_template or ""
     for markers in (_HARMONY, _GEMMA, _COHERE, _SEED, _KIMI, _MISTRAL, _THINK):
-        if markers.begin.strip() in text or markers.end in text:
-            return markers
+        # An end alone must speak of thinking: other models end their turns with <|end|>.
+        if markers.begin.strip() in text or ("think" in markers.end.lower() and markers.end in text):
+            return dataclasses.replace(markers, gap=_shown_gap(text)) if markers is _THINK else markers
     return None
+
+
+def _shown_gap(chat_template: str) -> str:
+    """The line breaks that a template writes behind `</think>`; those of Qwen3 where it writes no such marker."""
+    # Where the marker is an argument or is looked for, nothing is written.
+    written = re.findall(r"</think>(?!['\"]\s*(?:\)|in\b))((?:\\n|\n)*)", chat_template)
+    return max((each.replace("\\n", "\n") for each in written), key=len, default=_THINK.gap)
 
 
 class Phase(enum.Enum):
@@ -147,15 +169,16 @@ class Thoughts:
         return cls(markers, phase=Phase.INSIDE if markers.starts_inside else Phase.BEFORE)
 
 
-def phase_behind(prompt_tail: str, markers: Markers) -> Phase:
+def phase_behind(prompt_tail: str, markers: Markers, *, by_begin: bool = True, by_end: bool = True) -> Phase:
     """Where an answer begins behind a prompt that ends so.
 
-    BEFORE where the prompt says nothing of thoughts, INSIDE where it opens them, ANSWER where it ends them.
+    BEFORE where the prompt says nothing of thoughts, INSIDE where it opens them, ANSWER where it ends them. The text of
+    a marker counts only where it is asked for: otherwise somebody typed it, and the marker is a special token.
     """
     tail = prompt_tail.rstrip()
-    if tail.endswith(markers.begin.rstrip()):
+    if by_begin and tail.endswith(markers.begin.rstrip()):
         return Phase.INSIDE
-    if tail.endswith(markers.end.rstrip()):
+    if by_end and tail.endswith(markers.end.rstrip()):
         return Phase.ANSWER
     return Phase.INSIDE if markers.starts_inside else Phase.BEFORE
 
@@ -167,8 +190,8 @@ class ThoughtSplitter:
     White space around the thoughts, and between them and the answer, belongs to neither. Only thoughts at the beginning
     count: later markers are text of the answer.
 
-    Invariants: `_held` is the text that was taken and not yet given or dropped; `_num_gone` is the number of characters
-    before it.
+    Invariants: `_blanks`, then `_held`, is the text that was taken and neither given nor dropped. `_held` has no white
+    space at its end, but where that may belong to a marker, and is no longer than a marker and the last piece.
 
     Attributes:
         phase: Where the answer is.
@@ -182,22 +205,26 @@ class ThoughtSplitter:
         self.begin_at: int | None = None
         self.end_at: int | None = None
         self._starts_inside = thoughts.phase is Phase.INSIDE
-        self._begin = markers.begin if thoughts.begin_id is None else None
-        self._end = markers.end if thoughts.end_id is None else None
-        self._gap = markers.gap if thoughts.has_gap else None
+        self._begin = markers.begin if thoughts.begin_id is None else ""
+        self._end = markers.end if thoughts.end_id is None else ""
+        self._header = markers.header
+        self._gap = markers.gap
+        self._has_gap = thoughts.has_gap
+        self._blanks: list[str] = []
         self._held = ""
-        self._num_gone = 0
-        self._is_at_start = True  # nothing of the thoughts, or of what follows them, was given
+        self._num_taken = 0
+        self._is_at_start = True  # nothing of the thoughts was given
 
     def feed(self, text: str) -> tuple[str, str]:
         """Takes text; gives the new thoughts and the new answer that are certain now."""
         self._held += text
+        self._num_taken += len(text)
         if self.phase is Phase.BEFORE:
             self._look_for_begin()
         thoughts = self._inside() if self.phase is Phase.INSIDE else ""
         if self.phase is Phase.BETWEEN:
             self._cross()
-        return thoughts, self._drop(len(self._held)) if self.phase is Phase.ANSWER else ""
+        return thoughts, self._take_all() if self.phase is Phase.ANSWER else ""
 
     def open(self) -> None:
         """Takes the special token that opens the thoughts. It does nothing where they may not begin."""
@@ -216,48 +243,60 @@ class ThoughtSplitter:
         """Gives the thoughts and the answer that were held back, at the end."""
         if self.phase is Phase.BEFORE and self._starts_inside:
             self._enter(0)
-        held, self._held = self._held, ""
         match self.phase:
             case Phase.INSIDE:
-                return held.strip() if self._is_at_start else held.rstrip(), ""
-            case Phase.BETWEEN:
-                return "", held if self._gap is not None else ""
+                return self._given(self._take_all().rstrip()), ""
+            case Phase.BETWEEN:  # what is held is the beginning of what stands there
+                return "", ""
             case _:
-                return "", held
+                return "", self._take_all()
 
     def _look_for_begin(self) -> None:
         bare = self._held.lstrip()
-        num_blank = len(self._held) - len(bare)
-        if self._begin is not None and bare.startswith(self._begin):
-            self._enter(num_blank + len(self._begin))
-        elif bare and (self._begin is None or not self._begin.startswith(bare)):
+        if len(bare) < len(self._held):
+            self._blanks.append(self._held[: len(self._held) - len(bare)])
+            self._held = bare
+        if self._begin and bare.startswith(self._begin):
+            self._enter(len(self._begin))
+        elif self._header and bare.startswith(self._header):
+            self._blanks.clear()
+            self._held = bare[len(self._header) :]
+            self.phase = Phase.ANSWER
+        elif bare and not any(marker.startswith(bare) for marker in (self._begin, self._header)):
             if self._starts_inside:
                 self._enter(0)
             else:
                 self.phase = Phase.ANSWER
 
     def _enter(self, num_dropped: int) -> None:
-        self._drop(num_dropped)
-        self.begin_at = self._num_gone
+        self._blanks.clear()
+        self._held = self._held[num_dropped:]
+        self.begin_at = self._num_taken - len(self._held)
         self.phase = Phase.INSIDE
 
     def _inside(self) -> str:
         end = self._end
-        if end is not None and (at := self._held.find(end)) >= 0:
+        if end and (at := self._held.find(end)) >= 0:
             return self._leave(at, len(end))
-        num_kept = 0
-        if end is not None:
-            num_kept = max((n for n in range(1, len(end)) if self._held.endswith(end[:n])), default=0)
-        sure = self._held[: len(self._held) - num_kept].rstrip()
-        return self._given(self._drop(len(sure)))
+        num_kept = max((n for n in range(1, len(end)) if self._held.endswith(end[:n])), default=0)
+        sure = self._held[: len(self._held) - num_kept]
+        self._held = self._held[len(sure) :]
+        shown = sure.rstrip()
+        found = "".join((*self._blanks, shown)) if shown else ""
+        if shown:
+            self._blanks.clear()
+        if len(shown) < len(sure):
+            self._blanks.append(sure[len(shown) :])
+        return self._given(found)
 
     def _leave(self, at: int, marker_len: int) -> str:
         """Ends the thoughts at a held character, behind which there is the marker."""
-        self.end_at = self._num_gone + at
-        thoughts = self._given(self._drop(at).rstrip())
-        self._drop(marker_len)
+        self.end_at = self._num_taken - len(self._held) + at
+        shown, self._held = self._held[:at].rstrip(), self._held[at + marker_len :]
+        found = "".join((*self._blanks, shown)) if shown else ""
+        self._blanks.clear()
         self.phase = Phase.BETWEEN
-        return thoughts
+        return self._given(found)
 
     def _given(self, text: str) -> str:
         """The next thoughts without the white space that they begin with."""
@@ -268,20 +307,20 @@ class ThoughtSplitter:
 
     def _cross(self) -> None:
         """Drops what stands between the thoughts and the answer."""
-        if self._gap is None:
-            self._drop(len(self._held) - len(self._held.lstrip()))
-            if self._held:
-                self.phase = Phase.ANSWER
-        elif self._held.startswith(self._gap):
-            self._drop(len(self._gap))
+        if not self._has_gap:
+            self._held = self._held.lstrip()
+        gap = self._gap if self._has_gap or self._header else ""
+        if gap and self._held.startswith(gap):
+            self._held = self._held[len(gap) :]
             self.phase = Phase.ANSWER
-        elif not self._gap.startswith(self._held):
-            self.phase = Phase.ANSWER
+        elif self._has_gap or self._held:
+            self.phase = Phase.BETWEEN if gap and gap.startswith(self._held) else Phase.ANSWER
 
-    def _drop(self, num: int) -> str:
-        """Takes held text from its front."""
-        text, self._held = self._held[:num], self._held[num:]
-        self._num_gone += num
+    def _take_all(self) -> str:
+        """All text that is held."""
+        text = "".join((*self._blanks, self._held))
+        self._blanks.clear()
+        self._held = ""
         return text
 
 
@@ -323,6 +362,11 @@ class ThoughtReader:
     def may_begin(self) -> bool:
         """Whether thoughts may still begin: there was only white space so far."""
         return self._splitter.phase is Phase.BEFORE
+
+    @property
+    def has_thoughts(self) -> bool:
+        """Whether the output has thoughts."""
+        return self._splitter.begin_at is not None
 
     def marks(self, token_id: int) -> bool:
         """Whether a token is a marker by itself."""

@@ -11,7 +11,8 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, final
 
-from jsg.constrained.tags.thoughts import after_thoughts, marker_bytes
+from jsg.constrained.special_tokens import check_names
+from jsg.constrained.tags.thoughts import after_thoughts, is_free_text, marker_bytes
 from jsg.processing.answer import Prompt
 from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.thoughts import Markers, Phase, Thoughts, detect_markers, find_markers, phase_behind
@@ -51,7 +52,7 @@ class ThoughtForm:
 
     def without_gap(self) -> "ThoughtForm":
         """The form for answers whose grammar begins right behind the thoughts."""
-        return dataclasses.replace(self, markers=dataclasses.replace(self.markers, gap=""))
+        return dataclasses.replace(self, markers=self.markers.without_gap())
 
     @property
     def token_ids(self) -> tuple[int | None, int | None]:
@@ -67,9 +68,15 @@ class ThoughtForm:
         return any(token_id is None and any(name in text for name in self.special) for text, token_id in pairs)
 
     def phase_behind(self, input_ids: Sequence[int]) -> Phase:
-        """Where an answer to a prompt begins."""
+        """Where an answer to a prompt begins. A marker that is a special token is found by its id, as in answers."""
+        begin_id, end_id = self.token_ids
+        pieces = [self.tokenizer.decode((token,), skip_special_tokens=False) for token in input_ids[-_TAIL_LEN:]]
+        last = next((i for i in range(1, len(pieces) + 1) if pieces[-i].strip()), None)
+        last_id = None if last is None else input_ids[-last]
+        if last_id is not None and last_id in (begin_id, end_id):
+            return Phase.INSIDE if last_id == begin_id else Phase.ANSWER
         tail = self.tokenizer.decode(input_ids[-_TAIL_LEN:], skip_special_tokens=False)
-        return phase_behind(tail, self.markers)
+        return phase_behind(tail, self.markers, by_begin=begin_id is None, by_end=end_id is None)
 
     def thoughts(self, phase: Phase, *, has_gap: bool, is_split: bool) -> Thoughts:
         """How an answer is split that begins in a phase."""
@@ -82,9 +89,11 @@ class ThoughtForm:
 
     def grammar(self, grammar: GrammarSpec | None, phase: Phase) -> GrammarSpec:
         """The grammar of a whole output, of that of the answer."""
-        begin, end, gap = self.markers.begin, self.markers.end, self.markers.gap
+        marks = self.markers
         is_inside = phase is Phase.INSIDE
-        return after_thoughts(grammar, begin, end, gap, is_inside=is_inside, special_tokens=self.special)
+        return after_thoughts(
+            grammar, marks.begin, marks.end, marks.gap, marks.header, is_inside=is_inside, special_tokens=self.special
+        )
 
 
 @final
@@ -136,24 +145,27 @@ def think(
 
     Raises:
         RequestError: The rules are strict, and there is a budget without thoughts.
-        GrammarError: The grammar of the prompt is no JSON, although its kind says so.
+        GrammarError: The grammar of the prompt names a special token that the model does not have.
     """
     phase = Phase.ANSWER if form is None or not may_begin else form.phase_behind(prompt.input_ids)
     if form is None or phase is Phase.ANSWER:
         if wish.budget is not None:
             rules.pass_over(wish.budget_field, NO_THOUGHTS if form is None else NO_BUDGET)
         return prompt
-    sampling, kind = prompt.sampling, None
+    sampling, kind, has_gap = prompt.sampling, None, False
     if isinstance(sampling.grammar, GrammarSpec) or wish.budget is not None:
         assert not isinstance(sampling.grammar, str), "only the engine knows a grammar by its key"
-        kind = None if sampling.grammar is None else sampling.grammar.kind
-        sampling = dataclasses.replace(sampling, grammar=form.grammar(sampling.grammar, phase))
+        given = sampling.grammar
+        if given is not None:
+            check_names(given, form.special)
+            kind, has_gap = given.kind, not is_free_text(given)
+        sampling = dataclasses.replace(sampling, grammar=form.grammar(given, phase))
     if form.keeps_special or not wish.is_split:
         sampling = dataclasses.replace(sampling, skip_special_tokens=False)
     return dataclasses.replace(
         prompt,
         sampling=sampling,
-        thoughts=form.thoughts(phase, has_gap=kind is not None, is_split=wish.is_split),
+        thoughts=form.thoughts(phase, has_gap=has_gap, is_split=wish.is_split),
         thought_limit=None if wish.budget is None else form.limit(phase, wish.budget),
         kind_behind_thoughts=kind,
     )

@@ -99,7 +99,7 @@ def test_names_of_other_servers_and_of_the_option():
     ],
 )
 def test_a_template_shows_its_markers(template, name):
-    assert detect_markers(template) is MARKERS[name]
+    assert detect_markers(template) == MARKERS[name]
     assert detect_markers("{{ messages[0].content }}") is detect_markers(None) is None
 
 

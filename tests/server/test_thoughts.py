@@ -8,7 +8,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from jsg.constrained.compiler import compile_tables
-from jsg.constrained.tags.thoughts import after_thoughts
+from jsg.constrained.tags.thoughts import after_thoughts, without_thoughts
 from jsg.errors import GrammarError
 from jsg.server.http.field_rules import HEADER
 from jsg.types import GrammarSpec
@@ -251,7 +251,7 @@ class TestGrammars:
 
     def test_an_error_of_a_structural_tag_names_its_own_place(self, scripted):
         tag = {"type": "structural_tag", "format": {"type": "tag", "begin": "a", "content": {}, "end": "b"}}
-        inner = "the structural tag.format.elements[1].content: type is missing"
+        inner = "the structural tag.format.elements[1]: the structural tag.format.content: type is missing"
         scripted.engine.failure = GrammarError(inner, "structural_tag")
         error = post(scripted, structural_tag=tag).json()["error"]
         assert "the structural tag.format.content: type is missing" in error["message"]
@@ -281,10 +281,24 @@ class TestHistory:
         assert ids.isdisjoint(scripted.request.input_ids)
 
 
-def test_a_wrong_grammar_behind_thoughts_is_named():
-    spec = GrammarSpec("structural_tag", "[1]")
-    with pytest.raises(GrammarError, match="must have a format or structures"):
-        after_thoughts(spec, "<think>", "</think>", "", is_inside=True, special_tokens=())
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("choices", '["a", ""]', "number 1 is"),
+        ("json_schema", '{"type": "object", "type": "string"}', "type"),
+        ("json_schema", '{"maximum": NaN}', "NaN"),
+        ("structural_tag", "[1]", "the structural tag"),
+        ("regex", "(", "parenthesis"),
+    ],
+)
+def test_a_grammar_behind_thoughts_is_read_as_it_is_alone(kind, text, said):
+    spec = GrammarSpec(kind, text)
+    behind = after_thoughts(spec, "<think>", "</think>", "\n", is_inside=False, special_tokens=())
+    with pytest.raises(GrammarError, match=said) as alone:
+        compile_tables(spec)
+    with pytest.raises(GrammarError) as found, without_thoughts(kind):
+        compile_tables(behind)
+    assert (str(found.value), found.value.param) == (str(alone.value), kind)
 
 
 class TestGenerate:

@@ -82,6 +82,20 @@ class Vocabulary:
         """The bytes that a grammar reads for a token: its text, or `special_bytes` where a special token has a name."""
         return self._texts[token_id] if 0 <= token_id < len(self._texts) else b""
 
+    def longest_token(self, text: bytes) -> int | None:
+        """The longest token that a text begins with, as grammars read tokens; None if there is none."""
+        trie, node, found = self.trie, 0, None
+        for byte in text:
+            child = node + 1
+            while child < trie.skip[node] and trie.byte[child] != byte:
+                child = int(trie.skip[child])
+            if child >= trie.skip[node]:
+                break
+            node = child
+            if trie.token_start[node] < trie.token_start[node + 1]:
+                found = int(trie.tokens[trie.token_start[node]])
+        return found
+
     @property
     def num_bytes(self) -> int:
         """Memory of the tries and masks, without the tokens themselves."""

@@ -22,8 +22,9 @@ from typing import Any, final, get_args
 from jsg.call_styles import XML_MARKS, ArgumentTypes, CallStyle
 from jsg.constrained.build.builder import build
 from jsg.constrained.chars import charset
+from jsg.constrained.choices import choices_grammar
 from jsg.constrained.ebnf.parser import ebnf_grammar
-from jsg.constrained.ir import EMPTY, Call, Expr, Grammar, Repeat, alt, literal, merge_rules, optional, seq
+from jsg.constrained.ir import EMPTY, ByteSet, Call, Expr, Grammar, Repeat, alt, literal, merge_rules, optional, seq
 from jsg.constrained.json_input import read_json
 from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.regex.parse import regex_grammar
@@ -33,7 +34,7 @@ from jsg.constrained.tags.fields import PARAM, Fields
 from jsg.constrained.tags.free_text import Branch, free_text
 from jsg.constrained.utf8 import utf8
 from jsg.errors import GrammarError
-from jsg.types import AdditionalProperties, PropertyOrder, Whitespace
+from jsg.types import GRAMMAR_FIELDS, AdditionalProperties, PropertyOrder, Whitespace
 
 Ends = tuple[bytes, ...]
 """Strings, one of which must follow a format. () where nothing need follow."""
@@ -117,6 +118,7 @@ class _Formats:
             "regex": functools.partial(self._embedded, "pattern", regex_grammar),
             "grammar": functools.partial(self._embedded, "grammar", ebnf_grammar),
             "any_text": self._any_text,
+            "whole": self._whole,
             "sequence": self._sequence,
             "or": self._or,
             "optional": functools.partial(self._repeated, 0, 1),
@@ -187,6 +189,8 @@ class _Formats:
     def _any_text(self, fields: Fields, ends: Ends) -> Expr:
         excluded = [text.encode() for text in fields.strings("excludes", ())]
         most = fields.count("max_chars")
+        if fields.flag("special_tokens"):
+            return self._any_tokens(fields, excluded, most, ends)
         fields.expect_only("max_tokens", None, "a grammar over bytes cannot count tokens; use max_chars")
         if most is None:
             return self._free_text([], excluded, ends)
@@ -197,6 +201,42 @@ class _Formats:
                 "leave max_chars out",
             )
         return Repeat(utf8(charset.UNIVERSE), 0, most)
+
+    def _any_tokens(self, fields: Fields, excluded: list[bytes], most: int | None, ends: Ends) -> Expr:
+        """Any text with any special tokens in it."""
+        if excluded or ends or most is not None:
+            raise fields.refusal(
+                "any_text with special_tokens must have nothing else, and no end behind it", "more", "leave it out"
+            )
+        name = Repeat(ByteSet(((0, LAST_BYTE - 1),)), 1, None)
+        special = seq(ByteSet(((FIRST_BYTE, FIRST_BYTE),)), name, ByteSet(((LAST_BYTE, LAST_BYTE),)))
+        return Repeat(alt(utf8(charset.UNIVERSE), special), 0, None)
+
+    def _whole(self, fields: Fields, ends: Ends) -> Expr:
+        """A grammar of any kind, as a client would send it alone."""
+        kind, text = fields.choice("kind", GRAMMAR_FIELDS), fields.string("text")
+
+        def make() -> Grammar:
+            order, members = self._property_order, self._additional_properties
+            match kind:
+                case "json_schema":
+                    return schema_grammar(text, self._whitespace, order, members, self._limits)
+                case "structural_tag":
+                    return structural_tag_grammar(
+                        text,
+                        self._limits,
+                        whitespace=self._whitespace,
+                        property_order=order,
+                        additional_properties=members,
+                    )
+                case "regex":
+                    return regex_grammar(text, self._limits)
+                case "ebnf":
+                    return ebnf_grammar(text, self._limits)
+                case _:
+                    return choices_grammar(text, self._limits)
+
+        return seq(self._merge(("whole", kind, text), fields.path, make), _one_of(ends))
 
     # Formats made of others.
 

@@ -13,7 +13,8 @@ from jsg.types import GrammarKind, GrammarSpec
 
 Format = dict[str, Any]
 
-_INSIDE = re.compile(r"the structural tag\.format\.elements\[1\](: |\.|\[)", re.DOTALL)
+_INSIDE = "the structural tag.format.elements[1]: "  # begins errors about the grammar behind thoughts
+_FREE = ("any_text", "triggered_tags", "token_triggered_tags", "dispatch")
 
 
 def after_thoughts(
@@ -21,6 +22,7 @@ def after_thoughts(
     begin: str,
     end: str,
     gap: str,
+    header: str = "",
     *,
     is_inside: bool,
     special_tokens: Collection[str],
@@ -29,33 +31,58 @@ def after_thoughts(
     """The grammar of an output that begins with thoughts, which are free text, and goes on with a text of `grammar`.
 
     Args:
-        grammar: The grammar of the answer; None where the answer is free text, too.
-        begin: The marker that opens the thoughts. Without it the output has none.
+        grammar: The grammar of the answer; None where the answer may have any tokens.
+        begin: The marker that opens the thoughts, behind any white space. Without it the output has none.
         end: The marker that closes them.
-        gap: The text between `end` and the answer.
+        gap: The text between `end` and the answer, unless the answer may begin with any text.
+        header: The text before an answer without thoughts.
         is_inside: Whether the prompt has opened the thoughts, so that they are not optional and have no `begin`.
         special_tokens: Written forms of the tokenizer's special tokens. A marker, or a part of one, that is among them
             stands as a special token.
         is_sure: Whether the model has these special tokens. Otherwise each may stand as text, too.
-
-    Raises:
-        GrammarError: The grammar is no JSON, although its kind says so.
     """
-    first, *others = _parts(end, special_tokens, is_sure=is_sure)
+
+    def parts(text: str) -> list[Format]:
+        return _parts(text, special_tokens, is_sure=is_sure)
+
+    first, *others = parts(end)
     choices = first["elements"] if first["type"] == "or" else [first]
     close = [each["value"] if each["type"] == "const_string" else each for each in choices]
-    thoughts: Format = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": close}
-    parts = [thoughts, *others, *(_parts(gap, special_tokens, is_sure=is_sure) if gap and grammar is not None else ())]
-    if not is_inside:
-        parts = [*_parts(begin, special_tokens, is_sure=is_sure), *parts]
-    lead: Format = {"type": "sequence", "elements": parts}
-    lead = lead if is_inside else {"type": "optional", "content": lead}
-    answer = {"type": "any_text"} if grammar is None else format_of(grammar.kind, _value(grammar), grammar.kind)
-    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [lead, answer]}}
+    is_free = grammar is None or is_free_text(grammar)
+    thoughts = [
+        {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": close},
+        *others,
+        *([] if is_free else parts(gap)),
+    ]
+    if is_inside:
+        lead = _sequence(thoughts)
+    else:
+        thoughts = _sequence([{"type": "regex", "pattern": r"[ \t\r\n]{0,4}"}, *parts(begin), *thoughts])
+        without = [] if is_free else parts(header)
+        either = {"type": "or", "elements": [thoughts, _sequence(without)]}
+        lead = either if without else {"type": "optional", "content": thoughts}
+    answer: Format = {"type": "any_text", "special_tokens": True}
+    if grammar is not None:
+        answer = {"type": "whole", "kind": grammar.kind, "text": grammar.text}
+    tag = {"type": "structural_tag", "format": _sequence([lead, answer])}
     text = json.dumps(tag, ensure_ascii=False)
     if grammar is None:
         return GrammarSpec("structural_tag", text)
     return dataclasses.replace(grammar, kind="structural_tag", text=text)
+
+
+def is_free_text(grammar: GrammarSpec) -> bool:
+    """Whether a grammar begins with any text: it has places in free text that it governs."""
+    if grammar.kind != "structural_tag":
+        return False
+    try:
+        tag = json.loads(grammar.text)
+    except (ValueError, RecursionError):
+        return False
+    form = tag.get("format") if isinstance(tag, dict) else None
+    if not isinstance(form, dict):
+        return isinstance(tag, dict) and "structures" in tag
+    return form.get("type") in _FREE and not form.get("at_least_one")
 
 
 @contextlib.contextmanager
@@ -67,11 +94,8 @@ def without_thoughts(kind: GrammarKind | None) -> Iterator[None]:
     try:
         yield
     except GrammarError as error:
-        found = None if kind is None else _INSIDE.match(str(error))
-        if found is not None and kind == "structural_tag":
-            error.args = (f"the structural tag.format{str(error)[found.start(1) :]}",)
-        elif found is not None and found[1] == ": ":
-            error.args, error.param = (str(error)[found.end() :],), kind
+        if kind is not None and str(error).startswith(_INSIDE):
+            error.args, error.param = (str(error).removeprefix(_INSIDE),), kind
         raise
 
 
@@ -123,13 +147,8 @@ def _format_of_tag(tag: Any, field: str) -> Format:
     return {"type": "triggered_tags", "triggers": tag.get("triggers", []), "tags": tags}
 
 
-def _value(grammar: GrammarSpec) -> Any:
-    if grammar.kind in ("regex", "ebnf"):
-        return grammar.text
-    try:
-        return json.loads(grammar.text)
-    except (ValueError, RecursionError) as error:
-        raise GrammarError(f"{grammar.kind} must be JSON: {error}", grammar.kind) from None
+def _sequence(elements: list[Format]) -> Format:
+    return {"type": "sequence", "elements": elements}
 
 
 def _parts(marker: str, special_tokens: Collection[str], *, is_sure: bool) -> list[Format]:

@@ -313,8 +313,8 @@ class Constraints:
         masker, drafts = constraint.masker, entry.drafts
         num_walked = 0
         try:
-            closing = None if constraint.watch is None else constraint.watch.closing_token(masker)
-            rows[0] = self._mask_row(masker, pool) if closing is None else self._only(closing, pool)
+            watch = None if constraint.watch is None else constraint.watch.fork()
+            rows[0] = self._row_under(watch, masker, pool)
             for index, draft in enumerate(drafts):
                 if not self._charge(constraint):
                     return False
@@ -323,7 +323,9 @@ class Constraints:
                 num_walked += 1
                 if not self._charge(constraint):
                     return False
-                rows[index + 1] = self._mask_row(masker, pool)
+                if watch is not None:
+                    watch.push(masker.grammar.vocabulary.text_of(draft))
+                rows[index + 1] = self._row_under(watch, masker, pool)
         except GrammarError:
             if not num_walked:
                 raise
@@ -332,6 +334,11 @@ class Constraints:
             masker.rollback(num_walked)
             self._charge(constraint)
         return True
+
+    def _row_under(self, watch: ThoughtWatch | None, masker: GrammarMasker, pool: MaskPool) -> int:
+        """The row of the mask for the next token, under a limit of thoughts."""
+        closing = None if watch is None else watch.closing_token(masker)
+        return self._mask_row(masker, pool) if closing is None else self._only(closing, pool)
 
     def _only(self, token: int, pool: MaskPool) -> int:
         """The row of the mask that allows one token."""

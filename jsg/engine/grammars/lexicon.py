@@ -15,7 +15,6 @@ from jsg.constrained.run.vocab import Vocabulary
 from jsg.engine.child.kernel_process import fill_elsewhere
 from jsg.engine.private_directory import private_directory
 from jsg.errors import ConfigError, EngineDeadError, JsgError, ModelError, RequestError
-from jsg.processing.tool_calls import nameable_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -139,12 +138,13 @@ class LexiconLoader:
         from jsg.processing.tokenizer import load_tokenizer, vocabulary_bytes
 
         tokenizer, size = load_tokenizer(self._directory), self._vocab_size
+        special = [token for token in tokenizer.special_ids if token < size]
         vocabulary = Vocabulary(
             vocabulary_bytes(tokenizer)[:size],
-            [token for token in tokenizer.special_ids if token < size],
+            special,
             self._eos_ids,
             size=size,
-            special_names=nameable_tokens(tokenizer, size, self._eos_ids),
+            special_names={i: tokenizer.token_bytes(i).decode(errors="replace") for i in special},
         )
         use_kernel_cache(self._filled_cache())
         _load_kernels(vocabulary)

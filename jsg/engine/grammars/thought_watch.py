@@ -1,10 +1,9 @@
 """Watches how long a request thinks, and says when its thoughts must end."""
 
-import functools
+import copy
 from typing import final
 
 from jsg.constrained.grammar import GrammarMasker
-from jsg.constrained.run.vocab import Vocabulary
 from jsg.types import ThoughtLimit
 
 
@@ -21,6 +20,10 @@ class ThoughtWatch:
         self._is_over = False
         self._num_tokens = 0
         self._tail = b""
+
+    def fork(self) -> "ThoughtWatch":
+        """Another one that has seen the same."""
+        return copy.copy(self)
 
     def push(self, text: bytes) -> None:
         """Takes the bytes of the next token of the output."""
@@ -40,26 +43,17 @@ class ThoughtWatch:
         if self._is_over or not self._is_inside or self._num_tokens < limit.max_tokens:
             return None
         written = max((n for n in range(len(limit.end)) if self._tail.endswith(limit.end[:n])), default=0)
-        rest = limit.end[written:]
-        tokens = _tokens_within(masker.grammar.vocabulary, limit.end)
-        token = next((tokens[rest[:n]] for n in range(len(rest), 0, -1) if rest[:n] in tokens), None)
+        token = masker.grammar.vocabulary.longest_token(limit.end[written:])
         if token is None or not masker.accept(token):
             return None
         masker.rollback(1)
         return token
 
     def _look_for_begin(self, text: bytes) -> None:
-        """Finds out whether the output begins with thoughts. `_tail` is all of it here."""
-        self._tail += text
-        bare, begin = self._tail.lstrip(), self._limit.begin
-        if bare.startswith(begin):
-            self._is_inside, self._tail = True, bare[len(begin) :]
-        elif not begin.startswith(bare):
+        """Finds out whether the output begins with thoughts. `_tail` is all of it but white space."""
+        begin = self._limit.begin
+        self._tail = (self._tail + text).lstrip()
+        if self._tail.startswith(begin):
+            self._is_inside, self._tail = True, self._tail[len(begin) :]
+        elif not begin.startswith(self._tail):
             self._is_over = True
-
-
-@functools.lru_cache(maxsize=8)
-def _tokens_within(vocabulary: Vocabulary, text: bytes) -> dict[bytes, int]:
-    """The tokens that are a part of a text, by their bytes."""
-    texts = map(vocabulary.text_of, range(len(vocabulary.tokens)))
-    return {each: token for token, each in enumerate(texts) if each and each in text}

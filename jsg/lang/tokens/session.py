@@ -371,6 +371,7 @@ def _after_thoughts(sampling: dict[str, Any], markers: Markers) -> dict[str, Any
         markers.begin,
         markers.end,
         markers.gap,
+        markers.header,
         is_inside=markers.starts_inside,
         special_tokens=MARKER_TOKENS,
         is_sure=False,
