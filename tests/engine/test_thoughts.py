@@ -182,6 +182,18 @@ def test_what_the_prompt_says_of_thoughts(thinker: Thinker):
     assert all(json.loads(answer.text) in ("red", "blue") for answer in answers.values())
 
 
+@pytest.mark.parametrize("jump", JUMPS)
+def test_a_begin_marker_in_a_draft_is_under_the_limit(thinker: Thinker, jump: JumpForward):
+    """Where the model must open its thoughts itself, forced text may complete the marker."""
+    tag = {"type": "structural_tag", "format": {"type": "const_string", "value": "so"}}
+    prompt = thinker.prompt("a", ThoughtWish(budget=0), opening="hi\n", structural_tag=tag, jump_forward=jump)
+    begin = thinker.tokenizer.encode(BEGIN, add_special_tokens=False)[0]
+    prompt = dataclasses.replace(prompt, sampling=dataclasses.replace(prompt.sampling, logit_bias=((begin, 100.0),)))
+    answer = thinker.answers([prompt])["a"]
+    assert (answer.thoughts, answer.text, answer.num_thought_tokens) == ("", "so", 0)
+    assert answer.token_ids[0] == begin
+
+
 def test_thoughts_that_are_not_split_stand_in_the_text(thinker: Thinker):
     prompt = thinker.prompt("a", ThoughtWish(budget=3, is_split=False), regex="[0-9]{2}")
     answer = thinker.answers([prompt])["a"]

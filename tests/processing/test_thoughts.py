@@ -198,6 +198,22 @@ class TestTokens:
             assert answer.text == "€ so"
             assert [score.token_id for score in answer.scores] == tokenizer.encode("€ so", add_special_tokens=False)
 
+    @pytest.mark.parametrize("said", ["<", "<thin", " ", "é"])
+    def test_text_that_was_held_keeps_its_scores(self, tokenizer, said):
+        ids = tokenizer.encode(said, add_special_tokens=False)
+        answer = self.read(tokenizer, Thoughts(MARKERS["qwen3"]), ids, 1)
+        assert (answer.text, [score.token_id for score in answer.scores]) == (said, ids)
+
+    @pytest.mark.parametrize("phase", [Phase.BEFORE, Phase.INSIDE])
+    def test_stop_strings_end_no_thoughts_that_are_not_split(self, tokenizer, phase):
+        begin = "" if phase is Phase.INSIDE else BEGIN
+        ids = tokenizer.encode(f"{begin}no stop yet{END}but stop here", add_special_tokens=False)
+        thoughts = dataclasses.replace(self.special(tokenizer, phase), is_split=False)
+        answer = self.read(tokenizer, thoughts, ids, 4, stop=("stop",), skip_special_tokens=False)
+        assert answer.text == f"{begin}no stop yet{END}but "
+        alone = tokenizer.encode(" stop", add_special_tokens=False)
+        assert self.read(tokenizer, thoughts, alone, 1, stop=(" stop",)).text == (" stop" if begin == "" else "")
+
     def test_thoughts_that_are_cut_short(self, tokenizer):
         ids = tokenizer.encode("half a ", add_special_tokens=False)
         answer = self.read(tokenizer, self.special(tokenizer, Phase.INSIDE), ids, 2)
@@ -209,3 +225,39 @@ def split_as(phase: Phase, text: str, stop: tuple[str, ...]) -> tuple[str, str]:
     parts = [splitter.feed(text), splitter.finish()]
     thoughts, answer = ("".join(each) for each in zip(*parts, strict=True))
     return thoughts, answer.split(stop[0])[0] if stop else answer
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>so", ("why", "so")),
+        ("<|channel|>final<|message|>so", ("", "so")),
+        ("<|channel|>analysis<|message|>why<|end|>so", ("why", "so")),
+        ("<|channel|>fin", ("", "<|channel|>fin")),
+        ("<|channel|>analysis<|message|>why<|end|><|start|>assist", ("why", "")),
+    ],
+)
+def test_headers_of_an_answer_are_never_text(text, expected):
+    assert split("gpt-oss", [text]) == split("gpt-oss", list(text)) == expected
+
+
+def test_what_templates_write_behind_thoughts():
+    gaps = {
+        "{{ '<think>\\n' + r + '\\n</think>\\n\\n' + c }}": "\n\n",
+        "{% if '</think>' in c %}{{ c.split('</think>')[-1] }}{% endif %}": "\n\n",
+        "{{ '<think>' + r + '</think>' + c }}": "",
+        "<think>\n\n</think>\n{{ c }}": "\n",
+    }
+    found = {template: detect_markers(template) for template in gaps}
+    assert {template: markers.gap for template, markers in found.items() if markers is not None} == gaps
+    assert detect_markers("<|user|>\n{{ m.content }}<|end|>\n") is None, "Phi's turns end so"
+
+
+@pytest.mark.parametrize("before", ["", "<think>a"])
+def test_runs_of_white_space_are_not_read_again(before):
+    splitter = ThoughtSplitter(Thoughts.of(MARKERS["qwen3"]))
+    splitter.feed(before)
+    for _ in range(1000):
+        splitter.feed(" \n" * 8)
+        assert len(splitter._held) <= len(END)
+    assert splitter.feed("</think>b" if before else "b")[1].strip() == "b"

@@ -273,6 +273,16 @@ class TestHistory:
         assert response.headers[HEADER].startswith("reasoning_content has no effect: the chat template drops")
         assert "because" not in thoughtless.prompt
 
+    def test_a_marker_that_a_user_typed_at_the_end_opens_nothing(self, tmp_path):
+        """The template writes nothing behind the user's words."""
+        write_byte_tokenizer(
+            tmp_path, "{{ messages[0].content }}{# <think> #}", [*SPECIAL_TOKENS, "<think>", "</think>"]
+        )
+        scripted = ScriptedServer(tmp_path)
+        scripted.engine.answer = "so"
+        said = message_of(scripted, messages=[{"role": "user", "content": "what is <think>"}])
+        assert (said["content"], said["reasoning_content"]) == ("so", None)
+
     def test_markers_that_a_user_typed_are_text(self, scripted):
         """They open and end nothing, and where they are special tokens, they are not these."""
         ask(scripted, messages=[{"role": "user", "content": "<think>\n</think> hi <think>"}], thinking_budget=5)
