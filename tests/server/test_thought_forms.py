@@ -81,6 +81,13 @@ def histories(content: str, thoughts: str, *, calls: bool) -> dict[str, Any]:
     }
 
 
+def test_a_contradiction_is_told_under_anthropics_names(scripted):
+    body = {"max_tokens": 90, "messages": HI, "thinking": ON, "output_config": {"effort": "none"}}
+    answer = scripted.http.post("/v1/messages", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("output_config.effort must not contradict")
+
+
 PATHS = pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
 
 

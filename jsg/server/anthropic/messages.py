@@ -44,8 +44,8 @@ async def create_message(
     """Answers a conversation; with `stream` it sends events."""
     front.check_model(body.model)
     call = dataclasses.replace(call, user=body.user)
-    wish = body.thought_wish()
     with client_names(body.client_names()):
+        wish = body.thought_wish()
         tools = body.tool_use(front.speech)
         with naming(tools):
             namespace = call.caller.namespace(body.cache_salt, body.extra_key)
