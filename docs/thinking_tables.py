@@ -6,12 +6,12 @@ What stands between two marker lines of the page is made here; a test compares i
 import pathlib
 from collections.abc import Callable
 
-from jsg.dialects import DIALECTS, Slot
+from jsg.dialects import DIALECTS, Dialect, Slot
 from jsg.processing.thoughts import ALIASES, MARKERS
 
 PAGE = pathlib.Path(__file__).parent / "thinking.md"
 BEGIN, END = "<!-- {}: made by docs/thinking_tables.py -->", "<!-- end of {} -->"
-SHOWN = {Slot.NAME: "NAME", Slot.NUMBER: "0", Slot.ARGUMENTS: "{…}"}
+SHOWN = {Slot.NAME: "NAME", Slot.NUMBER: "0", Slot.ARGUMENTS: "{…}", Slot.MARKED_ID: ""}
 
 
 def main() -> None:
@@ -47,16 +47,22 @@ def dialects() -> str:
     rows = ["| `--tool-call-parser` | other names | a call |", "|---|---|---|"]
     for name, dialect in DIALECTS.items():
         aliases = ", ".join(f"`{alias}`" for alias in dialect.aliases)
-        body = BODIES.get(dialect.style, f'{{"name": "NAME", "{dialect.arguments_key}": {{…}}}}')
-        pieces = (*dialect.section[0], *dialect.call, *dialect.section[1])
-        call = "".join(piece if isinstance(piece, str) else SHOWN.get(piece, body) for piece in pieces)
-        rows.append(f"| `{name}` | {aliases} | {_code(call)} |")
+        rows.append(f"| `{name}` | {aliases} | {_code(call(dialect))} |")
     return "\n".join(rows)
+
+
+def call(dialect: Dialect) -> str:
+    """A call as the model writes it."""
+    body = f'{{"name": "NAME", "{dialect.arguments_key}": {{…}}}}'
+    shown = SHOWN | {Slot.BODY: body if dialect.call_style is None else BODIES[dialect.call_style]}
+    pieces = (*dialect.section[0], *dialect.call, *dialect.section[1])
+    return "".join(piece if isinstance(piece, str) else shown[piece] for piece in pieces)
 
 
 BODIES = {
     "qwen_xml": "<function=NAME>\n<parameter=KEY>\nTEXT\n</parameter>\n</function>",
     "glm_xml": "NAME\n<arg_key>KEY</arg_key>\n<arg_value>TEXT</arg_value>\n</tool_call>",
+    "minimax_xml": '<invoke name="NAME">\n<parameter name="KEY">TEXT</parameter>\n</invoke>',
     "python": 'NAME(KEY="TEXT", OTHER=1)',
     "gemma": 'call:NAME{KEY:<|"|>TEXT<|"|>,OTHER:1}',
     "function_gemma": "call:NAME{KEY:<escape>TEXT<escape>,OTHER:1}",

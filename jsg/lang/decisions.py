@@ -139,7 +139,8 @@ class Decision:
         if number == 1:
             return 1.0
         if self.kind == "score":
-            distance = math.fsum(each * abs(index - self.best) for index, each in enumerate(self.probabilities))
+            best = self.best
+            distance = math.fsum(each * abs(index - best) for index, each in enumerate(self.probabilities))
             middle = (number - 1) / 2
             value = 1 - distance / (math.fsum(abs(index - middle) for index in range(number)) / number)
         else:

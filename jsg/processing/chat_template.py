@@ -10,6 +10,7 @@ from jsg.errors import ModelError, RequestError
 from jsg.processing.template_sandbox import TemplateSandbox
 
 _MAX_ERROR_CHARS = 300
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # the names of thoughts in templates, the commonest first
 _PROBE = "\ue000content\ue001"  # a content that no template contains
 
 
@@ -105,6 +106,28 @@ class ChatTemplate:
             return None
         front, behind = written.split(placeholder)
         return (front[len(before) :], behind) if front.startswith(before) else ("", "")
+
+    @functools.cached_property
+    def thoughts_field(self) -> str | None:
+        """The field of a message that it reads as the thoughts of an earlier turn; None for none.
+
+        It may then drop them as it likes.
+        """
+        return next((name for name in _THOUGHTS if name in self.words), None)
+
+    @functools.cached_property
+    def takes_thoughts_beside_calls(self) -> bool:
+        """Whether a message may have thoughts, a content and a call of a tool. gpt-oss's template refuses all three."""
+        call = {"id": "a", "type": "function", "function": {"name": "a", "arguments": {}}}
+        message = {"role": "assistant", "content": "a", "tool_calls": [call]}
+        return self._takes({**message, self.thoughts_field or "": "a"}) or not self._takes(message)
+
+    def _takes(self, message: dict[str, Any]) -> bool:
+        try:
+            self.render([{"role": "user", "content": "a"}, message])
+        except RequestError:
+            return False
+        return True
 
     def _before_probe(self, content: Any) -> str | None:
         """The text in front of the probe in a user's content; None if the template does not write the probe as is."""

@@ -14,6 +14,7 @@ from jsg.processing.answer import Answer, Prompt
 from jsg.processing.encode_parts import EncodedPrompt, encode_choices, encode_parts, split_answer
 from jsg.processing.media_prompt import MediaReader
 from jsg.processing.parts import Part
+from jsg.processing.thoughts import Markers
 from jsg.processing.tokenizer import Tokenizer
 from jsg.processing.turns import ChatTurns
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams, TokenLogprob
@@ -32,9 +33,9 @@ def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
     return run
 
 
-async def said(session: TokenSession, **args: Any) -> str:
+async def said(session: TokenSession, *, markers: Markers | None = None, **args: Any) -> str:
     """The text of a gen, from all of its pieces."""
-    pieces = [piece async for piece in session.generate(Gen("x", SamplingArgs(**args)))]
+    pieces = [piece async for piece in session.generate(Gen("x", SamplingArgs(**args), markers=markers))]
     assert pieces[-1].meta is not None
     assert all(piece.meta is None for piece in pieces[:-1])
     return "".join(piece.text for piece in pieces)

@@ -34,6 +34,13 @@ class TestNumbers:
         assert decided("score", 0.3, 0.6, 0.1).confidence == pytest.approx(1 - 0.4 / (2 / 3))
         assert decided("score", 0.5, 0.0, 0.5).confidence == 0, "never below 0"
 
+    def test_confidence_looks_for_the_best_label_once(self, monkeypatch):
+        """Looking for it at each of many levels takes a time that grows with their square."""
+        looked = []
+        monkeypatch.setattr(Decision, "best", property(lambda decision: looked.append(decision) or 0))
+        assert decided("score", *(0.2,) * 5).confidence == 0
+        assert len(looked) == 1
+
     def test_a_score_is_the_expected_level(self):
         assert decided("score", 0.3, 0.6, 0.1).report() == {
             "probabilities": (0.3, 0.6, 0.1),

@@ -10,6 +10,7 @@ from jsg.lang.backend import Selection
 from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, Video
 from jsg.lang.tokens.session import TokenSession
 from jsg.processing.parts import MediaPart, TextPart, TokenPart
+from jsg.processing.thoughts import MARKERS
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.chat_prompt import ChatPrompt
 from tests.lang.fake_model import FakeModel, asynchronous, said, turn
@@ -288,3 +289,13 @@ class TestArguments:
         assert "stop" not in model.calls[1].sampling
         with pytest.raises(RequestError, match="one form, but got dtype and regex"):
             await said(session, dtype="int", regex="a")
+
+    @asynchronous
+    async def test_behind_thoughts_a_number_has_no_stop_strings_but_those_of_the_program(self, tiny: Tokenizer):
+        model = FakeModel(tiny, ["a", "12"])
+        session = TokenSession(model)
+        await session.extend(Text("a"))
+        await said(session, markers=MARKERS["qwen3"], regex="[^.]*", stop=("\n", "END"))
+        assert model.calls[0].sampling["stop"] == ("\n", "END")
+        await said(session, markers=MARKERS["qwen3"], dtype="int")
+        assert not model.calls[1].sampling.get("stop")

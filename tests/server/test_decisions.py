@@ -3,7 +3,9 @@
 import concurrent.futures
 import contextlib
 import inspect
+import itertools
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from jsg.errors import RequestError
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.processing.turns import ChatTurns
 from jsg.server.chat_prompt import ChatPrompt
+from jsg.server.http.failures import json_response
 from jsg.server.openai.decisions_body import DecisionsBody
 from jsg.server.shared.deciding import before_answer
 from tests.engine.late import late_programs
@@ -38,6 +41,14 @@ QUESTIONS: list[dict[str, Any]] = [
     {"type": "choice", "instructions": "Which team?", "choices": [{"value": team} for team in TEAMS]},
     {"type": "score", "name": "anger", "instructions": "How angry?", "levels": [{"label": x} for x in ("0", "1", "2")]},
 ]
+
+SWITCHED = (
+    "{% for m in messages %}{% if m.role == 'user' %}<|user|>\n{{ m.content }}{{ '/nothink' if enable_thinking is "
+    "defined and not enable_thinking else '' }}{% else %}<|assistant|>{{ '\n<think></think>' }}{{ '\n' + m.content }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>"
+    "{{ '\n<think></think>' if enable_thinking is defined and not enable_thinking else '' }}{% endif %}"
+)
+"""As GLM-4.5's."""
 
 
 @pytest.fixture(scope="module")
@@ -186,12 +197,19 @@ def test_400_questions_and_255_choices(cold: RunningServer) -> None:
 def test_questions_that_are_too_many_for_one_generation_follow(
     make_server: ServerMaker, directory: Path, compile_cache_dir: str, deciding: RunningServer
 ) -> None:
+    """So do the requests of one question that needs more of them than a key may have at once."""
     calibrated = {"max_requests_per_key": 5, "decision_temperature": 2.0}
+    words = map("".join, itertools.product("abcdef", "xy", "12"))
+    large = {"type": "choice", "instructions": "Which?", "choices": [{"value": word} for word in words]}
     with serving(make_server, directory, compile_cache_dir, **calibrated) as server:
-        answers = decide(server, questions=QUESTIONS[:1] * 6)["answers"]
-    p = decide(deciding)["answers"][0]["probability"]
+        answers = decide(server, questions=[*QUESTIONS[:1] * 6, large])["answers"]
+    paid, chosen = decide(deciding, questions=[QUESTIONS[0], large])["answers"]
+    p = paid["probability"]
     root = math.sqrt(p) / (math.sqrt(p) + math.sqrt(1 - p))
-    assert [answer["probability"] for answer in answers] == pytest.approx([root] * 6)
+    assert [answer["probability"] for answer in answers[:6]] == pytest.approx([root] * 6)
+    roots = [math.sqrt(entry["probability"]) for entry in chosen["probabilities"]]
+    shares = [each / math.fsum(roots) for each in roots]
+    assert [entry["probability"] for entry in answers[6]["probabilities"]] == pytest.approx(shares)
 
 
 def test_the_official_client_reads_every_answer(deciding: RunningServer) -> None:
@@ -364,6 +382,32 @@ def test_a_label_stands_where_the_template_writes_a_given_answer(
     prompt, rest = ChatPrompt(tokenizer).until_end([*messages, {"role": "user", "content": "I"}])
     assert tokenizer.decode(prompt.input_ids, skip_special_tokens=False).endswith(before)
     assert before_answer(lambda: ChatTurns.of_tokenizer(tokenizer), rest) == (behind, blank)
+
+
+def test_a_label_stands_behind_thoughts_that_were_ended_as_a_given_answer_does(tmp_path: Path) -> None:
+    """GLM-4.5 writes a line break before a given answer, but leaves it to the model behind a prompt."""
+    write_byte_tokenizer(tmp_path, SWITCHED)
+    server = ScriptedServer(tmp_path)
+    server.engine.score = lambda ids, index: -1.0
+    answer = server.http.post("/v1/decisions", json={"input": "a", "questions": QUESTIONS[:1]})
+    assert answer.status_code == 200, answer.text
+    shown = server.tokenizer.decode(server.engine.requests[0].input_ids, skip_special_tokens=False)
+    assert "Yes or No./nothink<|assistant|>\n<think></think>\n" in shown
+
+
+def test_long_arithmetic_and_long_responses_are_made_beside_the_event_loop(tmp_path: Path, monkeypatch: Any) -> None:
+    write_byte_tokenizer(tmp_path, SWITCHED)
+    server = ScriptedServer(tmp_path)
+    server.engine.score = lambda ids, index: -1.0
+    names: list[str] = []
+    for path in ("jsg.server.openai.decisions.json_response", "jsg.server.native.systemone.json_response"):
+        monkeypatch.setattr(path, lambda body: names.append(threading.current_thread().name) or json_response(body))
+    levels = [str(level) for level in range(100)]
+    question = {"type": "score", "instructions": "How?", "levels": [{"label": level} for level in levels]}
+    assert server.http.post("/v1/decisions", json={"input": "a", "questions": [question]}).status_code == 200
+    asked = {"type": "score", "criteria": levels}
+    assert server.http.post("/v1/systemone", json={"state": "a", "questions": {"q": asked}}).status_code == 200
+    assert [name.partition("_")[0] for name in names] == ["jsg-text"] * 2
 
 
 def test_a_template_that_repeats_or_moves_the_last_content_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from jsg.server.openai.chat import ChatBody
 from jsg.server.openai.models import CHAT_PARAMETERS, TOOL_PARAMETERS
 from jsg.server.openai.refused import NEEDED
 from jsg.types import Embedder
-from tests.server.byte_tokenizer import write_byte_tokenizer
+from tests.server.byte_tokenizer import CHAT_TEMPLATE, write_byte_tokenizer
 from tests.server.openai_calls import chat, error_of
 from tests.server.scripted import INFO, TOOL_TEMPLATE, ScriptedServer
 from tests.server.vision_model import write_vision_model
@@ -142,6 +142,17 @@ class TestOtherModels:
         assert card["capabilities"]["tools"] == YES | {"dialect": "hermes"}
         asked = [*TEXT_MODEL["supported_parameters"], "tools", "tool_choice", "parallel_tool_calls"]
         assert card["supported_parameters"] == asked
+
+    @pytest.mark.parametrize(
+        ("written", "stops", "effort"),
+        [("", NO, NO), ("{{ enable_thinking }}", YES, NO), ("{{ reasoning_effort }}", NO, YES)],
+    )
+    def test_one_that_thinks_and_what_its_template_can_turn(self, tmp_path, written, stops, effort):
+        write_byte_tokenizer(tmp_path, f"{CHAT_TEMPLATE}{written}{{# <think> </think> #}}")
+        told = card_of(ScriptedServer(tmp_path, reasoning_parser="qwen3"))["capabilities"]
+        types = {"adaptive": YES, "between_tools": NO, "enabled": YES, "disabled": stops}
+        assert told["thinking"] == YES | {"types": types}
+        assert told["effort"] == effort | dict.fromkeys(("low", "medium", "high", "max"), effort)
 
     def test_a_dialect_without_a_template_for_tools_is_not_enough(self, tokenizer_dir):
         card = card_of(ScriptedServer(tokenizer_dir, tool_call_parser="hermes"))

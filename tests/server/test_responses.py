@@ -456,7 +456,7 @@ class TestRefusals:
             ({"input": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, "input", "input_text"),
             ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input", "no place"),
             ({"input": [{"type": "reasoning", "summary": [{}]}]}, "input", "type"),
-            ({"input": [{"type": "reasoning", "summary": []}]}, "input", "besides empty thoughts"),
+            ({"input": [{"type": "reasoning", "summary": []}]}, "input", "besides thoughts"),
             (
                 {"input": [{"type": "reasoning", "content": [{"type": "output_text", "text": "x"}]}]},
                 "input",

@@ -55,6 +55,63 @@ def forgetful(tmp_path_factory: pytest.TempPathFactory) -> ScriptedServer:
     return ScriptedServer(directory)
 
 
+READING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.FIELD %}<think>\n{{ m.FIELD }}\n</think>\n\n"
+    "{% if m.content and m.tool_calls %}{{ raise_exception('not both') }}{% endif %}{% endif %}{{ m.content }}"
+    "{{ m.tool_calls | length if m.tool_calls else '' }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+"""A template that refuses thoughts beside a content and calls, as gpt-oss's does."""
+
+
+def histories(content: str, thoughts: str, *, calls: bool) -> dict[str, Any]:
+    """A conversation whose second turn has thoughts, in the form of each interface."""
+    called = {"id": "a", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
+    chat = {"role": "assistant", "content": content, "reasoning_content": thoughts}
+    chat |= {"tool_calls": [called]} if calls else {}
+    item = {"type": "reasoning", "id": "rs_a", "summary": [{"type": "summary_text", "text": thoughts}]}
+    said = [{"role": "assistant", "content": content}] if content else []
+    function = {"type": "function_call", "call_id": "a", "name": "clock", "arguments": "{}"}
+    blocks: list[Any] = [{"type": "thinking", "thinking": thoughts, "signature": ""}]
+    blocks += [{"type": "text", "text": content}] if content else []
+    blocks += [{"type": "tool_use", "id": "a", "name": "clock", "input": {}}] if calls else []
+    return {
+        "/v1/chat/completions": {"messages": [*HI, chat, *HI]},
+        "/v1/responses": {"input": [*HI, item, *said, *([function] if calls else []), *HI]},
+        "/v1/messages": {"max_tokens": 9, "messages": [*HI, {"role": "assistant", "content": blocks}, *HI]},
+    }
+
+
+def test_a_contradiction_is_told_under_anthropics_names(scripted):
+    body = {"max_tokens": 90, "messages": HI, "thinking": ON, "output_config": {"effort": "none"}}
+    answer = scripted.http.post("/v1/messages", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("output_config.effort must not contradict")
+
+
+PATHS = pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+
+
+@PATHS
+@pytest.mark.parametrize("field", ["reasoning_content", "thinking", "reasoning"])
+def test_thoughts_go_to_the_template_under_the_name_that_it_reads(tmp_path, path, field):
+    write_byte_tokenizer(tmp_path, READING.replace("FIELD", field))
+    server = ScriptedServer(tmp_path)
+    answer = server.http.post(path, json=histories("so", "why", calls=False)[path])
+    assert answer.status_code == 200, answer.text
+    assert "<|im_start|>assistant\n<think>\nwhy\n</think>\n\nso<|im_end|>" in server.prompt
+
+
+@PATHS
+@pytest.mark.parametrize("content", ["", "Well."])
+def test_a_template_that_refuses_thoughts_beside_a_content_and_calls_gets_none(tmp_path, path, content):
+    write_byte_tokenizer(tmp_path, READING.replace("FIELD", "thinking"))
+    server = ScriptedServer(tmp_path)
+    answer = server.http.post(path, json=histories(content, "why", calls=True)[path])
+    assert answer.status_code == 200, answer.text
+    thoughts = "" if content else "<think>\nwhy\n</think>\n\n"
+    assert f"<|im_start|>assistant\n{thoughts}{content}1<|im_end|>" in server.prompt
+
+
 @pytest.fixture(autouse=True)
 def _plain(scripted: ScriptedServer, forgetful: ScriptedServer) -> None:
     for server in (scripted, forgetful):
@@ -137,6 +194,20 @@ class TestResponses:
         streamed = [entry for event in events if "output_text.delta" in event["type"] for entry in event["logprobs"]]
         assert "".join(entry["token"] for entry in streamed) == f"{TEXT}<|im_end|>"
         assert events[-1]["response"]["output"][1]["content"][0]["logprobs"] == streamed
+
+    def test_items_of_thoughts_behind_one_another_are_of_one_turn_and_at_the_end_of_none(self, scripted):
+        items = [
+            {"type": "reasoning", "id": f"rs_{text}", "summary": [{"type": "summary_text", "text": text}]}
+            for text in "AB"
+        ]
+        self.ask(scripted, input=[*HI, *items, {"role": "assistant", "content": "m"}, *HI])
+        assert "assistant\n<think>\nA\n\nB\n</think>\n\nm<|im_end|>" in scripted.prompt
+        assert scripted.prompt.count("<|im_start|>assistant") == 2
+        raw = scripted.http.post("/v1/responses", json={"input": [*HI, *items]})
+        assert raw.headers[HEADER].startswith("an item of type reasoning has no effect: no answer")
+        assert scripted.prompt.count("<|im_start|>assistant") == 1
+        refused = scripted.http.post("/v1/responses", json={"input": items})
+        assert refused.json()["error"]["param"] == "input"
 
     def test_an_answer_that_ends_in_its_thoughts(self, scripted):
         cut = self.ask(scripted, max_output_tokens=len("<think>\nwhy"))

@@ -193,6 +193,8 @@ class TestWishes:
             ({"thinking_budget": 5, "thinking_token_budget": 6}, "thinking_token_budget"),
             ({"reasoning_effort": "low", "reasoning": {"effort": "high"}}, "reasoning_effort"),
             ({"enable_thinking": True, "thinking": {"type": "disabled"}}, "enable_thinking"),
+            ({"reasoning": {"enabled": True, "effort": "none"}}, "reasoning_effort"),
+            ({"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": False}, "enable_thinking"),
             ({"thinking_budget": -2}, "thinking_budget"),
         ],
     )
@@ -200,6 +202,34 @@ class TestWishes:
         response = post(scripted, **fields)
         assert response.status_code == 400
         assert response.json()["error"]["param"] == param
+
+    def test_a_variable_and_a_field_that_agree(self, tmp_path):
+        write_byte_tokenizer(tmp_path, TEMPLATE + "{{ reasoning_effort }}")
+        strict = ScriptedServer(tmp_path, strict_fields=True)
+        for field in ({"enable_thinking": True}, {"reasoning_effort": "high"}):
+            assert message_of(strict, chat_template_kwargs=field, **field)["content"]
+        response = post(strict, chat_template_kwargs={"reasoning_effort": "low"}, reasoning_effort="high")
+        assert response.json()["error"]["param"] == "reasoning_effort"
+
+    @pytest.mark.parametrize(
+        ("fields", "named"),
+        [
+            ({"enable_thinking": False}, "enable_thinking"),
+            ({"thinking": {"type": "disabled"}}, "thinking"),
+            ({"reasoning": {"enabled": False}}, "reasoning"),
+            ({"reasoning": {"effort": "none"}}, "reasoning"),
+            ({"thinking": {"type": "enabled"}}, None),
+            ({"reasoning": {"max_tokens": 5}}, None),
+        ],
+    )
+    def test_a_model_that_cannot_stop_thinking(self, tmp_path, thoughtless, fields, named):
+        write_byte_tokenizer(tmp_path, TEMPLATE.split("{% if enable_thinking")[0] + "{% endif %}")
+        server = ScriptedServer(tmp_path)
+        header = post(server, **fields).headers.get(HEADER, "")
+        assert header.startswith(f"{named} has no effect: the model's chat template" if named else "")
+        assert bool(header) is (named is not None)
+        silent = "thinking" in fields and named
+        assert (HEADER not in post(thoughtless, **fields).headers) is bool(silent), "such a model is silent anyway"
 
     @pytest.mark.parametrize("name", ["thinking_budget", "thinking_token_budget", "thinking_budget_tokens"])
     def test_a_budget_of_a_model_that_does_not_think(self, thoughtless, name):

@@ -82,7 +82,7 @@ class TokenSession:
         Raises:
             JsgError: An argument is wrong or not supported, or the model failed.
         """
-        sampling, reports = sampling_of(gen.args), reports_of(gen.args)
+        sampling, reports = sampling_of(gen.args, has_thoughts=gen.markers is not None), reports_of(gen.args)
         if gen.markers is not None:
             sampling = _after_thoughts(sampling, gen.markers)
         await self._begin_content(is_reply=True)
@@ -340,15 +340,18 @@ def _num_texts(part: Part) -> int:
     return 0
 
 
-def sampling_of(args: SamplingArgs) -> dict[str, Any]:
-    """Gives the argument of `SamplingParams.from_dict`. Raises RequestError for a type beside a grammar."""
+def sampling_of(args: SamplingArgs, *, has_thoughts: bool = False) -> dict[str, Any]:
+    """Gives the argument of `SamplingParams.from_dict`. Raises RequestError for a type beside a grammar.
+
+    A number behind thoughts gets no stop strings, which would end the thoughts; its grammar ends it.
+    """
     given = args.given()
     sampling = {_SAMPLING_NAMES[name]: value for name, value in given.items() if name in _SAMPLING_NAMES}
     if args.dtype is None:
         return sampling
     check_forms(given)
     sampling["regex"] = DTYPE_PATTERNS[args.dtype]
-    if args.dtype in ("int", "float"):
+    if args.dtype in ("int", "float") and not has_thoughts:
         sampling["stop"] = (*sampling.get("stop", ()), *_NUMBER_STOPS)
     return sampling
 
@@ -356,8 +359,7 @@ def sampling_of(args: SamplingArgs) -> dict[str, Any]:
 def _after_thoughts(sampling: dict[str, Any], markers: Markers) -> dict[str, Any]:
     """The parameters of an output that may begin with thoughts, of those of the answer behind them.
 
-    Special tokens stay in its text, because the markers may be some. A number has no stop strings, which would end the
-    thoughts; its grammar ends it.
+    Special tokens stay in its text, because the markers may be some.
     """
     names = (*GRAMMAR_FIELDS, *GRAMMAR_OPTIONS)
     others = {name: value for name, value in sampling.items() if name not in names}
@@ -365,7 +367,6 @@ def _after_thoughts(sampling: dict[str, Any], markers: Markers) -> dict[str, Any
     grammar = SamplingParams.from_dict({name: sampling[name] for name in names if name in sampling}).grammar
     if not isinstance(grammar, GrammarSpec):
         return others
-    others["stop"] = tuple(stop for stop in others.get("stop", ()) if stop not in _NUMBER_STOPS)
     whole = after_thoughts(
         grammar,
         markers.begin,

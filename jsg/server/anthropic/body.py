@@ -24,13 +24,17 @@ from jsg.server.shared.constraint import (
 from jsg.server.shared.fields import CACHE_SALT, END_USER, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
 from jsg.server.shared.harmless import VALUES
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
-from jsg.server.shared.thinking_fields import EFFORT, Thinking, join_wishes
+from jsg.server.shared.thinking_fields import EFFORT, Asked, Thinking, join_wishes
 from jsg.server.shared.tools import DESCRIPTION, STRICT, TOOLS, ToolName
 from jsg.server.thinking import Effort, ThoughtWish, unsealed
 from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
 from jsg.types import SamplingParams
 
-CLIENT_NAMES: Mapping[str, str] = {**own_names("anthropic"), "input_ids": "messages"}
+CLIENT_NAMES: Mapping[str, str] = {
+    **own_names("anthropic"),
+    "input_ids": "messages",
+    "reasoning_effort": "output_config.effort",
+}
 """Our name of a field → Anthropic's name."""
 
 _NO_SERVER_TOOLS = "the server runs no tools; leave it out"
@@ -373,11 +377,11 @@ class CountTokensBody(Body):
         return join_wishes([wish, ThoughtWish(effort=effort)])
 
     @property
-    def asked_of_thoughts(self) -> dict[str, bool]:
-        """Field that wants something of thoughts → whether it has an effect on each model that thinks."""
-        asked = {} if self.thinking is None or self.thinking.type == "disabled" else {"thinking": True}
+    def asked_of_thoughts(self) -> dict[str, Asked]:
+        """Fields that ask for something of thoughts."""
+        asked = {} if self.thinking is None else {"thinking": self.thinking.asked}
         effort = None if self.output_config is None else self.output_config.effort
-        return asked if effort is None else asked | {"output_config.effort": False}
+        return asked if effort is None else asked | {"output_config.effort": Asked(ThoughtWish(effort=effort))}
 
     def client_names(self) -> dict[str, str]:
         """Our name of a field → the client's name."""

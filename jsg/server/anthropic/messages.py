@@ -23,7 +23,7 @@ from jsg.server.http.field_rules import FieldRules
 from jsg.server.http.json_body import BodyBytes, CurrentRules, new_router
 from jsg.server.shared.answers import constraint_of, finish_of
 from jsg.server.shared.beginning import begin
-from jsg.server.shared.messages import check_fits, fit_thoughts
+from jsg.server.shared.messages import DROPPED, check_fits, fit_thoughts
 from jsg.server.shared.thinking_fields import template_wishes
 from jsg.server.thinking import sealed, signature_of, think
 from jsg.server.tool_use import AnswerReader, ToolUse, naming
@@ -44,8 +44,8 @@ async def create_message(
     """Answers a conversation; with `stream` it sends events."""
     front.check_model(body.model)
     call = dataclasses.replace(call, user=body.user)
-    wish = body.thought_wish()
     with client_names(body.client_names()):
+        wish = body.thought_wish()
         tools = body.tool_use(front.speech)
         with naming(tools):
             namespace = call.caller.namespace(body.cache_salt, body.extra_key)
@@ -96,7 +96,8 @@ async def _encode(
     def turns() -> list[dict[str, Any]]:
         found = body.turns()
         for turn in found:
-            fit_thoughts(turn, template, rules, "a block of type thinking")
+            if not fit_thoughts(turn, template):
+                rules.note("a block of type thinking", DROPPED)
             check_fits(turn, template)
         return found
 

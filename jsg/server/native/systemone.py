@@ -98,12 +98,14 @@ async def system_one(body: SystemOneBody, request: Request, call: CurrentCall, f
         namespace=call.caller.namespace(body.cache_salt, body.extra_key),
         priority=body.priority or 0,
     )
-    shown = {
-        name: _answer(asked, question, decision)
-        for (name, asked), question, decision in zip(body.questions.items(), questions, decided.decisions, strict=True)
-    }
     usage = {"input_tokens": decided.num_input, "output_tokens": 0, "cached_tokens": decided.num_cached}
-    return json_response({"model": front.model_name, "answers": shown, "usage": usage})
+
+    def response() -> Response:
+        answers = [_answer(*each) for each in zip(body.questions.values(), questions, decided.decisions, strict=True)]
+        shown = dict(zip(body.questions, answers, strict=True))
+        return json_response({"model": front.model_name, "answers": shown, "usage": usage})
+
+    return await front.generator.beside(response, decided.num_chars)
 
 
 def _answer(asked: SystemOneQuestion, question: Question, decision: Decision) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from jsg.server.shared.constraint import text_form
 from jsg.server.shared.fields import ALL_THE_ROOM, MAX_NAME_CHARS, TOP_LOGPROBS, Only
 from jsg.server.shared.harmless import VALUES, harmless, template_variables
 from jsg.server.shared.messages import Message
-from jsg.server.shared.thinking_fields import BUDGET, EFFORT, Reasoning, Thinking, join_wishes, template_wishes
+from jsg.server.shared.thinking_fields import BUDGET, EFFORT, Asked, Reasoning, Thinking, join_wishes, template_wishes
 from jsg.server.shared.tools import ONE_CALL, TOOL_CHOICE, TOOLS, ChatTool, FunctionDefinition
 from jsg.server.thinking import Effort, ThoughtWish, think
 from jsg.server.tool_use import MAX_TOOLS, AnswerReader, Choice, Speech, ToolUse, naming
@@ -159,10 +159,11 @@ class ChatBody(OpenAIBody):
         """Variables for the chat template. Raises RequestError for one without an effect where the rules are strict."""
         template = front.chat.template
         kwargs = template_variables(self.chat_template_kwargs, template.variables, rules)
-        fields = {"reasoning_effort": False, "enable_thinking": False, "thinking": True, "reasoning": True}
-        asked = {name: is_for_all for name, is_for_all in fields.items() if getattr(self, name) is not None}
-        if self.thinking is not None and self.thinking.type == "disabled":
-            del asked["thinking"]
+        asked = {name: each.asked for name in ("thinking", "reasoning") if (each := getattr(self, name)) is not None}
+        if self.reasoning_effort is not None:
+            asked["reasoning_effort"] = Asked(ThoughtWish(effort=self.reasoning_effort))
+        if self.enable_thinking is not None:
+            asked["enable_thinking"] = Asked(ThoughtWish(self.enable_thinking))
         return template_wishes(self.thought_wish(), template, front.thinking, asked, rules, kwargs)
 
     def tool_use(self, speech: Speech) -> ToolUse | None:

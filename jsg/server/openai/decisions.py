@@ -40,8 +40,12 @@ async def create_decision(body: DecisionsBody, request: Request, call: CurrentCa
         namespace=call.caller.namespace(body.cache_salt, body.extra_key),
         priority=body.priority or 0,
     )
-    answers = [_answer(*pair) for pair in zip(body.questions, decided.decisions, strict=True)]
-    return json_response({"model": front.model_name, "answers": answers, "usage": _usage(decided)})
+
+    def response() -> Response:
+        answers = [_answer(*pair) for pair in zip(body.questions, decided.decisions, strict=True)]
+        return json_response({"model": front.model_name, "answers": answers, "usage": _usage(decided)})
+
+    return await front.generator.beside(response, decided.num_chars)
 
 
 def _input(body: DecisionsBody, front: Front) -> Input:

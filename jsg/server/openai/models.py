@@ -14,6 +14,7 @@ from jsg.server.front import Front, ReadyFront
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
 from jsg.server.shared.judging import judging_ids
+from jsg.server.shared.thinking_fields import switches
 from jsg.types import GRAMMAR_FIELDS
 
 CHAT_PARAMETERS = (
@@ -34,7 +35,6 @@ _YES: Mapping[str, Any] = {"supported": True}
 _NO: Mapping[str, Any] = {"supported": False}
 NEVER = {
     **dict.fromkeys(("batch", "citations", "code_execution", "context_management", "pdf_input"), _NO),
-    "effort": {**_NO, **dict.fromkeys(("low", "medium", "high", "max"), _NO)},
     "server_tools": {**_NO, **dict.fromkeys(("code_execution", "web_search"), _NO)},
 }
 """What Anthropic's models can do, and this server cannot."""
@@ -112,14 +112,24 @@ def _capabilities(front: Front) -> dict[str, Any]:
         "tools": {"supported": takes_tools, "dialect": dialect.name if takes_tools and dialect else None},
         "structured_outputs": {"supported": does_generate, "kinds": GRAMMAR_FIELDS if does_generate else ()},
         "logprobs": {"supported": does_generate},
-        "thinking": _thinking(does_think=does_generate and front.thinking is not None),
+        **_thinking(front),
         **NEVER,
     }
 
 
-def _thinking(*, does_think: bool) -> dict[str, Any]:
-    said = _YES if does_think else _NO
-    return {**said, "types": {"adaptive": said, "enabled": said, "between_tools": _NO, "disabled": _YES}}
+def _thinking(front: Front) -> dict[str, Any]:
+    template, does_generate = front.chat.template, front.generator.info.embedder is None
+    does_think = does_generate and front.thinking is not None
+    said, stops = _supported(does_think), _supported(not does_think or bool(switches(template)))
+    efforts = _supported(does_generate and "reasoning_effort" in template.variables)
+    return {
+        "thinking": {**said, "types": {"adaptive": said, "enabled": said, "between_tools": _NO, "disabled": stops}},
+        "effort": {**efforts, **dict.fromkeys(("low", "medium", "high", "max"), efforts)},
+    }
+
+
+def _supported(is_so: bool) -> Mapping[str, Any]:
+    return _YES if is_so else _NO
 
 
 def _takes_tools(front: Front) -> bool:

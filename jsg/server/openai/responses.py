@@ -35,7 +35,7 @@ from jsg.server.openai.responses_events import events_of
 from jsg.server.openai.responses_reply import Reply, shown_thoughts
 from jsg.server.openai.turns import messages_of
 from jsg.server.shared.beginning import begin
-from jsg.server.shared.messages import DROPPED, reads_thoughts
+from jsg.server.shared.messages import DROPPED
 from jsg.server.shared.thinking_fields import template_wishes
 from jsg.server.thinking import think
 from jsg.server.tool_use import ToolUse, naming
@@ -199,10 +199,12 @@ def _turns(
         return (*past, Turn(f"msg_{rid}_0", "user", body.input))
     new = [_turn(item, rid, index, caller, responses) for index, item in enumerate(body.input)]
     new = [turn for turn in new if turn.text or not turn.is_thought]
-    if not (past or new):
-        raise RequestError("input must say something besides empty thoughts, but does not; add a message", "input")
-    if any(turn.is_thought for turn in new) and not reads_thoughts(template):
+    if all(turn.is_thought for turn in (*past, *new)):
+        raise RequestError("input must say something besides thoughts, but does not; add a message", "input")
+    if any(turn.is_thought for turn in new) and template.thoughts_field is None:
         rules.note("an item of type reasoning", DROPPED)
+    elif new and new[-1].is_thought:
+        rules.note("an item of type reasoning", "no answer of the assistant follows it; leave it out")
     return (*past, *new)
 
 

@@ -36,7 +36,7 @@ from jsg.server.shared.fields import (
 from jsg.server.shared.harmless import VALUES, harmless
 from jsg.server.shared.messages import ARGUMENTS, JOINED, ONE_DETAIL, URL
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
-from jsg.server.shared.thinking_fields import BUDGET, EFFORT
+from jsg.server.shared.thinking_fields import BUDGET, EFFORT, Asked
 from jsg.server.shared.tools import DESCRIPTION, ONE_CALL, PARAMETERS, STRICT, TOOL_CHOICE, TOOLS, ToolName
 from jsg.server.thinking import Effort, ThoughtWish, unsealed
 from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
@@ -386,12 +386,12 @@ class InputTokensBody(Body):
         return ThoughtWish(effort=None if self.reasoning is None else self.reasoning.effort)
 
     @property
-    def asked_of_thoughts(self) -> dict[str, bool]:
-        """Field that wants something of thoughts → whether it has an effect on each model that thinks."""
+    def asked_of_thoughts(self) -> dict[str, Asked]:
+        """The field that asks for something of thoughts, if there is one."""
         asked = self.reasoning
         if asked is None or not (asked.effort or asked.summary or asked.generate_summary):
             return {}
-        return {"reasoning": asked.effort is None}
+        return {"reasoning": Asked(ThoughtWish(effort=asked.effort), is_met=asked.effort is None)}
 
     def constraint(self) -> Constraint | None:
         """The grammar that the answer must match."""

@@ -1,12 +1,14 @@
 """Turns of a conversation, as `/v1/responses` and `/v1/decisions` know them → messages as chat templates take them."""
 
-from collections.abc import Sequence
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from jsg.processing.chat_template import ChatTemplate
 from jsg.server.media_sources import MediaSource, joined_content
 from jsg.server.openai.response_store import Picture, Turn
-from jsg.server.shared.messages import FunctionCall, check_fits, reads_thoughts
+from jsg.server.shared.messages import FunctionCall, check_fits, fit_thoughts
 
 _OLDER_ROLES = {"developer": "system"}
 
@@ -14,15 +16,15 @@ _OLDER_ROLES = {"developer": "system"}
 def messages_of(turns: Sequence[Turn], template: ChatTemplate) -> tuple[list[dict[str, Any]], dict[int, Sequence[int]]]:
     """The conversation in the form of chat templates, and index of a message → the tokens that the model wrote.
 
-    Raises RequestError.
+    Thoughts at its end are left out, for no turn has them. Raises RequestError.
     """
     messages: list[dict[str, Any]] = []
     answers: dict[int, Sequence[int]] = {}
-    for turn in turns:
+    for turn in _joined_thoughts(turns):
         role = turn.role if turn.role in template.words else _OLDER_ROLES.get(turn.role, turn.role)
         last: dict[str, Any] = messages[-1] if messages else {"role": None}
         if turn.is_thought:
-            if reads_thoughts(template):
+            if template.thoughts_field is not None:
                 messages.append({"role": "assistant", "content": "", "reasoning_content": turn.text})
         elif turn.is_result:
             message = {"role": "tool", "tool_call_id": turn.call_id, "content": turn.text}
@@ -41,9 +43,22 @@ def messages_of(turns: Sequence[Turn], template: ChatTemplate) -> tuple[list[dic
             if turn.token_ids:
                 answers[len(messages)] = turn.token_ids
             messages.append(message)
+    if messages and _is_only_thoughts(messages[-1]):
+        messages.pop()
     for message in messages:
+        fit_thoughts(message, template)
         check_fits(message, template)
     return messages, answers
+
+
+def _joined_thoughts(turns: Iterable[Turn]) -> Iterator[Turn]:
+    """The turns, with one for thoughts behind one another."""
+    for is_thought, run in itertools.groupby(turns, lambda turn: turn.is_thought):
+        if is_thought:
+            first, *others = run
+            yield dataclasses.replace(first, text="\n\n".join(turn.text for turn in (first, *others)))
+        else:
+            yield from run
 
 
 def _is_only_thoughts(message: dict[str, Any]) -> bool:

@@ -7,6 +7,7 @@ them in the cache. A model without a chat template reads plain text.
 
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, final
@@ -23,7 +24,7 @@ from jsg.processing.client_text import Stretch, cut, encode_stretches
 from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt, encode_parts
 from jsg.processing.parts import TextPart
 from jsg.processing.tokenizer import Tokenizer
-from jsg.processing.turns import ChatTurns
+from jsg.processing.turns import ChatTurns, Opening
 from jsg.server.caller import ApiCall
 from jsg.server.front import Front
 from jsg.server.generation import MAX_ANSWERS, MAX_PROMPT_TOKENS, MAX_SCORES, new_rid
@@ -31,6 +32,8 @@ from jsg.server.http.body import client_names
 from jsg.server.http.event_stream import until_disconnect
 
 Messages = Sequence[dict[str, Any]]
+
+_CHARS_OF_ONE = 32  # a label and its probability
 
 
 @final
@@ -68,6 +71,11 @@ class Decided:
     def num_cached(self) -> int:
         """The number of input tokens that were cached before, or that several questions have in common."""
         return max(0, self.num_input - self.num_computed)
+
+    @property
+    def num_chars(self) -> int:
+        """About how many characters its probabilities take in a response."""
+        return _CHARS_OF_ONE * sum(len(decision.probabilities) for decision in self.decisions)
 
 
 def as_text(value: Any) -> str:
@@ -221,7 +229,8 @@ def before_answer(turns: Callable[[], ChatTurns], behind: str) -> tuple[str, str
     """The text between a question and an answer that is given, and the blank before the answer if there is one.
 
     A generation prompt may leave a blank to the model, or open a thought, where the template writes a given answer
-    otherwise. A blank is encoded with the word behind it.
+    otherwise. Where it has ended a thought, a given answer may have more behind that. A blank is encoded with the word
+    behind it.
     """
     try:
         opening = turns().opening(("user", "assistant"))
@@ -229,8 +238,18 @@ def before_answer(turns: Callable[[], ChatTurns], behind: str) -> tuple[str, str
         return behind, ""
     if behind.endswith(opening.reply):
         behind = behind.removesuffix(opening.reply) + opening.text
+    else:
+        behind += _rest(opening, behind)
     text = behind.rstrip(" ")
     return text, behind[len(text) :]
+
+
+def _rest(opening: Opening, behind: str) -> str:
+    """What the template writes on before a given answer, where the end of `behind` goes further than both its ways."""
+    for start in range(len(behind) - len(opening.certain)):
+        if opening.certain and opening.text.startswith(behind[start:]):
+            return opening.text[len(behind) - start :]
+    return ""
 
 
 def _plain_text(messages: Messages, field: str) -> str:
@@ -264,12 +283,12 @@ class _Asked:
         self._names = names
         self._rid = f"decision-{new_rid()}"
         self._fields = fields
-        self._num_waves = 0
+        self._most = min(front.generator.admission.config.max_requests_per_key or MAX_ANSWERS, MAX_ANSWERS)
+        self._num_begun = 0
 
     async def waves(self, shared: _Shared, tails: Sequence[_Tail]) -> AsyncIterator[list[ScorePlan]]:
-        """Plans the requests, and gives as many plans at a time as one generation may have."""
-        most = self._front.generator.admission.config.max_requests_per_key or MAX_ANSWERS
-        room = (min(most, MAX_ANSWERS), MAX_PROMPT_TOKENS, MAX_SCORES)
+        """Plans the requests, and gives as many plans at a time as one generation may have, or one plan with more."""
+        room = (self._most, MAX_PROMPT_TOKENS, MAX_SCORES)
         limits = ScoreLimits(prompts=MAX_ANSWERS, tokens=MAX_PROMPT_TOKENS, scores=MAX_SCORES)
         wave: list[ScorePlan] = []
         used = (0, 0, 0)
@@ -289,12 +308,18 @@ class _Asked:
         yield wave
 
     async def answers(self, request: Request, wave: Sequence[ScorePlan]) -> Sequence[Answer]:
-        """The answers to all requests of a wave. A later wave waits for the room that the first one had."""
+        """The answers to all requests of a wave, which are several generations where one plan has too many for one."""
         prompts = [prompt for plan in wave for prompt in plan.prompts]
-        call = dataclasses.replace(self._call, is_let_in=self._call.is_let_in or self._num_waves > 0)
-        if self._num_waves:
+        return [
+            answer for some in itertools.batched(prompts, self._most) for answer in await self._generated(request, some)
+        ]
+
+    async def _generated(self, request: Request, prompts: Sequence[Prompt]) -> Sequence[Answer]:
+        """The answers of one generation. A later one waits for the room that the first one had."""
+        call = dataclasses.replace(self._call, is_let_in=self._call.is_let_in or self._num_begun > 0)
+        if self._num_begun:
             await self._front.generator.admission.room(call.caller.tenant, len(prompts))
-        self._num_waves += 1
+        self._num_begun += 1
         generation = await self._front.generator.begin(call, prompts)
         await until_disconnect(request, generation.complete())
         self.num_computed += sum(len(each.request.input_ids) - each.cached_tokens for each in generation.answers)

@@ -193,7 +193,8 @@ class Message(Body):
             "reasoning_content": self.reasoning_content or self.reasoning,
         }
         message |= {name: value for name, value in others.items() if value is not None}
-        fit_thoughts(message, template, rules, "reasoning_content")
+        if not fit_thoughts(message, template):
+            rules.note("reasoning_content", DROPPED)
         check_fits(message, template)
         return message
 
@@ -222,16 +223,18 @@ def check_fits(message: Mapping[str, Any], template: ChatTemplate) -> None:
             )
 
 
-def reads_thoughts(template: ChatTemplate) -> bool:
-    """Whether the template reads the thoughts of earlier turns. It may then drop them as it likes."""
-    return "reasoning_content" in template.words
+def fit_thoughts(message: dict[str, Any], template: ChatTemplate) -> bool:
+    """Moves the thoughts of a message from `reasoning_content` to the field that the template reads.
 
-
-def fit_thoughts(message: dict[str, Any], template: ChatTemplate, rules: FieldRules, name: str) -> None:
-    """Takes the thoughts out of a message if the template does not read them. The rules take note of the name."""
-    if message.get("reasoning_content") and not reads_thoughts(template):
-        rules.note(name, DROPPED)
-        del message["reasoning_content"]
+    Where it reads none, or refuses them beside the rest of the message, this takes them out and returns False.
+    """
+    thoughts, field = message.pop("reasoning_content", None), template.thoughts_field
+    if not thoughts and (thoughts is None or field is None):
+        return True
+    if field is None or (message["content"] and "tool_calls" in message and not template.takes_thoughts_beside_calls):
+        return False
+    message[field] = thoughts
+    return True
 
 
 def _is_shallow(value: Any, max_depth: int) -> bool:

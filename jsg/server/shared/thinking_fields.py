@@ -1,7 +1,8 @@
 """The fields in which clients say how long a model thinks, and what is shown of its thoughts."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+import dataclasses
+from collections.abc import Iterable, Mapping, Set
+from typing import Any, Literal, final
 
 from pydantic import Field
 
@@ -17,6 +18,22 @@ EFFORT = (
     "them on, where the template can do that."
 )
 BUDGET = "The most tokens of thoughts. Then their end marker is written, and the answer begins. -1 is no limit."
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """What one field of a request asks of thoughts.
+
+    Attributes:
+        wish: What it asks for.
+        is_met: Whether it has an effect on each model that thinks, whatever the template reads.
+        is_met_without: Whether a model that does not think does what it asks for.
+    """
+
+    wish: ThoughtWish
+    is_met: bool = False
+    is_met_without: bool = False
 
 
 class Thinking(Body):
@@ -40,6 +57,12 @@ class Thinking(Body):
         is_shown = self.display != "omitted"
         return ThoughtWish(is_on, budget=self.budget_tokens, budget_field="thinking", is_shown=is_shown)
 
+    @property
+    def asked(self) -> Asked:
+        """What it says, as one field."""
+        is_off = self.type == "disabled"
+        return Asked(self.wish, is_met=not is_off, is_met_without=is_off)
+
 
 class Reasoning(Body):
     """How much the model thinks, as OpenRouter's clients write it in chat completions."""
@@ -56,6 +79,12 @@ class Reasoning(Body):
             self.enabled, self.effort, self.max_tokens, budget_field="reasoning", is_shown=self.exclude is not True
         )
 
+    @property
+    def asked(self) -> Asked:
+        """What it says, as one field."""
+        is_of_template = self.effort is not None or self.enabled is False
+        return Asked(self.wish, is_met=self.max_tokens is not None or self.exclude is True or not is_of_template)
+
 
 def join_wishes(wishes: Iterable[ThoughtWish]) -> ThoughtWish:
     """One wish of those of several fields. Raises RequestError where two contradict each other."""
@@ -69,7 +98,9 @@ def join_wishes(wishes: Iterable[ThoughtWish]) -> ThoughtWish:
         ("enable_thinking", {wish.is_on for wish in wishes} - {None}),
     ):
         if len(values) > 1:
-            raise RequestError(f"{name} must not contradict another field of the request, but does; send one", name)
+            raise _contradiction(name)
+    if any(wish.is_on for wish in wishes) and any(wish.effort == "none" for wish in wishes):
+        raise _contradiction("reasoning_effort")
     [[budget, field]] = budgets.items() or [(None, "thinking_budget")]
     return ThoughtWish(
         is_on=next((wish.is_on for wish in wishes if wish.is_on is not None), None),
@@ -86,7 +117,7 @@ def template_wishes(
     wish: ThoughtWish,
     template: ChatTemplate,
     form: ThoughtForm | None,
-    asked: Mapping[str, bool],
+    asked: Mapping[str, Asked],
     rules: FieldRules,
     given: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -96,17 +127,34 @@ def template_wishes(
         wish: What the client wants of thoughts.
         template: The model's.
         form: How the model thinks; None where it does not.
-        asked: Field that wants something of thoughts → whether it has an effect on each model that thinks, whatever the
-            template reads.
+        asked: Fields that ask for something of thoughts.
         rules: Take note of those without an effect.
         given: The variables that the client gave by name.
 
     Raises:
-        RequestError: The rules are strict, and a field has no effect.
+        RequestError: A variable contradicts the wish; or the rules are strict, and a field has no effect.
     """
     given = given or {}
-    found = wish.template_kwargs(template, given)
-    for name, is_for_all in asked.items():
-        if not found and (form is None or not is_for_all):
+    _check_given(wish, template, given)
+    for name, each in asked.items():
+        if not (each.wish.template_kwargs(template, {}) or (each.is_met_without if form is None else each.is_met)):
             rules.pass_over(name, NO_THOUGHTS if form is None else NOT_READ)
-    return {**given, **found}
+    return {**given, **wish.template_kwargs(template, given)}
+
+
+def switches(template: ChatTemplate) -> Set[str]:
+    """The variables of a template that turn thoughts on and off."""
+    return ThoughtWish(is_on=True).template_kwargs(template, {}).keys()
+
+
+def _check_given(wish: ThoughtWish, template: ChatTemplate, given: Mapping[str, Any]) -> None:
+    """Raises RequestError where a variable that a client gave by name contradicts the field of the same meaning."""
+    for name in switches(template) & given.keys():
+        if wish.is_on is not None and wish.is_on is not bool(given[name]):
+            raise _contradiction("enable_thinking")
+    if wish.effort is not None and given.get("reasoning_effort", wish.effort) != wish.effort:
+        raise _contradiction("reasoning_effort")
+
+
+def _contradiction(name: str) -> RequestError:
+    return RequestError(f"{name} must not contradict another field of the request, but does; send one", name)
