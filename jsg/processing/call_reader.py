@@ -9,6 +9,7 @@ from jsg.call_styles import LITERAL_MARKS, XML_MARKS, ArgumentTypes
 from jsg.dialects import Dialect
 from jsg.processing.json_scanner import Half, JsonScanner, ScanStep
 from jsg.processing.literal_call_reader import LiteralCallReader
+from jsg.processing.read_call import ReadCall
 from jsg.processing.xml_call_reader import XmlCallReader
 
 _MAX_STRING_LEN = 1_000
@@ -70,15 +71,10 @@ def reader_of(dialect: Dialect, names: frozenset[str] | None, types: Mapping[str
 
 
 @final
-class CallReader:
+class CallReader(ReadCall):
     """A JSON object with a name and arguments. Its other members are skipped.
 
-    Invariants: `name` and `has_arguments` change once at most; the fragments that were taken, and what is left to take,
-    are together the JSON of the arguments.
-
-    Attributes:
-        name: The tool's name, once it is known.
-        has_arguments: The arguments have begun.
+    Invariant: `name` and `has_arguments` change once at most.
     """
 
     def __init__(self, arguments_key: str, names: frozenset[str] | None, name: str | None = None):
@@ -89,8 +85,7 @@ class CallReader:
             names: The tools that exist; None accepts any name.
             name: Given where the text is the arguments alone, without an object around them.
         """
-        self.name = name
-        self.has_arguments = name is not None
+        super().__init__(name)
         self._arguments_key = arguments_key
         self._names = names
         self._is_bare = name is not None
@@ -99,24 +94,6 @@ class CallReader:
         self._key = ""
         self._keys: set[str] = set()
         self._string: list[str] = []
-        self._arguments: list[str] = []
-        self._raw: list[str] = []
-
-    @property
-    def text(self) -> str:
-        """All that was read."""
-        return "".join(self._raw)
-
-    @property
-    def num_read(self) -> int:
-        """The number of characters that were read."""
-        return len(self._raw)
-
-    def take_fragment(self) -> str:
-        """The part of the arguments that was read since the last call of this method."""
-        fragment = "".join(self._arguments)
-        self._arguments.clear()
-        return fragment
 
     def push(self, char: str) -> ScanStep:
         """Takes one character, of which the first is `{`. After LAST or WRONG the reader must not be used any more."""
@@ -126,7 +103,7 @@ class CallReader:
         if step is not ScanStep.WRONG:
             self._raw.append(char)
             if self._is_bare:
-                self._arguments.append(char)
+                self._fragments.append(char)
         return step
 
     def _check(self, char: str, step: ScanStep) -> ScanStep:
@@ -140,7 +117,7 @@ class CallReader:
                 return ScanStep.WRONG
         if is_value and self._key == self._arguments_key:
             self.has_arguments = True
-            self._arguments.append(char)
+            self._fragments.append(char)
         elif half == "key" or (is_value and self._key == "name"):
             self._string.append(char)
             is_whole = self._half is None
@@ -168,7 +145,7 @@ class CallReader:
             return ScanStep.WRONG
         if not self.has_arguments:
             self.has_arguments = True
-            self._arguments = ["{}"]
+            self._fragments = ["{}"]
         return ScanStep.LAST
 
 

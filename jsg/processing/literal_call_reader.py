@@ -9,6 +9,7 @@ from typing import NamedTuple, final
 from jsg.call_styles import PLAIN_NAME, PYTHON_WORDS, LiteralMarks, is_plain_name
 from jsg.processing.json_scanner import MAX_DEPTH, ScanStep
 from jsg.processing.raw_value import MAX_SCALAR_LEN, json_text
+from jsg.processing.read_call import ReadCall
 
 _WHITESPACE = " \t\r\n"
 _WORDS = {**PYTHON_WORDS, "true": "true", "false": "false", "null": "null"}
@@ -43,7 +44,7 @@ class _Level(NamedTuple):
 
 
 @final
-class LiteralCallReader:
+class LiteralCallReader(ReadCall):
     """A call as far as it has been read, with the interface of `CallReader`.
 
     It begins with the name or the mark before it, and ends with the bracket behind the arguments. Of strings it gives
@@ -60,34 +61,15 @@ class LiteralCallReader:
 
     def __init__(self, marks: LiteralMarks, names: frozenset[str] | None):
         """Begins a call. `names` are the tools that exist; None accepts any name."""
-        self.name: str | None = None
-        self.has_arguments = False
+        super().__init__()
         self._marks = marks
         self._names = names
-        self._raw: list[str] = []
-        self._fragments: list[str] = []
         self._take: Callable[[str], ScanStep] = self._in_head
         self._levels: list[_Level] = []
         self._expects = "key"
         self._lead = "{"
         self._held = ""
         self._quote = ""
-
-    @property
-    def text(self) -> str:
-        """All that was read."""
-        return "".join(self._raw)
-
-    @property
-    def num_read(self) -> int:
-        """The number of characters that were read."""
-        return len(self._raw)
-
-    def take_fragment(self) -> str:
-        """The part of the arguments, as JSON, that was read since the last call of this method."""
-        fragment = "".join(self._fragments)
-        self._fragments.clear()
-        return fragment
 
     def push(self, char: str) -> ScanStep:
         """Takes one character. After LAST or WRONG the reader must not be used any more."""

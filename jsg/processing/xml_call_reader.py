@@ -7,6 +7,7 @@ from typing import final
 from jsg.call_styles import ALL_TYPES, TYPE_MARKS, ArgumentTypes, XmlMarks, is_plain_name
 from jsg.processing.json_scanner import ScanStep
 from jsg.processing.raw_value import RawValue
+from jsg.processing.read_call import ReadCall
 
 MAX_NAME_LEN = 1_000
 _WHITESPACE = " \t\r\n"
@@ -14,7 +15,7 @@ _NO_NAME = frozenset("<>\n")
 
 
 @final
-class XmlCallReader:
+class XmlCallReader(ReadCall):
     """A call as far as it has been read, with the interface of `CallReader`.
 
     It begins behind the mark that opens a call, with white space or the mark of the name, and ends with the mark behind
@@ -36,14 +37,11 @@ class XmlCallReader:
             names: The tools that exist; None accepts any name.
             types: What the arguments of each tool may be. Those of a tool that is not among them may be anything.
         """
-        self.name: str | None = None
-        self.has_arguments = False
+        super().__init__()
         self._marks = marks
         self._names = names
         self._types = types
         self._argument_types = ArgumentTypes()
-        self._raw: list[str] = []
-        self._fragments: list[str] = []
         self._expected: Mapping[str, Callable[[str], None]] = {}
         self._take: Callable[[str], ScanStep] = self._between
         self._held = ""
@@ -51,22 +49,6 @@ class XmlCallReader:
         self._num_keys = 0
         self._value = RawValue(ALL_TYPES)
         self._expect({marks.name[0]: self._begin_name})
-
-    @property
-    def text(self) -> str:
-        """All that was read."""
-        return "".join(self._raw)
-
-    @property
-    def num_read(self) -> int:
-        """The number of characters that were read."""
-        return len(self._raw)
-
-    def take_fragment(self) -> str:
-        """The part of the arguments, as JSON, that was read since the last call of this method."""
-        fragment = "".join(self._fragments)
-        self._fragments.clear()
-        return fragment
 
     def push(self, char: str) -> ScanStep:
         """Takes one character. After LAST or WRONG the reader must not be used any more."""
