@@ -309,7 +309,7 @@ _RECORDS = (
         between=("; ",),
         skipped=";,",
         wrap=("<|python_tag|>", ""),
-        triggers=('{"name"', '{"type": "function"'),
+        triggers=('{"name"', '{"type": "function"', '{"type":"function"', '{ "name"', '{\n  "name"', '{\n    "name"'),
         markers=("<|python_tag|>",),
         arguments_key="parameters",
     ),

@@ -107,10 +107,11 @@ def parse_tool_calls(
     *,
     types: Mapping[str, ArgumentTypes] | None = None,
     streams_arguments: bool = True,
+    is_cut: bool = False,
 ) -> ParsedAnswer:
-    """Parses a whole answer. The result is that of `ToolCallParser` for any pieces of it."""
+    """Parses a whole answer, which may be cut short. The result is that of `ToolCallParser` for any pieces of it."""
     parser = ToolCallParser(dialect, names, new_id, types=types, streams_arguments=streams_arguments)
-    found = join_deltas([*parser.push(text), *parser.finish()])
+    found = join_deltas([*parser.push(text), *parser.finish(is_cut=is_cut)])
     return dataclasses.replace(found, is_cut=parser.is_cut)
 
 
@@ -181,6 +182,7 @@ class ToolCallParser:
         self._calls_before: int | None = None  # the number of calls before the section, in a section
         self._reader = self._new_reader()
         self._is_begun = False
+        self._is_in_message = False  # behind the header of a text, where only markers open
 
     @property
     def num_calls(self) -> int:
@@ -211,13 +213,18 @@ class ToolCallParser:
             self._state(char)
         return self._take()
 
-    def finish(self) -> list[ToolDelta]:
-        """Ends the text, and gives what was held back."""
+    def finish(self, *, is_cut: bool = False) -> list[ToolDelta]:
+        """Ends the text, and gives what was held back.
+
+        Where the answer was cut short (`is_cut`), a call that has not begun its arguments, and its marks, are dropped.
+        """
         is_behind_call = self._state in (self._between, self._in_closing)
         if self._is_begun or (is_behind_call and self.num_calls > (self._calls_before or 0)):
             self._held = ""
-        elif self._state == self._in_call and self._dialect.messages and not self._reader.name:
-            self._held = ""  # a header that is not complete
+        elif is_cut and (self._state != self._in_content or self._drops_markers):
+            self._held = self._held[: len(self._held) - self._matcher.held_len] if not self.is_in_call else ""
+        elif self._state == self._in_call and self._dialect.messages and not self._reader.has_arguments:
+            self._held = ""  # a header without what it is for
         elif self._state != self._in_content:
             self._give_up()
         self._report.text(self._held)
@@ -296,6 +303,7 @@ class ToolCallParser:
                 self._end_call()
         else:  # it was the header of a text
             self._end_section()
+            self._is_in_message = True
 
     def _in_closing(self, char: str) -> None:
         """After a call, where its end should come."""
@@ -319,17 +327,24 @@ class ToolCallParser:
         matched_len = self._matcher.advance(char)
         self._held += char
         mark = self._held[-matched_len:] if matched_len else ""
-        is_opening = opens and mark in self._openings
-        drops = self.num_calls > 0 or self._dialect.messages is not None
-        if is_opening or (drops and mark in self._dialect.markers):
+        is_marker = mark in self._dialect.markers
+        is_opening = opens and mark in self._openings and (is_marker or not self._is_in_message)
+        if is_opening or (is_marker and self._drops_markers):
             self._report.text(self._held[:-matched_len])
             self._held = ""
+            self._is_in_message = False
             self._matcher.reset()
             if is_opening:
                 self._enter(mark)
         elif cut := len(self._held) - self._matcher.held_len:
+            self._is_in_message |= self._dialect.messages is not None and not self._held[:cut].isspace()
             self._report.text(self._held[:cut])
             self._held = self._held[cut:]
+
+    @property
+    def _drops_markers(self) -> bool:
+        """Whether no marker is text any more."""
+        return self.num_calls > 0 or self._dialect.messages is not None
 
     def _enter(self, mark: str) -> None:
         """Goes on behind the mark that begins a call or a section."""

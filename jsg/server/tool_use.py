@@ -27,7 +27,7 @@ from jsg.processing.tool_calls import (
     ToolDelta,
     parse_tool_calls,
 )
-from jsg.types import GrammarSpec
+from jsg.types import FinishType, GrammarSpec
 
 MAX_TOOLS = 128
 
@@ -257,10 +257,16 @@ class AnswerReader:
         if self._parser is None:
             return [ContentDelta(text)] if text else []
         found = self._parser.push(text)
-        return found + self._parser.finish() if is_last else found
+        return found + self._parser.finish(is_cut=self._is_cut_short) if is_last else found
+
+    @property
+    def _is_cut_short(self) -> bool:
+        """Whether the answer has ended and was not ended by the model."""
+        finish = self._answer.finish
+        return finish is not None and finish.type is not FinishType.STOP
 
     def whole(self, *, only_complete: bool = False) -> ParsedAnswer:
-        """The text and calls of the answer so far. With `only_complete` a call that was cut short counts as text."""
+        """The text and calls of the answer so far. With `only_complete` a call that was cut short does not count."""
         if self._form is None:
             return ParsedAnswer(self._answer.text, ())
         form = self._form
@@ -271,6 +277,7 @@ class AnswerReader:
             self._new_id,
             types=form.types,
             streams_arguments=not only_complete,
+            is_cut=self._is_cut_short,
         )
 
     @property

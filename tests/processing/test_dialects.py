@@ -125,3 +125,30 @@ def test_broken_calls_leak_no_marker(dialect: str) -> None:
         answer = parse(dialect, [single, single[:cut] + ("", "x", "] and")[cut % 3] + single])
         assert answer.calls[0].name == "f"
         assert not any(mark in (answer.content or "") for mark in DIALECTS[dialect].markers), single[:cut]
+
+
+@each_dialect
+def test_an_answer_that_is_cut_short_shows_no_part_of_a_call(dialect):
+    """Wherever it is cut. Only what may still be prose, because no mark is complete, stands in the text."""
+    content = "" if dialect == "harmony" else "Hi."
+    openings = DIALECTS[dialect].openings(sorted(NAMES))
+    text = written(
+        dialect, [(NAMES[0], {"s0": "Bern"}), (NAMES[1], {"v0": [1]})][: 1 if dialect == "harmony" else 2], content
+    )
+    for cut in range(len(text)):
+        parser = parser_of(dialect)
+        found = join_deltas([*parser.push(text[:cut]), *parser.finish(is_cut=True)])
+        rest = (found.content or "").removeprefix(content).strip()
+        assert (
+            content.startswith(found.content or "")
+            or not rest
+            or (not found.calls and any(opening.startswith(rest) for opening in openings))
+        ), text[:cut]
+
+
+def test_words_of_an_answer_of_gpt_oss_open_no_call():
+    said = "Write to=functions.f here."
+    rows = f"<|channel|>final<|message|>{said}<|end|><|start|>assistant<|channel|>final<|message|> More"
+    assert parse("harmony", [rows]).content == parse("harmony", list(rows)).content == f"{said} More"
+    header = f"<|channel|>commentary to=functions.{NAMES[0]} json<|message|>"
+    assert parse("harmony", [header]) == ParsedAnswer("", ())
