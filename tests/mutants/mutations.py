@@ -242,8 +242,8 @@ PROCESSING = (
     Mutation(
         "processing: a marker behind a call is text",
         "jsg/processing/tool_calls.py",
-        "drops = self.num_calls > 0 or self._dialect.messages is not None",
-        "drops = self._dialect.messages is not None",
+        "return self.num_calls > 0 or self._dialect.messages is not None",
+        "return self._dialect.messages is not None",
         "tests/processing/test_dialects.py",
     ),
     Mutation(
