@@ -348,7 +348,7 @@ class ThoughtReader:
         self.num_tokens = self.num_to_end = 0
         self._thoughts = thoughts
         self._num_pushed = 0
-        self._is_inside = False  # at the last token
+        self._has_ended = False
         self._splitter = ThoughtSplitter(thoughts)
         self._num_chars = 0
         self._starts: deque[int] = deque()  # where the tokens begin that are not counted yet
@@ -404,9 +404,9 @@ class ThoughtReader:
         begin, end = self._splitter.begin_at, self._splitter.end_at
         if begin is None:
             return
-        if end is None or not self.num_to_end or self._is_inside:
+        if not self._has_ended:
             self.num_to_end = self._num_pushed
-        self._is_inside = end is None
+        self._has_ended = end is not None
         if end is None:
             end = self._num_chars + 1 if is_last else self._num_chars - len(self._thoughts.markers.end)
         while self._starts and self._starts[0] < end:

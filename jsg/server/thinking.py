@@ -7,6 +7,7 @@ an answer in its own form. `jsg.processing.thoughts` has the markers of each kin
 import base64
 import binascii
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, final
@@ -23,7 +24,8 @@ from jsg.types import GrammarSpec, ThoughtLimit
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 NO_THOUGHTS = "this model does not think before it answers; leave it out"
-NO_BUDGET = "the prompt has ended the thoughts already; leave it out"
+_NO_BUDGET = "the prompt has ended the thoughts already; leave it out"
+_CONTINUED = "an answer that continues a message has no thoughts; leave it out"
 _SWITCHES = ("enable_thinking", "thinking")  # variables of chat templates that turn thoughts on or off
 _SEAL = "jsg1."
 _TAIL_LEN = 64  # tokens in which a template may have opened or ended the thoughts, each of one byte at least
@@ -70,12 +72,12 @@ class ThoughtForm:
     def phase_behind(self, input_ids: Sequence[int]) -> Phase:
         """Where an answer to a prompt begins. A marker that is a special token is found by its id, as in answers."""
         begin_id, end_id = self.token_ids
-        pieces = [self.tokenizer.decode((token,), skip_special_tokens=False) for token in input_ids[-_TAIL_LEN:]]
-        last = next((i for i in range(1, len(pieces) + 1) if pieces[-i].strip()), None)
-        last_id = None if last is None else input_ids[-last]
-        if last_id is not None and last_id in (begin_id, end_id):
+        tail_ids = input_ids[-_TAIL_LEN:]
+        decode = functools.partial(self.tokenizer.decode, skip_special_tokens=False)
+        last_id = next((token for token in reversed(tail_ids) if not decode((token,)).isspace()), -1)
+        if last_id in (begin_id, end_id):
             return Phase.INSIDE if last_id == begin_id else Phase.ANSWER
-        tail = self.tokenizer.decode(input_ids[-_TAIL_LEN:], skip_special_tokens=False)
+        tail = decode(tail_ids)
         return phase_behind(tail, self.markers, by_begin=begin_id is None, by_end=end_id is None)
 
     def thoughts(self, phase: Phase, *, has_gap: bool, is_split: bool) -> Thoughts:
@@ -150,7 +152,8 @@ def think(
     phase = Phase.ANSWER if form is None or not may_begin else form.phase_behind(prompt.input_ids)
     if form is None or phase is Phase.ANSWER:
         if wish.budget is not None:
-            rules.pass_over(wish.budget_field, NO_THOUGHTS if form is None else NO_BUDGET)
+            why = NO_THOUGHTS if form is None else _NO_BUDGET if may_begin else _CONTINUED
+            rules.pass_over(wish.budget_field, why)
         return prompt
     sampling, kind, has_gap = prompt.sampling, None, False
     if isinstance(sampling.grammar, GrammarSpec) or wish.budget is not None:

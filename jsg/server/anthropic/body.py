@@ -67,9 +67,7 @@ class TextBlock(Body):
     REFUSED: ClassVar[Mapping[str, str]] = {
         "source": "only text is allowed here; send the picture in a message of the user",
         **_OF_DOCUMENTS,
-        **dict.fromkeys(
-            ("thinking", "signature", "data"), "thoughts belong in a message of the assistant; leave it out"
-        ),
+        **dict.fromkeys(("thinking", "signature", "data"), _NOT_HERE),
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {"cache_control": _CACHED_ANYWAY}
 
