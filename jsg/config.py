@@ -226,7 +226,9 @@ class ServerConfig:
         None, "The key for what concerns all clients: /flush_cache, all of /debug/radix, and the abort of all requests."
     )
     cors_allow_origin: tuple[str, ...] = _knob(
-        (), "An origin whose web pages may call this server. Repeat the option for several. Default: none."
+        (),
+        "An origin whose web pages may call this server. On a loopback address requests may also name its host. Repeat "
+        "the option for several. Default: none.",
     )
     no_page: bool = _knob(False, "Leaves out the web page at /, which otherwise anybody may load without a key.")
     root_path: str = _knob(

@@ -10,7 +10,7 @@ from jsg.server.http.access import KeyRing, RequireKey, open_paths
 from jsg.server.http.failures import add_failure_handlers
 from jsg.server.http.interface import describe
 from jsg.server.http.methods import HeadAsGet
-from jsg.server.http.origins import CheckOrigin, checked_origins
+from jsg.server.http.origins import CheckOrigin
 from jsg.server.http.request_id import NameRequests
 from jsg.server.http.root_path import StripRootPath, checked_root_path
 from jsg.server.native import (
@@ -63,7 +63,7 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
     add_failure_handlers(app, routes)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RequireKey, keys=keys, open_paths=open_paths(config) | {route.path for route in page})
-    app.add_middleware(CheckOrigin, origins=checked_origins(config.cors_allow_origin))
+    app.add_middleware(CheckOrigin, config=config)
     app.add_middleware(NameRequests)  # outside of all that answers: every answer carries the name
     telemetry = telemetry or Telemetry(config)
     telemetry.watch(app, routes)

@@ -195,7 +195,7 @@ class ScriptedServer:
         media = MediaSources(reader, door.threads, config)
         chat = ChatPrompt(self.tokenizer, INFO.max_request_tokens, reader)
         door.front = Front(client, generator, chat, door.threads, EngineConfig(model_path="fake"), config, media)
-        self.http = TestClient(create_app(door, config), raise_server_exceptions=False)
+        self.http = TestClient(create_app(door, config), "http://localhost", raise_server_exceptions=False)
 
     def reset(self) -> None:
         """Makes the engine say what it says at first, and forgets the requests that came to it."""
@@ -216,10 +216,10 @@ class ScriptedServer:
         return self.tokenizer.decode(self.request.input_ids, skip_special_tokens=False)
 
     def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url="http://testserver/v1", api_key="none", max_retries=0, http_client=self.http)
+        return openai.OpenAI(base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=self.http)
 
     def anthropic(self) -> anthropic.Anthropic:
-        return anthropic.Anthropic(base_url="http://testserver", api_key="none", max_retries=0, http_client=self.http)
+        return anthropic.Anthropic(base_url="http://localhost", api_key="none", max_retries=0, http_client=self.http)
 
 
 @functools.lru_cache(8)

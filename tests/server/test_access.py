@@ -15,7 +15,7 @@ from jsg.errors import ConfigError
 from jsg.server.app import create_app
 from jsg.server.front import FrontDoor
 from jsg.server.http.access import PROBES, KeyRing
-from jsg.server.http.origins import checked_origins
+from jsg.server.http.origins import checked_origins, is_loopback
 from jsg.server.page.routes import page_files
 from tests.server.battery import interface
 from tests.server.running import LONG, RunningServer
@@ -52,7 +52,9 @@ def raw_status(server: RunningServer, target: str, method: str = "GET", extra: s
     """The status of a request whose target no client library has tidied."""
     url = server.http.base_url
     with socket.create_connection((url.host, url.port), timeout=10) as connection:
-        connection.sendall(f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{extra}\r\n".encode())
+        connection.sendall(
+            f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{extra}\r\n".encode()
+        )
         return int(connection.makefile("rb").readline().split()[1])
 
 
@@ -229,14 +231,14 @@ class TestEveryRoute:
                 "/health/../generate",
             ),
             *("/health%2f", "/%2fhealth", "/health%00", "/health;x", "/healthz", "/ready/x", "/nowhere", "/metrics"),
-            *("/openapi.json", "/docs", "/redoc", "http://x/health", "*", "/health%3fx"),
+            *("/openapi.json", "/docs", "/redoc", "*", "/health%3fx"),
         ],
     )
     def test_nothing_that_looks_like_a_probe_is_one(self, guarded: RunningServer, target):
         for method in ("GET", "HEAD", "POST", "OPTIONS", "ODD"):
             assert raw_status(guarded, target, method) in (400, 401), method  # 400: what is no request at all
 
-    @pytest.mark.parametrize("target", ["/health?x=/generate", "/%68ealth", "/ready"])
+    @pytest.mark.parametrize("target", ["/health?x=/generate", "/%68ealth", "/ready", "http://localhost/health"])
     def test_the_probes_under_any_spelling_show_what_probes_show(self, guarded: RunningServer, target):
         assert raw_status(guarded, target) == 200
         assert raw_status(guarded, target, "POST") == 405
@@ -388,6 +390,52 @@ class TestOrigins:
             assert server.http.options("/generate", headers=headers).headers.get("access-control-allow-origin") is None
         assert server.http.post("/generate", json={"text": "a"}, headers={"Origin": PAGE}).status_code == 403
         assert server.http.post("/generate", json={"text": "a"}).status_code == 200
+
+    def test_a_page_may_delete_and_see_warnings(self, guarded: RunningServer):
+        preflight = guarded.http.options("/v1/responses/x", headers={"Origin": PAGE, **PREFLIGHT})
+        assert "DELETE" in preflight.headers["access-control-allow-methods"]
+        body = {"model": "x", "prompt": "a", "user": "me", "provider": {}}
+        response = guarded.http.post("/v1/completions", json=body, headers={"Origin": PAGE, **bearer(USER)})
+        assert "x-jsg-warnings" in response.headers["access-control-expose-headers"]
+
+    def test_several_origins_are_none(self, server: RunningServer):
+        headers = [("Origin", str(server.http.base_url)), ("Origin", "https://evil.example.com")]
+        for one_order in (headers, headers[::-1]):
+            assert server.http.post("/generate", json={"text": "a"}, headers=one_order).status_code == 400
+
+    @pytest.mark.parametrize(
+        ("host", "is_known"),
+        [
+            *((host, True) for host in ("127.0.0.1", "[::1]:1", "LOCALHOST:9", "a.localhost", "192.0.2.7:1")),
+            *((host, True) for host in ("host.docker.internal:30000", "localhost.", "CHAT.example.com:8")),
+            *((host, False) for host in ("evil.example.com", "evil.example.com:30000", "localhost.evil.com", "", "[")),
+            *((host, False) for host in ("127.0.0.1.evil.com", "xlocalhost", "a.chat.example.com", "example.com")),
+        ],
+    )  # fmt: skip
+    def test_this_machines_own_server_takes_no_strangers_name(self, guarded: RunningServer, host, is_known):
+        """A page whose name leads here would be of the server's own origin, and could read whatever GET gives."""
+        for path in ("/debug/radix?text=true", "/debug/radix/events", "/v1/models", "/"):
+            with guarded.http.stream("GET", path, headers={"Host": host, **bearer(ADMIN)}) as response:
+                assert response.status_code == (200 if is_known else 403)
+
+    def test_a_server_for_others_has_any_name(self, make_server: ServerMaker):
+        with make_server(server={"host": "0.0.0.0", "api_key": (USER,)}) as server:
+            for host in ("jsg.example.com", "10.0.0.1"):
+                assert server.http.get("/v1/models", headers={"Host": host, **bearer(USER)}).status_code == 200
+
+    @pytest.mark.parametrize(
+        ("host", "is_local"),
+        [
+            ("127.0.0.1", True),
+            ("127.9.9.9", True),
+            ("::1", True),
+            ("localhost", True),
+            ("0.0.0.0", False),
+            ("::", False),
+        ],
+    )
+    def test_which_addresses_only_this_machine_reaches(self, host, is_local):
+        assert is_loopback(host) == is_local
 
     @pytest.mark.parametrize(
         ("host", "origin", "status"),

@@ -36,6 +36,11 @@ async def size(request: Request) -> Response:
     return Response(json.dumps({"bytes": len(await request.body())}), media_type="application/json")
 
 
+async def where(request: Request) -> Response:
+    path = str(request.url).partition(request.headers["host"])[2]
+    return Response(json.dumps({"path": path, "host": request.headers["host"]}), media_type="application/json")
+
+
 async def early(_request: Request) -> Response:
     return Response('{"early": true}', 413, media_type="application/json")
 
@@ -53,6 +58,7 @@ async def endless(_request: Request) -> Response:
 def serve(limits: HttpLimits) -> Iterator[int]:
     """The port of a server with these limits."""
     routes = [Route(path, size, methods=["GET", "POST"]) for path in ("/size", "/v1/completions", "/v1/messages")]
+    routes += [Route(path, where) for path in ("/", "/where")]
     app = Starlette(routes=[*routes, Route("/early", early, methods=["POST"]), Route("/endless", endless)])
     config = uvicorn.Config(
         app, http=http_protocol(limits), log_config=None, lifespan="off", ws="none", timeout_keep_alive=1
@@ -188,7 +194,6 @@ class TestHead:
     @pytest.mark.parametrize(
         "head",
         [
-            b"\r\n\r\n",
             b"nonsense\r\n\r\n",
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
             b"GET /size HTTP/1.1\r\n\r\n",
@@ -199,11 +204,40 @@ class TestHead:
             b"GET /s ize HTTP/1.1\r\nHost: a\r\n\r\n",
             b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n",
         ],
-        ids=["blank", "words", "TLS", "no host", "version", "no colon", "space", "NUL", "path", "bytes"],
+        ids=["words", "TLS", "no host", "version", "no colon", "space", "NUL", "path", "bytes"],
     )
     def test_what_is_no_http_is_refused(self, client, head):
         client.send(head)
         assert_refused(client, 400, "HTTP/1.1")
+
+    @pytest.mark.parametrize("head", [b"GET /size HTTP/2.0\r\nHost: a\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
+    def test_another_version_is_refused(self, client, head):
+        client.send(head)
+        assert_refused(client, 505, "HTTP/1.1")
+
+    def test_a_refusal_quotes_no_python(self, client):
+        client.send(b"GET /size\r\n\r\n")
+        assert "bytearray" not in assert_refused(client, 400, "illegal request line").json["error"]["message"]
+
+    def test_empty_lines_before_a_request_are_ignored(self, client):
+        client.send(b"\r\n\r\n" + GET + b"\r\n" + GET + b"\r")
+        client.send(b"\n" + post("/size", "Content-Length: 3", body=b"\r\na") + b"\n\n")
+        client.send(GET)
+        assert [client.answer().json["bytes"] for _ in range(4)] == [0, 0, 3, 0]
+
+    @pytest.mark.parametrize(
+        ("target", "path", "host"),
+        [
+            (b"http://a.example:80/where?q=/#", "/where?q=/#", "a.example:80"),
+            (b"HTTPS://a.example", "/", "a.example"),
+            (b"http://a.example?q", "/?q", "a.example"),
+            (b"/where?u=http://b/", "/where?u=http://b/", "b"),
+        ],
+    )
+    def test_a_target_may_be_a_whole_url(self, client, target, path, host):
+        """Its host counts, and not the header's (RFC 9112 §3.2.2)."""
+        client.send(b"GET " + target + b" HTTP/1.1\r\nHost: b\r\n\r\n")
+        assert client.answer().json == {"path": path, "host": host}
 
     def test_headers_of_5_mb_are_refused_while_they_come(self, client):
         client.send(b"GET /size HTTP/1.1\r\nHost: a\r\nx: ")
@@ -280,7 +314,11 @@ class TestBody:
 
     def test_other_codings_are_refused(self, client):
         client.send(post("/size", "Transfer-Encoding: gzip, chunked"))
-        assert_refused(client, 501, "chunked")
+        assert_refused(client, 400, "chunked")
+
+    def test_old_http_has_no_chunks(self, client):
+        client.send(b"POST /size HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
+        assert_refused(client, 400, "Content-Length")
 
     def test_less_than_was_said_is_refused(self, client):
         client.send(post("/size", "Content-Length: 10", body=b"abc"))

@@ -165,7 +165,7 @@ def test_lines_cannot_be_forged(guarded: RunningServer, said: Said):
         guarded.http.post(f"{path}%0d%0ajsg:%20forged%1b/cancel", json={"service_tier": "flex"})
     for header in LINES:
         for value in ("a\r\nforged: 1", "a\nforged", "a\x1b[31mforged", "a\rforged", "\xe2\x80\xa8forged"):
-            send_raw(guarded, f"GET /get_model_info HTTP/1.1\r\nHost: a\r\n{header}: {value}\r\n\r\n")
+            send_raw(guarded, f"GET /get_model_info HTTP/1.1\r\nHost: localhost\r\n{header}: {value}\r\n\r\n")
     send_raw(guarded, "GET /\x1b[31mforged HTTP/1.1\r\n\r\n")
     send_raw(guarded, "forged\r\njsg: CRITICAL: forged\r\n\r\n")
     assert guarded.http.post("/generate", json=VALID["/generate"]).status_code == 200

@@ -154,7 +154,7 @@ class TestScrape:
 
         before = statuses(scrape(http))
         address = (http.base_url.host, http.base_url.port)
-        body_is_bad = b"POST /generate HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nno size\r\n"
+        body_is_bad = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nno size\r\n"
         for sent in (b"no HTTP\r\n\r\n", body_is_bad):
             with socket.create_connection(address, 10) as connection:
                 connection.sendall(sent)

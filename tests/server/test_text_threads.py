@@ -10,9 +10,10 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
+from jsg.server import text_threads
 from jsg.server.front import FrontDoor
 from jsg.server.http.json_body import new_router
-from jsg.server.text_threads import LONG_BYTES, TextThreads
+from jsg.server.text_threads import LARGE_BYTES, LONG_BYTES, TextThreads
 
 DEADLINE_S = 20
 MANY = 100  # more than there are threads
@@ -40,6 +41,26 @@ def test_short_work_does_not_wait_for_long_work(is_media):
 
     asyncio.run(main())
     threads.close()
+
+
+def test_what_large_texts_needed_is_given_back(monkeypatch):
+    done: list[str] = []
+    monkeypatch.setattr(text_threads, "trim", lambda: done.append("trim"))
+    threads = TextThreads()
+
+    def fail() -> None:
+        done.append("fail")
+        raise ValueError("bad text")
+
+    async def main() -> None:
+        await threads.run(lambda: done.append("long"), LARGE_BYTES)
+        await threads.run(lambda: done.append("large"), LARGE_BYTES + 1)
+        with pytest.raises(ValueError, match="bad text"):
+            await threads.run(fail, LARGE_BYTES + 1)
+
+    asyncio.run(main())
+    threads.close()
+    assert done == ["long", "large", "trim", "fail", "trim"]
 
 
 def test_what_is_not_wanted_any_more_is_not_begun():

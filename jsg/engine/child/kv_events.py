@@ -2,12 +2,11 @@
 
 A batch is three frames: the topic, its number in 8 bytes, big-endian, counted from 0, and msgpack. PUB drops what a
 slow subscriber does not read. A subscriber sees the gap in the numbers and asks the replay socket (ROUTER) for the
-batches from a number on; `END` follows the last one. Both sockets belong to a thread, so that no step waits for a
-network.
+batches from a number on; `END` follows the last one that there was then. A client gets them as fast as it reads, so
+that one who does not read costs little. Both sockets belong to a thread, so that no step waits for a network.
 """
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from threading import Thread
 from typing import final
@@ -35,6 +34,17 @@ MOST_KEPT = 50_000
 """The bytes and the number of batches that are kept for those who ask again."""
 MOST_UNREAD = 1000
 """The batches that wait for one subscriber."""
+MOST_REPLAYED_UNREAD = 16
+MOST_REPLAYED_BYTES = 2**18
+"""The past batches that wait in a queue for one client, and the bytes beside them in its socket."""
+MOST_REPLAYS = 64
+"""The clients who are sent past batches at once. For a further one, the one that has read nothing for longest loses the
+rest."""
+REPLAYS_AT_ONCE = 256
+"""The batches that are sent to one client before the newest batch has its turn."""
+RETRY_MS = 20
+"""Nothing says when a client of a ROUTER has read something, so the thread tries again after this time."""
+MOST_REQUEST_BYTES = 4096
 QUEUE = "inproc://kv-events"
 MEDIUM = "GPU"  # what vLLM calls the memory in which steps read keys and values, whatever the device
 
@@ -81,8 +91,7 @@ class KvEventPublisher:
         self._queue.set_hwm(0)
         self._queue.bind(QUEUE)
         publisher = self._listening(zmq.PUB, where.address, MOST_UNREAD)
-        # Twice, because ZeroMQ drops what is beyond, and nobody may wait for an end that was dropped.
-        replay = self._listening(zmq.ROUTER, where.replay_address, 2 * MOST_KEPT)
+        replay = self._listening(zmq.ROUTER, where.replay_address, MOST_REPLAYED_UNREAD)
         arguments = (self._context, publisher, replay, where.topic.encode())
         self._thread = Thread(target=_publish, args=arguments, daemon=True)
         self._thread.start()
@@ -145,35 +154,94 @@ def _publish(
     """Sends what comes from the queue, and answers those who missed something, until the queue says stop."""
     queue = context.socket(zmq.PAIR)
     queue.connect(QUEUE)
-    kept: deque[tuple[int, bytes]] = deque()
-    kept_bytes = number = 0
+    replays = _Replays(replay, topic)
+    number = 0
     poller = zmq.Poller()
     for socket in (queue, replay):
         poller.register(socket, zmq.POLLIN)
     while True:
-        ready = dict(poller.poll())
+        ready = dict(poller.poll(replays.send()))
         if queue in ready:
             if not (payload := queue.recv()):
                 break
             publisher.send_multipart((topic, number.to_bytes(SEQUENCE_BYTES, "big"), payload))
-            kept.append((number, payload))
-            kept_bytes += len(payload)
-            while kept_bytes > REPLAY_BYTES or len(kept) > MOST_KEPT:
-                kept_bytes -= len(kept.popleft()[1])
+            replays.keep(payload)
             number += 1
         if replay in ready:
-            _replay(replay, kept, topic)
+            replays.take_request()
     for socket in (queue, publisher, replay):
         socket.close()
 
 
-def _replay(replay: zmq.Socket[bytes], kept: deque[tuple[int, bytes]], topic: bytes) -> None:
-    """Answers one request. What is no request is ignored."""
-    frames = replay.recv_multipart()
-    if len(frames) != 3 or frames[1] or len(frames[2]) != SEQUENCE_BYTES:
-        return
-    client, first = frames[0], int.from_bytes(frames[2], "big")
-    for number, payload in kept:
-        if number >= first:
-            replay.send_multipart((client, b"", topic, number.to_bytes(SEQUENCE_BYTES, "big"), payload))
-    replay.send_multipart((client, b"", b"", END, b""))
+@final
+class _Replays:
+    """The last batches, and how far each client has got who asked for them."""
+
+    def __init__(self, socket: zmq.Socket[bytes], topic: bytes) -> None:
+        socket.router_mandatory = True  # sending says whether a client can take more, and whether it is there
+        socket.rcvhwm = MOST_REPLAYED_UNREAD
+        socket.sndbuf = MOST_REPLAYED_BYTES
+        socket.maxmsgsize = MOST_REQUEST_BYTES
+        self._socket = socket
+        self._topic = topic
+        self._kept: dict[int, bytes] = {}
+        self._kept_bytes = 0
+        self._end = 0  # the number of the next batch
+        # The next batch of each client and the end of its replay; who has read nothing for longest is the first.
+        self._wanted: dict[bytes, tuple[int, int]] = {}
+
+    def keep(self, payload: bytes) -> None:
+        """Keeps the next batch, and as many before it as the bounds allow."""
+        self._kept[self._end] = payload
+        self._kept_bytes += len(payload)
+        self._end += 1
+        while self._kept_bytes > REPLAY_BYTES or len(self._kept) > MOST_KEPT:
+            self._kept_bytes -= len(self._kept.pop(self._first))
+
+    @property
+    def _first(self) -> int:
+        return self._end - len(self._kept)
+
+    def take_request(self) -> None:
+        """Takes one request. What is no request is ignored. Who asks again gets only what it asked for last."""
+        frames = self._socket.recv_multipart()
+        if len(frames) != 3 or frames[1] or len(frames[2]) != SEQUENCE_BYTES:
+            return
+        self._wanted.pop(frames[0], None)
+        if len(self._wanted) >= MOST_REPLAYS:
+            del self._wanted[next(iter(self._wanted))]
+        self._wanted[frames[0]] = int.from_bytes(frames[2], "big"), self._end
+
+    def send(self) -> int | None:
+        """Sends each client what it can take. Gives the milliseconds after which to send more; None if nothing is left.
+
+        A client that has left loses the rest.
+        """
+        wait_ms = RETRY_MS if self._wanted else None
+        for client, (wanted, end) in list(self._wanted.items()):
+            number = min(max(wanted, self._first), end)
+            reached = self._send_some(client, number, end)
+            if reached == number:
+                continue
+            wait_ms = 0
+            del self._wanted[client]
+            if reached is not None:
+                self._wanted[client] = reached, end
+        return wait_ms
+
+    def _send_some(self, client: bytes, number: int, end: int) -> int | None:
+        """Sends batches as long as the client can take them. Gives its next batch; None if it has all or has left."""
+        try:
+            for batch in range(number, min(end, number + REPLAYS_AT_ONCE)):
+                numbered = batch.to_bytes(SEQUENCE_BYTES, "big"), self._kept[batch]
+                self._socket.send_multipart((client, b"", self._topic, *numbered), zmq.NOBLOCK)
+                number = batch + 1
+            if number < end:
+                return number
+            self._socket.send_multipart((client, b"", b"", END, b""), zmq.NOBLOCK)
+        except zmq.Again:
+            return number
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+        return None

@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 Event = dict[str, Any]
 
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Of every stream. With the second, nginx and what is built on it pass each event on at once."""
 COMMENT = b": still here\n\n"  # clients ignore comments in a stream of events
 
 # Python's `splitlines`, which some clients use, ends lines at these characters; the specification of events does not.
@@ -79,7 +81,7 @@ class _EventStream(Response):
     def __init__(
         self, scope: Scope, first: Event, events: AsyncGenerator[Event], *, named: bool, beat_s: float | None
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache"})
+        super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._scope = scope
         self._first = first

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import logging
 import os
+import re
 import resource
 from collections.abc import Callable
 from http import HTTPStatus
@@ -30,6 +31,8 @@ ACCEPTED_AT_ONCE = 16
 SPARE_FILES = 64 + 4 * ACCEPTED_AT_ONCE
 """Descriptors for what the front opens later, and for connections that are accepted but not counted, or on their way
 out. If none were left, asyncio would accept nothing for a second and log a traceback for each try."""
+
+ABSOLUTE_TARGET = re.compile(rb"https?://(?P<host>[^/?#@]+)(?P<path>.*)", re.IGNORECASE)
 
 
 @final
@@ -102,9 +105,12 @@ class _Parser(h11.Connection):
     def next_event(self) -> Any:
         """The next event, as in h11. Raises RemoteProtocolError for input that is malformed or over a limit."""
         try:
+            if self.their_state is h11.IDLE:
+                self._skip_empty_lines()
             event = super().next_event()
             if isinstance(event, h11.Request):
                 self._check_head(event)
+                event = _in_origin_form(event)
             elif isinstance(event, h11.Data):
                 self._check_data(event)
             return event
@@ -127,10 +133,21 @@ class _Parser(h11.Connection):
             )
         return super().send(event)
 
+    def _skip_empty_lines(self) -> None:
+        """Drops empty lines before a request, as RFC 9112 §2.2 asks: old clients end a body with one."""
+        data = self.trailing_data[0]
+        if num_blank := len(data) - len(data.lstrip(b"\r\n")):
+            self._receive_buffer.maybe_extract_at_most(num_blank)
+
     def _check_head(self, request: h11.Request) -> None:
         self.target = request.target
         self._num_chunks = self._num_bytes = 0
         names = [name for name, _ in request.headers]
+        if not request.http_version.startswith(b"1."):
+            version = request.http_version.decode("ascii")
+            raise _refused(505, f"the server speaks HTTP/1.1, but the request says HTTP/{version}")
+        if request.http_version == b"1.0" and b"transfer-encoding" in names:
+            raise _refused(400, "HTTP/1.0 has no Transfer-Encoding, but got one; send Content-Length")
         num_bytes = len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.headers)
         if len(names) > self._limits.headers:
             raise _refused(431, f"a request must have at most {self._limits.headers} headers, but got {len(names)}")
@@ -150,6 +167,20 @@ class _Parser(h11.Connection):
         if num_more > 0 and self._num_bytes < num_more * self._limits.chunk_bytes:
             rule = f"chunks must have {self._limits.chunk_bytes} bytes or more on average"
             raise _refused(400, f"{rule}, but {self._num_chunks} have {self._num_bytes} bytes; send larger ones")
+
+
+def _in_origin_form(request: h11.Request) -> h11.Request:
+    """A request as it would come without a proxy: of `http://host/path` the host is its `Host` (RFC 9112 §3.2.2)."""
+    if not (match := ABSOLUTE_TARGET.fullmatch(request.target)):
+        return request
+    others = [(name, value) for name, value in request.headers if name != b"host"]
+    path = match["path"] if match["path"].startswith(b"/") else b"/" + match["path"]
+    return h11.Request(
+        method=request.method,
+        target=path,
+        headers=[(b"host", match["host"]), *others],
+        http_version=request.http_version,
+    )
 
 
 def _refused(status: int, message: str) -> h11.RemoteProtocolError:
@@ -293,7 +324,9 @@ class HttpConnection(UvicornConnection):
             limit = self._limits.head_bytes
             self._refuse(431, f"a request's head must have at most {limit} bytes, but has more; send shorter headers")
         else:
-            self._refuse(status, f"{str(error) or msg}; send well-formed HTTP/1.1")
+            # A transfer coding that is unknown is the client's fault too, and h11 quotes input as Python writes it.
+            rule = (str(error) or msg).partition(": bytearray")[0]
+            self._refuse(400 if status == 501 else status, f"{rule}; send well-formed HTTP/1.1")
 
     def on_response_complete(self) -> None:
         """A response has been written."""

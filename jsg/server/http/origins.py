@@ -2,23 +2,33 @@
 
 A browser sends `Origin` with every request of a page to another server, and with every POST. Without this check any
 web page could use a server that runs on its reader's machine. Programs send no `Origin`, so the check lets them pass.
+
+A page whose name its owner points to this machine (DNS rebinding) is of the server's own origin for the browser, which
+then sends no `Origin` with a GET and shows the page the response. `Host` still has the page's name. So a server that
+only this machine reaches takes only names that cannot be a stranger's.
 """
 
 import ipaddress
 import re
+import socket
 from collections.abc import Sequence
 from typing import final
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from jsg.config import ServerConfig
 from jsg.errors import ConfigError
 from jsg.server.http.failures import failure_body, failure_response
 from jsg.server.http.request_id import with_headers
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\-_\[\]:]+")
 READING = ("GET", "HEAD", "OPTIONS")  # they change nothing, and the browser hides the response from the page
-EXPOSED = b"x-request-id, retry-after"
+METHODS = b"GET, HEAD, POST, DELETE"
+EXPOSED = b"x-request-id, x-jsg-warnings, retry-after"
+OWN_SUFFIXES = (b".localhost", b".internal")
+"""Ends of names that nobody can register: RFC 6761, and ICANN's decision of 2024. Containers call their host
+`host.docker.internal`."""
 PREFLIGHT_AGE_S = b"600"
 
 
@@ -33,24 +43,50 @@ def checked_origins(origins: Sequence[str]) -> frozenset[bytes]:
     return frozenset(origin.encode() for origin in origins)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens on this address or name."""
+    try:
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return False  # the server cannot listen there
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
 @final
 class CheckOrigin:
     """Refuses requests of foreign pages that change or generate something, and tells browsers which pages are allowed.
 
     A page of the server's own address is not foreign, if this address is a number or `localhost`: a name may be an
     attacker's and point to this machine. The server uses no cookies, so none are allowed.
+
+    On a loopback address, requests to a name that may be a stranger's are refused whatever they do. The names of
+    allowed origins are taken.
     """
 
-    def __init__(self, app: ASGIApp, origins: frozenset[bytes]) -> None:
+    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self._app = app
-        self._origins = origins
+        self._origins = checked_origins(config.cors_allow_origin)
+        self._names: frozenset[bytes] | None = None  # any
+        if is_loopback(config.host):
+            self._names = frozenset(_name(origin.partition(b"://")[2]) for origin in self._origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI call."""
         headers = dict(scope["headers"]) if scope["type"] == "http" else {}
+        if b"host" in headers and not self._is_known(headers[b"host"]):
+            message = (
+                "this server listens for its own machine only, so a request's Host must be a number, localhost or the "
+                "host of an allowed origin, but is another name, which may be a stranger's; start the server with "
+                "--cors-allow-origin and the origin at which people reach it"
+            )
+            await _refuse(scope, 403, message)(scope, receive, send)
+            return
         origin: bytes | None = headers.get(b"origin")
         if origin is None:
             await self._app(scope, receive, send)
+            return
+        if sum(name == b"origin" for name, _ in scope["headers"]) > 1:
+            await _refuse(scope, 400, "a request must have one Origin, but got several; send one")(scope, receive, send)
             return
         is_preflight = scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
         if origin in self._origins:
@@ -64,9 +100,17 @@ class CheckOrigin:
                 "a web page may use this server only if its origin is allowed, but this page's is not; start the "
                 "server with --cors-allow-origin and the origin that the browser sends"
             )
-            await failure_response(scope, failure_body(scope["path"], 403, message), 403)(scope, receive, send)
+            await _refuse(scope, 403, message)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+    def _is_known(self, host: bytes) -> bool:
+        name = _name(host)
+        return self._names is None or _is_own_name(name) or name in self._names or name.endswith(OWN_SUFFIXES)
+
+
+def _refuse(scope: Scope, status: int, message: str) -> ASGIApp:
+    return failure_response(scope, failure_body(scope["path"], status, message), status)
 
 
 def _grant(origin: bytes) -> list[tuple[bytes, bytes]]:
@@ -80,7 +124,7 @@ def _grant(origin: bytes) -> list[tuple[bytes, bytes]]:
 async def _answer_preflight(granted: list[tuple[bytes, bytes]], headers: dict[bytes, bytes], send: Send) -> None:
     granted = [
         *granted,
-        (b"access-control-allow-methods", b"GET, HEAD, POST"),
+        (b"access-control-allow-methods", METHODS),
         (b"access-control-allow-headers", headers.get(b"access-control-request-headers", b"")),
         (b"access-control-max-age", PREFLIGHT_AGE_S),
     ]
@@ -90,13 +134,23 @@ async def _answer_preflight(granted: list[tuple[bytes, bytes]], headers: dict[by
 
 def _is_own(origin: bytes, host: bytes) -> bool:
     """Whether an origin is the address that the request was sent to, and is a number or `localhost`."""
-    if origin not in (b"http://" + host, b"https://" + host):
-        return False
+    return origin in (b"http://" + host, b"https://" + host) and _is_own_name(_name(host))
+
+
+def _is_own_name(name: bytes) -> bool:
+    """Whether a host is a number or `localhost`, which nobody else can point to this machine."""
+    if name == b"localhost":
+        return True
     try:
-        name = urlsplit(b"//" + host).hostname or b""
-        if name == b"localhost":
-            return True
         ipaddress.ip_address(name.decode("ascii"))
     except ValueError:
         return False
     return True
+
+
+def _name(host: bytes) -> bytes:
+    """The host of `HOST:PORT` in lower case and without a last dot; empty where there is none."""
+    try:
+        return (urlsplit(b"//" + host).hostname or b"").removesuffix(b".")
+    except ValueError:
+        return b""

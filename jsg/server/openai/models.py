@@ -43,6 +43,7 @@ router = new_router()
 
 
 @router.get("/v1/models")
+@router.get("/v1/models/", include_in_schema=False)
 async def models(front: ReadyFront) -> Response:
     """Lists the served model, which is the only one."""
     name = front.model_name

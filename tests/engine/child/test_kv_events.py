@@ -201,6 +201,50 @@ def test_past_batches_are_kept_within_a_bound(where, new_socket, monkeypatch):
         assert 50 < numbers[0] < 98
 
 
+class Counting(zmq.Socket):
+    """A socket that counts the batches that it has taken to send."""
+
+    num_sent = 0
+
+    def send_multipart(self, *args, **kwargs):
+        super().send_multipart(*args, **kwargs)
+        self.num_sent += 1
+
+
+def test_clients_who_read_nothing_cost_little_and_hold_up_nobody(new_socket, monkeypatch):
+    """Neither many of them, nor what they asked for, nor that one of them leaves."""
+    monkeypatch.setattr(kv_events, "MOST_REPLAYS", 8)
+    num_batches, batch = 400, bytes(2**16)
+    with zmq.Context() as context, context.socket(zmq.ROUTER, socket_class=Counting) as router:
+        replays = kv_events._Replays(router, b"topic")
+        router.sndhwm, router.linger = kv_events.MOST_REPLAYED_UNREAD, 0
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        for _ in range(num_batches):
+            replays.keep(batch)
+
+        def asking() -> zmq.Socket:
+            client = new_socket(zmq.DEALER)
+            client.rcvhwm, client.rcvbuf, client.linger = 1, 4096, 0
+            client.connect(f"tcp://127.0.0.1:{port}")
+            client.send_multipart([b"", bytes(8)])
+            assert router.poll(DEADLINE_MS)
+            replays.take_request()
+            return client
+
+        silent = [asking() for _ in range(20)]
+        while replays.send() == 0:
+            pass
+        assert len(replays._wanted) == 8
+        assert router.num_sent < 8 * 50
+        silent[-1].close()
+        reader, numbers = asking(), []
+        while not numbers or numbers[-1] != END:
+            replays.send()
+            while reader.poll(1):
+                numbers.append(reader.recv_multipart()[2])
+        assert numbers == [*(number.to_bytes(8, "big") for number in range(num_batches)), END]
+
+
 def test_an_address_that_is_taken_is_named(where):
     with publishing(where, 1), pytest.raises(ConfigError, match=f"{where.address} gave: Address already in use"):
         KvEventPublisher(where)
