@@ -10,7 +10,10 @@ export async function streamAnswer(app, body, node, changed, signal) {
   const clock = { begun: performance.now(), first: null, last: null };
   const streamed = { ...body, stream: true, stream_options: { include_usage: true } };
   try {
-    for await (const { data } of app.stream("v1/chat/completions", { body: streamed, signal })) {
+    const warned = (warnings) => {
+      node.warnings = warnings;
+    };
+    for await (const { data } of app.stream("v1/chat/completions", { body: streamed, signal, warned })) {
       const event = JSON.parse(data);
       for (const choice of event.choices) takeChoice(node, choice, clock);
       if (event.usage) node.usage = event.usage;
@@ -22,7 +25,7 @@ export async function streamAnswer(app, body, node, changed, signal) {
   }
 }
 
-function takeChoice(node, { delta, logprobs, finish_reason: finish, constraint }, clock) {
+function takeChoice(node, { delta, logprobs, finish_reason: finish, matched_stop: stop, constraint }, clock) {
   const { reasoning_content: thoughts } = delta;
   if (thoughts || delta.content || delta.tool_calls || logprobs) {
     clock.last = performance.now();
@@ -33,6 +36,7 @@ function takeChoice(node, { delta, logprobs, finish_reason: finish, constraint }
   for (const piece of delta.tool_calls ?? []) takeCall(node, piece);
   if (logprobs) (node.tokens ??= []).push(...logprobs.content.map(tokenOf));
   if (finish) node.finish = finish;
+  if (typeof stop === "number") node.has_end = true; // its last token is the one that ended it, and no text
   if (constraint) node.constraint = constraint;
 }
 

@@ -35,10 +35,12 @@ export class Api {
 
   /**
    * The events of a stream, with the name and the text of each. `[DONE]` ends it and is not given.
-   * Raises ServerError, also for an error that comes as an event.
+   * Raises ServerError, also for an error that comes as an event. `warned` is called with the server's warnings.
    */
-  async *stream(path, options = {}) {
+  async *stream(path, { warned, ...options } = {}) {
     const response = await this.#request(path, options);
+    const warnings = response.headers.get("x-jsg-warnings");
+    if (warnings) warned?.(warnings);
     for await (const event of readEvents(response.body)) {
       if (event.data === "[DONE]") continue; // the end follows, and is read, so that the connection can be used again
       if (event.data.startsWith('{"error":')) throw errorOf(JSON.parse(event.data), response.status);

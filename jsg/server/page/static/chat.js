@@ -7,9 +7,10 @@ import { button, h, replace } from "./dom.js";
 import { DEFAULTS, bodyOf } from "./request.js";
 import { makeSettings } from "./settings.js";
 import { allConversations, keep, keepSettings, lastSettings } from "./store.js";
-import { addTurn, lastShown, newConversation, pathTo, shownPath } from "./tree.js";
+import { addTurn, isEmpty, lastAnswered, markInterrupted, newConversation, pathTo, removeTurn, shownPath } from "./tree.js";
 import { makeTurn } from "./turn.js";
 
+const KEEP_MS = 500; // an answer that grows is kept this often, so that it outlives a reload
 const NEAR_END_PX = 80; // a reader who is nearer to the end than this follows an answer as it grows
 
 const NOT_KEPT =
@@ -27,7 +28,10 @@ class Session {
   load() {
     this.#loaded ??= allConversations().then((found) => {
       // An older page kept conversations without the settings that came later.
-      for (const conversation of found) conversation.settings = { ...DEFAULTS, ...conversation.settings };
+      for (const conversation of found) {
+        conversation.settings = { ...DEFAULTS, ...conversation.settings };
+        markInterrupted(conversation);
+      }
       this.conversations = found;
       this.current = found[0] ?? newConversation(lastSettings(DEFAULTS));
     });
@@ -47,6 +51,7 @@ class Session {
 class Chat {
   #turns = new Map(); // a node → its element and the function that draws it again
   #changed = new Set(); // nodes to draw again in the next frame
+  #panels = []; // for each of the two panels, the function that shows or hides it
 
   constructor(root, app, session) {
     this.app = app;
@@ -101,17 +106,19 @@ class Chat {
   /** Shows another conversation. */
   choose(conversation) {
     this.session.current = conversation;
+    this.closePanels();
     this.draw();
     this.composer.focus();
   }
 
-  /** Begins a conversation with the settings of this one. */
+  /** Begins a conversation with the settings of this one, unless this one has not begun yet. */
   begin() {
-    this.choose(newConversation({ ...this.conversation.settings }));
+    const isNew = !this.session.conversations.includes(this.conversation);
+    this.choose(isNew ? this.conversation : newConversation({ ...this.conversation.settings }));
   }
 
   /** Adds a turn of the user below a node, and lets the model answer. */
-  async send(fields, parent = lastShown(this.conversation)) {
+  async send(fields, parent = lastAnswered(this.conversation)) {
     const node = addTurn(this.conversation, parent, { role: "user", ...fields });
     await this.answer(node.id);
   }
@@ -127,27 +134,43 @@ class Chat {
       this.app.showError(error);
       return;
     }
-    const node = addTurn(conversation, parent, { role: "assistant" });
+    const asking = conversation.nodes[parent];
+    delete asking.error;
+    delete asking.stopped;
+    const node = addTurn(conversation, parent, { role: "assistant", under_way: true });
     const controller = new AbortController();
     session.running.set(node, controller);
     this.draw();
     await session.keep(conversation);
+    let keptAt = performance.now();
+    const changed = () => {
+      session.view?.drawTurn(node);
+      if (performance.now() - keptAt < KEEP_MS) return;
+      keptAt = performance.now();
+      session.keep(conversation);
+    };
     try {
-      await streamAnswer(this.app, body, node, () => session.view?.drawTurn(node), controller.signal);
+      await streamAnswer(this.app, body, node, changed, controller.signal);
       this.app.announce(`The answer is complete: ${node.text}`);
     } catch (error) {
-      if (controller.signal.aborted) node.stopped = true;
-      else node.error = error.message;
-      this.app.announce(controller.signal.aborted ? "Stopped" : error.message);
+      const isStopped = controller.signal.aborted;
+      this.app.announce(isStopped ? "Stopped" : error.message);
+      // What came to nothing is no turn of the model, and no later request has it.
+      const shown = isEmpty(node) ? asking : node;
+      if (isStopped) shown.stopped = true;
+      else shown.error = error.message;
+      if (shown === asking) removeTurn(conversation, node);
     } finally {
+      delete node.under_way;
       session.running.delete(node);
       await session.keep(conversation);
-      session.view?.ended(node);
+      session.view?.ended(conversation, node);
     }
   }
 
   /** An answer has ended, perhaps one that began before another tab was chosen. */
-  ended(node) {
+  ended(conversation, node) {
+    if (conversation === this.conversation && !(node.id in conversation.nodes)) this.draw();
     this.drawTurn(node);
     this.composer.draw();
     this.sidebar.draw();
@@ -177,13 +200,26 @@ class Chat {
     return turn.element;
   }
 
+  /** Closes the panels, which lie over the turns on a narrow screen. */
+  closePanels() {
+    for (const close of this.#panels) close(false);
+  }
+
+  /** Buttons of the two panels for a narrow screen, on which one of them is open at a time. */
   #toggles(root) {
     const toggle = (name, part) => {
-      const click = (event) => {
-        const shown = root.classList.toggle(`show-${part}`);
-        event.currentTarget.setAttribute("aria-expanded", String(shown));
+      const show = (wanted) => {
+        root.classList.toggle(`show-${part}`, wanted);
+        element.setAttribute("aria-expanded", String(wanted));
       };
-      return button(name, click, { "aria-expanded": "false", "aria-controls": part });
+      const click = () => {
+        const wanted = !root.classList.contains(`show-${part}`);
+        this.closePanels();
+        show(wanted);
+      };
+      const element = button(name, click, { "aria-expanded": "false", "aria-controls": part });
+      this.#panels.push(show);
+      return element;
     };
     return h("div", { class: "row toggles" }, toggle("Conversations", "sidebar"), toggle("Settings", "settings"));
   }
@@ -202,6 +238,7 @@ export const view = {
   async mount(root, app) {
     await session.load();
     session.view = new Chat(root, app, session);
+    if (document.activeElement === document.body) session.view.composer.focus();
     document.addEventListener("jsg-model", modelIsKnown);
   },
   unmount() {
@@ -213,5 +250,6 @@ export const view = {
 /** The name of the model stands where there are no turns, and the composer asks for pictures only if the model sees. */
 function modelIsKnown() {
   if (shownPath(session.current).length === 0) session.view?.draw();
-  else session.view?.composer.draw();
+  session.view?.composer.draw();
+  session.view?.settings.draw();
 }

@@ -52,6 +52,7 @@ export function makeComposer(chat) {
     const fields = { text: text.value, images: pictures.splice(0) };
     text.value = "";
     grow();
+    text.focus();
     chat.send(fields);
   }
 

@@ -74,7 +74,7 @@ export function showTexts(title, texts) {
 }
 
 /** Copies the text of an element, or selects it where the browser gives no clipboard, as on plain HTTP. */
-async function copied(element) {
+export async function copied(element) {
   try {
     await navigator.clipboard.writeText(element.textContent);
     return true;

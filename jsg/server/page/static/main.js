@@ -38,7 +38,7 @@ const app = {
 
 function makeTabs() {
   const tabs = VIEWS.map((view) =>
-    button(view.title, () => show(view), {
+    button(view.title, (event) => choose(view, event), {
       role: "tab",
       id: `tab-${view.id}`,
       "aria-controls": "view",
@@ -58,6 +58,24 @@ function moveFocus(event, tabs) {
   tabs[next].click();
 }
 
+/** A tab was chosen, by a pointer or by a key: a pointer leaves the focus to the view. */
+function choose(view, event) {
+  if (view !== shown) history.pushState(null, "", `#${view.id}`);
+  if (event.detail > 0) event.currentTarget.blur();
+  show(view);
+}
+
+/** The view that the address names; undefined where it names none. */
+function addressed() {
+  return VIEWS.find((view) => `#${view.id}` === location.hash);
+}
+
+/** The address has changed, by Back, Forward or by hand. Other names in it, such as that of `main`, change no view. */
+function followAddress() {
+  const view = addressed();
+  if (view) show(view);
+}
+
 function show(view) {
   if (view === shown) return;
   shown?.unmount();
@@ -67,7 +85,6 @@ function show(view) {
     tab.setAttribute("aria-selected", String(other === view));
     tab.tabIndex = other === view ? 0 : -1;
   }
-  history.replaceState(null, "", `#${view.id}`);
   root.setAttribute("aria-labelledby", `tab-${view.id}`);
   root.className = `view-${view.id}`;
   replace(root);
@@ -107,5 +124,7 @@ function setState(kind, text) {
 for (const name of ["dragover", "drop"]) addEventListener(name, (event) => event.preventDefault());
 
 makeTabs();
-show(VIEWS.find((view) => `#${view.id}` === location.hash) ?? VIEWS[0]);
+addEventListener("popstate", followAddress);
+if (!addressed()) history.replaceState(null, "", `#${VIEWS[0].id}`);
+followAddress();
 greet();

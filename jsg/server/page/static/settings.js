@@ -14,6 +14,8 @@ const HINTS = {
 const TOOLS_HINT =
   '[{"type": "function", "function": {"name": "weather", "parameters": ' +
   '{"type": "object", "properties": {"city": {"type": "string"}}}}}]';
+/** What holds for the numbers that have no default. */
+const WITHOUT = { seed: "any", thinking_budget: "no limit" };
 const CODE = { class: "mono", spellcheck: "false" };
 
 /** The panel, and the function that shows the settings of the present conversation. */
@@ -24,6 +26,8 @@ export function makeSettings(chat) {
   let asked = null;
 
   function draw() {
+    const { app } = chat;
+    for (const [name] of NUMBERS) controls.get(name).placeholder = placeholderOf(app.model, name);
     for (const [name, control] of controls) {
       const value = chat.conversation.settings[name];
       if (control.type === "checkbox") control.checked = value;
@@ -99,7 +103,7 @@ export function makeSettings(chat) {
   );
 
   function numberField([name, label, bounds]) {
-    return field(name, label, "input", { type: "number", placeholder: "default", step: "any", ...bounds });
+    return field(name, label, "input", { type: "number", step: "any", ...bounds });
   }
 
   function checkbox(name, label) {
@@ -116,4 +120,12 @@ export function makeSettings(chat) {
   }
 
   return { element, draw };
+}
+
+/** What holds where a number is left empty, as the server says of its model. */
+function placeholderOf(model, name) {
+  if (model === null) return "";
+  if (name === "max_tokens") return `up to ${model.context_length}`;
+  const number = model.default_parameters?.[name];
+  return number === undefined ? WITHOUT[name] : String(number);
 }

@@ -20,7 +20,9 @@ export function makeSidebar(chat) {
   );
 
   function draw() {
-    replace(list, chat.session.conversations.map((conversation) => {
+    const { conversations } = chat.session;
+    const isNew = !conversations.includes(chat.conversation);
+    replace(list, [...(isNew ? [chat.conversation] : []), ...conversations].map((conversation) => {
       const title = titleOf(conversation);
       const current = conversation === chat.conversation;
       return h(

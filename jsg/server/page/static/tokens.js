@@ -17,6 +17,7 @@ export function tokenRow(node) {
   const kept = (node.constraint?.kept_mass ?? []).slice(-node.tokens.length);
   const forced = (node.constraint?.is_forced ?? []).slice(-node.tokens.length);
   const spans = node.tokens.map((token, index) => tokenSpan(token, kept[index], forced[index], id));
+  if (node.has_end) spans.pop();
   if (spans.length) spans[0].tabIndex = 0;
   const show = (event) => {
     const index = spans.indexOf(event.target);

@@ -16,13 +16,39 @@ export function newConversation(settings) {
 
 /** Adds a turn below a parent, and shows it. `fields` has its role and its content. */
 export function addTurn(conversation, parent, fields) {
-  const id = `n${Object.keys(conversation.nodes).length}`;
+  const numbers = Object.keys(conversation.nodes).map((other) => Number(other.slice(1)) || 0);
+  const id = `n${1 + Math.max(...numbers)}`; // turns may have been removed, so their number is no name
   const node = { text: "", images: [], ...fields, id, parent, children: [], chosen: null };
   conversation.nodes[id] = node;
   conversation.nodes[parent].children.push(id);
   conversation.nodes[parent].chosen = id;
   conversation.updated = Date.now();
   return node;
+}
+
+/** Takes back a turn that came to nothing; the newest of its siblings is shown. */
+export function removeTurn(conversation, { id, parent }) {
+  const siblings = conversation.nodes[parent];
+  siblings.children = siblings.children.filter((other) => other !== id);
+  if (siblings.chosen === id) siblings.chosen = siblings.children.at(-1) ?? null;
+  delete conversation.nodes[id];
+}
+
+/** Whether an answer has nothing yet. */
+export function isEmpty(node) {
+  return node.text === "" && !node.thoughts && !node.calls?.length;
+}
+
+/**
+ * Marks the answers that were being streamed when the page was left. Those of which nothing had come are no turns.
+ */
+export function markInterrupted(conversation) {
+  for (const node of Object.values(conversation.nodes)) {
+    if (!node.under_way) continue;
+    delete node.under_way;
+    if (isEmpty(node)) removeTurn(conversation, node);
+    else node.interrupted = true;
+  }
 }
 
 /** The turns that are shown, first to last. */
@@ -44,9 +70,10 @@ export function pathTo(conversation, id) {
   return path;
 }
 
-/** The node below which the next turn comes. */
-export function lastShown(conversation) {
-  return shownPath(conversation).at(-1)?.id ?? ROOT;
+/** The node below which the next turn of the user comes: it is another version of one that has no answer. */
+export function lastAnswered(conversation) {
+  const last = shownPath(conversation).at(-1);
+  return (last?.role === "user" ? last.parent : last?.id) ?? ROOT;
 }
 
 /** Which one of its siblings a turn is, from 1, and how many there are. */

@@ -2,6 +2,7 @@
 
 import { factsOf } from "./answer.js";
 import { button, freshId, h, replace } from "./dom.js";
+import { showMarkdown } from "./markdown.js";
 import { asCurl, asLang, asPython } from "./request.js";
 import { makeThoughts } from "./thoughts.js";
 import { tokenRow } from "./tokens.js";
@@ -13,13 +14,14 @@ const NAMES = { user: "You", assistant: "Model", tool: "Results of tools" };
 export function makeTurn(chat, node) {
   const element = h("li", { class: `turn ${node.role}` });
   const thoughts = node.role === "assistant" ? makeThoughts(node) : null;
+  const prose = h("div", {}); // it stays while an answer grows
   const body = h("div", { class: "body" });
   const footer = h("div", { class: "footer" });
   const draw = () => {
     const running = chat.session.running.has(node);
     element.setAttribute("aria-busy", String(running));
     thoughts?.draw(running);
-    replace(body, contentOf(chat, node, running));
+    replace(body, contentOf(chat, node, running, prose));
     replace(footer, running ? null : footerOf(chat, node, edit));
   };
   const edit = () => {
@@ -32,20 +34,29 @@ export function makeTurn(chat, node) {
   return { element, draw };
 }
 
-function contentOf(chat, node, running) {
+function contentOf(chat, node, running, prose) {
   const scored = !running && node.tokens?.length && !node.calls?.length;
   const waits = !running && node.calls?.length > 0 && node.children.length === 0;
   const begins = running && !node.thoughts;
-  const plain = () => h("div", { class: running ? "text growing" : "text" }, node.text);
   return [
     pictures(node.images),
-    scored ? tokenRow(node) : (node.text || begins) && plain(),
+    scored ? tokenRow(node) : (node.text || begins) && textOf(node, running, prose),
     node.calls?.map((call) => h("pre", { class: "code call", tabindex: "0" }, `${call.name}(${call.arguments})`)),
     waits && resultsForm(chat, node),
     node.results?.map(({ text }) => h("pre", { class: "code", tabindex: "0" }, text)),
     node.stopped && h("p", { class: "hint" }, "Stopped."),
+    node.interrupted && h("p", { class: "hint" }, "Interrupted: the page was left before the answer was complete."),
     node.error && h("p", { class: "said" }, node.error),
+    node.warnings && h("p", { class: "hint warned" }, `The server says: ${node.warnings}`),
   ];
+}
+
+/** What the model writes is read as Markdown; what people write stays as they wrote it. */
+function textOf(node, running, prose) {
+  if (node.role !== "assistant") return h("div", { class: "text" }, node.text);
+  prose.className = running ? "text prose growing" : "text prose";
+  showMarkdown(prose, node.text);
+  return prose;
 }
 
 function pictures(images) {
@@ -62,12 +73,14 @@ function footerOf(chat, node, edit) {
 }
 
 function actionsOf(chat, node, edit) {
-  if (node.role === "tool") return [];
+  const ask = () => chat.answer(node.id);
+  const answer = node.children.length === 0 && button("Ask again", ask, { title: "Send this turn once more" });
+  if (node.role === "tool") return [answer];
   const texts = [["Text", node.text], ...(node.thoughts ? [["Thoughts", node.thoughts]] : [])];
   const show = () => chat.app.showTexts("Copy", texts);
   const copy = button("Copy", show, { "aria-label": "Copy the text" });
   const change = button("Edit", edit, { title: "Write another version of this turn" });
-  if (node.role === "user") return [change, copy];
+  if (node.role === "user") return [answer, change, copy];
   const again = button("Again", () => chat.answer(node.parent), { title: "Let the model write another answer" });
   const code = button("Code", () => showCode(chat, node), { title: "This request as curl and as Python" });
   return [again, change, copy, code];
