@@ -232,10 +232,11 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int
     from jsg.engine.front.children import EngineChild
     from jsg.engine.front.gpus import device_groups, engine_configs
     from jsg.engine.front.kv_addresses import kv_events_of
-    from jsg.sources import resolve_model
+    from jsg.models.find import find_model
+    from jsg.sources import find_tokenizer
 
-    model_dir = resolve_model(engine.model_path, load_format=engine.load_format)
-    tokenizer_dir = model_dir if engine.tokenizer_path is None else resolve_model(engine.tokenizer_path)
+    model_dir = find_model(engine)
+    tokenizer_dir = find_tokenizer(engine.tokenizer_path, model_dir)
     config = dataclasses.replace(engine, model_path=str(model_dir))
     groups = device_groups(server.dp_size, engine.tp_size)
     configs = engine_configs(config, groups)
@@ -432,22 +433,20 @@ def _compile(config: EngineConfig, directory: pathlib.Path, target: str) -> int:
 
 def _convert(options: argparse.Namespace) -> int:
     """Writes the checkpoint. Shows a bar on a terminal, and a line for each tenth elsewhere."""
-    from jsg.models.convert import convert, use_host
+    from jsg.models.convert import check_destination, convert, use_host
+    from jsg.models.find import find_model
     from jsg.server.progress import ByteDisplay
-    from jsg.sources import resolve_model
 
     use_host()
     for each in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(each) is not signal.SIG_IGN:
             signal.signal(each, lambda number, _: sys.exit(128 + number))  # the bar gives the terminal back
+    destination = pathlib.Path(options.destination)
+    form = {"tp_size": options.tp_size, "load_format": options.load_format}
+    config = EngineConfig(model_path=options.source, task="generate", **form)
+    check_destination(destination)
     with ByteDisplay("convert") as display:
-        convert(
-            resolve_model(options.source, load_format=options.load_format),
-            pathlib.Path(options.destination),
-            tp_size=options.tp_size,
-            load_format=options.load_format,
-            progress=display.show,
-        )
+        convert(find_model(config), destination, progress=display.show, **form)
     return 0
 
 
