@@ -7,7 +7,9 @@ engine process first and loads its own modules meanwhile. The other commands run
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import importlib.metadata
+import itertools
 import json
 import logging
 import os
@@ -19,13 +21,21 @@ import time
 import types
 import typing
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, override
 
 import jsg
 from jsg.config import LOAD_FORMATS, EngineConfig, ServerConfig, option
 from jsg.engine.child.parent import end_with_parent
-from jsg.errors import ConfigError, JsgError, RequestError
-from jsg.types import GRAMMAR_FIELDS, GRAMMAR_OPTIONS, GrammarKind, GrammarSpec, PropertyOrder, Whitespace
+from jsg.errors import ConfigError, JsgError, RequestError, check_length
+from jsg.types import (
+    GRAMMAR_FIELDS,
+    GRAMMAR_OPTIONS,
+    GrammarKind,
+    GrammarSpec,
+    PropertyOrder,
+    SamplingParams,
+    Whitespace,
+)
 
 type Engine = Any  # `jsg.engine.offline.engine.Engine`, which imports JAX
 
@@ -74,19 +84,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses what it does not know itself, with the usage of its own command and the nearest names of options."""
+
+    @override
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        given = sys.argv[1:] if args is None else list(args)
+        own = given  # before its command, if it has commands
+        if self._subparsers is not None:
+            own = list(itertools.takewhile(lambda word: word.startswith("-"), given))
+        for word in itertools.takewhile(lambda word: word != "--", own):
+            name = word.partition("=")[0]
+            if name.startswith("--") and " " not in word and name not in self._option_string_actions:
+                self._refuse(name)  # else argparse would first say what else is missing
+        found, rest = super().parse_known_args(given, namespace)
+        for name in rest:
+            self._refuse(name)
+        return found, rest
+
+    def _refuse(self, name: str) -> typing.NoReturn:
+        known = sorted(self._option_string_actions) if name.startswith("-") else []
+        longer = [each for each in known if each.startswith(name)]
+        near = longer[:3] or difflib.get_close_matches(name, known, n=2, cutoff=0.75)
+        kind, shown = "option" if name.startswith("-") else "argument", name[:80]
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        self.error(f"there is no {kind} {shown!r}; {hint}{self.prog} --help lists all")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="jsg", description="A JAX/XLA serving stack for language-model programs.")
+    parser = _Parser(prog="jsg", description="A JAX/XLA serving stack for language-model programs.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"jsg {jsg.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add_command(name: str, text: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    def add_command(name: str, text: str, needed: str = "") -> argparse.ArgumentParser:
+        usage = f"%(prog)s [-h] [MODEL] {needed}[OPTION ...]"
+        command = commands.add_parser(name, help=text, description=text, usage=usage, allow_abbrev=False)
         command.add_argument("model", nargs="?", metavar="MODEL", help="the model; the same as --model-path")
         _add_options(command, EngineConfig)
         return command
 
     _add_options(add_command("serve", "serve a model over HTTP"), ServerConfig)
-    generate = add_command("generate", "continue one prompt")
+    generate = add_command("generate", "continue one prompt", "--prompt TEXT ")
     generate.add_argument("--prompt", required=True, metavar="TEXT", help="the text to continue; - reads it from stdin")
     generate.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="the most tokens to generate")
     generate.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest token")
@@ -94,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     add_command("chat", "talk to a model in the terminal")
     add_command("check", "show the device and the memory, check that a cached prefix changes no answer, time a step")
     precompile = add_command(
-        "compile", "compile all programs of a model, so that a start with --programs compiles none"
+        "compile", "compile all programs of a model, so that a start with --programs compiles none", "--out DIR "
     )
     precompile.add_argument("--out", required=True, metavar="DIR", help="the folder to make; it must not exist yet")
     precompile.add_argument(
@@ -132,7 +170,7 @@ def _add_convert_command(commands: Any) -> None:
 def _add_grammar_command(commands: Any) -> None:
     """`jsg grammar check`, which needs no model."""
     text = "show whether a grammar compiles, how large it is, which text it forces, and where a text stops matching"
-    actions = commands.add_parser("grammar", help=text, description=text).add_subparsers(
+    actions = commands.add_parser("grammar", help=text, description=text, allow_abbrev=False).add_subparsers(
         dest="action", required=True, metavar="ACTION"
     )
     check = actions.add_parser("check", help=text, description=text, allow_abbrev=False)
@@ -232,10 +270,11 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int
     from jsg.engine.front.children import EngineChild
     from jsg.engine.front.gpus import device_groups, engine_configs
     from jsg.engine.front.kv_addresses import kv_events_of
-    from jsg.sources import resolve_model
+    from jsg.models.find import find_model
+    from jsg.sources import find_tokenizer
 
-    model_dir = resolve_model(engine.model_path, load_format=engine.load_format)
-    tokenizer_dir = model_dir if engine.tokenizer_path is None else resolve_model(engine.tokenizer_path)
+    model_dir = find_model(engine)
+    tokenizer_dir = find_tokenizer(engine.tokenizer_path, model_dir)
     config = dataclasses.replace(engine, model_path=str(model_dir))
     groups = device_groups(server.dp_size, engine.tp_size)
     configs = engine_configs(config, groups)
@@ -280,12 +319,32 @@ def _running_engine(config: EngineConfig) -> Iterator[Engine]:
 
 
 def _generate(config: EngineConfig, options: argparse.Namespace) -> int:
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    prompt = _text_to_read("--prompt", options.prompt) or ""
     sampling = {"max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
+    _check_prompt(config, prompt, SamplingParams.from_dict(sampling))
     with _running_engine(config) as engine:
         answer = engine.generate(prompt=prompt, sampling_params=sampling)
     print(json.dumps(answer, ensure_ascii=False) if options.json else answer["text"])
     return 0
+
+
+def _check_prompt(config: EngineConfig, prompt: str, sampling: SamplingParams) -> None:
+    """Refuses what an engine would refuse, before one is loaded, as far as the files of the model tell."""
+    from jsg.models.config import ModelConfig
+    from jsg.models.embedder import read_embedder
+    from jsg.models.find import find_model
+    from jsg.processing.answer import Prompt
+    from jsg.processing.tokenizer import load_tokenizer
+    from jsg.sources import find_tokenizer
+
+    directory = find_model(config)
+    model = ModelConfig.from_directory(directory)
+    tokenizer = load_tokenizer(find_tokenizer(config.tokenizer_path, directory))
+    made = Prompt(rid="judged", input_ids=tuple(tokenizer.encode(prompt)), sampling=sampling)
+    made.check_task(read_embedder(directory, config.task, model))
+    made.requests(0)
+    limit = config.context_length or model.max_position_embeddings
+    check_length(len(made.input_ids), sampling.max_new_tokens, limit)
 
 
 def _grammar_spec(options: argparse.Namespace) -> GrammarSpec:
@@ -328,8 +387,8 @@ def _grammar_file(path: pathlib.Path) -> tuple[GrammarKind, str]:
     return kind, text
 
 
-def _text_to_read(given: str | None) -> str | None:
-    """The text of `--text`, which - reads from stdin."""
+def _text_to_read(option_name: str, given: str | None) -> str | None:
+    """The text of an option, which - reads from stdin."""
     try:
         text = sys.stdin.read() if given == "-" else given
         if text is not None:
@@ -338,7 +397,7 @@ def _text_to_read(given: str | None) -> str | None:
         wrong = error.object[error.start]
         byte = wrong if isinstance(wrong, int) else ord(wrong) & 0xFF  # Python hands a byte b over as U+DC00 + b
         raise ConfigError(
-            f"--text must be UTF-8, but byte {byte:#04x} at position {error.start} is not; correct it"
+            f"{option_name} must be UTF-8, but byte {byte:#04x} at position {error.start} is not; correct it"
         ) from None
     return text
 
@@ -348,7 +407,7 @@ def _check_grammar(options: argparse.Namespace) -> int:
     from jsg.constrained.report import check_grammar, describe_text
 
     spec = _grammar_spec(options)
-    text = _text_to_read(options.text)
+    text = _text_to_read("--text", options.text)
     report = check_grammar(spec, text)
     print(report)
     if report.text is None or text is None:
@@ -432,22 +491,20 @@ def _compile(config: EngineConfig, directory: pathlib.Path, target: str) -> int:
 
 def _convert(options: argparse.Namespace) -> int:
     """Writes the checkpoint. Shows a bar on a terminal, and a line for each tenth elsewhere."""
-    from jsg.models.convert import convert, use_host
+    from jsg.models.convert import check_destination, convert, use_host
+    from jsg.models.find import find_model
     from jsg.server.progress import ByteDisplay
-    from jsg.sources import resolve_model
 
     use_host()
     for each in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(each) is not signal.SIG_IGN:
             signal.signal(each, lambda number, _: sys.exit(128 + number))  # the bar gives the terminal back
+    destination = pathlib.Path(options.destination)
+    form = {"tp_size": options.tp_size, "load_format": options.load_format}
+    config = EngineConfig(model_path=options.source, task="generate", **form)
+    check_destination(destination)
     with ByteDisplay("convert") as display:
-        convert(
-            resolve_model(options.source, load_format=options.load_format),
-            pathlib.Path(options.destination),
-            tp_size=options.tp_size,
-            load_format=options.load_format,
-            progress=display.show,
-        )
+        convert(find_model(config), destination, progress=display.show, **form)
     return 0
 
 

@@ -60,7 +60,7 @@ def __getattr__(name: str) -> Any:
 
 def get_tokenizer(tokenizer_name: str) -> Tokenizer:
     """Gives the tokenizer of a model: an embedded one, a directory or a hub name. Raises ModelError."""
-    return load_tokenizer(resolve_model(tokenizer_name))
+    return load_tokenizer(resolve_model(tokenizer_name, load_format="dummy"))
 
 
 def add_common_sglang_args_and_parse(parser: argparse.ArgumentParser) -> argparse.Namespace:

@@ -3,85 +3,130 @@
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 from jsg.errors import ModelError
 
 logger = logging.getLogger(__name__)
 
 # A model directory is data: weights, JSON, templates and vocabularies. Never pickles, never code.
-_WANTED_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "*.txt", "orbax/*"]
+_WEIGHTS = ["*.safetensors", "orbax/*"]
+_WANTED_FILES = [*_WEIGHTS, "*.json", "tokenizer.model", "*.jinja", "*.txt"]
+_JUDGED_FILES = ["config.json", "generation_config.json", "hf_quant_config.json", "modules.json", "*_Pooling/*.json"]
 # Some repositories have second copies of the weights in other layouts, beside the files that jsg reads.
 _UNWANTED_FILES = ["consolidated*", "original/*", "onnx/*", "*.bin", "*.pt", "*.pth"]
 # For each kind of weights, the files of the other kind, which are not downloaded if a repository has both.
 _INDEX, _MANIFEST = "model.safetensors.index.json", "orbax.json"
-_OTHER_KIND = {"safetensors": [_MANIFEST, "orbax/*"], "orbax": ["*.safetensors", _INDEX]}
+_OTHER_KIND = {
+    "safetensors": [_MANIFEST, "orbax/*"],
+    "orbax": ["*.safetensors", _INDEX],
+    "dummy": [*_WEIGHTS, _MANIFEST, _INDEX],
+}
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 _ASSETS = Path(__file__).parent / "assets"
 EMBEDDED = {name: _ASSETS / name for name in ("tiny", "tiny-vision")}
 """The directories of the models inside the package, by name."""
 
+Judge = Callable[[Path, Sequence[str]], object]
+"""Raises ModelError if a model cannot be used. Gets a directory with its small files and the names of all its files."""
 
-def resolve_model(name: str, *, revision: str | None = None, load_format: str = "auto") -> Path:
+
+def resolve_model(
+    name: str, *, revision: str | None = None, load_format: str = "auto", judge: Judge = lambda *_: None
+) -> Path:
     """The local directory of a model. Downloads the model if its hub name is not in the hub's cache yet.
 
     Args:
         name: "tiny" or "tiny-vision" (the models inside the package), a directory, or a hub name such as "owner/model".
         revision: A branch, tag or commit of the hub repository; None is its default branch. A cached branch is not
             updated, so name a commit to be sure of a version.
-        load_format: `safetensors` or `orbax` asks for weights of that kind; any other value takes what is there.
+        load_format: `safetensors` or `orbax` asks for weights of that kind, and `dummy` for none; any other value takes
+            what is there.
+        judge: Called for a directory, and for a hub name as soon as its `config.json` is here, before the rest comes.
 
     Raises:
-        ModelError: There is no directory of that name, and the hub does not give one.
+        ModelError: There is no directory of that name, and the hub does not give one; or the judge refuses it.
     """
     if name in EMBEDDED:
         return EMBEDDED[name]
-    if name and Path(name).is_dir():
-        return Path(name)
+    local = Path(os.path.expanduser(name))
+    if name and local.is_dir():
+        judge(local, _files_in(local))
+        return local
+    if local.is_file():
+        judge(local.parent, [local.name])
+        raise ModelError(f"the model must be a directory, but {local.name!r} is a file; serve its directory")
+    if not _HUB_NAME.fullmatch(name):
+        _refuse(name, "is none of these; correct the path, or write a hub name as owner/model")
     try:
         cached = _snapshot(name, revision, load_format, from_cache=True)
     except ModelError:
         cached = None
     if cached is not None and _has_all_weights(cached, load_format):
+        judge(cached, _files_in(cached))
         return cached
-    return _snapshot(name, revision, load_format, from_cache=False)
+    return _snapshot(name, revision, load_format, from_cache=False, judge=judge)
 
 
-def _snapshot(name: str, revision: str | None, load_format: str, *, from_cache: bool) -> Path:
+def find_tokenizer(name: str | None, model: Path) -> Path:
+    """The directory of the tokenizer of that name, without weights; that of the model if there is no name."""
+    return model if name is None else resolve_model(name, load_format="dummy")
+
+
+def _files_in(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError as error:
+        raise ModelError(
+            f"a model directory must be readable, but this one is not ({type(error).__name__}); check its permissions"
+        ) from None
+
+
+def _refuse(name: str, problem: str) -> Never:
+    embedded = ", ".join(map(repr, EMBEDDED))
+    raise ModelError(f"the model must be {embedded}, an existing directory or a hub name, but {name!r} {problem}")
+
+
+def _snapshot(
+    name: str, revision: str | None, load_format: str, *, from_cache: bool, judge: Judge = lambda *_: None
+) -> Path:
     """The snapshot directory of a hub repository. Raises ModelError if the cache or the hub does not have it."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # the client reads it while it is imported
     import httpx
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import HfApi, constants, snapshot_download
+
+    def fetch(wanted: list[str]) -> Path:
+        unwanted = _UNWANTED_FILES + _OTHER_KIND.get(load_format, [])
+        options: dict[str, Any] = {"allow_patterns": wanted, "ignore_patterns": unwanted}
+        return Path(snapshot_download(name, revision=revision, local_files_only=from_cache, **options))
 
     if not (from_cache or constants.HF_HUB_OFFLINE):
         logger.warning("%s is not in the hub's cache, so the hub is asked for it; HF_HUB_OFFLINE=1 forbids that", name)
     try:
-        return Path(
-            snapshot_download(
-                name,
-                revision=revision,
-                allow_patterns=_WANTED_FILES,
-                ignore_patterns=_UNWANTED_FILES + _OTHER_KIND.get(load_format, []),
-                local_files_only=from_cache,
-            )
-        )
+        if not from_cache:
+            files = HfApi().list_repo_files(name, revision=revision)
+            judge(fetch(_JUDGED_FILES), files)
+        return fetch(_WANTED_FILES)
     # The client raises a ValueError for an impossible name, and a RuntimeError inside its transfer library. Their texts
     # have paths and addresses, so the message names the kind only.
     except (OSError, httpx.HTTPError, ValueError, RuntimeError) as error:
         kind = type(error).__name__
-    at_revision = f" at revision {revision!r}" if revision else ""
-    embedded = ", ".join(map(repr, EMBEDDED))
-    raise ModelError(
-        f"the model {name!r}{at_revision} must be {embedded}, an existing directory or a hub name, but it is not a "
-        f"directory, the hub cache does not have all of it, and the hub did not give it ({kind}); check the spelling, "
-        "the network (and that offline mode is off), the space on disk, and for gated models that you are logged in"
+    _refuse(
+        name,
+        f"{f'at revision {revision!r} ' if revision else ''}is no directory, the hub cache does not have all of it, "
+        f"and the hub did not give it ({kind}); check the spelling, the network (and that offline mode is off), the "
+        "space on disk, and for gated models that you are logged in",
     )
 
 
 def _has_all_weights(directory: Path, load_format: str) -> bool:
     """Whether a cached snapshot is whole. After an interrupted download some of the listed files are missing."""
     kinds = {"safetensors": _has_all_safetensors, "orbax": _has_all_orbax}
+    if load_format == "dummy":
+        return any(directory.glob("tokenizer*"))
     if load_format in kinds:
         return kinds[load_format](directory)
     return any(has_all(directory) for has_all in kinds.values())

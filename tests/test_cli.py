@@ -102,6 +102,33 @@ class TestOptions:
         assert done.stderr.startswith("jsg: error: ")
         assert done.stderr.count("\n") == 1
 
+    @pytest.mark.parametrize(
+        ("arguments", "command", "said"),
+        [
+            (("serve", "--prot", "80"), "jsg serve", "'--prot'; did you mean --port?"),
+            (("serve", "--page=3"), "jsg serve", "'--page'; did you mean --page-size?"),
+            (("generate", "--promt", "x"), "jsg generate", "'--promt'; did you mean --prompt?"),
+            (("chat", "--modle-path", "x"), "jsg chat", "did you mean --model-path?"),
+            (("check", "-p", "3"), "jsg check", "option '-p'; jsg check --help"),
+            (("check", "--tensor-parallel-size", "3"), "jsg check", "'--tensor-parallel-size'; jsg check --help"),
+            (("compile", "--ot", "x"), "jsg compile", "did you mean --out?"),
+            (("convert", "a", "b", "--tp", "2"), "jsg convert", "did you mean --tp-size?"),
+            (("grammar", "check", "--rgx", "x"), "jsg grammar check", "did you mean --regex?"),
+            (("grammar", "--rgx", "x"), "jsg grammar", "option '--rgx'"),
+            (("--port", "80", "serve"), "jsg", "option '--port'"),
+            (("--vesion",), "jsg", "did you mean --version?"),
+            (("serve", "a", "b"), "jsg serve", "argument 'b'"),
+        ],
+    )
+    def test_an_unknown_option_gets_its_nearest_name_and_the_usage_of_its_command(
+        self, arguments, command, said, capsys
+    ):
+        with pytest.raises(SystemExit):
+            parse(*arguments)
+        usage, *_, error = capsys.readouterr().err.splitlines()
+        assert usage.startswith(f"usage: {command} [")
+        assert error.startswith(f"{command}: error: ") and said in error
+
     def test_version(self):
         assert run("--version").stdout == f"jsg {jsg.__version__}\n"
 
@@ -205,6 +232,24 @@ class TestGenerate:
         monkeypatch.setattr("sys.stdin", io.StringIO("from\nstdin"))
         cli.main(["generate", "--prompt", "-"])
         assert engine.calls[0]["prompt"] == "from\nstdin"
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (("--prompt", "hi", "--max-new-tokens", "-1"), "max_new_tokens must be"),
+            (("--prompt", "hi", "--temperature", "nan"), "temperature must be"),
+            (("--prompt", "hi", "--max-new-tokens", "4096"), "at most 4096, but got 1 + 4096"),
+            (("--prompt", "hi", "--max-new-tokens", "64", "--context-length", "64"), "at most 64, but got 1 + 64"),
+            (("--prompt", "x" * 9000), "at most 4096"),
+            (("--prompt", ""), "at least one token"),
+            (("--prompt", "\udcff"), "--prompt must be UTF-8, but byte 0xff at position 0"),
+            (("--prompt", "hi", "--task", "embed"), "embeds texts and generates none"),
+        ],
+    )
+    def test_arguments_are_judged_before_an_engine_is_made(self, monkeypatch, capsys, arguments, said):
+        monkeypatch.setattr("jsg.engine.offline.engine.Engine", None)
+        assert cli.main(["generate", *arguments]) == cli.FAILED
+        assert said in capsys.readouterr().err
 
 
 class TestChat:

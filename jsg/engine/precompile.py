@@ -18,7 +18,7 @@ from jsg.engine.device.executables import Executables, no_compilation_cache
 from jsg.engine.device.programs import Programs
 from jsg.engine.nvidia_smi import Gpu
 from jsg.engine.startup import Report, Settings, abstract_model_of, begin, counted, make_executables, make_plan, settle
-from jsg.sources import resolve_model
+from jsg.models.find import find_model
 
 
 def precompile(config: EngineConfig, directory: Path, report: Report, target: str | None = None) -> None:
@@ -68,7 +68,7 @@ def _begin_for(config: EngineConfig, card: Card, mesh: Mesh | None) -> Settings:
         capability=card.capability,
         is_here=False,
     )
-    directory = resolve_model(config.model_path, load_format=config.load_format)
+    directory = find_model(config)
     return dataclasses.replace(settle(config, directory, device, None), mesh=mesh if config.tp_size > 1 else None)
 
 

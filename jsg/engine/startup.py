@@ -42,6 +42,7 @@ from jsg.errors import ConfigError, MemoryPlanError
 from jsg.kernels_pallas import ops, tuning
 from jsg.models.config import ModelConfig
 from jsg.models.embedder import read_embedder
+from jsg.models.find import find_model
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolve_kv_dtype
 from jsg.models.panels import lay_out
@@ -51,7 +52,7 @@ from jsg.sched.buckets import Buckets, make_buckets, make_deterministic_buckets
 from jsg.sched.config import SchedulerConfig
 from jsg.sched.scheduler import Scheduler
 from jsg.sched.vision_store import NEWLINE_ROW, VisionShape
-from jsg.sources import resolve_model
+from jsg.sources import find_tokenizer
 from jsg.types import Embedder, JumpForward
 
 Report = Callable[[Progress], None]
@@ -262,7 +263,7 @@ def begin(config: EngineConfig, report: Report) -> Settings:
     keeps_programs = config.nnodes == 1 and not config.disable_compilation_cache
     if keeps_programs or config.shared_cache_dir is not None:
         use_compilation_cache(config.compilation_cache_dir)
-    directory, party = resolve_model(config.model_path, load_format=config.load_format), None
+    directory, party = find_model(config), None
     if config.nnodes > 1:
         party = meet(config, directory, lambda there, count: report(Progress("hosts", there, count)))
     device = open_device(config.mem_fraction_static, config.tp_size // config.nnodes)
@@ -371,7 +372,7 @@ def _with_newline(state: DeviceState, model: nnx.Module) -> DeviceState:
 def _lexicon_loader(settings: Settings) -> LexiconLoader:
     """The loader of tokenizer and kernels for grammars."""
     config, model = settings.config, settings.model
-    directory = settings.directory if config.tokenizer_path is None else resolve_model(config.tokenizer_path)
+    directory = find_tokenizer(config.tokenizer_path, settings.directory)
     cache = None if config.disable_compilation_cache else compilation_cache_path(config.compilation_cache_dir)
     return LexiconLoader(directory, model.vocab_size, frozenset(model.eos_token_ids), cache)
 

@@ -18,9 +18,8 @@ import numpy as np
 from jsg.errors import ModelError
 from jsg.fields import read_json
 from jsg.models import orbax_checkpoint
+from jsg.models.forms import INDEX_FILE, SINGLE_FILE, weights_form
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 MAX_FILES = 1000
 DTYPES = ("F32", "F16", "BF16")
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
@@ -159,24 +158,11 @@ def open_checkpoint(directory: Path, rename: Callable[[str], str] = str, kind: s
         ModelError: There is no such checkpoint, or there are both and `kind` is `auto`; a file is missing or damaged;
             shards and index disagree.
     """
-    has_safetensors = (directory / INDEX_FILE).is_file() or (directory / SINGLE_FILE).is_file()
-    has_orbax = orbax_checkpoint.is_orbax(directory)
-    if kind == "auto" and has_safetensors and has_orbax:
-        raise ModelError(
-            "a model directory must have one checkpoint, but this one has safetensors and orbax; "
-            "say which with --load-format"
-        )
+    form = weights_form((path.name for path in directory.iterdir()), kind)
     with contextlib.ExitStack() as stack:
-        if has_orbax and kind != "safetensors":
-            yield Checkpoint(orbax_checkpoint.open_tensors(directory), rename)
-        elif has_safetensors and kind != "orbax":
-            yield Checkpoint(_open_safetensors(directory, stack), rename)
-        else:
-            wanted = {"safetensors": f"{SINGLE_FILE} or {INDEX_FILE}", "orbax": orbax_checkpoint.MANIFEST}
-            raise ModelError(
-                f"a model directory must have {wanted.get(kind, ' or '.join(wanted.values()))}, but this one has not; "
-                "convert other formats to safetensors, or use --load-format dummy"
-            )
+        is_orbax = form == "orbax"
+        tensors = orbax_checkpoint.open_tensors(directory) if is_orbax else _open_safetensors(directory, stack)
+        yield Checkpoint(tensors, rename)
 
 
 def _open_safetensors(directory: Path, stack: contextlib.ExitStack) -> dict[str, SafeTensor]:

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from jsg.errors import ConfigError, ModelError
 from jsg.fields import Fields, read_json
+from jsg.models.forms import refuse_quantised
 from jsg.models.vision_config import VISION_KINDS, VisionConfig, read_vision
 
 RopeType = Literal["default", "linear", "llama3", "yarn"]
@@ -24,6 +25,15 @@ ROPE_FIELDS = frozenset(
     "rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings "
     "beta_fast beta_slow attention_factor partial_rotary_factor".split()
 )
+
+TEXT_ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+"""The architectures of text models, and of the text halves of others. `registry.py` has their builders."""
 
 _LLAMA_1 = {
     "vocab_size": 32000,
@@ -182,14 +192,16 @@ class ModelConfig:
         whole = Fields("config.json", read_json(path / "config.json"))
         architecture = _architecture(whole)
         if architecture not in VISION_KINDS:
+            refuse_quantised(path, whole)
             return cls._from_fields(whole, architecture, _eos_token_ids(path, whole))
         text_architecture, text = _text_half(whole)
+        refuse_quantised(path, whole, text)
         config = cls._from_fields(text, text_architecture, _eos_token_ids(path, text))
         return dataclasses.replace(config, vision=read_vision(whole, architecture, config.vocab_size))
 
     @classmethod
     def _from_fields(cls, config: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> "ModelConfig":
-        _refuse_unsupported(config, architecture)
+        _refuse_unsupported(config)
         num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
         hidden_size = config.integer("hidden_size")
         num_heads = config.integer("num_attention_heads", high=MAX_HEADS)
@@ -227,12 +239,16 @@ def _architecture(config: Fields) -> str:
     names = config.get("architectures")
     ok = isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) and 0 < len(names[0]) <= 100
     config.require(ok, "architectures", "name exactly one model class", names)
+    if names[0] not in TEXT_ARCHITECTURES and names[0] not in VISION_KINDS:
+        raise ModelError(
+            f"the architecture must be one of {', '.join((*TEXT_ARCHITECTURES, *VISION_KINDS))}, but config.json names "
+            f"{names[0]!r}; choose another model"
+        )
     return names[0]
 
 
 def _text_half(config: Fields) -> tuple[str, Fields]:
     """Architecture and fields of the text model inside a vision model."""
-    _refuse_quantised(config)
     text = config.section("text_config") or Fields("config.json: text_config", {})
     model_type = text.text("model_type", default="llama")
     text.require(model_type in _TEXT_HALVES, "model_type", f"be one of {', '.join(_TEXT_HALVES)}", model_type)
@@ -252,21 +268,10 @@ def _eos_token_ids(path: Path, config: Fields) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _refuse_unsupported(config: Fields, architecture: str) -> None:
+def _refuse_unsupported(config: Fields) -> None:
     """Raises ModelError for a field that changes what the model computes in a way that is not implemented."""
-    if config.get("hidden_size") is None:
-        raise ModelError(
-            f"config.json: {architecture} has no hidden_size, so it is no family that jsg can run; "
-            "docs/adding-a-model.md lists the families"
-        )
     activation = config.text("hidden_act", "silu")
     config.require(activation in ("silu", "swish"), "hidden_act", "be silu, the only supported activation", activation)
-    _refuse_quantised(config)
-
-
-def _refuse_quantised(config: Fields) -> None:
-    if config.get("quantization_config") is not None:
-        raise ModelError("config.json: quantization_config is not supported; use the unquantised checkpoint")
 
 
 def _read_experts(config: Fields, architecture: str) -> tuple[int, int]:

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 
 from jsg.errors import ConfigError, ModelError
 from jsg.models import orbax_checkpoint, orbax_writer
-from jsg.models.checkpoint import INDEX_FILE, Checkpoint, open_checkpoint
+from jsg.models.checkpoint import Checkpoint, open_checkpoint
 from jsg.models.config import ModelConfig
+from jsg.models.forms import INDEX_FILE
 from jsg.models.late_signals import signals_later
 from jsg.models.layers import Origin, Source
 from jsg.models.llava import module_name
@@ -66,7 +67,7 @@ def convert(
     """
     if tp_size < 1:
         raise ConfigError(f"--tp-size must be at least 1, but got {tp_size}")
-    _check_destination(destination)
+    check_destination(destination)
     config = ModelConfig.from_directory(source).over_devices(tp_size)
     model = abstract_model(config, jnp.float32)
     layouts = {
@@ -89,7 +90,8 @@ def convert(
     return total
 
 
-def _check_destination(destination: Path) -> None:
+def check_destination(destination: Path) -> None:
+    """Raises ConfigError if the directory exists or cannot be made."""
     parent = destination.absolute().parent
     try:
         is_there, has_parent = destination.exists() or destination.is_symlink(), parent.is_dir()
@@ -151,7 +153,7 @@ def _layout(source: Source, origin: Origin, shape: tuple[int, ...], tp_size: int
 
 def _write(source: Path, destination: Path, promises: dict[str, Promise], total: int, progress: Progress) -> None:
     """Writes into a directory beside the destination, and renames it when it is complete."""
-    parent = destination.absolute().parent
+    parent = destination.parent.resolve()  # mkdtemp cuts `link/..` out of a path
     free = shutil.disk_usage(parent).free
     if free < total * ROOM:
         raise ModelError(

@@ -21,9 +21,9 @@ import numpy as np
 
 from jsg.errors import ModelError
 from jsg.fields import Fields, read_json
+from jsg.models.forms import ORBAX_FOLDER as FOLDER
+from jsg.models.forms import ORBAX_MANIFEST as MANIFEST
 
-MANIFEST = "orbax.json"
-FOLDER = "orbax"
 FORMAT = "jsg-orbax-1"
 MAX_METADATA_BYTES = 16 * 2**20
 MAX_CHUNK_BYTES = 64 * 2**20
@@ -64,11 +64,6 @@ class OrbaxTensor:
     def piece(self) -> tuple[int, int]:
         """The axis along which chunks are cut, and the length of one."""
         return self._piece
-
-
-def is_orbax(directory: Path) -> bool:
-    """Whether a model directory has an orbax checkpoint."""
-    return (directory / MANIFEST).is_file() or (directory / FOLDER).is_dir()
 
 
 def open_tensors(directory: Path) -> dict[str, OrbaxTensor]:
@@ -182,7 +177,7 @@ def _unreadable(name: str, error: OSError) -> ModelError:
 
 def _spec(path: Path) -> dict[str, Any]:
     """The specification of an array for tensorstore, by which missing chunks are an error and not zeros."""
-    kvstore = {"driver": "file", "path": f"{path.parent.absolute()}/"}
+    kvstore = {"driver": "file", "path": f"{path.parent.resolve()}/"}
     return {"driver": "zarr3", "kvstore": kvstore, "open": True, "fill_missing_data_reads": False}
 
 

@@ -100,7 +100,7 @@ def write(folder: Path, promises: Mapping[str, Promise], written: Callable[[int]
             use_ocdbt=False, use_zarr3=True, use_compression=False, type_handler_registry=registry
         )
         with ocp.Checkpointer(handler) as checkpointer:
-            checkpointer.save((folder / FOLDER).absolute(), args=ocp.args.PyTreeSave(dict(promises)))
+            checkpointer.save((folder / FOLDER).resolve(), args=ocp.args.PyTreeSave(dict(promises)))
     finally:
         logger.setLevel(level)
     _write_shardings(folder / FOLDER, promises)

@@ -91,7 +91,7 @@ def test_kv_bytes(tmp_path):
     [
         ({"architectures": None}, "architectures"),
         ({"architectures": ["A", "B"]}, "architectures"),
-        ({"hidden_size": None}, "LlamaForCausalLM has no hidden_size"),
+        ({"hidden_size": None}, "hidden_size must be an integer"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"vocab_size": 0}, "vocab_size"),

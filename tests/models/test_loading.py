@@ -10,6 +10,7 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from jsg.errors import ModelError
+from jsg.models import config as model_config
 from jsg.models.config import ModelConfig
 from jsg.models.decoder import Decoder
 from jsg.models.loading import abstract_model, load_model, resolve_dtype
@@ -224,10 +225,12 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path):
         load(tmp_path)
 
 
-def test_a_family_is_one_registry_line(tmp_path, monkeypatch):
+def test_a_family_is_one_name_and_one_registry_line(tmp_path, monkeypatch):
+    assert tuple(BUILDERS) == model_config.TEXT_ARCHITECTURES
     checkpoint(tmp_path, "llama_mha")
     text = (tmp_path / "config.json").read_text().replace("LlamaForCausalLM", "NewForCausalLM")
     (tmp_path / "config.json").write_text(text)
+    monkeypatch.setattr(model_config, "TEXT_ARCHITECTURES", ("NewForCausalLM",))
     monkeypatch.setitem(BUILDERS, "NewForCausalLM", lambda config, dtype: Decoder(config, dtype))
     assert isinstance(load(tmp_path), Decoder)
 

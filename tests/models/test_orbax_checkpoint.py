@@ -47,6 +47,18 @@ def read_all(directory: Path) -> None:
             checkpoint.read(name)
 
 
+def test_any_spelling_of_a_path_is_read_and_written(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tensorstore takes no dots in a path, and a link must not be cut out of one."""
+    (made.parent / "deep" / "er").mkdir(parents=True)
+    (made.parent / "link").symlink_to("deep/er")
+    monkeypatch.chdir(made.parent / "deep")
+    for path in ("er/../../made", "../link/../../made"):
+        load(Path(path))
+        convert(Path(path), Path(path).parent / "again")
+        load(made.parent / "again")
+        shutil.rmtree(made.parent / "again")
+
+
 def sign(directory: Path, **files: bytes) -> None:
     """Writes metadata and a manifest that has its digest, as somebody would who means it."""
     manifest = json.loads((directory / MANIFEST).read_bytes())

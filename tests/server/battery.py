@@ -67,6 +67,7 @@ FOR_OTHER_MODELS: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "ab"},
     "/v1/rerank": {"query": "ab", "documents": ["c"]},
     "/v2/rerank": {"query": "ab", "documents": ["c"]},
+    "/rerank": {"query": "ab", "documents": ["c"], "max_tokens_per_doc": 3},
 }
 """A small body for the other endpoints that take one."""
 

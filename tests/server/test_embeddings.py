@@ -129,7 +129,8 @@ def test_a_model_that_embeds_does_nothing_else(embedding: RunningServer) -> None
         assert answer.status_code == 400, path
         assert "embeds texts and generates none" in answer.text
     answer = http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
-    assert "needs a model that judges" in answer.json()["error"]["message"]
+    said = answer.json()["error"]["message"]
+    assert said.startswith("/v1/rerank needs a model that judges (such as Qwen3-Reranker), but ") and ",," not in said
     assert "use /v1/embeddings here" in http.post("/v1/moderations").json()["error"]["message"]
 
 
@@ -173,9 +174,25 @@ def test_a_document_cannot_open_a_turn_and_the_instruction_matters(generating: R
     assert other["results"][0]["relevance_score"] != plain["results"][0]["relevance_score"]
 
 
+def test_documents_are_cut_to_whole_characters_where_it_is_asked_for(generating: RunningServer) -> None:
+    """The tokenizer has a token for each byte."""
+    long, characters = "b" * 600, "äöü" * 200
+    answer = rerank(generating, "/rerank", documents=[long, characters, "b"], max_tokens_per_doc=9).json()
+    cut = rerank(generating, documents=[long[:9], characters[:4], "b"]).json()
+    scores = [{each["index"]: each["relevance_score"] for each in every["results"]} for every in (answer, cut)]
+    assert scores[0] == scores[1]
+    assert answer["usage"]["prompt_tokens"] == cut["usage"]["prompt_tokens"]
+    assert {each["index"]: each["document"]["text"] for each in answer["results"]}[0] == long
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
-    [({"documents": []}, "documents"), ({"documents": ["a", "b" * 600]}, "documents"), ({"top_n": 0}, "top_n")],
+    [
+        ({"max_tokens_per_doc": 0}, "max_tokens_per_doc"),
+        ({"documents": []}, "documents"),
+        ({"documents": ["a", "b" * 600]}, "documents"),
+        ({"top_n": 0}, "top_n"),
+    ],
 )
 def test_what_a_ranking_refuses(generating: RunningServer, body: dict[str, Any], param: str) -> None:
     answer = rerank(generating, **body)

@@ -132,21 +132,43 @@ def open_store(directory: Path) -> ProgramStore:
     Raises:
         ConfigError: It is not a folder of `jsg compile`, or others can write to it.
     """
+    problem, store = "is damaged", None
     try:
         statuses = [directory.stat(), (directory / MANIFEST).stat()]  # which has the checksums of all other files
-        manifest: dict[str, Any] = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
-            raise ConfigError(f"--programs {directory} was written by another version of jsg; run jsg compile again")
-        plan = MemoryPlan(**manifest["plan"])
-        files = {str(name): (str(file), str(checksum)) for name, (file, checksum) in manifest["programs"].items()}
-        store = ProgramStore(directory, manifest["conditions"], plan, files)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        store = _read_manifest(directory, json.loads((directory / MANIFEST).read_text(encoding="utf-8")))
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+    except (ValueError, RecursionError):  # no JSON, or no text
+        pass
+    if store is None:
         raise ConfigError(
-            f"--programs must be a folder that jsg compile has written, but {directory} has no such {MANIFEST}: {error}"
-        ) from None
+            f"--programs must be a folder that jsg compile has written, but {MANIFEST} in {directory} {problem}; run "
+            "jsg compile again, or leave --programs out"
+        )
     if any(each.st_uid not in (os.getuid(), 0) or stat.S_IMODE(each.st_mode) & 0o022 for each in statuses):
         raise ConfigError(
             f"--programs {directory} must belong to you or to root, and nobody else may write to it, because what lies "
             "there is run as code; change its owner and mode (chmod go-w)"
         )
     return store
+
+
+def _read_manifest(directory: Path, manifest: Any) -> ProgramStore | None:
+    """The store of a manifest, as it was read; None if it has not the form that `save` writes.
+
+    Raises:
+        ConfigError: Another version wrote it.
+    """
+    match manifest:
+        case {"format": int(number)} if number != FORMAT:
+            raise ConfigError(f"--programs {directory} was written by another version of jsg; run jsg compile again")
+        case {"format": int(), "conditions": dict(conditions), "plan": dict(plan), "programs": dict(programs)}:
+            types = {field.name: field.type for field in dataclasses.fields(MemoryPlan)}
+            is_plan = {name: type(value) for name, value in plan.items()} == types
+            are_files = all(
+                isinstance(pair, list) and [type(each) for each in pair] == [str] * 2 for pair in programs.values()
+            )
+            if is_plan and are_files and all(isinstance(value, str) for value in conditions.values()):
+                files = {name: (file, checksum) for name, (file, checksum) in programs.items()}
+                return ProgramStore(directory, conditions, MemoryPlan(**plan), files)
+    return None

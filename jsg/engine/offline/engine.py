@@ -21,12 +21,13 @@ from jsg.engine.offline.lang_backend import EngineBackend, EngineModel
 from jsg.engine.offline.media import Media, with_media
 from jsg.engine.selfcheck import SelfCheck
 from jsg.errors import ConfigError, JsgError, RequestError
+from jsg.models.find import find_model
 from jsg.processing.answer import Answer, Prompt, asked
 from jsg.processing.media_prompt import MediaReader
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.processing.tool_calls import nameable_tokens
 from jsg.processing.vectors import check_dimensions, to_vector
-from jsg.sources import resolve_model
+from jsg.sources import find_tokenizer
 from jsg.types import FinishType, GrammarSpec, Request, RequestOutput, SamplingParams
 
 Result = dict[str, Any]
@@ -62,9 +63,9 @@ class Engine:
             JsgError: An option is unknown or wrong, or the model or the memory do not allow it.
         """
         config = _make_config(model_path, knobs)
-        directory = resolve_model(config.model_path, load_format=config.load_format)
+        directory = find_model(config)
         tokenizer_path = config.tokenizer_path
-        self.tokenizer: Tokenizer = load_tokenizer(resolve_model(tokenizer_path) if tokenizer_path else directory)
+        self.tokenizer: Tokenizer = load_tokenizer(find_tokenizer(tokenizer_path, directory))
         self.media: MediaReader | None = ModelMediaReader.of_model(directory, self.tokenizer)
         core = EngineCore(config, report=report)
         self.info: ModelInfo = core.info

@@ -12,8 +12,10 @@ from pydantic import Field
 from starlette.responses import Response
 
 from jsg.errors import RequestError
+from jsg.processing.detokenizer import IncrementalDetokenizer
 from jsg.processing.encode_parts import encode_parts
 from jsg.processing.parts import Part, TextPart
+from jsg.processing.tokenizer import Tokenizer
 from jsg.server.caller import CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_ANSWERS, new_rid
@@ -53,6 +55,9 @@ class RerankBody(Body):
     return_documents: bool | None = Field(
         None, description="Whether a result has the text of its document. Default: true."
     )
+    max_tokens_per_doc: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        None, description="From Cohere. Each document is cut to this many tokens. Default: a document is never cut."
+    )
     instruct: str | None = Field(
         None, description=f"From SGLang. What makes a document a good one. Default: {INSTRUCT!r}."
     )
@@ -62,14 +67,15 @@ class RerankBody(Body):
 
 @router.post("/v1/rerank")
 @router.post("/v2/rerank")
+@router.post("/rerank")
 async def rerank(body: RerankBody, request: Request, call: CurrentCall, front: ReadyFront) -> Response:
     """Sorts documents by the probability that they answer a query, for models that judge as Qwen3-Reranker does."""
     front.check_model(body.model)
     if front.generator.info.embedder is not None:
-        raise front.lacks("/v1/rerank", "a model that judges, such as Qwen3-Reranker,")
+        raise front.lacks(call.route, "a model that judges (such as Qwen3-Reranker)")
     label_ids = judging_ids(front.generator.tokenizer)
     if label_ids is None:
-        raise front.lacks("/v1/rerank", f"a model with turns of {TURN_BEGIN} and tokens for yes and no")
+        raise front.lacks(call.route, f"a model with turns of {TURN_BEGIN} and tokens for yes and no")
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     id_lists = await _encode(body, documents, front)
     call = dataclasses.replace(call, user=body.user)
@@ -114,9 +120,16 @@ async def _encode(body: RerankBody, documents: list[str], front: Front) -> list[
         return [before, TextPart(query + document), TextPart(BEHIND, is_markup=True)]
 
     def encode_all() -> list[tuple[int, ...]]:
-        limit = info.max_request_tokens
-        return [encode_parts(tokenizer, parts(each), max_tokens=limit).input_ids for each in documents]
+        limit, most = info.max_request_tokens, body.max_tokens_per_doc
+        texts = documents if most is None else [_beginning(tokenizer, each, most) for each in documents]
+        return [encode_parts(tokenizer, parts(each), max_tokens=limit).input_ids for each in texts]
 
     id_lists = await front.generator.beside(encode_all, size)
     check_inputs(id_lists, info, "documents")
     return id_lists
+
+
+def _beginning(tokenizer: Tokenizer, text: str, most: int) -> str:
+    """The characters of a text that its first `most` tokens make whole."""
+    ids = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+    return text if len(ids) <= most else IncrementalDetokenizer(tokenizer, skip_special_tokens=False).push(ids[:most])

@@ -1,6 +1,8 @@
 """Programs in a folder: a start with them compiles nothing, and one for which they were not made is refused by name."""
 
 import contextlib
+import functools
+import json
 import pathlib
 
 import jax
@@ -88,11 +90,55 @@ def test_what_others_can_write_to_is_refused(folder: pathlib.Path, name: str):
         program_store.open_store(folder)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 0}', '{"format": 1, "plan": {}}'])
-def test_any_other_folder_is_refused(tmp_path: pathlib.Path, text: str):
-    (tmp_path / program_store.MANIFEST).write_text(text)
-    with pytest.raises(ConfigError, match=r"jsg compile"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        *((text, "is damaged") for text in ("", "{", "[]", "{}", "[" * 100_000, '{"format": 1, "plan": {}}')),
+        ('{"format": 0}', "another version"),
+        (None, r"cannot be read \(No such file or directory\)"),
+    ],
+)
+def test_any_other_folder_is_refused(tmp_path: pathlib.Path, text: str | None, said: str):
+    if text is not None:
+        (tmp_path / program_store.MANIFEST).write_text(text)
+    with pytest.raises(ConfigError, match=rf"{said}.*run jsg compile again"):
         program_store.open_store(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        program_store.open_store(tmp_path / program_store.MANIFEST / "x")
+
+
+def test_a_damaged_manifest_is_refused_in_plain_words(folder: pathlib.Path):
+    """Wherever one of its values is missing or of another type, or a byte that is no text."""
+    file = folder / program_store.MANIFEST
+    whole = json.loads(file.read_text())
+
+    def places(value, path=()):
+        yield path
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for key, each in items:
+            yield from places(each, (*path, key))
+
+    for path in list(places(whole))[1:]:
+        for change in ("missing", None, [], {}, "x", -1.5):
+            damaged = json.loads(file.read_text())
+            *way, last = path
+            holder = functools.reduce(lambda each, key: each[key], way, damaged)
+            if change != "missing":
+                is_same_type = type(holder[last]) is type(change)
+                holder[last] = change
+                if is_same_type:
+                    continue  # a wrong value of the right type is for `check` and the checksums
+            elif len(path) == 2 and path[0] in ("conditions", "programs"):
+                continue  # one fewer
+            else:
+                del holder[last]
+            file.write_text(json.dumps(damaged))
+            with pytest.raises(ConfigError, match=r"is damaged; run jsg compile again"):
+                program_store.open_store(folder)
+            file.write_text(json.dumps(whole))
+    file.write_bytes(file.read_bytes() + b"\xff")
+    with pytest.raises(ConfigError, match="is damaged"):
+        program_store.open_store(folder)
 
 
 def test_a_folder_that_exists_is_left_alone(folder: pathlib.Path):

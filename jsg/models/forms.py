@@ -1,0 +1,104 @@
+"""Recognises in which form the weights of a model directory or of a hub repository are. No JAX and no numpy."""
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from jsg.errors import ModelError
+from jsg.fields import Fields, read_json
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+ORBAX_MANIFEST = "orbax.json"
+ORBAX_FOLDER = "orbax"
+_WANTED = {"safetensors": f"{SINGLE_FILE} or {INDEX_FILE}", "orbax": ORBAX_MANIFEST}
+_FOREIGN: Mapping[tuple[str, ...], str] = {
+    ("adapter_config.json", "adapter_model.*"): (
+        "a LoRA adapter and no whole model; merge it into its base model (peft's merge_and_unload, then "
+        "save_pretrained) and serve the result"
+    ),
+    ("*.gguf",): "GGUF, the form of llama.cpp; take the checkpoint in safetensors that it was made of",
+    ("params.json", "consolidated*"): (
+        "in the own form of Mistral or Meta (params.json, consolidated weights); take a checkpoint for transformers, "
+        "which has config.json and model.safetensors"
+    ),
+    ("pytorch_model*", "model*.bin", "*.pth", "*.ckpt"): (
+        "in pickles of PyTorch (such as pytorch_model.bin), which can run code and are never opened; take a checkpoint "
+        "in safetensors, or save it so with transformers"
+    ),
+    ("*.h5", "*.msgpack", "*.onnx", "*.tflite", "*.npz"): (
+        "made for TensorFlow, Flax, ONNX or MLX; take a checkpoint in safetensors"
+    ),
+    ("model_index.json",): "a pipeline of diffusers, which makes pictures; choose a language model",
+    ("*.safetensors",): (
+        f"in safetensors, but without {SINGLE_FILE} and without the index of shards; download it again, or save it "
+        "again with transformers"
+    ),
+}
+"""Patterns of the names of files that no checkpoint of jsg has → what such files are, and what to do. The first that
+matches counts."""
+
+MODELOPT_FILE = "hf_quant_config.json"
+_SECTIONS = ("quantization_config", "compression_config", "quantization")
+"""Sections of `config.json` that say how weights are quantised: of transformers, of old llm-compressor, and of MLX."""
+_METHODS = ("quant_method", "quant_algo", "quantization_method", "mode")
+
+
+def weights_form(files: Iterable[str], load_format: str = "auto") -> Literal["safetensors", "orbax"]:
+    """Which checkpoint a model has.
+
+    Args:
+        files: The names of all its files, or of those in the first folder.
+        load_format: `safetensors` or `orbax` for a checkpoint of that form, any other value for the one that exists.
+
+    Raises:
+        ModelError: It has none of that form, or both. The message says what it has instead.
+    """
+    paths = [PurePosixPath(file) for file in files]
+    tops = {path.parts[0] for path in paths if path.parts}
+    has_safetensors = bool({SINGLE_FILE, INDEX_FILE} & tops)
+    has_orbax = bool({ORBAX_MANIFEST, ORBAX_FOLDER} & tops)
+    if load_format not in _WANTED and has_safetensors and has_orbax:
+        raise ModelError(
+            "a model must have one checkpoint, but has safetensors and orbax; say which with --load-format"
+        )
+    if has_orbax and load_format != "safetensors":
+        return "orbax"
+    if has_safetensors and load_format != "orbax":
+        return "safetensors"
+    rule = f"a model must have {_WANTED.get(load_format, ' or '.join(_WANTED.values()))}"
+    if has_orbax or has_safetensors:
+        raise ModelError(f"{rule}, but has a checkpoint of the other form; choose it with --load-format")
+    for patterns, what in _FOREIGN.items():
+        if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns for path in paths):
+            raise ModelError(f"{rule}, but this is {what}")
+    raise ModelError(f"{rule}, but has no weights; take a checkpoint in safetensors, or use --load-format dummy")
+
+
+def refuse_quantised(directory: Path, *halves: Fields) -> None:
+    """Raises ModelError, which names the method, if `config.json` or a file beside it says that weights are quantised.
+
+    Args:
+        directory: The model directory.
+        halves: The whole `config.json`, and its section of the text half if there is one.
+    """
+    found = [(f"{half.file}: {name}", half.get(name)) for half in halves for name in _SECTIONS]
+    if (directory / MODELOPT_FILE).is_file():
+        found.append((f"{MODELOPT_FILE}: quantization", read_json(directory / MODELOPT_FILE).get("quantization")))
+    for place, section in found:
+        if section is not None:
+            raise ModelError(
+                f"the weights must be float32, float16 or bfloat16, but {place} says that they are quantised"
+                f"{_method(section)}; take the unquantised checkpoint that they were made of, and --quantization for "
+                "8 or 4 bits"
+            )
+
+
+def _method(section: Any) -> str:
+    """The method in words, as far as the section says it."""
+    fields = section if isinstance(section, dict) else {}
+    names = [fields[name] for name in _METHODS if isinstance(fields.get(name), str)]
+    if not names and type(fields.get("bits")) is int:
+        names = [f"{fields['bits']} bits"]
+    return f" ({names[0][:40]!r})" if names else ""
