@@ -105,6 +105,21 @@ class Checkpoint:
                     "quantised checkpoints are not supported"
                 )
 
+    def differ(self, name: str, other: str) -> bool:
+        """Whether the checkpoint holds both tensors and they are unequal. Reads both until numbers differ."""
+        if name not in self._stored or other not in self._stored:
+            return False
+        (_, first), (_, second) = self._stored[name], self._stored[other]
+        if first.shape != second.shape:
+            return True
+        axis, length = first.piece()
+        size = first.shape[axis]
+        for start in range(0, size, length):
+            part = (*(slice(None),) * axis, slice(start, min(start + length, size)))
+            if not np.array_equal(self.read(name, part), self.read(other, part)):
+                return True
+        return False
+
     def read(self, name: str, slices: tuple[slice, ...] = ()) -> np.ndarray:
         """One tensor, or a slice along its first axes, in the file's type. Several threads may call it at a time.
 
@@ -146,6 +161,15 @@ class SafeTensor:
         return 0, max(1, PIECE_BYTES // max(1, row_bytes))
 
 
+def has_checkpoint(directory: Path) -> bool:
+    """Whether a directory has weights of either kind."""
+    return _has_safetensors(directory) or orbax_checkpoint.is_orbax(directory)
+
+
+def _has_safetensors(directory: Path) -> bool:
+    return (directory / INDEX_FILE).is_file() or (directory / SINGLE_FILE).is_file()
+
+
 @contextlib.contextmanager
 def open_checkpoint(directory: Path, rename: Callable[[str], str] = str, kind: str = "auto") -> Iterator[Checkpoint]:
     """The checkpoint of a model directory. Its files stay open inside the `with`.
@@ -159,7 +183,7 @@ def open_checkpoint(directory: Path, rename: Callable[[str], str] = str, kind: s
         ModelError: There is no such checkpoint, or there are both and `kind` is `auto`; a file is missing or damaged;
             shards and index disagree.
     """
-    has_safetensors = (directory / INDEX_FILE).is_file() or (directory / SINGLE_FILE).is_file()
+    has_safetensors = _has_safetensors(directory)
     has_orbax = orbax_checkpoint.is_orbax(directory)
     if kind == "auto" and has_safetensors and has_orbax:
         raise ModelError(

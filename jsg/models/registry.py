@@ -5,12 +5,11 @@ from collections.abc import Callable
 import jax
 from flax import nnx
 
-from jsg.errors import ModelError
 from jsg.models.clip import VisionTower
 from jsg.models.config import ModelConfig
 from jsg.models.decoder import Decoder
+from jsg.models.families import family_of
 from jsg.models.llava import Llava
-from jsg.models.vision_config import VISION_KINDS
 
 
 def _llama(config: ModelConfig, dtype: jax.typing.DTypeLike) -> Decoder:
@@ -39,20 +38,14 @@ BUILDERS: dict[str, Callable[[ModelConfig, jax.typing.DTypeLike], nnx.Module]] =
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
 }
-"""Architecture, as config.json names it → a function that builds the module, a `jsg.models.model.Model`, of zeros."""
+"""Architecture, a key of `FAMILIES` → a function that builds the module, a `jsg.models.model.Model`, of zeros."""
 
 
 def build_model(config: ModelConfig, dtype: jax.typing.DTypeLike) -> nnx.Module:
     """The model with its vision tower, if it has one. All parameters are zero; under `nnx.eval_shape` they are shapes.
 
     Raises:
-        ModelError: The architecture is not in `BUILDERS`.
+        ModelError: jsg has no such family.
     """
-    builder = BUILDERS.get(config.architecture)
-    if builder is None:
-        raise ModelError(
-            f"the architecture must be one of {', '.join((*BUILDERS, *VISION_KINDS))}, but config.json names "
-            f"{config.architecture!r}; choose another model"
-        )
-    text = builder(config, dtype)
+    text = BUILDERS[family_of(config.architecture).architecture](config, dtype)
     return text if config.vision is None else Llava(text, VisionTower(config.vision, config.hidden_size, dtype))
