@@ -262,7 +262,7 @@ def _read_experts(config: Fields, family: Family) -> tuple[int, int]:
 
 
 def _read_rope(config: Fields, context_len: int, notes: list[str]) -> RopeConfig:
-    """Rope from `rope_scaling` (transformers 4), else from `rope_parameters` (transformers 5), as transformers reads it.
+    """Rope from `rope_scaling` (of transformers 4), else from `rope_parameters` (of 5), as transformers 5 reads them.
 
     A dictionary counts as a whole: `rope_scaling` hides even the base in `rope_parameters`, and is then read with the
     `rope_theta` beside it.

@@ -169,15 +169,15 @@ _ANYWHERE = frozenset(
         # How tokens are chosen, which belongs into generation_config.json.
         "do_sample early_stopping num_beams num_beam_groups num_return_sequences temperature top_k top_p typical_p "
         "repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size diversity_penalty "
-        "max_length min_length max_new_tokens bad_words_ids suppress_tokens begin_suppress_tokens remove_invalid_values "
-        "exponential_decay_length_penalty "
+        "max_length min_length max_new_tokens bad_words_ids suppress_tokens begin_suppress_tokens "
+        "remove_invalid_values exponential_decay_length_penalty "
         # What all families read, or refuse by a message of its own.
         "is_causal partial_rotary_factor original_max_position_embeddings quantization_config"
     ).split()
 ) | set(ROPE_DICTS)
 _ANYWHERE_PATTERN = re.compile(
     r"_.*|output_.*|unsloth_.*|transformers.*|torch_.*|tokenizer_.*|use_(flash|fused|liger)_.*|flash_.*|fuse_.*|"
-    r"initializer_.*|tf_.*|paddlenlp_.*|neuron.*|.*(_version|_token_ids?|_token|_coef|dropout|dropout_prob|pdrop)"
+    r"initializer_.*|tf_.*|neuron.*|.*(_version|_token_ids?|_token|_coef|dropout|dropout_prob|pdrop)"
 )
 """Fields without effect on answers, in files of any family."""
 
