@@ -542,6 +542,7 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
         max_bypass_tokens=config.max_bypass_tokens,
         max_queued=config.max_queued_requests,
         has_windows=settings.model.sliding_window is not None,
+        embeds=settings.embedder is not None,
         vision=settings.vision,
     )
 

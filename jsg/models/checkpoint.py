@@ -27,6 +27,8 @@ IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 """Ends of names of tensors that old checkpoints hold and no model needs, because they are computed."""
 
 
+NO_HEAD = "a model that was saved without its head can embed (--task embed), but generates no text"
+
 PIECE_BYTES = 2**20 - 2**14
 """The bytes of a tensor that are read at once. Below 1 MiB `host_memory.freed_at_once` lets malloc reuse them."""
 
@@ -86,7 +88,8 @@ class Checkpoint:
         """
         for name in shapes:
             if name not in self._stored:
-                raise ModelError(f"the checkpoint must hold {name}, but does not; is it the one of this config.json?")
+                hint = NO_HEAD if name == "lm_head.weight" else "is it the one of this config.json?"
+                raise ModelError(f"the checkpoint must hold {name}, but does not; {hint}")
         for name in self._stored:
             if name not in shapes and name not in ignored and not name.endswith(IGNORED_SUFFIXES):
                 raise ModelError(
