@@ -12,6 +12,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 ORBAX_MANIFEST = "orbax.json"
 ORBAX_FOLDER = "orbax"
+WEIGHT_NAMES = frozenset((SINGLE_FILE, INDEX_FILE, ORBAX_MANIFEST, ORBAX_FOLDER))
 _WANTED = {"safetensors": f"{SINGLE_FILE} or {INDEX_FILE}", "orbax": ORBAX_MANIFEST}
 _FOREIGN: Mapping[tuple[str, ...], str] = {
     ("adapter_config.json", "adapter_model.*"): (
