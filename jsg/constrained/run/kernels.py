@@ -30,16 +30,20 @@ from jsg.constrained.run.memory import (
     FRAME_LOOP,
     FUEL,
     FULL,
+    HEADS,
     MASK,
     OFF_BOUNDARY,
     PARENT,
     RETURN,
+    SIBLING,
     STOPPED,
+    TOO_MUCH_WORK,
     UNKNOWN,
     Memory,
 )
+from jsg.constrained.run.levels import ended_levels, finished_state, may_finish
 from jsg.constrained.run.states import expand_plain, is_out_of_fuel, mixed
-from jsg.constrained.run.steps import may_finish, step_heads, step_row
+from jsg.constrained.run.steps import step_heads, step_row
 from jsg.constrained.tables import ARGUMENT, BRANCH_BIT, END_SEPARATOR, KIND, StaticTables
 
 _VISIT_STEPS = 8
@@ -76,6 +80,14 @@ def is_accepting(t: StaticTables, m: Memory) -> int:
                 return STOPPED
             if frame < 0:
                 return 1
+            if m.frames[frame, SIBLING] >= 0:
+                state = finished_state(t, m, ended_levels(t, m, state, frame))
+                if state == STOPPED:
+                    return STOPPED
+                if state < 0:
+                    break
+                frame = m.frames[frame, PARENT]
+                continue
             loop = m.frames[frame, FRAME_LOOP]
             ends = loop < 0
             begin = m.states[state, FIRST]
@@ -211,6 +223,12 @@ def find_node(m: Memory, nodes: Ints2, slots: Ints1, size: int, spelled: int) ->
     return size + 1
 
 
+@inlined
+def has_too_many_ways(m: Memory) -> bool:
+    """Whether a text has more heads than there is room for; `nodes` has none for them, either."""
+    return m.counters[FULL] in (HEADS, TOO_MUCH_WORK)
+
+
 @compiled
 def spell(t: StaticTables, chars: GivenShorts2, starts: Ints1, spelled: Ints1) -> int:
     """Translates a set of characters to a grammar's classes of bytes, in the form for `accepts_all`.
@@ -241,7 +259,7 @@ def accepts_all(t: StaticTables, m: Memory, starts: GivenInts1, spelled: GivenIn
     The set is an automaton: from its state s, for each i from `starts[s]` to `starts[s + 1]`, bytes of class
     `spelled[i] & 255` lead to its state `spelled[i] >> 8`. State 0 is a boundary between characters. A node is a state
     of the automaton with heads, and a row of `nodes` int32[..., 2 + 2 * heads]. Returns the number of nodes, 0 if some
-    text may not come or the proof needs too many nodes or steps, or STOPPED.
+    text may not come or the proof needs too many heads, nodes or steps, or STOPPED.
     """
     for slot in range(len(slots)):
         slots[slot] = -1
@@ -269,9 +287,9 @@ def accepts_all(t: StaticTables, m: Memory, starts: GivenInts1, spelled: GivenIn
                 m.heads[1, 2] = nodes[done, 3]
             else:
                 number = step_heads(t, m, 0, klass, 1) if code != DEAD else 0
-                if number == STOPPED:
+                if number == STOPPED and not has_too_many_ways(m):
                     return STOPPED
-                if number == 0 or m.counters[FAILED]:
+                if number <= 0 or m.counters[FAILED]:
                     return 0
             if size == len(nodes):
                 return 0
@@ -288,7 +306,7 @@ def text_room(
 
     It returns 2 * n + 1 if no longer text may come. Each round reads one character. The arguments are as for
     `accepts_all`; nodes behind the character of this round have -1 for the state of the characters. If there are too
-    many nodes or steps, the search ends as if some text could not come.
+    many heads, nodes or steps, the search ends as if some text could not come.
     """
     nodes[0, 0] = 0
     copy_heads(m.heads, 0, nodes, 0, 1)
@@ -306,7 +324,7 @@ def text_room(
                     after = spelled[i] >> 8
                     number = step_heads(t, m, 0, spelled[i] & 255, 1)
                     if number == STOPPED:
-                        return STOPPED
+                        return 2 * room if has_too_many_ways(m) else STOPPED
                     some = some or number > 0
                     others = others or number == 0
                     if (some and others) or size == len(nodes) or m.counters[FUEL] < least:
