@@ -5,8 +5,8 @@
     loop       a repeat or a bag that is counted while a text is read; each of its branches has a first list
     class      bytes that no position tells apart
 
-A level is a rule, a branch of a loop, or the separator of a loop. Reading a level ends in its END position; each has its
-own. Position 0 stands nowhere in a text.
+A level is a rule, a branch of a loop, or the separator of a loop. Reading a level ends in its END position, one for
+each. Position 0 stands nowhere in a text.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Finds the counted repeats that may be at several counts at once, which a machine cannot follow for long.
 
-A counted repeat costs the same whatever its bounds are, but a machine follows only a few readings of a text at once. So
+A counted repeat costs the same whatever its bounds are, but each of its counts is one more way to read a text. So
 a repeat that can have many different counts for the same text must be written out instead.
 
 The search follows two readings of one text side by side, from every place where a text can be read in two ways. It

@@ -20,6 +20,7 @@ from jsg.constrained.jit import (
     compiled,
     inlined,
 )
+from jsg.constrained.run.levels import ended_levels, finished_state, may_finish
 from jsg.constrained.run.memory import (
     COUNT,
     DEAD,
@@ -41,7 +42,6 @@ from jsg.constrained.run.memory import (
     UNKNOWN,
     Memory,
 )
-from jsg.constrained.run.levels import ended_levels, finished_state, may_finish
 from jsg.constrained.run.states import expand_plain, is_out_of_fuel, mixed
 from jsg.constrained.run.steps import step_heads, step_row
 from jsg.constrained.tables import ARGUMENT, BRANCH_BIT, END_SEPARATOR, KIND, StaticTables
@@ -49,7 +49,9 @@ from jsg.constrained.tables import ARGUMENT, BRANCH_BIT, END_SEPARATOR, KIND, St
 _VISIT_STEPS = 8
 """Steps that a visit to a node of a trie costs."""
 _MOST_TEXT_STEPS = 600_000
-"""The most steps for each head to find out whether all ordinary text may come. A walk takes two or three million."""
+"""The most steps for each head to find out whether all ordinary text may come. A walk takes two or three million, and
+both take more if the head stands in a group."""
+_MOST_GROUPED = 16
 
 
 @compiled
@@ -224,6 +226,18 @@ def find_node(m: Memory, nodes: Ints2, slots: Ints1, size: int, spelled: int) ->
 
 
 @inlined
+def most_text_steps(m: Memory) -> int:
+    """The most steps to find out whether all ordinary text may come behind the heads in row 0."""
+    ways = m.heads[0, 0]
+    for k in range(m.heads[0, 0]):
+        frame = np.int64(m.heads[0, 2 + 2 * k])
+        while frame >= 0 and ways < _MOST_GROUPED * m.heads[0, 0]:
+            frame = m.frames[frame, SIBLING]
+            ways += frame >= 0
+    return ways * _MOST_TEXT_STEPS
+
+
+@inlined
 def has_too_many_ways(m: Memory) -> bool:
     """Whether a text has more heads than there is room for; `nodes` has none for them, either."""
     return m.counters[FULL] in (HEADS, TOO_MUCH_WORK)
@@ -264,7 +278,7 @@ def accepts_all(t: StaticTables, m: Memory, starts: GivenInts1, spelled: GivenIn
     for slot in range(len(slots)):
         slots[slot] = -1
     copy_heads(m.heads, 0, m.heads, 1, 0)
-    done, size, least = 0, find_node(m, nodes, slots, 0, 0), m.counters[FUEL] - _MOST_TEXT_STEPS * m.heads[0, 0]
+    done, size, least = 0, find_node(m, nodes, slots, 0, 0), m.counters[FUEL] - most_text_steps(m)
     while done < size:
         if m.counters[FUEL] < least:
             return 0
@@ -310,7 +324,7 @@ def text_room(
     """
     nodes[0, 0] = 0
     copy_heads(m.heads, 0, nodes, 0, 1)
-    first, room, least = 1, 0, m.counters[FUEL] - _MOST_TEXT_STEPS * m.heads[0, 0]
+    first, room, least = 1, 0, m.counters[FUEL] - most_text_steps(m)
     while room < most:
         for slot in range(len(slots)):
             slots[slot] = -1

@@ -163,7 +163,7 @@ def turn(t: StaticTables, m: Memory, size: int, frame: int, branch: int) -> int:
 
 @inner
 def ended_levels(t: StaticTables, m: Memory, state: int, frame: int) -> int:
-    """Writes which levels of a group may end in a state: (frame, END) of each, into `calls`. Returns their number."""
+    """Writes which levels of a group may end in a state: (frame, END) of each, into `work`. Returns their number."""
     m.counters[STAMP] += 1
     stamp, begin, found = m.counters[STAMP], m.states[state, FIRST], 0
     m.counters[FUEL] -= m.states[state, ENDS]
@@ -179,8 +179,8 @@ def ended_levels(t: StaticTables, m: Memory, state: int, frame: int) -> int:
         m.counters[FUEL] -= 2 + end - first
         for position in range(first, end):
             if m.marks[position] == stamp:
-                m.calls[found, 0] = frame
-                m.calls[found, 1] = position
+                m.work[MAX_WORK + found, 0] = frame
+                m.work[MAX_WORK + found, 1] = position
                 found += 1
         frame = m.frames[frame, SIBLING]
     return found
@@ -188,11 +188,11 @@ def ended_levels(t: StaticTables, m: Memory, state: int, frame: int) -> int:
 
 @inner
 def finished_state(t: StaticTables, m: Memory, found: int) -> int:
-    """The state to which the levels in `calls` return, as far as they may be left; -1 if none may, or STOPPED."""
+    """The state to which the levels of `ended_levels` return if they may be left; -1 if none may, or STOPPED."""
     m.counters[STAMP] += 1
     size = 0
     for k in range(found):
-        frame, end = m.calls[k, 0], m.calls[k, 1]
+        frame, end = m.work[MAX_WORK + k, 0], m.work[MAX_WORK + k, 1]
         loop, argument = m.frames[frame, FRAME_LOOP], t.positions[end, ARGUMENT]
         if loop >= 0:
             if t.positions[end, KIND] != END_BRANCH:
@@ -235,12 +235,12 @@ def end_group(t: StaticTables, m: Memory, size: int, state: int, frame: int) -> 
     m.counters[STAMP] += 1
     total = 0
     for k in range(found):
-        one, end = m.calls[k, 0], m.calls[k, 1]
+        one, end = m.work[MAX_WORK + k, 0], m.work[MAX_WORK + k, 1]
         loop, mask = m.frames[one, FRAME_LOOP], m.frames[one, MASK]
         if loop < 0:
-            m.calls[k, 0] = -1
+            m.work[MAX_WORK + k, 0] = -1
         elif t.positions[end, KIND] == END_SEPARATOR:
-            m.calls[k, 0] = -1
+            m.work[MAX_WORK + k, 0] = -1
             total = gather_loop(t, m, loop, mask, next_flags(t, m, loop, m.frames[one, COUNT], mask), total)
     after, last = frame, 0
     while size != STOPPED:
@@ -252,11 +252,14 @@ def end_group(t: StaticTables, m: Memory, size: int, state: int, frame: int) -> 
         m.counters[STAMP] += 1
         total, after, last = 0, -1, -1
         for k in range(found - 1, -1, -1):
-            one = m.calls[k, 0]
+            one = m.work[MAX_WORK + k, 0]
             if one in (-1, last):
                 continue
-            m.calls[k, 0], last = -1, one
-            flags, loop = next_item(t, m, one, t.positions[m.calls[k, 1], ARGUMENT]), m.frames[one, FRAME_LOOP]
+            m.work[MAX_WORK + k, 0], last = -1, one
+            flags, loop = (
+                next_item(t, m, one, t.positions[m.work[MAX_WORK + k, 1], ARGUMENT]),
+                m.frames[one, FRAME_LOOP],
+            )
             if flags < 0:
                 continue
             count, mask = m.counters[NEXT_COUNT], m.counters[NEXT_MASK]
@@ -305,11 +308,11 @@ def is_tail_call(t: StaticTables, m: Memory, action: int) -> bool:
     back = m.actions[action + 2]
     if m.actions[action] != CALL or m.states[back, ENDS] != m.states[back, LENGTH]:
         return False
-    begin = m.states[back, FIRST]
-    for k in range(begin, begin + m.states[back, LENGTH]):
-        if t.positions[m.members[k], KIND] != END_RULE:
-            return False
-    return True
+    k = m.states[back, FIRST]
+    end = k + m.states[back, LENGTH]
+    while k < end and t.positions[m.members[k], KIND] == END_RULE:
+        k += 1
+    return k == end
 
 
 @inner

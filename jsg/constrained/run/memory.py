@@ -23,8 +23,8 @@ FIRST, LENGTH, ENDS, IS_EXPANDED = range(4)
 `expand_plain` has filled the state's row of `trans`."""
 
 PARENT, RETURN, FRAME_LOOP, COUNT, MASK, SIBLING, DEPTH, SLOT = range(8)
-"""Columns of `frames`. FRAME_LOOP is -1 for a call; if the frame stands in a group, -1 minus the END of the rule. SIBLING is
-the next frame of the group, or -1."""
+"""Columns of `frames`. FRAME_LOOP is -1 for a call; in a group it is -1 minus the END of the rule. SIBLING is the next
+frame of the group, or -1."""
 
 MAX_WORK = 1024
 MOST_KEPT = 3
@@ -46,11 +46,10 @@ class Memory(NamedTuple):
         list_state: int32[lists], the state of each list or -1.
         marks: int64[positions], the stamp of the last set that each position was added to.
         gather: int32[positions], the set that is being made.
-        calls: int32[..., 2], (kind, argument) of each rule or loop that a byte may enter, or (frame, END) of each level
-            of a group that may end.
-        work: int32[MAX_WORK, 2], the heads that must still read the current byte.
-        ended: int64[2^n, 5 + 2 * MOST_KEPT], what `end_group` found since a kernel was called: (number of the call of the
-            kernel, state, frame, OFF_BOUNDARY, number of heads, (state, frame) of each).
+        work: int32[MAX_WORK + levels, 2], the heads that must still read the current byte; from MAX_WORK on (kind,
+            argument) of each rule or loop that a byte may enter, or (frame, END) of each level of a group that may end.
+        ended: int64[2^n, 5 + 2 * MOST_KEPT], what `end_group` found: (number of the call of a kernel, for which it
+            holds, state, frame, OFF_BOUNDARY, number of heads, (state, frame) of each).
         heads: int32[rows, 1 + 2 * heads], in each row the number of heads, and (state, frame) of each.
         counters: int64[NUM_COUNTERS].
     """
@@ -66,7 +65,6 @@ class Memory(NamedTuple):
     list_state: Ints1
     marks: Longs1
     gather: Ints1
-    calls: Ints2
     work: Ints2
     ended: Longs2
     heads: Ints2
@@ -102,8 +100,7 @@ def new_memory(static: StaticTables, limits: Limits) -> Memory:
         list_state=np.full(len(static.list_start) - 1, -1, np.int32),
         marks=np.zeros(static.num_positions, np.int64),
         gather=np.zeros(static.num_positions, np.int32),
-        calls=np.zeros((static.num_levels, 2), np.int32),
-        work=np.zeros((MAX_WORK, 2), np.int32),
+        work=np.zeros((MAX_WORK + static.num_levels, 2), np.int32),
         ended=np.zeros((_ENDED, 5 + 2 * MOST_KEPT), np.int64),
         heads=np.zeros((_ROWS, 1 + 2 * min(_HEADS, limits.heads)), np.int32),
         counters=counters,

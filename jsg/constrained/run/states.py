@@ -29,6 +29,7 @@ from jsg.constrained.run.memory import (
     LENGTH,
     MASK,
     MAX_STACK,
+    MAX_WORK,
     MEMBERS,
     MISSING_ONLY,
     OUT_OF_FUEL,
@@ -271,15 +272,15 @@ def expand(t: StaticTables, m: Memory, state: int, klass: int) -> int:
             continue
         argument, known = t.positions[position, ARGUMENT], False
         for i in range(num_calls):
-            if m.calls[i, 0] == kind and m.calls[i, 1] == argument:
+            if m.work[MAX_WORK + i, 0] == kind and m.work[MAX_WORK + i, 1] == argument:
                 known = True
                 break
             m.counters[FUEL] -= 1
         if is_out_of_fuel(m):
             return STOPPED
         if not known:
-            m.calls[num_calls, 0] = kind
-            m.calls[num_calls, 1] = argument
+            m.work[MAX_WORK + num_calls, 0] = kind
+            m.work[MAX_WORK + num_calls, 1] = argument
             num_calls += 1
     target = follow_all(t, m, state, klass, BYTE, 0)
     if target == STOPPED:
@@ -294,11 +295,11 @@ def expand(t: StaticTables, m: Memory, state: int, klass: int) -> int:
             m.counters[FULL] = ACTIONS
             return STOPPED
         for i in range(num_calls):
-            back = follow_all(t, m, state, klass, m.calls[i, 0], m.calls[i, 1])
+            back = follow_all(t, m, state, klass, m.work[MAX_WORK + i, 0], m.work[MAX_WORK + i, 1])
             if back == STOPPED:
                 return STOPPED
-            m.actions[place + 2 + 3 * i] = m.calls[i, 0]
-            m.actions[place + 3 + 3 * i] = m.calls[i, 1]
+            m.actions[place + 2 + 3 * i] = m.work[MAX_WORK + i, 0]
+            m.actions[place + 3 + 3 * i] = m.work[MAX_WORK + i, 1]
             m.actions[place + 4 + 3 * i] = back
         m.actions[place] = target
         m.actions[place + 1] = num_calls

@@ -204,12 +204,9 @@ def test_a_dozen_alternatives_that_begin_alike_are_all_followed(start: int):
 def test_more_ways_than_are_followed_are_an_error_and_none_is_dropped():
     word, again = ir.Literal(b"ab"), ir.Call("again")
     machine = machine_of(again, Limits(heads=4), again=ir.alt(ir.seq(word, again), ir.seq(word, again, word), word))
-    config = machine.start()
+    assert accepts(machine, b"ab" * 3)
     with pytest.raises(GrammarError, match="may be read in at most 4 ways at once"):
-        for _ in range(500):
-            config = machine.advance(config, b"ab")
-            assert config is not None and len(config) <= 4
-            assert machine.is_accepting(config)
+        machine.advance(machine.start(), b"ab" * 500)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 
 from jsg.constrained.compiler import compile_grammar, compile_tables
 from jsg.constrained.run.machine import Machine
-from jsg.errors import GrammarError
 from jsg.types import GrammarSpec, PropertyOrder
 from tests.constrained.texts import accepts
 from tests.constrained.vocabularies import odd_vocabulary, tokenize
@@ -46,7 +45,8 @@ class Union:
 
     def _kind(self, number: int, depth: int) -> Value:
         """One alternative. Its kind is in a member `kind`, beside members that other kinds have too or do not have."""
-        members = {name: self._value(number, depth) for name in self._chance.sample("abcdef", self._chance.randint(1, 3))}
+        names = self._chance.sample("abcdef", self._chance.randint(1, 3))
+        members = {name: self._value(number, depth) for name in names}
         if self._chance.random() < 0.3:
             members[f"own{number}"] = self._value(number, depth)
         if self._form.is_recursive:
@@ -166,6 +166,8 @@ def test_every_alternative_of_a_union_can_be_written(form: Form):
 @pytest.mark.parametrize("tag", ["first", "middle", "last"])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("is_recursive", [False, True])
-def test_every_alternative_of_many_unions_can_be_written(tag: Tag, depth: int, is_recursive: bool, order: PropertyOrder):
+def test_every_alternative_of_many_unions_can_be_written(
+    tag: Tag, depth: int, is_recursive: bool, order: PropertyOrder
+):
     for seed, num_kinds in enumerate([20, 33, 70, 200] if depth < 2 else [20, 40]):
         _check(Form(num_kinds, tag, depth, is_recursive, order, ["anyOf", "oneOf"][seed % 2]), seed)
