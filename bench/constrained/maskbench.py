@@ -41,10 +41,8 @@ class Totals:
         self.num_refused = 0
         self.num_instances = 0
         self.num_rejected = 0
-        self.dropped: list[str] = []
-        """Schemas with an instance that can be read in more ways than a machine follows."""
         self.failed: list[str] = []
-        """Schemas for which a token needed more steps than are allowed."""
+        """Schemas for which a token needed more steps or heads than are allowed."""
 
 
 def run(data: Path, vocabulary: Any, encode: Callable[[str], list[int]], report: Report, share: int = 1) -> Totals:
@@ -98,8 +96,6 @@ def read_schema(
             if is_rejected:
                 break
         totals.num_rejected += is_rejected or not masker.is_complete()
-    if grammar.machine.num_dropped:
-        totals.dropped.append(entry["name"])
 
 
 def _report(totals: Totals, report: Report) -> None:
@@ -108,7 +104,6 @@ def _report(totals: Totals, report: Report) -> None:
         "refused": totals.num_refused,
         "instances": totals.num_instances,
         "rejected": totals.num_rejected,
-        "dropped": len(totals.dropped),
         "failed": len(totals.failed),
     }
     us = np.array([token.us for token in totals.tokens])
@@ -117,9 +112,8 @@ def _report(totals: Totals, report: Report) -> None:
     _add(report, "maskbench-dev: compile", "ms", np.array(totals.compile_ms), {})
     for token in sorted(totals.tokens, reverse=True)[:NUM_WORST]:
         print(f"  {token.us:10.0f} us  {token.schema} at {token.place}: {token.text!r}")
-    for names, what in ((totals.dropped, "readings dropped"), (totals.failed, "failed")):
-        for name in names[:NUM_WORST]:
-            print(f"  {what}: {name}")
+    for name in totals.failed[:NUM_WORST]:
+        print(f"  failed: {name}")
 
 
 def _add(report: Report, name: str, unit: str, samples: np.ndarray, facts: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-_KERNELS = ("tables", "run.memory", "run.states", "run.steps", "run.kernels")
+_KERNELS = ("tables", "run.memory", "run.states", "run.levels", "run.steps", "run.kernels")
 READ_ONLY = "read-only"
 NOWHERE = os.devnull
 """The cache directory that stands for none, since numba takes an empty name for its own choice."""

@@ -31,7 +31,7 @@ class Limits:
         char_steps: Transitions of all such automata of one compilation, also of those that it drops.
         states: States of the byte automaton, which are made when a text first needs them.
         stack: Rules that are open at once in a text.
-        heads: Ways to read a text that are followed at once.
+        heads: Ways to read a text that are followed at once. A text that has more ends with an error.
         machine_bytes: Memory of states, frames and their indexes. At half of it, those without a user are forgotten.
         mask_steps: Work for one mask, or to read one token, in the steps of `states.py`: a nanosecond or two each.
         text_steps: Work for one text. Results that other texts have computed before are free.
@@ -48,7 +48,7 @@ class Limits:
     char_steps: int = 1_000_000
     states: int = 100_000
     stack: int = 1_000
-    heads: int = 32
+    heads: int = 256
     machine_bytes: int = 64 << 20
     mask_steps: int = 40_000_000
     text_steps: int = 300_000_000

@@ -22,8 +22,6 @@ class TextReport:
         is_complete: Whether a text may end after the bytes that were read.
         forced: The bytes that must come after them.
         allowed: The bytes that may come after them.
-        num_readings_dropped: How often a way to read the text was given up because there were too many. After that, a
-            text that seems not to match may match.
     """
 
     num_read: int
@@ -31,7 +29,6 @@ class TextReport:
     is_complete: bool
     forced: bytes
     allowed: frozenset[int]
-    num_readings_dropped: int
 
     @property
     def is_match(self) -> bool:
@@ -100,14 +97,12 @@ def check_text(machine: Machine, text: bytes) -> TextReport:
     config, num_read = machine.start(), 0
     while num_read < len(text) and (following := machine.advance(config, text[num_read : num_read + 1])) is not None:
         config, num_read = following, num_read + 1
-    num_dropped = machine.num_dropped
     return TextReport(
         num_read=num_read,
         num_bytes=len(text),
         is_complete=machine.is_accepting(config),
         forced=machine.forced_run(config, MAX_FORCED),
         allowed=frozenset(machine.allowed_bytes(config)),
-        num_readings_dropped=num_dropped,
     )
 
 
@@ -124,11 +119,6 @@ def describe_text(report: TextReport, text: bytes) -> str:
         head = (
             f"text:     leaves the grammar at line {line}, column {column}: after {_shown(read[-CONTEXT:])} "
             f"{_shown(wrong)} may not come"
-        )
-    if report.num_readings_dropped:
-        head += (
-            f"\ndropped:  {report.num_readings_dropped} ways to read it, because it has too many at once: texts "
-            "that match may be refused; make the grammar less ambiguous"
         )
     if report.forced:
         return f"{head}\nnext:     {_shown(report.forced)} is forced"

@@ -5,8 +5,8 @@
     loop       a repeat or a bag that is counted while a text is read; each of its branches has a first list
     class      bytes that no position tells apart
 
-A level is a rule, a branch of a loop, or the separator of a loop. Reading a level ends in its END position. Position 0
-is the END of every rule; each branch and each separator has an END of its own.
+A level is a rule, a branch of a loop, or the separator of a loop. Reading a level ends in its END position, one for
+each. Position 0 stands nowhere in a text.
 """
 
 import math
@@ -23,9 +23,10 @@ BYTE, CALL, LOOP, END_RULE, END_BRANCH, END_SEPARATOR = range(6)
 KIND, ARGUMENT, SET, FOLLOW = range(4)
 """Columns of `positions`. ARGUMENT: first list of the rule, the loop, or the branch that ends. SET: row of `sets`."""
 
-MIN, MAX, REQUIRED, NUM_REQUIRED, BRANCHES, BRANCHES_END, SEPARATOR, SEPARATOR_KIND, ONCE = range(9)
+MIN, MAX, REQUIRED, NUM_REQUIRED, BRANCHES, BRANCHES_END, SEPARATOR, SEPARATOR_KIND, ONCE, FIRST_END = range(10)
 """Columns of `loops`. REQUIRED: bits of items that must stand in it. ONCE: all bits where no item may be repeated, else
-0, because then another item may always come. SEPARATOR: its first list, -1 for none."""
+0, because then another item may always come. SEPARATOR: its first list, -1 for none. FIRST_END: the END of the first
+branch; those of the other branches follow it, and then that of the separator."""
 
 NO_SEPARATOR, PLAIN_SEPARATOR, EMPTY_SEPARATOR = range(3)
 """Kinds of separator; the last may be empty."""
@@ -36,7 +37,7 @@ BRANCH_LIST, BRANCH_BIT = range(2)
 UNBOUNDED = 1 << 60
 """MAX of a loop without one."""
 
-MAGIC = b"jsg.tables.1"
+MAGIC = b"jsg.tables.2"
 _ARRAYS = (
     ("classes", "uint8", 1),
     ("sets", "uint8", 2),
@@ -45,6 +46,7 @@ _ARRAYS = (
     ("list_items", "int32", 1),
     ("loops", "int64", 2),
     ("branches", "int64", 2),
+    ("rule_ends", "int32", 1),
 )
 _HEADER = struct.Struct("<12s4q")
 _SHAPE = struct.Struct("<2q")
@@ -59,8 +61,9 @@ class StaticTables(NamedTuple):
         positions: int32[positions, 4].
         list_start: int32[lists + 1], where each list begins in `list_items`.
         list_items: int32[...], positions.
-        loops: int64[loops, 9].
+        loops: int64[loops, 10].
         branches: int64[branches, 2].
+        rule_ends: int32[lists], for the first list of each rule the END of the rule, else 0.
         start: List of positions that a text may begin with; holds position 0 where it may be empty.
         num_rules: How many rules were built, for reports.
         max_push: The most frames that one byte pushes.
@@ -73,6 +76,7 @@ class StaticTables(NamedTuple):
     list_items: Ints1
     loops: Longs2
     branches: Longs2
+    rule_ends: Ints1
     start: int
     num_rules: int
     max_push: int
@@ -81,6 +85,11 @@ class StaticTables(NamedTuple):
     def num_positions(self) -> int:
         """Positions, those that mark an END counted too."""
         return len(self.positions)
+
+    @property
+    def num_levels(self) -> int:
+        """At least the number of rules and loops, and of ENDs."""
+        return self.num_rules + len(self.branches) + len(self.loops) + 1
 
     @property
     def num_classes(self) -> int:
@@ -157,7 +166,7 @@ def _check(tables: StaticTables) -> None:
     is_sound = (
         tables.classes.shape == (256,)
         and tables.positions.shape[1] == 4
-        and tables.loops.shape[1] == 9
+        and tables.loops.shape[1] == 10
         and tables.branches.shape[1] == 2
         and 0 < tables.num_classes <= 256
         and int(tables.classes.max()) < tables.num_classes
@@ -178,6 +187,10 @@ def _check(tables: StaticTables) -> None:
         and bool((branch_starts < branch_ends).all())
         and _within(separator_kinds, 3)
         and _within(separators[separated], num_lists)
+        and len(tables.rule_ends) == num_lists
+        and _within(tables.rule_ends, num_positions)
+        and _within(tables.loops[:, FIRST_END], num_positions)
+        and bool((tables.loops[:, FIRST_END] + branch_ends - branch_starts < num_positions).all())
         and 0 <= tables.start < num_lists
         and 0 <= tables.max_push <= num_positions
     )

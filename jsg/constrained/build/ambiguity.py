@@ -1,6 +1,6 @@
 """Finds the counted repeats that may be at several counts at once, which a machine cannot follow for long.
 
-A counted repeat costs the same whatever its bounds are, but a machine follows only a few readings of a text at once. So
+A counted repeat costs the same whatever its bounds are, but each of its counts is one more way to read a text. So
 a repeat that can have many different counts for the same text must be written out instead.
 
 The search follows two readings of one text side by side, from every place where a text can be read in two ways. It
@@ -103,7 +103,7 @@ class _Levels:
         self.num_rules = len(parts.rules)
         self.branches = [[p for first, _ in loop.branches for p in first] for loop in parts.loops]
         self.of = [-1] * len(parts.kinds)
-        begins = [first for _, first in parts.rules]
+        begins = [first for _, first, _ in parts.rules]
         begins += [(*inner, *loop.separator) for inner, loop in zip(self.branches, parts.loops, strict=True)]
         self.begins = begins
         self.callers: list[list[int]] = [[] for _ in begins]
@@ -116,7 +116,7 @@ class _Levels:
         todo = list(first)
         while todo:
             position = todo.pop()
-            if of[position] >= 0 or position == 0:
+            if of[position] >= 0:
                 continue
             of[position] = level
             if kinds[position] in (tables.CALL, tables.LOOP):
@@ -225,7 +225,7 @@ class _Search:
             if len(groups) > 1 or (groups and len(groups[0]) > 1):
                 lists.append((tuple(itertools.chain.from_iterable(groups)), levels.of[position]))
         for items, level in lists:
-            if level >= 0 and (0 in items or items not in seen):  # position 0 ends any rule; others belong to one level
+            if level >= 0 and items not in seen:
                 seen.add(items)
                 if _overlap(levels.bits(item, level) for item in dict.fromkeys(items)):
                     yield items, level

@@ -67,11 +67,11 @@ class _Builder:
         """Makes a builder; `written_out` has the repeats that may not be counted, by identity."""
         self._facts = facts
         self._limits = limits
-        self._kinds = [tables.END_RULE]
+        self._kinds = [tables.END_RULE]  # no rule ends in position 0
         self._arguments = [0]
         self._follow: list[list[Positions]] = [[]]
         self._loops: list[Loop] = []
-        self._rules: list[tuple[str, Positions]] = []
+        self._rules: list[tuple[str, Positions, int]] = []
         self._numbers = {name: number for number, name in enumerate(facts.rules)}
         self._repeats = Repeats(facts, written_out)
         self._branches = 0
@@ -85,15 +85,16 @@ class _Builder:
         """Builds the rule. Rules must be added in the order of `Facts.rules`."""
         root = self._facts.rules[name]
         if not self._facts.is_productive(root):
-            self._rules.append((name, ()))  # nothing calls it
+            self._rules.append((name, (), 0))  # nothing calls it
             return
         try:
             check(self._repeats.size(root), 4 * self._limits.positions, "parts")
         except GrammarError as error:
             raise GrammarError(f"{error} (in rule {name!r})" if len(self._facts.rules) > 1 else str(error)) from error
         fragment = self._fold(root)
-        self._join(fragment.last, (0,))
-        self._rules.append((name, fragment.first))
+        end = self._position(tables.END_RULE, 0)
+        self._join(fragment.last, (end,))
+        self._rules.append((name, fragment.first, end))
 
     # -- Folding
 
@@ -349,6 +350,7 @@ class _Builder:
     ) -> Fragment:
         """A repeat or bag whose items are counted while a text is read. It is a single position."""
         number, is_once = len(self._loops), all(bit for _, bit in branches)
+        first_end = len(self._kinds)
         for part, _ in branches:
             self._join(part.last, (self._position(tables.END_BRANCH, self._branches),))
             self._branches += 1
@@ -365,6 +367,7 @@ class _Builder:
                 separator=separator.first,
                 separator_kind=kind,
                 once=sum(bit for _, bit in branches) if is_once else 0,
+                first_end=first_end,
                 origin=origin,
             )
         )

@@ -26,6 +26,7 @@ class Loop(NamedTuple):
         separator: The positions that begin the separator.
         separator_kind: NO_SEPARATOR, PLAIN_SEPARATOR or EMPTY_SEPARATOR.
         once: The bits of all items if no item may be repeated, else 0.
+        first_end: The END of its first branch; the other ENDs follow it.
         origin: The repeat that became this loop; None for a bag.
     """
 
@@ -36,6 +37,7 @@ class Loop(NamedTuple):
     separator: Positions
     separator_kind: int
     once: int
+    first_end: int
     origin: ir.Repeat | None
 
 
@@ -47,14 +49,14 @@ class Parts(NamedTuple):
             and that of CALL is a rule's number.
         follow: The groups of positions that may come next, for each position.
         loops: Every counted repeat and bag.
-        rules: The name of each rule, and the positions that begin it.
+        rules: The name of each rule, the positions that begin it, and its END.
     """
 
     kinds: list[int]
     arguments: list[int]
     follow: list[list[Positions]]
     loops: list[Loop]
-    rules: list[tuple[str, Positions]]
+    rules: list[tuple[str, Positions, int]]
 
 
 Firsts = list[tuple[int, int]]
@@ -71,7 +73,7 @@ def finish(parts: Parts, firsts: Firsts, start: str, is_start_nullable: bool, li
     num_rules = len(parts.rules)
     lists = _Lists(limits)
     lists.number([(0,)])
-    rule_lists = [lists.number([first]) for _, first in parts.rules]
+    rule_lists = [lists.number([first]) for _, first, _ in parts.rules]
     sets: dict[int, int] = {}
     rows = [
         (
@@ -84,10 +86,13 @@ def finish(parts: Parts, firsts: Firsts, start: str, is_start_nullable: bool, li
     ]
     check(len(sets), MAX_SETS, "different sets of bytes")
     loops, branches = _loop_arrays(parts.loops, lists)
-    number = next(i for i, (name, _) in enumerate(parts.rules) if name == start)
-    start_list = lists.number([(0,), parts.rules[number][1]]) if is_start_nullable else rule_lists[number]
+    number = next(i for i, (name, _, _) in enumerate(parts.rules) if name == start)
+    _, first, end = parts.rules[number]
+    start_list = lists.number([(end,), first]) if is_start_nullable else rule_lists[number]
     classes, members = _byte_classes(list(sets))
     list_start, list_items = lists.arrays()
+    rule_ends = np.zeros(len(list_start) - 1, np.int32)
+    rule_ends[rule_lists] = [end for _, _, end in parts.rules]
     return StaticTables(
         classes=classes,
         sets=members,
@@ -96,6 +101,7 @@ def finish(parts: Parts, firsts: Firsts, start: str, is_start_nullable: bool, li
         list_items=list_items,
         loops=loops,
         branches=branches,
+        rule_ends=rule_ends,
         start=start_list,
         num_rules=num_rules,
         max_push=max(depth for _, depth in firsts),
@@ -114,7 +120,7 @@ class _Lists:
         self._work = 0
 
     def number(self, groups: list[Positions]) -> int:
-        """The number of the list with the positions of all groups; without groups, of the list with the rule's END."""
+        """The number of the list with the positions of all groups; without groups, of the list with position 0."""
         if len(groups) == 1:
             group = groups[0]
             if len(group) == 1:  # this is the most common case
@@ -166,9 +172,12 @@ def _loop_arrays(loops: list[Loop], lists: _Lists) -> tuple[np.ndarray, np.ndarr
         required, num_required = _signed(loop.required), loop.required.bit_count()
         bounds = (min(loop.min, 1 << 59), min(loop.max, 1 << 60))
         rows.append(
-            (*bounds, required, num_required, begin, len(branches), separator, loop.separator_kind, _signed(loop.once))
+            (
+                *(*bounds, required, num_required, begin, len(branches)),
+                *(separator, loop.separator_kind, _signed(loop.once), loop.first_end),
+            )
         )
-    return np.array(rows, np.int64).reshape(-1, 9), np.array(branches, np.int64).reshape(-1, 2)
+    return np.array(rows, np.int64).reshape(-1, 10), np.array(branches, np.int64).reshape(-1, 2)
 
 
 def _signed(bits: int) -> int:
@@ -183,7 +192,7 @@ def first_bytes(parts: Parts) -> Firsts:
         GrammarError: A rule can begin with itself.
     """
     num_rules = len(parts.rules)
-    firsts = [first for _, first in parts.rules]
+    firsts = [first for _, first, _ in parts.rules]
     firsts += [tuple(p for first, _ in loop.branches for p in first) for loop in parts.loops]
     units = [_unit(parts, first, num_rules) for first in firsts]
     inner = {unit: children for unit, (_, children) in enumerate(units)}

@@ -20,6 +20,7 @@ from jsg.constrained.jit import (
     compiled,
     inlined,
 )
+from jsg.constrained.run.levels import ended_levels, finished_state, may_finish
 from jsg.constrained.run.memory import (
     COUNT,
     DEAD,
@@ -30,22 +31,27 @@ from jsg.constrained.run.memory import (
     FRAME_LOOP,
     FUEL,
     FULL,
+    HEADS,
     MASK,
     OFF_BOUNDARY,
     PARENT,
     RETURN,
+    SIBLING,
     STOPPED,
+    TOO_MUCH_WORK,
     UNKNOWN,
     Memory,
 )
 from jsg.constrained.run.states import expand_plain, is_out_of_fuel, mixed
-from jsg.constrained.run.steps import may_finish, step_heads, step_row
+from jsg.constrained.run.steps import step_heads, step_row
 from jsg.constrained.tables import ARGUMENT, BRANCH_BIT, END_SEPARATOR, KIND, StaticTables
 
 _VISIT_STEPS = 8
 """Steps that a visit to a node of a trie costs."""
 _MOST_TEXT_STEPS = 600_000
-"""The most steps for each head to find out whether all ordinary text may come. A walk takes two or three million."""
+"""The most steps for each head to find out whether all ordinary text may come. A walk takes two or three million, and
+both take more if the head stands in a group."""
+_MOST_GROUPED = 16
 
 
 @compiled
@@ -76,6 +82,14 @@ def is_accepting(t: StaticTables, m: Memory) -> int:
                 return STOPPED
             if frame < 0:
                 return 1
+            if m.frames[frame, SIBLING] >= 0:
+                state = finished_state(t, m, ended_levels(t, m, state, frame))
+                if state == STOPPED:
+                    return STOPPED
+                if state < 0:
+                    break
+                frame = m.frames[frame, PARENT]
+                continue
             loop = m.frames[frame, FRAME_LOOP]
             ends = loop < 0
             begin = m.states[state, FIRST]
@@ -211,6 +225,24 @@ def find_node(m: Memory, nodes: Ints2, slots: Ints1, size: int, spelled: int) ->
     return size + 1
 
 
+@inlined
+def most_text_steps(m: Memory) -> int:
+    """The most steps to find out whether all ordinary text may come behind the heads in row 0."""
+    ways = m.heads[0, 0]
+    for k in range(m.heads[0, 0]):
+        frame = np.int64(m.heads[0, 2 + 2 * k])
+        while frame >= 0 and ways < _MOST_GROUPED * m.heads[0, 0]:
+            frame = m.frames[frame, SIBLING]
+            ways += frame >= 0
+    return ways * _MOST_TEXT_STEPS
+
+
+@inlined
+def has_too_many_ways(m: Memory) -> bool:
+    """Whether a text has more heads than there is room for; `nodes` has none for them, either."""
+    return m.counters[FULL] in (HEADS, TOO_MUCH_WORK)
+
+
 @compiled
 def spell(t: StaticTables, chars: GivenShorts2, starts: Ints1, spelled: Ints1) -> int:
     """Translates a set of characters to a grammar's classes of bytes, in the form for `accepts_all`.
@@ -241,12 +273,12 @@ def accepts_all(t: StaticTables, m: Memory, starts: GivenInts1, spelled: GivenIn
     The set is an automaton: from its state s, for each i from `starts[s]` to `starts[s + 1]`, bytes of class
     `spelled[i] & 255` lead to its state `spelled[i] >> 8`. State 0 is a boundary between characters. A node is a state
     of the automaton with heads, and a row of `nodes` int32[..., 2 + 2 * heads]. Returns the number of nodes, 0 if some
-    text may not come or the proof needs too many nodes or steps, or STOPPED.
+    text may not come or the proof needs too many heads, nodes or steps, or STOPPED.
     """
     for slot in range(len(slots)):
         slots[slot] = -1
     copy_heads(m.heads, 0, m.heads, 1, 0)
-    done, size, least = 0, find_node(m, nodes, slots, 0, 0), m.counters[FUEL] - _MOST_TEXT_STEPS * m.heads[0, 0]
+    done, size, least = 0, find_node(m, nodes, slots, 0, 0), m.counters[FUEL] - most_text_steps(m)
     while done < size:
         if m.counters[FUEL] < least:
             return 0
@@ -269,9 +301,9 @@ def accepts_all(t: StaticTables, m: Memory, starts: GivenInts1, spelled: GivenIn
                 m.heads[1, 2] = nodes[done, 3]
             else:
                 number = step_heads(t, m, 0, klass, 1) if code != DEAD else 0
-                if number == STOPPED:
+                if number == STOPPED and not has_too_many_ways(m):
                     return STOPPED
-                if number == 0 or m.counters[FAILED]:
+                if number <= 0 or m.counters[FAILED]:
                     return 0
             if size == len(nodes):
                 return 0
@@ -288,11 +320,11 @@ def text_room(
 
     It returns 2 * n + 1 if no longer text may come. Each round reads one character. The arguments are as for
     `accepts_all`; nodes behind the character of this round have -1 for the state of the characters. If there are too
-    many nodes or steps, the search ends as if some text could not come.
+    many heads, nodes or steps, the search ends as if some text could not come.
     """
     nodes[0, 0] = 0
     copy_heads(m.heads, 0, nodes, 0, 1)
-    first, room, least = 1, 0, m.counters[FUEL] - _MOST_TEXT_STEPS * m.heads[0, 0]
+    first, room, least = 1, 0, m.counters[FUEL] - most_text_steps(m)
     while room < most:
         for slot in range(len(slots)):
             slots[slot] = -1
@@ -306,7 +338,7 @@ def text_room(
                     after = spelled[i] >> 8
                     number = step_heads(t, m, 0, spelled[i] & 255, 1)
                     if number == STOPPED:
-                        return STOPPED
+                        return 2 * room if has_too_many_ways(m) else STOPPED
                     some = some or number > 0
                     others = others or number == 0
                     if (some and others) or size == len(nodes) or m.counters[FUEL] < least:

@@ -9,9 +9,9 @@ import numpy as np
 from jsg.constrained.limits import LIMITS, Account, Limits
 from jsg.constrained.run import kernel_cache
 from jsg.constrained.run.memory import (
+    CALLED,
     DEAD,
     DEPTH,
-    DROPPED,
     ENTRIES,
     FAILED,
     FRAMES,
@@ -19,14 +19,16 @@ from jsg.constrained.run.memory import (
     FROZEN_DEPTH,
     FUEL,
     FULL,
+    HEADS,
     LOWEST,
-    MAX_CALLS,
+    MAX_HEADS,
     OUT_OF_FUEL,
     PARENT,
     RETURN,
+    SIBLING,
     STATES,
     STOPPED,
-    TOO_MANY_CALLS,
+    TOO_MUCH_WORK,
     UNKNOWN,
     enlarged,
     new_memory,
@@ -258,7 +260,8 @@ class Machine:
             starts, spelled, firsts = self._spelled(chars)
             if self._is_barred(config, firsts):
                 return False, 0
-            (nodes, slots), counters = _scratch.of(self._limits.heads), self._memory.counters
+            counters = self._memory.counters
+            nodes, slots = _scratch.of(int(counters[MAX_HEADS]))
             counters[FROZEN], counters[FROZEN_DEPTH], counters[FAILED] = max_chars, top, 0
             try:
                 size, depth = self._tried(self._kernels.accepts_all, config, starts, spelled, nodes, slots)
@@ -288,7 +291,7 @@ class Machine:
             if self._is_barred(config, firsts):
                 # Some characters may not come. That none of them may come is not worth finding out.
                 return 0, False, 0
-            nodes, slots = _scratch.of(self._limits.heads)
+            nodes, slots = _scratch.of(int(self._memory.counters[MAX_HEADS]))
             nodes, slots = nodes[:_ROOM_NODES], slots[: 2 * _ROOM_NODES]
             found, depth = self._tried(self._kernels.text_room, config, starts, spelled, nodes, slots, most)
             return found >> 1, bool(found & 1), depth
@@ -313,11 +316,6 @@ class Machine:
     def num_frames(self) -> int:
         """The number of stored frames."""
         return int(self._memory.counters[FRAMES])
-
-    @property
-    def num_dropped(self) -> int:
-        """How often a way to read a text was dropped because there were more than `Limits.heads`."""
-        return int(self._memory.counters[DROPPED])
 
     @property
     def num_bytes(self) -> int:
@@ -353,7 +351,8 @@ class Machine:
             new_frame = {int(frame): i for i, frame in enumerate(frames)} | {-1: -1}
             new_state = {int(state): i for i, state in enumerate(states)}
             rows = old.frames[frames]
-            rows[:, PARENT] = [new_frame[parent] for parent in rows[:, PARENT].tolist()]
+            for column in (PARENT, SIBLING):
+                rows[:, column] = [new_frame[frame] for frame in rows[:, column].tolist()]
             rows[:, RETURN] = [new_state[back] for back in rows[:, RETURN].tolist()]
             self._memory = renewed(old, self._static, self._limits, states, rows)
             self._states.rebuild_indexes(self._memory)
@@ -379,11 +378,11 @@ class Machine:
         """The contents of a stack's frames above a depth (of all frames, if negative), and the frame below them."""
         contents = []
         while frame >= 0:
-            parent, back, loop, count, mask, depth, _ = self._memory.frames[frame].tolist()
+            parent, back, loop, count, mask, sibling, depth, _ = self._memory.frames[frame].tolist()
             if depth <= floor:
                 break
-            contents.append((back, loop, mask, *self._count_left(loop, count)))
-            frame = parent
+            contents.append((back, loop, mask, *self._count_left(loop, count), sibling >= 0))
+            frame = sibling if sibling >= 0 else parent
         return (*contents, "bottom") if frame < 0 and floor < 0 else tuple(contents), frame
 
     def _count_left(self, loop: int, count: int) -> tuple[int, int]:
@@ -399,11 +398,12 @@ class Machine:
     def _needed_frames(self, configs: Iterable[Config]) -> np.ndarray:
         """The frames of these configurations and all that lie below them, ascending: parents first."""
         frames, needed = self._memory.frames, set[int]()
-        for config in configs:
-            for _, frame in config:
-                while frame >= 0 and frame not in needed:
-                    needed.add(frame)
-                    frame = int(frames[frame, PARENT])
+        todo = [frame for config in configs for _, frame in config]
+        while todo:
+            frame = todo.pop()
+            if frame >= 0 and frame not in needed:
+                needed.add(frame)
+                todo.extend(frames[frame, [PARENT, SIBLING]].tolist())
         return np.array(sorted(needed), np.int64)
 
     def _is_near_limit(self, depth: int) -> bool:
@@ -452,6 +452,7 @@ class Machine:
         while True:
             memory = self._memory
             memory.counters[FULL] = -1
+            memory.counters[CALLED] += 1
             if config:
                 memory.heads[0, : 1 + 2 * len(config)] = [len(config), *[part for head in config for part in head]]
             result = kernel(self._static, memory, *args)
@@ -484,18 +485,18 @@ class Machine:
         limits = self._limits
         if which == OUT_OF_FUEL:
             self._spend(0)
-        if which == TOO_MANY_CALLS:
+        if which == TOO_MUCH_WORK or (which == HEADS and self._memory.counters[MAX_HEADS] >= limits.heads):
             raise GrammarError(
-                f"one byte may begin at most {MAX_CALLS} rules at once, but here it begins more; write the text that "
-                "they have in common before them"
+                f"a text may be read in at most {limits.heads} ways at once, but this one can be read in more; make "
+                "the grammar less ambiguous"
             )
         if which == STATES and self.num_states >= limits.states:
             raise GrammarError(f"the grammar needs more than {limits.states} states for this text; simplify it")
         bytes_before = num_bytes(self._memory)
         self._spend(bytes_before // _BYTES_PER_STEP)  # pays the most that it may cost; the rest is given back below
-        larger = enlarged(self._memory, which, limits.states)
+        larger = enlarged(self._memory, which, limits)
         if num_bytes(larger) > limits.machine_bytes:
-            larger = enlarged(self._memory, which, limits.states, by=_LEAST_GROWTH)
+            larger = enlarged(self._memory, which, limits, by=_LEAST_GROWTH)
         if num_bytes(larger) > limits.machine_bytes:
             raise GrammarError(
                 f"the grammar needs more than {limits.machine_bytes} bytes for the states and stacks of this text; "

@@ -2,7 +2,8 @@
 
 A *state* is a set of positions that may come next on one level; END positions come first. A *frame* is one level that
 is open below the state. The frames form a tree whose root, the bottom of every stack, is -1. Equal frames have one
-number, so equal stacks have one number too.
+number, so equal stacks have one number too. Levels that one byte entered may be a *group*: frames with one parent, of
+which each names the next. The positions of a state then belong to any level of the group (`groups.py`).
 
 Nothing here allocates. If an array is full, a kernel writes its number into `counters[FULL]` and returns STOPPED;
 `machine.py` enlarges the array and calls the kernel again. Everything made until then is valid and is kept.
@@ -27,19 +28,19 @@ from jsg.constrained.run.memory import (
     IS_EXPANDED,
     LENGTH,
     MASK,
-    MAX_CALLS,
     MAX_STACK,
+    MAX_WORK,
     MEMBERS,
     MISSING_ONLY,
     OUT_OF_FUEL,
     PARENT,
     RETURN,
+    SIBLING,
     SLOT,
     STAMP,
     STATES,
     STOPPED,
     TOO_DEEP,
-    TOO_MANY_CALLS,
     UNKNOWN,
     WITH_SEPARATOR,
     Memory,
@@ -83,6 +84,20 @@ def gather_list(t: StaticTables, m: Memory, number: int, size: int) -> int:
     m.counters[FUEL] -= 2 * (t.list_start[number + 1] - t.list_start[number])
     for k in range(t.list_start[number], t.list_start[number + 1]):
         position = t.list_items[k]
+        if m.marks[position] != stamp:
+            m.marks[position] = stamp
+            m.gather[size] = position
+            size += 1
+    return size
+
+
+@inner
+def gather_state(m: Memory, state: int, size: int) -> int:
+    """Adds the positions of a state to the set in `gather`. Returns its new size."""
+    stamp, begin = m.counters[STAMP], m.states[state, FIRST]
+    m.counters[FUEL] -= 2 * m.states[state, LENGTH]
+    for k in range(begin, begin + m.states[state, LENGTH]):
+        position = m.members[k]
         if m.marks[position] != stamp:
             m.marks[position] = stamp
             m.gather[size] = position
@@ -144,17 +159,7 @@ def make_state(t: StaticTables, m: Memory, size: int) -> int:
 def join_states(t: StaticTables, m: Memory, state: int, other: int) -> int:
     """The state with the positions of both states, or STOPPED."""
     m.counters[STAMP] += 1
-    stamp, size = m.counters[STAMP], 0
-    for source in (state, other):
-        begin = m.states[source, FIRST]
-        m.counters[FUEL] -= 2 * m.states[source, LENGTH]
-        for k in range(begin, begin + m.states[source, LENGTH]):
-            position = m.members[k]
-            if m.marks[position] != stamp:
-                m.marks[position] = stamp
-                m.gather[size] = position
-                size += 1
-    return make_state(t, m, size)
+    return make_state(t, m, gather_state(m, other, gather_state(m, state, 0)))
 
 
 @compiled
@@ -167,6 +172,21 @@ def state_of_list(t: StaticTables, m: Memory, number: int) -> int:
         if state >= 0:
             m.list_state[number] = state
     return state
+
+
+@inner
+def gather_loop(t: StaticTables, m: Memory, loop: int, mask: int, flags: int, size: int) -> int:
+    """Adds the positions that `state_in_loop` speaks of to the set in `gather`. Returns its new size."""
+    if flags & WITH_SEPARATOR and t.loops[loop, SEPARATOR_KIND] != NO_SEPARATOR:
+        size = gather_list(t, m, t.loops[loop, SEPARATOR], size)
+        if t.loops[loop, SEPARATOR_KIND] != EMPTY_SEPARATOR:
+            return size
+    for branch in range(t.loops[loop, BRANCHES], t.loops[loop, BRANCHES_END]):
+        bit = t.branches[branch, BRANCH_BIT]
+        is_missing = (bit & t.loops[loop, REQUIRED]) != 0
+        if bit & mask == 0 and (is_missing or not flags & MISSING_ONLY):
+            size = gather_list(t, m, t.branches[branch, BRANCH_LIST], size)
+    return size
 
 
 @inlined
@@ -196,15 +216,7 @@ def state_in_loop(t: StaticTables, m: Memory, loop: int, mask: int, flags: int) 
         m.counters[FULL] = ENTRIES
         return STOPPED
     m.counters[STAMP] += 1
-    size = 0
-    if flags & WITH_SEPARATOR:
-        size = gather_list(t, m, t.loops[loop, SEPARATOR], size)
-    for branch in range(begin, end):
-        bit = t.branches[branch, BRANCH_BIT]
-        is_missing = (bit & t.loops[loop, REQUIRED]) != 0
-        if bit & mask == 0 and (is_missing or not flags & MISSING_ONLY):
-            size = gather_list(t, m, t.branches[branch, BRANCH_LIST], size)
-    state = make_state(t, m, size)
+    state = make_state(t, m, gather_loop(t, m, loop, mask, flags, 0))
     if state >= 0:
         m.entries[slot, 0] = loop + 1
         m.entries[slot, 1] = mask
@@ -260,18 +272,15 @@ def expand(t: StaticTables, m: Memory, state: int, klass: int) -> int:
             continue
         argument, known = t.positions[position, ARGUMENT], False
         for i in range(num_calls):
-            if m.calls[i, 0] == kind and m.calls[i, 1] == argument:
+            if m.work[MAX_WORK + i, 0] == kind and m.work[MAX_WORK + i, 1] == argument:
                 known = True
                 break
             m.counters[FUEL] -= 1
         if is_out_of_fuel(m):
             return STOPPED
         if not known:
-            if num_calls == MAX_CALLS:
-                m.counters[FULL] = TOO_MANY_CALLS
-                return STOPPED
-            m.calls[num_calls, 0] = kind
-            m.calls[num_calls, 1] = argument
+            m.work[MAX_WORK + num_calls, 0] = kind
+            m.work[MAX_WORK + num_calls, 1] = argument
             num_calls += 1
     target = follow_all(t, m, state, klass, BYTE, 0)
     if target == STOPPED:
@@ -286,11 +295,11 @@ def expand(t: StaticTables, m: Memory, state: int, klass: int) -> int:
             m.counters[FULL] = ACTIONS
             return STOPPED
         for i in range(num_calls):
-            back = follow_all(t, m, state, klass, m.calls[i, 0], m.calls[i, 1])
+            back = follow_all(t, m, state, klass, m.work[MAX_WORK + i, 0], m.work[MAX_WORK + i, 1])
             if back == STOPPED:
                 return STOPPED
-            m.actions[place + 2 + 3 * i] = m.calls[i, 0]
-            m.actions[place + 3 + 3 * i] = m.calls[i, 1]
+            m.actions[place + 2 + 3 * i] = m.work[MAX_WORK + i, 0]
+            m.actions[place + 3 + 3 * i] = m.work[MAX_WORK + i, 1]
             m.actions[place + 4 + 3 * i] = back
         m.actions[place] = target
         m.actions[place + 1] = num_calls
@@ -341,10 +350,10 @@ def expand_plain(t: StaticTables, m: Memory, state: int) -> int:
 
 
 @inlined
-def frame_slot(m: Memory, parent: int, back: int, loop: int, count: int, mask: int) -> int:
+def frame_slot(m: Memory, parent: int, back: int, loop: int, count: int, mask: int, sibling: int) -> int:
     """The slot of `frame_index` that has the frame, or the free slot for it."""
     slots = len(m.frame_index) - 1
-    slot = mixed((mixed(parent + 2) + mixed(back * 3 + 1) + mixed(loop + 7)) & 0xFFFFFFF)
+    slot = mixed((mixed(parent + 2) + mixed(back * 3 + 1) + mixed(loop + 7) + 5 * mixed(sibling + 2)) & 0xFFFFFFF)
     slot += mixed(count & 0xFFFFFFF) + mixed((mask & 0xFFFFFFF) ^ ((mask >> 32) & 0xFFFFFFF))
     slot &= slots
     while m.frame_index[slot] >= 0:
@@ -355,6 +364,7 @@ def frame_slot(m: Memory, parent: int, back: int, loop: int, count: int, mask: i
             and row[COUNT] == count
             and row[FRAME_LOOP] == loop
             and row[MASK] == mask
+            and row[SIBLING] == sibling
         ):
             break
         slot = (slot + 1) & slots
@@ -362,12 +372,12 @@ def frame_slot(m: Memory, parent: int, back: int, loop: int, count: int, mask: i
 
 
 @inlined
-def make_frame(m: Memory, parent: int, back: int, loop: int, count: int, mask: int) -> int:
+def make_frame(m: Memory, parent: int, back: int, loop: int, count: int, mask: int, sibling: int) -> int:
     """The number of the frame; TOO_DEEP if the stack would exceed its limit, or STOPPED."""
     depth = 1 if parent < 0 else m.frames[parent, DEPTH] + 1
     if depth > m.counters[MAX_STACK]:
         return TOO_DEEP
-    slot = frame_slot(m, parent, back, loop, count, mask)
+    slot = frame_slot(m, parent, back, loop, count, mask, sibling)
     frame = m.frame_index[slot]
     m.counters[FUEL] -= _FRAME_STEPS
     if frame >= 0:
@@ -382,6 +392,7 @@ def make_frame(m: Memory, parent: int, back: int, loop: int, count: int, mask: i
     m.frames[frame, FRAME_LOOP] = loop
     m.frames[frame, COUNT] = count
     m.frames[frame, MASK] = mask
+    m.frames[frame, SIBLING] = sibling
     m.frames[frame, DEPTH] = depth
     m.frames[frame, SLOT] = slot
     m.frame_index[slot] = frame
@@ -411,6 +422,6 @@ def rebuild_indexes(m: Memory) -> None:
         m.state_index[slot] = state
     for frame in range(m.counters[FRAMES]):
         row = m.frames[frame]
-        slot = frame_slot(m, row[PARENT], row[RETURN], row[FRAME_LOOP], row[COUNT], row[MASK])
+        slot = frame_slot(m, row[PARENT], row[RETURN], row[FRAME_LOOP], row[COUNT], row[MASK], row[SIBLING])
         m.frame_index[slot] = frame
         row[SLOT] = slot

@@ -18,8 +18,7 @@ from jsg.types import AdditionalProperties
 
 DEPENDENTS = ("dependentRequired", "dependencies")
 MAX_OPTIONAL_DEPENDENTS = 5
-"""Most optional names that require other names. Each doubles the ways to read an object, and a machine follows at most
-32 ways at once."""
+"""Most optional names that require other names. Each doubles the alternatives of an object."""
 
 
 class Context(NamedTuple):

@@ -102,8 +102,8 @@ def _renamed(shape: Shape, names: Mapping[NodeName, NodeName]) -> Shape:
 def _without_covered(shapes: Sequence[Shape], is_never: IsNever) -> tuple[Shape, ...]:
     """The shapes without duplicates, and without objects whose values are all valid for another object shape.
 
-    Each alternative that is an object is one more way to read a text, and a machine follows only a few ways at once.
-    Resolving `oneOf` leaves many objects that others cover.
+    Each alternative that is an object is one more level that a machine follows. Resolving `oneOf` leaves many objects
+    that others cover.
     """
     objects = [shape for shape in shapes if isinstance(shape, Object)]
     kept: list[Object] = objects

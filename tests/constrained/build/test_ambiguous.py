@@ -8,6 +8,7 @@ import pytest
 from jsg.constrained.ebnf.parser import ebnf_grammar
 from jsg.constrained.limits import LIMITS
 from jsg.constrained.run.machine import Machine
+from jsg.errors import GrammarError
 from tests.constrained.texts import accepts, machine_of, most_heads
 
 type Rules = dict[str, list[str]]
@@ -52,21 +53,19 @@ def _language(rules: Rules) -> set[str]:
 
 
 def test_random_grammars_against_cyk() -> None:
-    chance, exact, ambiguous, derived, missed = random.Random(5), 0, 0, 0, 0
+    chance, ambiguous, read = random.Random(5), 0, 0
     for _ in range(70):
         rules = _random_rules(chance)
         machine = machine_of(ebnf_grammar(_ebnf(rules)))
         expected = _language(rules)
         for word in _words():
-            dropped = machine.num_dropped
-            is_accepted = accepts(machine, word)
-            # A way to read a text that was dropped may have been the right one. It makes no wrong one right.
-            is_excused = word in expected and machine.num_dropped > dropped
-            assert is_accepted == (word in expected) or is_excused, (rules, word)
-            derived, missed = derived + (word in expected), missed + (word in expected and not is_accepted)
-        exact += not machine.num_dropped
-        ambiguous += any(most_heads(machine, word) > 1 for word in expected if accepts(machine, word))
-    assert exact >= 10 and ambiguous > 30 and 0 < missed < 0.25 * derived, (exact, ambiguous, missed, derived)
+            try:
+                assert accepts(machine, word) == (word in expected), (rules, word)
+                ambiguous += most_heads(machine, word) > 1 if word in expected else 0
+                read += 1
+            except GrammarError:  # it has too many ways to read the word
+                pass
+    assert ambiguous > 1000 and read > 0.8 * 70 * len(_words()), (ambiguous, read)
 
 
 PALINDROMES = "root ::= '' | 'a' | 'b' | 'a' root 'a' | 'b' root 'b'"
@@ -82,15 +81,13 @@ def test_words_that_read_the_same_backwards() -> None:
     machine = _machine(PALINDROMES)
     for word in _words():
         assert accepts(machine, word) == (word == word[::-1]), word
-    assert not machine.num_dropped and max(most_heads(machine, word) for word in _words() if word == word[::-1]) > 2
+    assert max(most_heads(machine, word) for word in _words() if word == word[::-1]) > 2
 
 
-def test_more_ways_to_read_than_are_followed_accept_nothing_wrong() -> None:
-    machine, word = _machine(PALINDROMES), "ab" * 40 + "a"
-    assert most_heads(machine, word[:60]) <= LIMITS.heads
-    for i in range(0, 40, 5):
-        wrong = word[:i] + ("b" if word[i] == "a" else "a") + word[i + 1 :]
-        assert not accepts(machine, wrong)
+def test_more_ways_to_read_than_are_followed_are_an_error() -> None:
+    machine, word = _machine(PALINDROMES), "a" * LIMITS.heads
+    with pytest.raises(GrammarError, match=f"at most {LIMITS.heads} ways at once"):
+        accepts(machine, word * 3)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 40])
@@ -98,11 +95,11 @@ def test_two_counts_at_once(count: int) -> None:
     machine = _machine(COPIES)
     for bs in range(2 * count + 2):
         assert accepts(machine, "a" * count + "b" * bs) == (bs in (count, 2 * count))
-    assert most_heads(machine, "a" * count + "b" * count) == min(count, 2) and not machine.num_dropped
+    assert most_heads(machine, "a" * count + "b" * count) == min(count, 2)
 
 
 def test_a_language_that_no_grammar_reads_in_one_way() -> None:
     machine = _machine(TWO_COUNTS)
     for a, b, c in itertools.product(range(6), repeat=3):
         assert accepts(machine, "a" * a + "b" * b + "c" * c) == (a == b or b == c), (a, b, c)
-    assert not accepts(machine, "ba") and not accepts(machine, "acb") and not machine.num_dropped
+    assert not accepts(machine, "ba") and not accepts(machine, "acb")

@@ -91,7 +91,7 @@ def nested(expr: ir.Expr, depth: int) -> ir.Expr:
 
 
 def test_deep_nesting_needs_no_stack():
-    assert build(grammar_of(nested(ir.literal("x"), 5_000))).num_positions == 10_002
+    assert build(grammar_of(nested(ir.literal("x"), 5_000))).num_positions == 10_003
 
 
 def test_doubling_is_refused_before_it_is_built():
