@@ -1,12 +1,15 @@
 """Numbers and strings as grammars."""
 
+import itertools
 import json
 import random
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
 from jsg.constrained.schema.formats import FORMATS
+from jsg.constrained.schema.front import schema_grammar
 from jsg.errors import GrammarError
 from tests.constrained import texts
 from tests.constrained.schema.emitted import accepts, machine, verdicts, walks
@@ -183,6 +186,56 @@ class TestNumbers:
         written = [json.dumps(choose.uniform(-3, 3) * 10.0 ** choose.randint(-9, 20)) for _ in range(60)]
         for text in [*NUMBERS, *written]:
             assert accepts(schema, text) == _holds(Decimal(text), bounds), text
+
+    @pytest.mark.parametrize(
+        "bounds",
+        [
+            {"minimum": 0, "maximum": 1},
+            {"exclusiveMinimum": -0.25, "exclusiveMaximum": 31.5},
+            {"minimum": 1e-4, "maximum": 1e-4},
+            {"minimum": 999, "maximum": 1001},
+            {"maximum": -2e-3},
+            {"minimum": 1e16, "exclusiveMaximum": 3e17},
+            {"exclusiveMinimum": 0},
+            {"not": {"enum": [0.5, 20, -3e-7]}},
+        ],
+    )
+    def test_exponents_are_followed_by_value(self, bounds: dict[str, Any]) -> None:
+        automaton = machine({"type": "number", **bounds})
+        limits = {key: bound for key, bound in bounds.items() if key != "not"}
+        excluded = [Decimal(repr(value)) for value in bounds.get("not", {}).get("enum", ())]
+        for digits, exponent in itertools.product(("1", "1.0", "2.5", "3.14", "5", "9.99"), range(-20, 21)):
+            for text in (f"{digits}e{exponent}", f"-{digits}E{exponent:+03d}"):
+                number = Decimal(text)
+                is_valid = _holds(number, limits) and number not in excluded
+                assert texts.accepts(automaton, text) == is_valid, text
+
+    def test_no_exponent_where_it_is_not_followed(self) -> None:
+        for schema in ({"type": "number", "multipleOf": 0.5}, {"type": "number", "not": {"type": "integer"}}):
+            assert not any(texts.can_begin(machine(schema), f"{number}e") for number in ("1", "0.5", "-2", "0"))
+        for text in ("0e", "10e", "0.5e", "-0e", "-0.0e"):
+            assert not texts.can_begin(machine({"type": "number", "minimum": -5, "maximum": 50}), text)
+
+    @pytest.mark.parametrize("size", [28, 29, 30, 150, 300])
+    def test_bounds_of_many_digits_are_exact(self, size: int) -> None:
+        bound = 10 ** (size - 1) + 3
+        near = [bound + step for step in (-3, -1, 0, 1)]
+        for kind in ("integer", "number"):
+            for keyword, least in (("minimum", 0), ("exclusiveMinimum", 1)):
+                valid = [str(n) for n in near if n >= bound + least]
+                taken = verdicts({"type": kind, keyword: bound}, [str(n) for n in near])
+                # A reader of doubles takes all four for the same number, so it needs more than one step.
+                assert taken == (valid if kind == "integer" or not least else [])
+            valid = [str(-n) for n in near if n >= bound]
+            assert verdicts({"type": kind, "maximum": -bound}, [str(-n) for n in near]) == valid
+        largest = 2**128 - 1
+        assert verdicts({"type": "integer", "maximum": largest}, [str(largest), str(largest + 1)]) == [str(largest)]
+
+    def test_fractions_of_many_digits_are_exact(self) -> None:
+        bound = "1.00000000000000000000000000003"
+        automaton = texts.machine_of(schema_grammar(f'{{"type": "number", "minimum": {bound}}}'))
+        assert not texts.accepts(automaton, "1.0")
+        assert texts.accepts(automaton, bound)
 
     @pytest.mark.parametrize("factor", [0.01, 0.5, 2.5, 3, 0.0001])
     def test_multiples(self, factor: float) -> None:
