@@ -22,7 +22,9 @@ from jsg.constrained.ir import (
     Expr,
     Literal,
     Repeat,
+    Seq,
     Words,
+    alt,
     literal,
     parts_of,
     seq,
@@ -37,6 +39,8 @@ from jsg.constrained.schema.spelling import NAME_PATTERN, Mark
 from jsg.errors import GrammarError
 
 _QUOTE = Literal(b'"')
+_ESCAPED = charset.union(charset.of('"\\'), ((0, 0x1F),))
+"""The characters that JSON always writes with a backslash."""
 _MAX_INLINE_SETS = 2
 _MAX_RAW_LENGTH = 300
 """A length beside the end of a raw string needs a state for each character and each part of the mark."""
@@ -48,9 +52,13 @@ def string_expr(scope: Scope, shape: String, where: str) -> Call:
 
 
 def name_expr(scope: Scope, shape: String, where: str) -> Expr:
-    """The name of a member, as its notation has it; NEVER where no name is valid."""
+    r"""The name of a member, as its notation has it; NEVER where no name is valid.
+
+    A name that begins like one of the excluded names does not go on with a quote, a backslash or a control character: a
+    model that may not close the excluded name would choose `\"` next.
+    """
     if scope.spelling.name_begin is None:
-        return string_expr(scope, shape, where) if shape == String() else quoted_expr(scope, shape)
+        return string_expr(scope, shape, where) if shape == String() else quoted_expr(scope, shape, is_name=True)
     shape = dataclasses.replace(shape, patterns=(*shape.patterns, NAME_PATTERN))
     content = _content(scope, shape)
     return NEVER if content == NEVER else seq(scope.spelling.before_name, lower(content))
@@ -99,7 +107,7 @@ def described(shape: String, where: str) -> str:
     return f"format at {where}" if shape.formats else f"string of {where}"
 
 
-def quoted_expr(scope: Scope, shape: String) -> Expr:
+def quoted_expr(scope: Scope, shape: String, *, is_name: bool = False) -> Expr:
     """A string with its quotes; NEVER where no string is valid."""
     if (mark := scope.spelling.quote) is not None:
         raw = raw_expr(scope, shape, mark)
@@ -107,10 +115,10 @@ def quoted_expr(scope: Scope, shape: String) -> Expr:
     if shape == String():
         return seq(_QUOTE, _rest(scope))
     if shape.excluded and shape == String(excluded=shape.excluded):
-        return seq(_QUOTE, _any_but(scope, shape.excluded))
+        return seq(_QUOTE, _any_but(scope, shape.excluded, is_name))
     if len(shape.formats) == 1 and shape == String(formats=shape.formats):
         return _of_format(shape.formats[0])
-    return seq(_QUOTE, _lowered(scope, _content(scope, shape)), _QUOTE)
+    return seq(_QUOTE, _lowered(scope, _content(scope, shape, is_name)), _QUOTE)
 
 
 @functools.cache
@@ -123,7 +131,7 @@ def _searches(scope: Scope, patterns: Iterable[str]) -> list[Expr]:
     return [search_expr(pattern, scope.limits) for pattern in patterns]
 
 
-def _content(scope: Scope, shape: String) -> Expr:
+def _content(scope: Scope, shape: String, is_name: bool = False) -> Expr:
     """The string without its quotes, over characters."""
     parts = _joined([*_searches(scope, shape.patterns), *map(format_expr, shape.formats)])
     least, most = shape.min_length, shape.max_length
@@ -141,7 +149,11 @@ def _content(scope: Scope, shape: String) -> Expr:
     for part in _searches(scope, shape.not_patterns):
         dfa = dfa.difference(CharDfa.of(part, scope.limits))
     if shape.excluded:
-        dfa = dfa.difference(CharDfa.words(sorted(shape.excluded), scope.limits))
+        words = CharDfa.words(sorted(shape.excluded), scope.limits)
+        if is_name:
+            endings = Seq((Chars(_ESCAPED), Repeat(Chars(charset.UNIVERSE), 0, None)))
+            words = CharDfa.of(Seq((words.to_expr(), alt(EMPTY, endings))), scope.limits)
+        dfa = dfa.difference(words)
     dfa = dfa.minimised()
     lengths = dfa.lengths()
     if lengths is None:
@@ -185,8 +197,8 @@ def _count_sets(expr: Expr) -> int:
     return count
 
 
-def _any_but(scope: Scope, words: frozenset[str]) -> Expr:
-    """Any string except these words, with the closing quote.
+def _any_but(scope: Scope, words: frozenset[str], is_name: bool) -> Expr:
+    """Any string except these words, with the closing quote. What a name may not be, `name_expr` says.
 
     The automaton is a trie of the words. A text leaves the trie where it differs from all of them, and is free from
     there on.
@@ -212,7 +224,10 @@ def _any_but(scope: Scope, words: frozenset[str]) -> Expr:
         out: list[tuple[Expr, int]] = [
             (scope.characters.character(charset.of(sign)), target) for sign, target in row.items()
         ]
-        out.append((scope.characters.character(_all_but(tuple(row))), free))
+        others = _all_but(tuple(row))
+        if is_name and state in ends:
+            others = charset.difference(others, _ESCAPED)
+        out.append((scope.characters.character(others), free))
         if state not in ends:
             out.append((_QUOTE, done))
         edges.append(tuple(out))
