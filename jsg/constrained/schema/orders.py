@@ -1,7 +1,7 @@
 """The members of an object between its braces: in declared order or in any order, and how many there are.
 
-    declared order   {"a": …, "b": …}          optional members may be left out
-                     {"a": …, "b": …, …}       with others: declared order up to the last required member, then free order
+    declared order   {"a": …, "b": …}       optional members may be left out
+                     {"a": …, "b": …, …}    with others: in order up to the last required member, then in free order
     free order       a `Bag`: each declared member at most once, the others any number of times
 
 `minProperties` must hold for every reader, though a name may be written twice and a reader keeps only one of such

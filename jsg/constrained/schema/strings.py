@@ -30,7 +30,13 @@ from jsg.constrained.ir import (
     seq,
 )
 from jsg.constrained.limits import check
-from jsg.constrained.schema.formats import format_expr
+from jsg.constrained.schema.formats import (
+    MAX_COUNTED,
+    format_expr,
+    is_identifier,
+    long_identifier_expr,
+    short_format_expr,
+)
 from jsg.constrained.schema.json_text import character
 from jsg.constrained.schema.patterns import search_expr
 from jsg.constrained.schema.scope import Scope
@@ -123,7 +129,7 @@ def quoted_expr(scope: Scope, shape: String, *, is_name: bool = False) -> Expr:
 
 @functools.cache
 def _of_format(name: str) -> Expr:
-    """The strings of a format with their quotes. They are ASCII, so their characters need no rules."""
+    """The strings of a format with their quotes. Few of them have long sets, so their characters need no rules."""
     return seq(_QUOTE, lower(format_expr(name), character), _QUOTE)
 
 
@@ -143,6 +149,24 @@ def _content(scope: Scope, shape: String, is_name: bool = False) -> Expr:
         fitted = fit_length(parts[0], least, most)
         if fitted is not None:
             return fitted
+        if most is not None and most > MAX_COUNTED and least <= 1 and any(map(is_identifier, shape.formats)):
+            return long_identifier_expr(shape.formats[0], most)
+    dfa = _automaton(scope, shape, parts, is_name)
+    if dfa.has_lengths(least, most):
+        return dfa.to_expr()
+    fitted = fit_length(dfa.to_expr(), least, most)
+    if fitted is not None:
+        return fitted
+    if shape.formats:
+        short = [short_format_expr(name, most) for name in shape.formats]
+        dfa = _automaton(scope, shape, _joined([*_searches(scope, shape.patterns), *short]), is_name)
+        is_surely_short = most is None or dfa.has_lengths(0, most)
+        most = None if is_surely_short else max(least, min(MAX_COUNTED, most or 0))
+    return dfa.intersect(CharDfa.length(least, most, scope.limits)).minimised().to_expr()
+
+
+def _automaton(scope: Scope, shape: String, parts: Sequence[Expr], is_name: bool) -> CharDfa:
+    """The texts of all parts that have none of the shape's forbidden patterns and are none of its excluded words."""
     dfa = CharDfa.of(parts[0] if parts else Repeat(Chars(charset.UNIVERSE), 0, None), scope.limits)
     for part in parts[1:]:
         dfa = dfa.intersect(CharDfa.of(part, scope.limits))
@@ -154,16 +178,7 @@ def _content(scope: Scope, shape: String, is_name: bool = False) -> Expr:
             endings = Seq((Chars(_ESCAPED), Repeat(Chars(charset.UNIVERSE), 0, None)))
             words = CharDfa.of(Seq((words.to_expr(), alt(EMPTY, endings))), scope.limits)
         dfa = dfa.difference(words)
-    dfa = dfa.minimised()
-    lengths = dfa.lengths()
-    if lengths is None:
-        return NEVER
-    if least > lengths[0] or (most is not None and (lengths[1] is None or most < lengths[1])):
-        fitted = fit_length(dfa.to_expr(), least, most)
-        if fitted is not None:
-            return fitted
-        dfa = dfa.intersect(CharDfa.length(least, most, scope.limits)).minimised()
-    return dfa.to_expr()
+    return dfa.minimised()
 
 
 def _joined(parts: Sequence[Expr]) -> list[Expr]:

@@ -157,7 +157,7 @@ class TestMembers:
 
     @pytest.mark.parametrize("others", [{"additionalProperties": True}, {"patternProperties": {"e": {}}}])
     def test_a_name_that_was_left_out_may_come_later(self, others: dict[str, object]) -> None:
-        schema = {"type": "object", "properties": dict.fromkeys(("age", "name", "nick"), {}), **others}
+        schema = {"type": "object", "properties": {name: {} for name in ("age", "name", "nick")}, **others}
         for required in ([], ["age"], ["name"], ["nick"], ["age", "nick"]):
             automaton = machine(
                 {**schema, "required": required, "additionalProperties": "additionalProperties" in others}
@@ -173,7 +173,7 @@ class TestMembers:
 
     def test_more_names_before_a_required_one_than_are_followed(self) -> None:
         names = [f"n{i}" for i in range(6)]
-        schema = {"type": "object", "properties": dict.fromkeys(names, {}), "required": names[-1:]}
+        schema = {"type": "object", "properties": {name: {} for name in names}, "required": names[-1:]}
         for name, may_be_late in zip(names, [True] * 4 + [False], strict=False):
             assert accepts(schema, json.dumps({"n5": 1, "x": 1, name: 1})) == may_be_late
             assert not accepts(schema, f'{{"{name}": 1, "n5": 1, "{name}": 1}}')

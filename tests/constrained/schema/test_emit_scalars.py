@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from jsg.constrained.schema.formats import FORMATS
+from jsg.constrained.build.builder import build
+from jsg.constrained.schema.formats import FORMATS, WIDER
 from jsg.constrained.schema.front import schema_grammar
 from jsg.errors import GrammarError
 from tests.constrained import texts
@@ -370,6 +371,18 @@ FORMAT_CASES = {
         "http://a.b/c?d=e#f mailto:a@b.c urn:x ldap://[2001:db8::7]:80/c a: http://x/%41".split(),
         ["/a", "a", "http://a b", "http://x/%4", "1a:b", "http://[::1", "http://a/{b}", "//x"],
     ),
+    "uri-reference": (
+        "/a a //x/y ?a#b #b a/b:c ../x http://a.b/c mailto:a@b.c //u@h:1/ //[::1] /%41".split(),
+        ["a b", "%4", "1a:b", "//x:y", "a#b#c", "\\a", "é"],
+    ),
+    "iri": (["http://a.b/é?ü#名", "http://😀/", "a:"], ["/é", "http://a b", "1é:b", "http://é/\ue000"]),
+    "iri-reference": (["é", "/é?ü#名", "//ü/x", ""], ["a b", "é:a", "%é", "\ufffe"]),
+    "uri-template": (
+        ["http://a/{b}", "{+a:3,b*}", "x{?q,r}%41", "{a.b}"],
+        ["{", "}", "{}", "{a:}", "{a b}", "<", "{a,}"],
+    ),
+    "json-pointer": (["", "/", "/a~0b/c~1d/é", "/0"], ["a", "/~", "/~2", "#/a"]),
+    "relative-json-pointer": (["0", "10#", "1/a~1b", "2/"], ["", "01", "-1", "0##", "1a", "1/~"]),
 }
 
 
@@ -386,6 +399,68 @@ class TestFormats:
         schema = {"type": "string", "format": "ipv4", "maxLength": 9, "pattern": "^1"}
         assert verdicts(schema, ['"1.2.3.4"', '"2.2.3.4"', '"100.100.100.100"']) == ['"1.2.3.4"']
 
+    @pytest.mark.parametrize("most", [25, 64, 65, 120, 254, 500, 2083, 100_000])
+    @pytest.mark.parametrize("name", ["uri", "uri-reference", "email", "hostname", "date-time", "json-pointer"])
+    def test_beside_a_length(self, name: str, most: int) -> None:
+        least = 1 if name == "uri" else 3
+        automaton = machine({"type": "string", "format": name, "minLength": least, "maxLength": most})
+        known = {
+            "uri": ("http://a.b/c?d=e#f", "http://a.b/{}", "https://{}.com:80/x?y=1#z", "urn:{}"),
+            "uri-reference": ("/a?b=%41", "//h/{}#x", "{}/b"),
+            "email": ("{}@example.com", "a.b@{}.org"),
+            "hostname": ("{}.com", "a-b.c1"),
+            "date-time": ("2024-02-29T12:00:00Z", "2024-02-29T12:00:00.{}Z"),
+            "json-pointer": ("/a~0b/c~1d", "/{}/x"),
+        }[name]
+        digits = "7" * 18 if name == "date-time" else "a" * 30
+        for text in [form.format(digits[:length]) for form in known for length in (1, 10, 18, 30)]:
+            is_known = accepts({"type": "string", "format": name}, json.dumps(text))
+            assert texts.accepts(automaton, json.dumps(text)) == (is_known and least <= len(text) <= most), text
+        whole = machine({"type": "string", "format": name})
+        for text in map(json.loads, walks(automaton, 20)):
+            assert least <= len(text) <= most
+            assert texts.accepts(whole, json.dumps(text)), text
+
+    @pytest.mark.parametrize("form", ["http://a/{}", "http://a/b%41?{}#x", "//{}", "x:/a#{}"])
+    def test_the_longest_texts(self, form: str) -> None:
+        for most in (100, 300):
+            schema = {"type": "string", "format": "uri-reference", "maxLength": most}
+            for step in (-1, 0, 1):
+                text = form.format("a" * (most - len(form) + 2 + step))
+                assert accepts(schema, json.dumps(text)) == (step <= 0)
+
+    def test_a_length_costs_little(self) -> None:
+        url = {"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083}
+        names = [f"u{i}" for i in range(30)]
+        tables = build(schema_grammar(json.dumps({"properties": dict.fromkeys(names, url)})))
+        assert tables.num_positions < 3_000
+
+    def test_the_local_part_of_a_mail_address(self) -> None:
+        for schema in ({"format": "email"}, {"format": "email", "maxLength": 200}):
+            for local in ("a" * 64, "a." * 31 + "ab"):
+                assert verdicts(schema, [f'"{local}@b.c"', f'"a{local}@b.c"']) == [f'"{local}@b.c"']
+
+    @pytest.mark.parametrize("name", ["regex", "idn-email", "idn-hostname"])
+    def test_formats_that_are_annotations(self, name: str) -> None:
+        assert accepts({"type": "string", "format": name}, '"("')
+        assert schema_grammar(json.dumps({"format": name})).annotations == (f"format {name!r} at #/format",)
+
+    @pytest.mark.parametrize("name", sorted(WIDER))
+    def test_a_format_that_must_not_be(self, name: str) -> None:
+        good, _ = FORMAT_CASES[name]
+        schema = {"type": "string", "not": {"format": name}}
+        assert verdicts(schema, [json.dumps(text) for text in good]) == []
+        assert accepts(schema, '"nothing: é of this kind"')
+        either = {"type": "string", "oneOf": [{"format": name}, {"pattern": "^é"}]}
+        assert verdicts(either, [json.dumps(text) for text in (*good[:2], "é", "~")])[:3] == [
+            json.dumps(text) for text in (*good[:2], "é")
+        ]
+
+    @pytest.mark.parametrize("name", sorted(set(FORMATS) - set(WIDER)))
+    def test_a_format_that_cannot_be_denied(self, name: str) -> None:
+        with pytest.raises(GrammarError, match=f"format at #/not stands under `not`, where '{name}' is not supported"):
+            machine({"type": "string", "not": {"format": name}})
+
 
 class TestSuiteFormats:
     """Every string of the JSON-Schema-Test-Suite's tests of formats that are enforced."""
@@ -399,4 +474,12 @@ class TestSuiteFormats:
         assert [case["description"] for case in taken if not case["valid"]] == []
         # What is left out on purpose: leap seconds, encoded host names, quoted mail names, endless durations.
         missing = sum(case["valid"] for case in strings) - len(taken)
-        assert missing <= {"hostname": 19, "time": 6, "date-time": 2, "email": 5, "duration": 1, "uri": 0}.get(name, 0)
+        assert missing <= {
+            "hostname": 19,
+            "uri-template": 0,
+            "time": 6,
+            "date-time": 2,
+            "email": 5,
+            "duration": 1,
+            "uri": 0,
+        }.get(name, 0)
