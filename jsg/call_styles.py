@@ -18,6 +18,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Collection, Mapping
+from decimal import Decimal
 from typing import Any, Literal, final
 
 CallStyle = Literal["qwen_xml", "glm_xml", "deepseek_xml", "minimax_xml", "python", "gemma", "function_gemma"]
@@ -165,7 +166,7 @@ def type_of(value: Any) -> str:
             return "boolean"
         case int():
             return "integer"
-        case float():
+        case float() | Decimal():
             return "number"
         case str():
             return "string"

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections import Counter
+from decimal import Decimal
 from typing import Any
 
 from jsg.constrained.limits import Limits, check
@@ -12,13 +13,14 @@ from jsg.errors import GrammarError
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 
-def read_json(text: str, param: str, limits: Limits) -> Any:
+def read_json(text: str, param: str, limits: Limits, *, is_exact: bool = False) -> Any:
     """The value of a JSON text.
 
     Args:
         text: What the client wrote.
         param: The field that errors name.
         limits: They bound length and nesting.
+        is_exact: Numbers with a point or an exponent are Decimal, with all their digits.
 
     Raises:
         GrammarError: The text is no JSON, has a key twice, has a number that JSON does not have, or is too large.
@@ -40,13 +42,13 @@ def read_json(text: str, param: str, limits: Limits) -> Any:
     def refuse(word: str) -> Any:
         raise GrammarError(f"{param} must be JSON, which has no {word}; write a number", param)
 
-    def finite(digits: str) -> float:
+    def finite(digits: str) -> float | Decimal:
         number = float(digits)
         if math.isinf(number):
             raise GrammarError(
                 f"{param} must have numbers below 1e308, but has {digits[:40]}; write a smaller one", param
             )
-        return number
+        return Decimal(digits) if is_exact else number
 
     try:
         value = json.loads(text, object_pairs_hook=unique, parse_constant=refuse, parse_float=finite)

@@ -201,6 +201,13 @@ class CharDfa:
             longest[state] = max((1 + longest[target] for target in successors[state]), default=0)
         return least, longest[0]
 
+    def has_lengths(self, least: int, most: int | None) -> bool:
+        """Whether every matching text has `least` to `most` characters (None: without end)."""
+        lengths = self.lengths()
+        if lengths is None:
+            return True
+        return least <= lengths[0] and (most is None or (lengths[1] is not None and lengths[1] <= most))
+
     def to_expr(self) -> Expr:
         """An expression over `Chars` for the same texts: an automaton without dead states, or something simpler."""
         dfa = self.trimmed()

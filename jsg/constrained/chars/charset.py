@@ -205,9 +205,12 @@ def general_category(name: str) -> CharRanges | None:
     return union(*(_categories().get(key, NONE) for key in members))
 
 
-def fold(ranges: CharRanges) -> CharRanges:
-    """The set, and every character that differs only by case from one in the set (Unicode simple case folding)."""
-    cased, classes = _case_classes()
+def fold(ranges: CharRanges, is_ecma: bool) -> CharRanges:
+    """The set, and every character that differs only by case from one in the set.
+
+    ECMA-262 compares characters by Unicode's simple case folding. Python takes more as equal: `i` is `ı` and `İ` too.
+    """
+    cased, classes = _case_classes(is_ecma)
     extra: list[tuple[int, int]] = []
     for low, high in ranges:
         for point in cased[bisect_right(cased, low - 1) : bisect_right(cased, high)]:
@@ -238,16 +241,21 @@ def _by_value[Value: Hashable](value_of: Callable[[str], Value]) -> dict[Value, 
 
 
 @functools.cache
-def _case_classes() -> tuple[list[int], dict[int, tuple[int, ...]]]:
+def _case_classes(is_ecma: bool) -> tuple[list[int], dict[int, tuple[int, ...]]]:
     """The code points that have other cases, ascending, and for each all code points that differ from it by case."""
-    by_folded: dict[int, list[int]] = {}
+    by_folded: dict[str, list[int]] = {}
     for point in range(0x20000):  # No script beyond the second plane has cases.
-        character = chr(point)
-        folded = character.casefold()
-        if len(folded) > 1:
-            folded = character.lower()  # Full case folding gives several characters; the simple one is the lower case.
-        target = ord(folded) if len(folded) == 1 else point
-        if target != point:
-            by_folded.setdefault(target, [target]).append(point)
-    classes = {point: tuple(members) for members in by_folded.values() for point in members}
+        by_folded.setdefault((_folded if is_ecma else _upper)(chr(point)), []).append(point)
+    classes = {point: tuple(members) for members in by_folded.values() if len(members) > 1 for point in members}
     return sorted(classes), classes
+
+
+def _folded(character: str) -> str:
+    folded = character.casefold()
+    if len(folded) > 1:
+        folded = character.lower()  # Full case folding gives several characters; the simple one is the lower case.
+    return folded if len(folded) == 1 else character
+
+
+def _upper(character: str) -> str:
+    return character.lower()[0].upper()

@@ -195,7 +195,7 @@ class Reader:
         if "i" not in flags:
             return ranges
         self._spend(min(charset.size(ranges), _CASE_WORK))
-        return charset.fold(ranges)
+        return charset.fold(ranges, self.is_ecma)
 
     def escape(self, flags: frozenset[str]) -> CharRanges:
         """The set of the escape outside of a class whose backslash was passed."""

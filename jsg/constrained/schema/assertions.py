@@ -7,11 +7,10 @@ least one of them forbids.
 from decimal import Decimal
 
 from jsg.constrained.schema.alternatives import Alternative, meet_numbers, number_of, string_of
-from jsg.constrained.schema.formats import FORMATS
-from jsg.constrained.schema.keywords import STANDARD_FORMATS, Reader
+from jsg.constrained.schema.formats import FORMATS, WIDER
+from jsg.constrained.schema.keywords import Reader
 from jsg.constrained.schema.patterns import Patterns
 from jsg.constrained.schema.shapes import Number, String
-from jsg.errors import GrammarError
 
 
 def number_says(reader: Reader) -> Number | None:
@@ -78,8 +77,10 @@ def string_denies(reader: Reader, patterns: Patterns) -> list[Alternative]:
         alternatives.append(Alternative(String(min_length=most + 1)))
     if (pattern := _pattern(reader, patterns)) is not None:
         alternatives.append(Alternative(String(not_patterns=(pattern,))))
-    if _format(reader):
-        refusal = f"{reader.where('format')} stands under `not`, where it is not supported; remove it"
+    if (name := _format(reader)) in WIDER:
+        alternatives.append(Alternative(String(not_patterns=(f"^(?:{WIDER[name]})$",))))
+    elif name is not None:
+        refusal = f"{reader.where('format')} stands under `not`, where {name!r} is not supported; remove it"
         alternatives.append(Alternative(String(), refusals=(refusal,)))
     return alternatives
 
@@ -96,11 +97,4 @@ def _format(reader: Reader) -> str | None:
     if "format" not in reader.keywords:
         return None
     name = reader.text("format")
-    if name in FORMATS:
-        return name
-    if name in STANDARD_FORMATS:
-        raise GrammarError(
-            f"{reader.where('format')} is {name!r}, which is not supported; write a pattern, or one of "
-            f"{', '.join(FORMATS)}"
-        )
-    return None
+    return name if name in FORMATS else None

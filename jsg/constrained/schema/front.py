@@ -1,6 +1,7 @@
 """Makes a grammar of a JSON Schema."""
 
 import dataclasses
+import decimal
 from collections.abc import Collection
 
 from jsg.call_styles import ArgumentTypes, CallStyle
@@ -10,6 +11,7 @@ from jsg.constrained.limits import LIMITS, Limits
 from jsg.constrained.schema.arguments import CallForm
 from jsg.constrained.schema.emit import emit
 from jsg.constrained.schema.normalise import no_value, normalise
+from jsg.constrained.schema.values import EXACT
 from jsg.types import AdditionalProperties, PropertyOrder, Whitespace
 
 
@@ -44,13 +46,14 @@ def schema_grammar(
         GrammarError: The text is not a schema, or the schema has a keyword that cannot be enforced, allows no value,
             or is too large.
     """
-    schema = read_json(text, "json_schema", limits)
-    document = normalise(schema, limits, additional_properties)
+    schema = read_json(text, "json_schema", limits, is_exact=True)
     form = None
     if style is not None:
         form = CallForm(style, special, ArgumentTypes.read(schema if isinstance(schema, dict) else None))
         whitespace = "compact" if style in ("gemma", "function_gemma") else whitespace
-    grammar = emit(document, whitespace, property_order, limits, form)
+    with decimal.localcontext(EXACT):
+        document = normalise(schema, limits, additional_properties)
+        grammar = emit(document, whitespace, property_order, limits, form)
     # Some contradictions, such as a format beside a length, show only when all rules are built. `contradiction` is the
     # message for them.
     keywords = schema if isinstance(schema, dict) else ()

@@ -4,27 +4,10 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Final
 
-from jsg.constrained.schema.formats import FORMATS
 from jsg.constrained.schema.locations import Location
 from jsg.constrained.schema.shapes import Json
 from jsg.constrained.schema.values import decimal_of, is_number
 from jsg.errors import GrammarError
-
-STANDARD_FORMATS = frozenset(
-    (
-        *FORMATS,
-        "idn-email",
-        "idn-hostname",
-        "iri",
-        "iri-reference",
-        "json-pointer",
-        "regex",
-        "relative-json-pointer",
-        "uri-reference",
-        "uri-template",
-    )
-)
-"""Formats that the standard defines. Those that are not enforced are refused; any other name is an annotation."""
 
 REFUSED = {
     "contains": "leave it out, or say in prefixItems which items must be there",

@@ -1,8 +1,9 @@
 """Makes expressions of numbers: the spellings that a grammar allows.
 
 Every allowed spelling is one of a valid number, and the spelling that `json.dumps` gives a valid number is allowed.
-Beyond that a grammar allows as little as possible. Where a number has bounds, exponents are allowed only for the
-numbers that `json.dumps` writes with one: below 1e-4, and from 1e16 on. An integer has neither a point nor an exponent.
+Beyond that a grammar allows as little as possible. Where a number has bounds, one with an exponent has a single digit
+before the point, which is not zero; then digits and exponent together say exactly whether it is within the bounds. An
+integer has neither a point nor an exponent, and multiples have no exponent.
 
 So that no number is endless, it has at most `MAX_WHOLE` digits before the point and, where it has bounds,
 `MAX_FRACTION` after it. Multiples have at most `MAX_MULTIPLE` digits before the point. They may be longer only where
@@ -14,11 +15,12 @@ import dataclasses
 import functools
 import math
 import operator
+from collections.abc import Iterable
 from decimal import Decimal
 
 from jsg.constrained.ir import NEVER, ByteSet, Expr, Literal, Repeat, alt, any_of, literal, optional, seq
 from jsg.constrained.limits import Limits
-from jsg.constrained.schema.digits import Compared, Digits, Multiple, Tracker, numbers
+from jsg.constrained.schema.digits import Compared, Digits, Multiple, Relation, Tracker, numbers
 from jsg.constrained.schema.shapes import Number
 from jsg.errors import GrammarError
 
@@ -34,10 +36,16 @@ _NO_MULTIPLES = ((1, 15), (5, 11), (9, 7))
 number that is no integer does not become one when it is read as a double."""
 _MAX_EXPONENT = 299
 """Keeps most numbers within what a double can hold."""
-_SMALL, _LARGE = Decimal("1e-4"), Decimal("1e16")
 _DIGIT = ByteSet(((0x30, 0x39),))
 _NOT_ZERO = ByteSet(((0x31, 0x39),))
 _MINUS = Literal(b"-")
+_MIRRORED: dict[Relation, Relation] = {
+    operator.ge: operator.le,
+    operator.gt: operator.lt,
+    operator.le: operator.ge,
+    operator.lt: operator.gt,
+}
+"""The relation of the negated number to the negated bound."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -59,7 +67,9 @@ def number_expr(shape: Number, limits: Limits) -> Expr:
 
 
 def _long(least: int) -> Expr:
-    """A whole number above zero with at least this many digits."""
+    """A whole number above zero with at least this many digits; NEVER where that is more than `MAX_WHOLE`."""
+    if least > MAX_WHOLE:
+        return NEVER
     return seq(_NOT_ZERO, Repeat(_DIGIT, least - 1, MAX_WHOLE - 1))
 
 
@@ -108,7 +118,8 @@ def _next_double(bound: Decimal, towards: float) -> Decimal:
 
 
 def _limited(shape: Number, limits: Limits) -> Expr:
-    bounds = _bounds(shape)
+    comparisons = _comparisons(shape)
+    bounds = [Compared.to(*comparison) for comparison in comparisons]
     whole = max([1, *(len(bound.whole) for bound in bounds)])
     fraction = max([0, *(len(bound.fraction) for bound in bounds)])
     if shape.multiple_of or shape.not_multiple_of:
@@ -137,57 +148,63 @@ def _limited(shape: Number, limits: Limits) -> Expr:
         options.append(longer)
     if shape.min is None:
         options.append(seq(_MINUS, longer))
-    return any_of([*options, *_with_exponents(shape, limits)])
+    if not shape.is_integer:
+        most_digits = _DOUBLE_DIGITS if shape.excluded else MAX_FRACTION + 1
+        mirrored = [(_MIRRORED.get(relation, relation), -value) for relation, value in comparisons]
+        options.append(_scientific(comparisons, most_digits, limits))
+        options.append(seq(_MINUS, _scientific(mirrored, most_digits, limits)))
+    return any_of(options)
 
 
-def _bounds(shape: Number) -> list[Compared]:
-    """The comparisons that must hold for a number of the shape."""
-    bounds = [Compared.to(operator.ne, value) for value in sorted(shape.excluded)]
+def _comparisons(shape: Number) -> list[tuple[Relation, Decimal]]:
+    """What must hold for a number of the shape, each as (relation, the value on its right side)."""
+    found: list[tuple[Relation, Decimal]] = [(operator.ne, value) for value in sorted(shape.excluded)]
     if shape.min is not None:
-        bounds.append(Compared.to(operator.gt if shape.is_min_exclusive else operator.ge, shape.min))
+        found.append((operator.gt if shape.is_min_exclusive else operator.ge, shape.min))
     if shape.max is not None:
-        bounds.append(Compared.to(operator.lt if shape.is_max_exclusive else operator.le, shape.max))
-    return bounds
+        found.append((operator.lt if shape.is_max_exclusive else operator.le, shape.max))
+    return found
 
 
-def _with_exponents(shape: Number, limits: Limits) -> list[Expr]:
-    """The numbers that are so small or so large that `json.dumps` writes them with an exponent.
+def _scientific(comparisons: list[tuple[Relation, Decimal]], most_digits: int, limits: Limits) -> Expr:
+    """The numbers above zero that are written as one digit, perhaps a fraction, and an exponent.
 
-    An exponent is allowed only where all numbers with this exponent lie within the bounds.
+    Where the exponent is that of a bound, the digits decide whether the number is within the bound. Every other
+    exponent decides alone.
     """
-    if shape.is_integer or any(value and not _SMALL <= abs(value) < _LARGE for value in shape.excluded):
-        return []
-    positive = _scaled(shape.min, shape.max, limits)
-    low, high = (None if bound is None else -bound for bound in (shape.max, shape.min))
-    negative = _scaled(low, high, limits)
-    return [positive, seq(_MINUS, negative) if negative != NEVER else NEVER]
-
-
-def _scaled(low: Decimal | None, high: Decimal | None, limits: Limits) -> Expr:
-    """The numbers above zero that have an exponent for which all numbers lie within the bounds."""
     least, most = -_MAX_EXPONENT, _MAX_EXPONENT
-    if low is not None and low > 0:
-        least = low.adjusted() + (low != Decimal(1).scaleb(low.adjusted()))
-    if high is not None:
-        most = high.adjusted() - 1 if high > 0 else -_MAX_EXPONENT - 1
-    down = _exponents(max(5, -most), min(_MAX_EXPONENT, -least), limits)
-    up = _exponents(max(16, least), min(_MAX_EXPONENT, most), limits)
-    parts = [seq(_MINUS, down) if down != NEVER else NEVER, seq(optional(literal("+")), up) if up != NEVER else NEVER]
-    exponent = any_of(parts)
-    if exponent == NEVER:
-        return NEVER
-    return seq(_NOT_ZERO, optional(_fraction(MAX_FRACTION)), ByteSet(((0x45, 0x45), (0x65, 0x65))), exponent)
+    edges: dict[int, list[Compared]] = {}
+    for relation, value in comparisons:
+        if value > 0:
+            exponent = value.adjusted()
+            edges.setdefault(exponent, []).append(Compared.to(relation, value.scaleb(-exponent)))
+            least = max(least, exponent) if relation in (operator.ge, operator.gt) else least
+            most = min(most, exponent) if relation in (operator.le, operator.lt) else most
+        elif relation in (operator.le, operator.lt):
+            return NEVER
+    exponent_sign = ByteSet(((0x45, 0x45), (0x65, 0x65)))
+    free = seq(_NOT_ZERO, optional(_fraction(most_digits - 1)))
+    options = [seq(free, exponent_sign, _exponents(least, most, edges, limits))]
+    for exponent, bounds in edges.items():
+        if least <= exponent <= most:
+            size = Digits(1, max(most_digits - 1, *(len(bound.fraction) for bound in bounds)))
+            digits = numbers(size, [Compared.to(operator.ge, Decimal(1)), *bounds], limits)
+            options.append(seq(digits, exponent_sign, _exponents(exponent, exponent, (), limits)))
+    return any_of(options)
 
 
-def _exponents(least: int, most: int, limits: Limits) -> Expr:
-    """Exponents without their sign. A single digit may have a zero before it, as `json.dumps` writes it."""
-    if most < least:
-        return NEVER
-    bounds = [Compared.to(operator.ge, Decimal(least)), Compared.to(operator.le, Decimal(most))]
-    exponents = numbers(Digits(3, 0), bounds, limits)
-    if least > 9:
-        return exponents
-    return alt(exponents, seq(literal("0"), ByteSet(((0x30 + least, 0x30 + min(9, most)),))))
+def _exponents(least: int, most: int, without: Iterable[int], limits: Limits) -> Expr:
+    """The exponents from `least` to `most` except some. A single digit may have a zero before it."""
+
+    def spelled(sign: Expr, low: int, high: int, others: Iterable[int]) -> Expr:
+        bounds = [Compared.to(operator.ge, Decimal(low)), Compared.to(operator.le, Decimal(high))]
+        bounds.extend(Compared.to(operator.ne, Decimal(other)) for other in others)
+        short, long = (numbers(Digits(size, 0, has_minus_zero=False), bounds, limits) for size in (1, 3))
+        return seq(sign, any_of([long, seq(literal("0"), short)]))
+
+    down = spelled(_MINUS, max(1, -most), -least, [-exponent for exponent in without if exponent < 0])
+    up = spelled(optional(literal("+")), max(0, least), most, [exponent for exponent in without if exponent >= 0])
+    return any_of([down, up])
 
 
 def _common_multiple(shape: Number) -> Multiple:

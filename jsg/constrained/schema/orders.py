@@ -1,6 +1,7 @@
 """The members of an object between its braces: in declared order or in any order, and how many there are.
 
-    declared order   {"a": …, "b": …, …others}       optional members may be left out
+    declared order   {"a": …, "b": …}       optional members may be left out
+                     {"a": …, "b": …, …}    with others: in order up to the last required member, then in free order
     free order       a `Bag`: each declared member at most once, the others any number of times
 
 `minProperties` must hold for every reader, though a name may be written twice and a reader keeps only one of such
@@ -10,7 +11,7 @@ needed, their names must be of different kinds (`distinct.py`).
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from jsg.constrained.ir import (
     EMPTY,
@@ -34,6 +35,8 @@ from jsg.errors import GrammarError
 _MAX_LEFT_OUT = 2_000
 """Most optional names of one object in declared order. Each may follow any name before it, so the grammar grows with
 the square of their number."""
+_MAX_LATE = 4
+"""Most optional members before a required one that may also come after it. Each doubles the grammar of the object."""
 _MAX_EDGES = 5_000
 """Most edges of the automaton that counts members in declared order."""
 
@@ -69,6 +72,11 @@ class Plan:
     def num_required(self) -> int:
         """The number of required declared members."""
         return sum(member.is_required for member in self.declared)
+
+    @property
+    def num_ordered(self) -> int:
+        """The number of declared members up to the last required one."""
+        return max([number for number, member in enumerate(self.declared, 1) if member.is_required], default=0)
 
     @property
     def is_surely_met(self) -> bool:
@@ -145,6 +153,8 @@ def _in_order(plan: Plan, comma: Expr, where: str) -> Expr:
             'property_order="free"'
         )
     has_others = plan.others != NEVER or bool(plan.needed)
+    if has_others and (late := _late(plan)) is not None:
+        return any_of([_with_late(plan, written, late, comma, where) for written in _subsets(late)])
     if required == len(declared):
         # Every declared member is there, so only the others are counted.
         others = _others(plan, comma, required, where)
@@ -155,16 +165,52 @@ def _in_order(plan: Plan, comma: Expr, where: str) -> Expr:
         if others == NEVER:
             return NEVER if must_have_others else first
         return seq(first, comma, others) if must_have_others else seq(first, optional(seq(comma, others)))
-    can_be_all = plan.most is None or (not has_others and plan.most >= len(declared))
-    if not (plan.is_surely_met and can_be_all):
+    if not plan.is_surely_met or has_others or (plan.most is not None and plan.most < len(declared)):
         return _counted(plan, comma, where)
-    others = _others(plan, comma, plan.least, where)
-    if others == NEVER:
-        return _subsequence(declared, comma)
-    if required or plan.needed:
-        return _subsequence([*declared, Member(others, bool(plan.needed))], comma)
-    # The others may be a long expression. As one more member of the sequence they would be copied into every half.
-    return alt(seq(_subsequence(declared, comma), optional(seq(comma, others))), others)
+    return _subsequence(declared, comma)
+
+
+def _late(plan: Plan) -> tuple[int, ...] | None:
+    """Which optional members before a required one may also come after it; None where the order is strict.
+
+    A model that has left a declared name out may still write it later. If the closing quote of the name were masked
+    then, the model would go on with a name that nobody meant. The order is strict where members must be counted that a
+    free order could not count.
+    """
+    if plan.least > plan.num_required + 1 or plan.num_required == len(plan.declared):
+        return None
+    before = [number for number in range(plan.num_ordered) if not plan.declared[number].is_required]
+    is_counted = not plan.is_surely_met or plan.most is not None
+    return None if is_counted and len(before) > _MAX_LATE else tuple(before[:_MAX_LATE])
+
+
+def _subsets(numbers: Sequence[int]) -> Iterable[tuple[int, ...]]:
+    return itertools.chain.from_iterable(itertools.combinations(numbers, size) for size in range(len(numbers) + 1))
+
+
+def _with_late(plan: Plan, written: tuple[int, ...], late: tuple[int, ...], comma: Expr, where: str) -> Expr:
+    """The members where exactly `written` of `late` stand before the last required one, and the others may come later.
+
+    What comes after the last required member is in free order.
+    """
+    first: list[Member] = []
+    for number, member in enumerate(plan.declared[: plan.num_ordered]):
+        if number in written or number not in late:
+            first.append(Member(member.expr, member.is_required or number in written))
+    rest = [member for number, member in enumerate(plan.declared) if number in late and number not in written]
+    rest.extend(plan.declared[plan.num_ordered :])
+    count = plan.num_required + len(written)
+    least, most = plan.least - count, None if plan.most is None else plan.most - count
+    if most is not None and most < max(least, len(plan.needed)):
+        return NEVER
+    rest_plan = dataclasses.replace(plan, declared=tuple(rest), least=max(0, least), most=most)
+    others = NEVER if most == 0 else _in_any_order(rest_plan, comma, where)
+    if not first:
+        return others
+    after = seq(comma, others)
+    if least <= 0 and not plan.needed:
+        after = optional(after) if others != NEVER else EMPTY
+    return seq(_subsequence(first, comma), after)
 
 
 def _others(plan: Plan, comma: Expr, before: int, where: str) -> Expr:

@@ -22,13 +22,21 @@ from jsg.constrained.ir import (
     Expr,
     Literal,
     Repeat,
+    Seq,
     Words,
+    alt,
     literal,
     parts_of,
     seq,
 )
 from jsg.constrained.limits import check
-from jsg.constrained.schema.formats import format_expr
+from jsg.constrained.schema.formats import (
+    MAX_COUNTED,
+    format_expr,
+    is_identifier,
+    long_identifier_expr,
+    short_format_expr,
+)
 from jsg.constrained.schema.json_text import character
 from jsg.constrained.schema.patterns import search_expr
 from jsg.constrained.schema.scope import Scope
@@ -37,6 +45,8 @@ from jsg.constrained.schema.spelling import NAME_PATTERN, Mark
 from jsg.errors import GrammarError
 
 _QUOTE = Literal(b'"')
+_ESCAPED = charset.union(charset.of('"\\'), ((0, 0x1F),))
+"""The characters that JSON always writes with a backslash."""
 _MAX_INLINE_SETS = 2
 _MAX_RAW_LENGTH = 300
 """A length beside the end of a raw string needs a state for each character and each part of the mark."""
@@ -48,9 +58,13 @@ def string_expr(scope: Scope, shape: String, where: str) -> Call:
 
 
 def name_expr(scope: Scope, shape: String, where: str) -> Expr:
-    """The name of a member, as its notation has it; NEVER where no name is valid."""
+    r"""The name of a member, as its notation has it; NEVER where no name is valid.
+
+    A name that begins like one of the excluded names does not go on with a quote, a backslash or a control character: a
+    model that may not close the excluded name would choose `\"` next.
+    """
     if scope.spelling.name_begin is None:
-        return string_expr(scope, shape, where) if shape == String() else quoted_expr(scope, shape)
+        return string_expr(scope, shape, where) if shape == String() else quoted_expr(scope, shape, is_name=True)
     shape = dataclasses.replace(shape, patterns=(*shape.patterns, NAME_PATTERN))
     content = _content(scope, shape)
     return NEVER if content == NEVER else seq(scope.spelling.before_name, lower(content))
@@ -99,7 +113,7 @@ def described(shape: String, where: str) -> str:
     return f"format at {where}" if shape.formats else f"string of {where}"
 
 
-def quoted_expr(scope: Scope, shape: String) -> Expr:
+def quoted_expr(scope: Scope, shape: String, *, is_name: bool = False) -> Expr:
     """A string with its quotes; NEVER where no string is valid."""
     if (mark := scope.spelling.quote) is not None:
         raw = raw_expr(scope, shape, mark)
@@ -107,15 +121,15 @@ def quoted_expr(scope: Scope, shape: String) -> Expr:
     if shape == String():
         return seq(_QUOTE, _rest(scope))
     if shape.excluded and shape == String(excluded=shape.excluded):
-        return seq(_QUOTE, _any_but(scope, shape.excluded))
+        return seq(_QUOTE, _any_but(scope, shape.excluded, is_name))
     if len(shape.formats) == 1 and shape == String(formats=shape.formats):
         return _of_format(shape.formats[0])
-    return seq(_QUOTE, _lowered(scope, _content(scope, shape)), _QUOTE)
+    return seq(_QUOTE, _lowered(scope, _content(scope, shape, is_name)), _QUOTE)
 
 
 @functools.cache
 def _of_format(name: str) -> Expr:
-    """The strings of a format with their quotes. They are ASCII, so their characters need no rules."""
+    """The strings of a format with their quotes. Few of them have long sets, so their characters need no rules."""
     return seq(_QUOTE, lower(format_expr(name), character), _QUOTE)
 
 
@@ -123,7 +137,7 @@ def _searches(scope: Scope, patterns: Iterable[str]) -> list[Expr]:
     return [search_expr(pattern, scope.limits) for pattern in patterns]
 
 
-def _content(scope: Scope, shape: String) -> Expr:
+def _content(scope: Scope, shape: String, is_name: bool = False) -> Expr:
     """The string without its quotes, over characters."""
     parts = _joined([*_searches(scope, shape.patterns), *map(format_expr, shape.formats)])
     least, most = shape.min_length, shape.max_length
@@ -135,23 +149,36 @@ def _content(scope: Scope, shape: String) -> Expr:
         fitted = fit_length(parts[0], least, most)
         if fitted is not None:
             return fitted
+        if most is not None and most > MAX_COUNTED and least <= 1 and any(map(is_identifier, shape.formats)):
+            return long_identifier_expr(shape.formats[0], most)
+    dfa = _automaton(scope, shape, parts, is_name)
+    if dfa.has_lengths(least, most):
+        return dfa.to_expr()
+    fitted = fit_length(dfa.to_expr(), least, most)
+    if fitted is not None:
+        return fitted
+    if shape.formats:
+        short = [short_format_expr(name, most) for name in shape.formats]
+        dfa = _automaton(scope, shape, _joined([*_searches(scope, shape.patterns), *short]), is_name)
+        is_surely_short = most is None or dfa.has_lengths(0, most)
+        most = None if is_surely_short else max(least, min(MAX_COUNTED, most or 0))
+    return dfa.intersect(CharDfa.length(least, most, scope.limits)).minimised().to_expr()
+
+
+def _automaton(scope: Scope, shape: String, parts: Sequence[Expr], is_name: bool) -> CharDfa:
+    """The texts of all parts that have none of the shape's forbidden patterns and are none of its excluded words."""
     dfa = CharDfa.of(parts[0] if parts else Repeat(Chars(charset.UNIVERSE), 0, None), scope.limits)
     for part in parts[1:]:
         dfa = dfa.intersect(CharDfa.of(part, scope.limits))
     for part in _searches(scope, shape.not_patterns):
         dfa = dfa.difference(CharDfa.of(part, scope.limits))
     if shape.excluded:
-        dfa = dfa.difference(CharDfa.words(sorted(shape.excluded), scope.limits))
-    dfa = dfa.minimised()
-    lengths = dfa.lengths()
-    if lengths is None:
-        return NEVER
-    if least > lengths[0] or (most is not None and (lengths[1] is None or most < lengths[1])):
-        fitted = fit_length(dfa.to_expr(), least, most)
-        if fitted is not None:
-            return fitted
-        dfa = dfa.intersect(CharDfa.length(least, most, scope.limits)).minimised()
-    return dfa.to_expr()
+        words = CharDfa.words(sorted(shape.excluded), scope.limits)
+        if is_name:
+            endings = Seq((Chars(_ESCAPED), Repeat(Chars(charset.UNIVERSE), 0, None)))
+            words = CharDfa.of(Seq((words.to_expr(), alt(EMPTY, endings))), scope.limits)
+        dfa = dfa.difference(words)
+    return dfa.minimised()
 
 
 def _joined(parts: Sequence[Expr]) -> list[Expr]:
@@ -185,8 +212,8 @@ def _count_sets(expr: Expr) -> int:
     return count
 
 
-def _any_but(scope: Scope, words: frozenset[str]) -> Expr:
-    """Any string except these words, with the closing quote.
+def _any_but(scope: Scope, words: frozenset[str], is_name: bool) -> Expr:
+    """Any string except these words, with the closing quote. What a name may not be, `name_expr` says.
 
     The automaton is a trie of the words. A text leaves the trie where it differs from all of them, and is free from
     there on.
@@ -212,7 +239,10 @@ def _any_but(scope: Scope, words: frozenset[str]) -> Expr:
         out: list[tuple[Expr, int]] = [
             (scope.characters.character(charset.of(sign)), target) for sign, target in row.items()
         ]
-        out.append((scope.characters.character(_all_but(tuple(row))), free))
+        others = _all_but(tuple(row))
+        if is_name and state in ends:
+            others = charset.difference(others, _ESCAPED)
+        out.append((scope.characters.character(others), free))
         if state not in ends:
             out.append((_QUOTE, done))
         edges.append(tuple(out))

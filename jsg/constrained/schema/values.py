@@ -1,5 +1,6 @@
 """The JSON values of enum and const: their types, when two of them are equal, and how one is written."""
 
+import decimal
 import json
 import math
 from decimal import Decimal
@@ -9,6 +10,9 @@ from jsg.errors import GrammarError
 
 MAX_EXPONENT = 400
 """The largest exponent of numbers in a schema, positive or negative, and the most digits that they may have."""
+
+EXACT = decimal.Context(prec=4 * MAX_EXPONENT)
+"""The context in which arithmetic on these numbers rounds nothing."""
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 """Every value has exactly one of these types; an integer is a number."""
