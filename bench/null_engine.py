@@ -109,7 +109,7 @@ class NullCore:
     def stats(self) -> dict[str, Any]:
         return {"num_running": len(self._left), "num_waiting": 0}
 
-    def close(self) -> None:
+    def close(self, *, waits: bool = True) -> None:
         self._left.clear()
 
 

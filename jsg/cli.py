@@ -88,7 +88,7 @@ class _Parser(argparse.ArgumentParser):
     """Refuses what it does not know itself, with the usage of its own command and the nearest names of options."""
 
     @override
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] # of overloads
         given = sys.argv[1:] if args is None else list(args)
         own = given  # before its command, if it has commands
         if self._subparsers is not None:
@@ -285,12 +285,11 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int
     # While the children load, the front imports what it needs itself.
     import asyncio
 
-    from jsg.server.run import serve
+    from jsg.server.run import serve_to_end
 
-    asyncio.run(
-        serve(engine, server, children, tokenizer_dir=tokenizer_dir, started_at=started_at, model_dir=model_dir)
+    return asyncio.run(
+        serve_to_end(engine, server, children, tokenizer_dir=tokenizer_dir, started_at=started_at, model_dir=model_dir)
     )
-    return 0
 
 
 def _follow(config: EngineConfig) -> int:

@@ -15,11 +15,11 @@ logger = logging.getLogger(__name__)
 # A model directory is data: weights, JSON, templates and vocabularies. Never pickles, never code.
 _WEIGHTS = ["*.safetensors", "orbax/*"]
 _WANTED_FILES = [*_WEIGHTS, "*.json", "tokenizer.model", "*.jinja", "*.txt"]
-_JUDGED_FILES = ["config.json", "generation_config.json", "hf_quant_config.json", "modules.json", "*_Pooling/*.json"]
 # Some repositories have second copies of the weights in other layouts, beside the files that jsg reads.
 _UNWANTED_FILES = ["consolidated*", "original/*", "onnx/*", "*.bin", "*.pt", "*.pth"]
 # For each kind of weights, the files of the other kind, which are not downloaded if a repository has both.
 _INDEX, _MANIFEST = "model.safetensors.index.json", "orbax.json"
+_LARGE_JSON = (_INDEX, _MANIFEST, "tokenizer.json", "vocab.json")
 _OTHER_KIND = {
     "safetensors": [_MANIFEST, "orbax/*"],
     "orbax": ["*.safetensors", _INDEX],
@@ -108,7 +108,7 @@ def _snapshot(
     try:
         if not from_cache:
             files = HfApi().list_repo_files(name, revision=revision)
-            judge(fetch(_JUDGED_FILES), files)
+            judge(fetch([file for file in files if _is_small(file)]), files)
         return fetch(_WANTED_FILES)
     # The client raises a ValueError for an impossible name, and a RuntimeError inside its transfer library. Their texts
     # have paths and addresses, so the message names the kind only.
@@ -120,6 +120,11 @@ def _snapshot(
         f"and the hub did not give it ({kind}); check the spelling, the network (and that offline mode is off), the "
         "space on disk, and for gated models that you are logged in",
     )
+
+
+def _is_small(file: str) -> bool:
+    """Whether a file of a repository is fetched before the repository is judged."""
+    return file.endswith(".json") and file.count("/") < 2 and not file.endswith(_LARGE_JSON)
 
 
 def _has_all_weights(directory: Path, load_format: str) -> bool:

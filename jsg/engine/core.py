@@ -269,11 +269,16 @@ class EngineCore:
             "vision_bytes": vision.num_used_rows * self._runner.vision_row_bytes,
         }
 
-    def close(self) -> None:
-        """Ends background work and frees the device. Forgets requests that still run."""
+    def close(self, *, waits: bool = True) -> None:
+        """Ends background work and frees the device. Forgets requests that still run.
+
+        Args:
+            waits: Whether it waits for threads that load or compile. If it does not, the process must end at once,
+                because Python's own end would abort while they run.
+        """
         self._in_flight = None
         if self._profiler is not None:
             self._profiler.close()
-        self.grammars.close()
+        self.grammars.close(waits=waits)
         self._runner.calls.close()
-        self._executables.close()
+        self._executables.close(waits=waits)

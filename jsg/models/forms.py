@@ -40,9 +40,10 @@ _FOREIGN: Mapping[tuple[str, ...], str] = {
 """Patterns of the names of files that no checkpoint of jsg has → what such files are, and what to do. The first that
 matches counts."""
 
-MODELOPT_FILE = "hf_quant_config.json"
 _SECTIONS = ("quantization_config", "compression_config", "quantization")
 """Sections of `config.json` that say how weights are quantised: of transformers, of old llm-compressor, and of MLX."""
+_FILES = {"hf_quant_config.json": "quantization", "quantize_config.json": "bits", "quant_config.json": "w_bit"}
+"""Files of ModelOpt, and of old versions of AutoGPTQ and AutoAWQ → the field in them that says so."""
 _METHODS = ("quant_method", "quant_algo", "quantization_method", "mode")
 
 
@@ -85,8 +86,9 @@ def refuse_quantised(directory: Path, *halves: Fields) -> None:
         halves: The whole `config.json`, and its section of the text half if there is one.
     """
     found = [(f"{half.file}: {name}", half.get(name)) for half in halves for name in _SECTIONS]
-    if (directory / MODELOPT_FILE).is_file():
-        found.append((f"{MODELOPT_FILE}: quantization", read_json(directory / MODELOPT_FILE).get("quantization")))
+    for file, name in _FILES.items():
+        if (directory / file).is_file():
+            found.append((f"{file}: {name}", read_json(directory / file).get(name)))
     for place, section in found:
         if section is not None:
             raise ModelError(
@@ -98,7 +100,7 @@ def refuse_quantised(directory: Path, *halves: Fields) -> None:
 
 def _method(section: Any) -> str:
     """The method in words, as far as the section says it."""
-    fields = section if isinstance(section, dict) else {}
+    fields = section if isinstance(section, dict) else {"bits": section}
     names = [fields[name] for name in _METHODS if isinstance(fields.get(name), str)]
     if not names and type(fields.get("bits")) is int:
         names = [f"{fields['bits']} bits"]

@@ -22,11 +22,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import final
+from typing import Any, Never, final
 
 import uvicorn
 
 from jsg.config import EngineConfig, ServerConfig
+from jsg.engine.child.parent import end_at_once
 from jsg.engine.front.children import EngineChild
 from jsg.engine.front.fleet import open_engines
 from jsg.engine.front.served import ServedEngine
@@ -89,6 +90,12 @@ async def serve(
     with StartDisplay() as display:
         client = open_engines(children, engine, display.show)
         await serve_until(told_to_end, client, engine, server, directories, started_at, greet)
+
+
+async def serve_to_end(*args: Any, **kwargs: Any) -> Never:
+    """As `serve`, but where that would return, the process ends with status 0: nothing is left to be done."""
+    await serve(*args, **kwargs)
+    end_at_once(0)
 
 
 async def serve_until(

@@ -7,6 +7,7 @@ counters are true. What it does besides is chosen by the configuration and by sp
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -389,5 +390,19 @@ class FakeCore:
         terms = {term: stats[f"num_{term}_tokens"] for term in POOL_TERMS}
         return {"total": self.info.max_total_tokens, **terms, "terms": POOL_TERMS}
 
-    def close(self) -> None:
+    def close(self, *, waits: bool = True) -> None:
         self._running.clear()
+
+
+class CompilingCore(FakeCore):
+    """A core with a thread that compiles for ever."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._thread = threading.Thread(target=threading.Event().wait)
+        self._thread.start()
+
+    def close(self, *, waits: bool = True) -> None:
+        super().close()
+        if waits:
+            self._thread.join()

@@ -114,6 +114,10 @@ def test_quantised_weights_of_a_served_family_are_named_by_their_method(tmp_path
     directory = write(tmp_path / "nvidia", LLAMA, WEIGHTS)
     (directory / "hf_quant_config.json").write_text(json.dumps(MODELOPT))
     assert "hf_quant_config.json: quantization says that they are quantised ('NVFP4')" in refusal(directory)
+    for old, bits in {"quantize_config.json": "bits", "quant_config.json": "w_bit"}.items():
+        directory = write(tmp_path / old, LLAMA, WEIGHTS)
+        (directory / old).write_text(json.dumps({bits: 4, "group_size": 128}))
+        assert f"{old}: {bits} says that they are quantised ('4 bits')" in refusal(directory)
     other = {**llava, "text_config": {"model_type": "gemma", "quantization_config": FP8}, "quantization_config": FP8}
     assert "text_config: model_type must be one of llama, mistral" in refusal(write(tmp_path / "gemma", other, WEIGHTS))
 
@@ -214,7 +218,7 @@ def test_a_hub_name_is_judged_by_its_config_before_the_rest_comes(
             assert "GGUF" in refusal("a/gguf")
             assert "LoRA" in refusal("a/adapter")
             assert "--tp-size must divide" in refusal("a/split", tp_size=3)
-        assert set(hub.fetched) == {"config.json", "generation_config.json"}
+        assert set(hub.fetched) == {"config.json", "generation_config.json", "adapter_config.json"}
         hub.fetched.clear()
         dummy = find_model(EngineConfig(model_path="a/good", load_format="dummy"))
         assert sorted(hub.fetched) == ["config.json", "generation_config.json", "tokenizer.json"]

@@ -80,8 +80,10 @@ def make_process(tokenizer_dir: Path) -> ProcessMaker:
         engine: dict | None = None,
         server: dict | None = None,
         wait: bool = True,
+        to_end: bool = False,
     ) -> contextlib.AbstractContextManager[ServerProcess]:
         knobs = {
+            "to_end": to_end,
             "engine": {"model_path": "fake", **(engine or {})},
             "server": {"port": 0, "shutdown_timeout": 0.5, **(server or {})},
             "tokenizer_dir": str(tokenizer_dir),

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,12 +19,16 @@ def main(argument: str) -> int:
     core = knobs.get("core", "tests.engine.fake_core:FakeCore")
     children = [EngineChild.spawn(engine, core=core) for _ in range(server.dp_size)]
     logging.basicConfig(level=logging.WARNING)
-    from jsg.server.run import serve
+    from jsg.server.run import serve, serve_to_end
 
+    if to_end := knobs.get("to_end", False):  # as `jsg serve` does, with a thread that is at work for ever
+        threading.Thread(target=threading.Event().wait).start()
     status = 0
     try:
         asyncio.run(
-            serve(engine, server, children, tokenizer_dir=Path(knobs["tokenizer_dir"]), started_at=time.monotonic())
+            (serve_to_end if to_end else serve)(
+                engine, server, children, tokenizer_dir=Path(knobs["tokenizer_dir"]), started_at=time.monotonic()
+            )
         )
     except JsgError as error:
         print(json.dumps({"error": str(error)}), file=sys.stderr)

@@ -82,6 +82,12 @@ class TestOneSignal:
             assert json.loads(rest.strip()) == {"heavy": []}, "the front process loaded what only the engine needs"
             assert not is_running(pid)
 
+    def test_no_thread_that_is_at_work_keeps_it(self, make_process: ProcessMaker):
+        """Nor does the end of Python, which takes long where many processes want the processor."""
+        with make_process(to_end=True) as server:
+            server.process.terminate()
+            assert server.end() == (0, "\n")  # the end of the greeting
+
     def test_what_runs_may_finish_while_nothing_new_is_let_in(self, make_server: ServerMaker):
         with make_server(server={"shutdown_timeout": 20}) as server:
             whole = {"text": "ab", "sampling_params": {"max_new_tokens": 500}}

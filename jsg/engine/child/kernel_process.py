@@ -13,7 +13,6 @@ import threading
 import time
 from pathlib import Path
 
-from jsg.constrained.run import kernel_cache
 from jsg.engine.child.parent import die_with_parent
 
 logger = logging.getLogger(__name__)
@@ -65,6 +64,8 @@ def _wait(process: subprocess.Popen[bytes], is_closing: threading.Event, limit_s
 
 def fill_once(directory: Path) -> None:
     """Compiles the kernels into a directory unless they are there. One of several processes does it, others wait."""
+    from jsg.constrained.run import kernel_cache  # here: before this slow import the process is bound to its parent
+
     directory.mkdir(exist_ok=True)
     with open(directory / "kernels.lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, or the process ends

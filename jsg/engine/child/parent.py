@@ -1,4 +1,4 @@
-"""Ends a process with its parent. Standard library only."""
+"""Ends a process: with its parent, or without the work of Python's own end. Standard library only."""
 
 import ctypes
 import os
@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from typing import Never
 
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.5
@@ -21,6 +22,17 @@ def die_with_parent(parent_pid: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         raise SystemExit(1)
+
+
+def end_at_once(status: int) -> Never:
+    """Ends this process. Python's own end would take it apart object by object, and wait for its threads.
+
+    For a front that takes 0.35 s of a processor, and seconds where others want it too. Whoever calls this has closed
+    what must be closed.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def end_with_parent() -> None:

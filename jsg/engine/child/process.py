@@ -24,7 +24,7 @@ from jsg.cache.observer import TreeObserver
 from jsg.config import EngineConfig
 from jsg.engine.child.free_memory import IdleTrim
 from jsg.engine.child.heartbeat import HeartbeatSender, LoopClock
-from jsg.engine.child.parent import die_with_parent
+from jsg.engine.child.parent import die_with_parent, end_at_once
 from jsg.engine.child.protocol import (
     Call,
     EngineStart,
@@ -106,8 +106,8 @@ class Core(Protocol):
         """Answers a call between two steps. Raises JsgError where it cannot be answered."""
         ...
 
-    def close(self) -> None:
-        """Frees what the core holds."""
+    def close(self, *, waits: bool = True) -> None:
+        """Frees what the core holds. Without `waits` threads in the background may go on until the process ends."""
         ...
 
 
@@ -272,10 +272,15 @@ def run(start: EngineStart) -> int:
     finally:
         if publisher is not None:
             publisher.close()
-        core.close()
+        core.close(waits=not ends_at_once(start))
         heartbeat.stop()
         link.close(END_FLUSH_MS)
     return 0
+
+
+def ends_at_once(start: EngineStart) -> bool:
+    """Whether the process need not end as Python does. JAX says goodbye to other hosts at Python's end."""
+    return start.config.nnodes == 1
 
 
 def _publisher(where: KvEvents) -> "KvEventPublisher":
@@ -300,7 +305,10 @@ def main(argument: str) -> int:
         signal.SIGTERM,
     ):  # a service manager sends the signal to both processes; the front then stops this one
         signal.signal(number, signal.SIG_IGN)
-    return run(start)
+    status = run(start)
+    if ends_at_once(start):
+        end_at_once(status)
+    return status
 
 
 if __name__ == "__main__":

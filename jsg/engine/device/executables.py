@@ -268,12 +268,13 @@ class Executables:
             self._count_run(name)
         return self._compiled[name](*args)
 
-    def close(self) -> None:
-        """Waits until the background thread has compiled its current program, ends it, and drops every program."""
+    def close(self, *, waits: bool = True) -> None:
+        """Ends the background thread. If `waits` is set, waits for the program under way, and drops all of them."""
         self._pace.close()
-        if self._thread is not None:
+        if waits and self._thread is not None:
             self._thread.join()
-        self.clear()
+        if waits:
+            self.clear()
 
     def _put_in_order(self, names: Iterable[Hashable]) -> None:
         for name in names:

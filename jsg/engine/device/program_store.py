@@ -132,7 +132,7 @@ def open_store(directory: Path) -> ProgramStore:
     Raises:
         ConfigError: It is not a folder of `jsg compile`, or others can write to it.
     """
-    problem, store = "is damaged", None
+    problem, store, statuses = "is damaged", None, list[os.stat_result]()
     try:
         statuses = [directory.stat(), (directory / MANIFEST).stat()]  # which has the checksums of all other files
         store = _read_manifest(directory, json.loads((directory / MANIFEST).read_text(encoding="utf-8")))

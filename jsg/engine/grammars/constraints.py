@@ -127,9 +127,9 @@ class Constraints:
         """Returns when tokenizer and kernels are loaded. For other threads than that of the steps."""
         self._loader.wait()
 
-    def close(self) -> None:
-        """Ends background work."""
-        self._loader.close()
+    def close(self, *, waits: bool = True) -> None:
+        """Ends background work, and waits for its end if `waits` is set."""
+        self._loader.close(waits=waits)
 
     def add_grammar(self, key: str, tables: bytes) -> None:
         """Makes a grammar known under this key."""

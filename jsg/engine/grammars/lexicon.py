@@ -87,11 +87,11 @@ class LexiconLoader:
             self.begin()
             self._future.result()
 
-    def close(self) -> None:
-        """Ends loading and waits for the thread."""
+    def close(self, *, waits: bool = True) -> None:
+        """Ends loading, and waits for the thread if `waits` is set."""
         self._is_closing.set()
         self._is_needed.set()
-        if self._thread is not None:
+        if waits and self._thread is not None:
             self._thread.join()
 
     def get(self) -> Lexicon:

@@ -373,6 +373,15 @@ def test_a_start_that_fails_raises_its_own_error(model, error):
     asyncio.run(main())
 
 
+def test_an_engine_that_compiles_ends_by_itself():
+    async def main():
+        client = await start_client(EngineConfig(), core="tests.engine.fake_core:CompilingCore")
+        await client.close()
+        assert client._child.wait() == 0, "it was not killed"
+
+    asyncio.run(main())
+
+
 def test_close_ends_streams_and_the_process_in_order():
     async def main():
         async with fake_engine() as client:
