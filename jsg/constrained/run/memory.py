@@ -74,7 +74,7 @@ class Memory(NamedTuple):
 _GROWING = {STATES: ("trans", "states"), MEMBERS: ("members",), ACTIONS: ("actions",), FRAMES: ("frames",)}
 _INDEX_SLOTS = 4  # slots of a hash table for each entry, so that collisions are rare
 _ROWS = 130  # rows of heads, enough for tokens of 128 bytes
-_ENDED = 256
+_ENDED = 64
 _HEADS = 32  # heads of a row, enough for nearly all grammars
 
 
