@@ -9,7 +9,7 @@ import pytest
 from jsg.constrained.schema.front import schema_grammar
 from jsg.errors import GrammarError
 from tests.constrained import texts
-from tests.constrained.schema.emitted import accepts, machine, verdicts
+from tests.constrained.schema.emitted import accepts, machine, verdicts, walks
 
 
 def arrays(values: list[object], longest: int) -> list[str]:
@@ -62,6 +62,55 @@ class TestArrays:
             '["b", "ab", "c"]',
             '["a"]',
         ]
+
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            {"items": {"enum": [1, 1.0, "a", None, [1], {"a": 1, "b": 2}]}},
+            {"items": {"enum": ["a", "b"]}, "minItems": 2},
+            {"items": {"type": "boolean"}},
+            {"items": {"type": ["null", "integer"], "minimum": 0, "maximum": 3}, "maxItems": 3},
+            {"items": {"anyOf": [{"enum": [1, 2]}, {"type": "integer", "minimum": 0, "maximum": 2}]}},
+            {"items": {"$ref": "#/$defs/e"}, "$defs": {"e": {"enum": ["a", "b", 1]}}, "minItems": 1},
+            {"items": {"enum": [*range(100)]}, "maxItems": 2},
+            {"items": {"enum": [*range(100)]}, "minItems": 2, "maxItems": 2},
+            {"prefixItems": [{"type": "string"}, {"enum": [1, 2]}], "items": {"enum": [None, True, [1]]}},
+            {"prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False},
+            {"prefixItems": [{"type": "string"}], "items": {"type": "integer"}, "maxItems": 2},
+            {"allOf": [{"items": {"enum": ["a", 1, 2]}}, {"items": {"enum": [1, "a", "x"]}}]},
+            {"enum": [[1, 1], [1, 2], [{"a": 1}, {"a": 1}], []]},
+        ],
+    )
+    def test_unique_items(self, schema: dict[str, object]) -> None:
+        schema = {"type": "array", "uniqueItems": True, **schema}
+        validator = jsonschema.Draft202012Validator(schema)
+        values = [1, 2, "a", "b", None, True, [1], {"b": 2, "a": 1}]
+        taken = verdicts(schema, arrays(values, 3), order="free")
+        assert taken == [text for text in arrays(values, 3) if validator.is_valid(json.loads(text))]
+        assert taken
+        for text in walks(machine(schema, "flexible"), 20):
+            assert validator.is_valid(json.loads(text)), text
+
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            {},
+            {"items": {"type": "string"}, "maxItems": 2},
+            {"items": {"enum": [*range(65)]}},
+            {"items": {"enum": [*range(129)]}, "maxItems": 2},
+            {"items": {"type": "integer", "minimum": 0}},
+            {"prefixItems": [{"enum": [1, 2]}, {"enum": [2, 3]}], "items": False},
+            {"prefixItems": [{"type": "string"}], "items": {"enum": ["a"]}},
+            {"items": {"enum": [1, 2]}, "not": {"items": {"const": 1}}},
+        ],
+    )
+    def test_items_that_may_be_equal_are_refused(self, schema: dict[str, object]) -> None:
+        with pytest.raises(GrammarError, match=r"uniqueItems at #/items .* values .* set maxItems to 1"):
+            machine({"type": "array", "items": {"type": "array", "uniqueItems": True, **schema}})
+
+    def test_more_unique_items_than_there_are_values(self) -> None:
+        with pytest.raises(GrammarError, match="no value is valid"):
+            machine({"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 3})
 
     def test_empty_array_with_white_space(self) -> None:
         assert verdicts({"type": "array"}, ["[]", "[ ]", "[\n]", "[  ]"], whitespace="flexible") == [
