@@ -54,7 +54,7 @@ CONSTRAINING = frozenset(
         "uniqueItems",
     )
 )
-HELPERS = frozenset(("else", "maxContains", "minContains", "then"))
+HELPERS = frozenset(("discriminator", "else", "maxContains", "minContains", "then"))
 """Keywords that have a meaning only beside one of `CONSTRAINING`."""
 
 SAYING_NOTHING = frozenset(

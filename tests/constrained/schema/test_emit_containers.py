@@ -6,6 +6,7 @@ import json
 import jsonschema
 import pytest
 
+from jsg.constrained.build.builder import build
 from jsg.constrained.schema.front import schema_grammar
 from jsg.errors import GrammarError
 from tests.constrained import texts
@@ -289,3 +290,54 @@ class TestNames:
         automaton = texts.machine_of(grammar)
         assert texts.accepts(automaton, '{"property number 3":1,"property number 30":2,"property number":0}')
         assert not texts.accepts(automaton, '{"property number 3":1,"property number 30":2,"property number 3":0}')
+
+
+def tagged(**tags: object) -> dict[str, object]:
+    """A union as pydantic emits it for models whose tags have a default, with a member of its own for each model."""
+    return {
+        "$defs": {
+            name: {
+                "type": "object",
+                "properties": {"kind": {**tag, "default": name}, name: {"type": "integer"}},  # pyright: ignore[reportGeneralTypeIssues]
+            }
+            for name, tag in tags.items()
+        },
+        "discriminator": {"propertyName": "kind", "mapping": {name: f"#/$defs/{name}" for name in tags}},
+        "oneOf": [{"$ref": f"#/$defs/{name}"} for name in tags],
+    }
+
+
+class TestDiscriminators:
+    @pytest.mark.parametrize("order", ["declared", "free"])
+    @pytest.mark.parametrize("keyword", ["oneOf", "anyOf"])
+    def test_the_tag_decides(self, order: str, keyword: str) -> None:
+        schema = tagged(cat={"const": "cat"}, dog={"enum": ["dog", "wolf", 1]}, bird={"const": "bird"})
+        schema[keyword] = schema.pop("oneOf")
+        good = ['{"kind": "cat"}', '{"kind": "wolf", "dog": 3}', '{"kind": 1}', '{"kind": "bird", "bird": 1, "x": 2}']
+        bad = ["{}", '{"cat": 1}', '{"kind": "cow"}', '{"kind": "cat", "cat": "x"}']
+        assert verdicts(schema, [*good, *bad], order=order) == good
+        validator = jsonschema.Draft202012Validator(schema)
+        for text in walks(machine(schema, order=order), 30):
+            assert validator.is_valid(json.loads(text)), text
+
+    def test_many_of_them(self) -> None:
+        schema = tagged(**{f"k{i}": {"const": f"k{i}"} for i in range(30)})
+        tables = build(schema_grammar(json.dumps(schema), additional_properties="closed"))
+        assert tables.num_positions < 2_000
+        assert accepts(schema, '{"kind": "k29", "k29": 3}')
+
+    def test_one_inside_another(self) -> None:
+        schema = tagged(a={"const": "a"}, b={"const": "b"})
+        schema["oneOf"].append({**tagged(c={"const": "c"}, d={"const": "d"}), "$id": "http://a.b/inner"})  # pyright: ignore[reportAttributeAccessIssue]
+        assert verdicts(schema, ['{"kind": "d", "d": 1}', '{"kind": "a"}', '{"d": 1}']) == [
+            '{"kind": "d", "d": 1}',
+            '{"kind": "a"}',
+        ]
+
+    @pytest.mark.parametrize("tag", [{"type": "string"}, {"const": "a"}, {"enum": ["a", "c"]}])
+    def test_a_tag_that_does_not_decide_is_an_annotation(self, tag: object) -> None:
+        schema = tagged(a={"const": "a"}, b=tag)
+        validator = jsonschema.Draft202012Validator(schema)
+        values = [{}, {"kind": "a"}, {"kind": "c"}, {"a": "x"}, {"b": "x"}, {"kind": "a", "a": "x"}]
+        written = [json.dumps(value) for value in values]
+        assert verdicts(schema, written) == [text for text in written if validator.is_valid(json.loads(text))]
