@@ -208,7 +208,7 @@ def general_category(name: str) -> CharRanges | None:
 def fold(ranges: CharRanges, is_ecma: bool) -> CharRanges:
     """The set, and every character that differs only by case from one in the set.
 
-    ECMA-262 compares characters by Unicode's simple case folding. Python takes more as equal: `i` is `ı` and `İ` too.
+    ECMA-262 compares characters by Unicode's simple case folding. Python takes more as equal, such as a dotless i.
     """
     cased, classes = _case_classes(is_ecma)
     extra: list[tuple[int, int]] = []

@@ -163,6 +163,7 @@ class Meeting:
                 least,
                 most,
                 _united(left.some, right.some),
+                left.is_unique or right.is_unique,
             )
         )
 

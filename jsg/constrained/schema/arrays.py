@@ -1,8 +1,10 @@
 """Makes expressions of arrays: which items stand where, and how many there are."""
 
 import dataclasses
+from collections.abc import Sequence
 
-from jsg.constrained.ir import EMPTY, NEVER, Automaton, Bag, BagItem, Expr, Repeat, alt, seq
+from jsg.constrained.ir import EMPTY, MAX_ONCE, NEVER, Automaton, Bag, BagItem, Expr, Repeat, alt, any_of, seq
+from jsg.constrained.schema.consts import const_expr
 from jsg.constrained.schema.scope import Scope
 from jsg.constrained.schema.shapes import Array
 
@@ -55,7 +57,10 @@ def _run(scope: Scope, shape: Array, most: int | None) -> Expr:
     """At least one item after the prefix, one of them valid for `some`; NEVER where no item is possible."""
     if most == 0 or not scope.shapes(shape.items):
         return NEVER
-    items, comma, least = scope.value(shape.items), scope.spacing.comma, max(1, shape.min_items)
+    comma, least = scope.spacing.comma, max(1, shape.min_items)
+    if shape.values is not None:
+        return _unique(scope, shape.values, least, most)
+    items = scope.value(shape.items)
     if not shape.some:
         return Repeat(items, least, most, comma)
     node = shape.some[0][0]
@@ -63,3 +68,12 @@ def _run(scope: Scope, shape: Array, most: int | None) -> Expr:
         return NEVER
     some = BagItem(scope.value(node), is_once=True, is_required=True)
     return Bag((some, BagItem(items)), comma, least, most)
+
+
+def _unique(scope: Scope, values: Sequence[str], least: int, most: int | None) -> Expr:
+    """At least one of these values, each at most once."""
+    options, comma = [const_expr(scope, value) for value in values], scope.spacing.comma
+    if len(options) <= MAX_ONCE:
+        return Bag(tuple(BagItem(option, is_once=True) for option in options), comma, least, most)
+    pairs = [seq(one, comma, any_of(options[:i] + options[i + 1 :])) for i, one in enumerate(options)]
+    return any_of(pairs if least == 2 else options + pairs)

@@ -59,6 +59,7 @@ def array_says(context: Context, location: int, reader: Reader) -> Array | None:
             items=context.child(location, *rest) if rest else ANY,
             min_items=reader.count("minItems") or 0,
             max_items=reader.count("maxItems"),
+            is_unique=reader.flag("uniqueItems"),
         )
     )
 
@@ -71,6 +72,9 @@ def array_denies(context: Context, location: int, reader: Reader) -> list[Altern
         alternatives.append(Alternative(Array(max_items=least - 1)))
     if most is not None:
         alternatives.append(Alternative(Array(min_items=most + 1)))
+    if reader.flag("uniqueItems") and (most is None or most > 1):
+        refusal = f"{reader.where('uniqueItems')} stands under `not`, where it is not supported; remove it"
+        alternatives.append(Alternative(Array(min_items=2), refusals=(refusal,)))
     prefix, rest = _item_paths(reader)
     for i, path in enumerate(prefix):
         before, wrong = (ANY,) * i, context.no_child(location, *path)

@@ -215,12 +215,18 @@ class Formulas:
             yield self.of(sign * child, kind)
         if "not" in keywords:
             yield self.of(-sign * self._child(location, "not"), kind)
-        if "anyOf" in keywords:
-            formulas = (self.of(sign * child, kind) for child in self._each(location, "anyOf", reader))
-            yield self._any_of(itertools.chain(*formulas)) if sign > 0 else self._all_of(formulas, kind, where)
-        if "oneOf" in keywords:
-            children = self._each(location, "oneOf", reader)
-            yield self._one_of(children, kind) if sign > 0 else self._not_one_of(children, kind, where)
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in keywords:
+                children = self._each(location, keyword, reader)
+                yield (
+                    self._united(keyword, children, kind, reader)
+                    if sign > 0
+                    else (
+                        self._not_one_of(children, kind, where)
+                        if keyword == "oneOf"
+                        else self._all_of((self.of(-child, kind) for child in children), kind, where)
+                    )
+                )
         if "then" in keywords or "else" in keywords:
             yield from self._if(location, kind, sign, keywords)
         if kind == "object":
@@ -274,6 +280,46 @@ class Formulas:
         if sign < 0:
             return denied
         return () if shape is None else self._free[kind] if shape == FREE[kind] else (Alternative(shape),)
+
+    def _united(self, keyword: str, children: Sequence[int], kind: str, reader: Reader) -> Formula:
+        """The values for which any of the schemas holds, or exactly one. The tag of a `discriminator` decides alone."""
+        tagged = self._tagged(children, reader) if kind == "object" else None
+        if tagged is not None:
+            return self._any_of(itertools.chain(*tagged))
+        if keyword == "oneOf":
+            return self._one_of(children, kind)
+        return self._any_of(itertools.chain(*(self.of(child, kind) for child in children)))
+
+    def _tagged(self, children: Sequence[int], reader: Reader) -> list[Formula] | None:
+        """The formulas of the schemas for objects with the tag, if no two of them allow the same tag; else None.
+
+        Pydantic requires the tag though its schemas do not, where the tag has a default.
+        """
+        tag = reader.keywords.get("discriminator")
+        name = tag.get("propertyName") if isinstance(tag, dict) else None
+        if not isinstance(name, str):
+            return None
+        present = (Alternative(Members(required=(name,))),)
+        found = [self._product(self.of(child, "object"), present, reader.location.pointer) for child in children]
+        try:
+            tags = [self._values_of_member(formula, name) for formula in found]
+        except UnderWayError:
+            return None
+        known = [key for keys in tags for key in keys or ()]
+        return found if None not in tags and len(set(known)) == len(known) else None
+
+    def _values_of_member(self, formula: Formula, name: str) -> set[str] | None:
+        """The keys of the values that a member has in objects; None where they are not listed."""
+        keys: set[str] = set()
+        for alternative in formula:
+            if alternative.values is not None or not isinstance(alternative.shape, Members):
+                return None
+            node = self.judge.member(alternative.shape, name)
+            for found in itertools.chain(*(self.of_node(node, kind) for kind in TYPES)):
+                if found.values is None:
+                    return None
+                keys.update(found.values)
+        return keys
 
     def _one_of(self, children: Sequence[int], kind: str) -> Formula:
         """The values for which exactly one of the schemas holds."""

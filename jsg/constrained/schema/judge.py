@@ -221,6 +221,8 @@ class Judge:
     def _fits_array(self, value: list[Json], shape: Array) -> bool:
         if len(value) < shape.min_items or (shape.max_items is not None and len(value) > shape.max_items):
             return False
+        if shape.is_unique and len({key_of(item, "an item") for item in value}) < len(value):
+            return False
         nodes = [*shape.prefix[: len(value)], *[shape.items] * (len(value) - len(shape.prefix))]
         if not all(self.holds(item, node) for item, node in zip(value, nodes, strict=True)):
             return False

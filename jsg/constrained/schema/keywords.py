@@ -9,10 +9,7 @@ from jsg.constrained.schema.shapes import Json
 from jsg.constrained.schema.values import decimal_of, is_number
 from jsg.errors import GrammarError
 
-REFUSED = {
-    "contains": "leave it out, or say in prefixItems which items must be there",
-    "uniqueItems": "leave it out, or set maxItems to 1",
-}
+REFUSED = {"contains": "leave it out, or say in prefixItems which items must be there"}
 """Keywords about arrays that are not supported, and what to do instead. `docs/packages/constrained.md` says why."""
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -54,9 +51,10 @@ CONSTRAINING = frozenset(
         "type",
         "unevaluatedItems",
         "unevaluatedProperties",
+        "uniqueItems",
     )
 )
-HELPERS = frozenset(("else", "maxContains", "minContains", "then"))
+HELPERS = frozenset(("discriminator", "else", "maxContains", "minContains", "then"))
 """Keywords that have a meaning only beside one of `CONSTRAINING`."""
 
 SAYING_NOTHING = frozenset(
@@ -132,6 +130,13 @@ class Reader:
             raise self.fail(keyword, "a string")
         return value
 
+    def flag(self, keyword: str) -> bool:
+        """The value as true or false; false without the keyword."""
+        value = self.keywords.get(keyword, False)
+        if not isinstance(value, bool):
+            raise self.fail(keyword, "true or false")
+        return value
+
     def array(self, keyword: str) -> list[Json]:
         """The value as an array; an empty one without the keyword."""
         value = self.keywords.get(keyword, [])
@@ -167,13 +172,7 @@ class Reader:
 
     def refusals(self) -> list[str]:
         """Why the keywords about arrays cannot be enforced, one reason for each keyword of `REFUSED`."""
-        words = [word for word in REFUSED if word in self.keywords]
-        is_unique, most = self.keywords.get("uniqueItems", False), self.count("maxItems")
-        if not isinstance(is_unique, bool):
-            raise self.fail("uniqueItems", "true or false")
-        if not is_unique or (most is not None and most <= 1):
-            words = [word for word in words if word != "uniqueItems"]
-        return [f"{self.where(word)} is not supported; {REFUSED[word]}" for word in words]
+        return [f"{self.where(word)} is not supported; {REFUSED[word]}" for word in REFUSED if word in self.keywords]
 
     def types(self) -> frozenset[str] | None:
         """The names in `type`; None without the keyword."""

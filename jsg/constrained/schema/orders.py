@@ -37,6 +37,8 @@ _MAX_LEFT_OUT = 2_000
 the square of their number."""
 _MAX_LATE = 4
 """Most optional members before a required one that may also come after it. Each doubles the grammar of the object."""
+_MAX_COPIED = 100
+"""Most members of an object that is written out for them, all copies together."""
 _MAX_EDGES = 5_000
 """Most edges of the automaton that counts members in declared order."""
 
@@ -180,8 +182,9 @@ def _late(plan: Plan) -> tuple[int, ...] | None:
     if plan.least > plan.num_required + 1 or plan.num_required == len(plan.declared):
         return None
     before = [number for number in range(plan.num_ordered) if not plan.declared[number].is_required]
+    most_late = min(_MAX_LATE, (_MAX_COPIED // len(plan.declared)).bit_length() - 1)
     is_counted = not plan.is_surely_met or plan.most is not None
-    return None if is_counted and len(before) > _MAX_LATE else tuple(before[:_MAX_LATE])
+    return None if is_counted and len(before) > most_late else tuple(before[: max(0, most_late)])
 
 
 def _subsets(numbers: Sequence[int]) -> Iterable[tuple[int, ...]]:

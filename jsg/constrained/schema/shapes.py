@@ -86,6 +86,9 @@ class Array:
     Attributes:
         prefix: The nodes of the first items.
         items: The node of the other items.
+        is_unique: Whether no two items are equal.
+        values: The canonical JSON texts of the values of `items`, each of which may come once; None where they may be
+            repeated, or are not known yet. A unique array that becomes a grammar has them, or at most one of `items`.
         some: (node, number): an item from this number on is valid for the node. An array that becomes a grammar has at
             most one such pair. Its number is the length of the prefix, and its node also says what `items` says.
     """
@@ -95,6 +98,8 @@ class Array:
     min_items: int = 0
     max_items: int | None = None
     some: tuple[tuple[NodeName, int], ...] = ()
+    is_unique: bool = False
+    values: tuple[str, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ import json
 import jsonschema
 import pytest
 
+from jsg.constrained.build.builder import build
 from jsg.constrained.schema.front import schema_grammar
 from jsg.errors import GrammarError
 from tests.constrained import texts
-from tests.constrained.schema.emitted import accepts, machine, verdicts
+from tests.constrained.schema.emitted import accepts, machine, verdicts, walks
 
 
 def arrays(values: list[object], longest: int) -> list[str]:
@@ -62,6 +63,55 @@ class TestArrays:
             '["b", "ab", "c"]',
             '["a"]',
         ]
+
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            {"items": {"enum": [1, 1.0, "a", None, [1], {"a": 1, "b": 2}]}},
+            {"items": {"enum": ["a", "b"]}, "minItems": 2},
+            {"items": {"type": "boolean"}},
+            {"items": {"type": ["null", "integer"], "minimum": 0, "maximum": 3}, "maxItems": 3},
+            {"items": {"anyOf": [{"enum": [1, 2]}, {"type": "integer", "minimum": 0, "maximum": 2}]}},
+            {"items": {"$ref": "#/$defs/e"}, "$defs": {"e": {"enum": ["a", "b", 1]}}, "minItems": 1},
+            {"items": {"enum": [*range(100)]}, "maxItems": 2},
+            {"items": {"enum": [*range(100)]}, "minItems": 2, "maxItems": 2},
+            {"prefixItems": [{"type": "string"}, {"enum": [1, 2]}], "items": {"enum": [None, True, [1]]}},
+            {"prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False},
+            {"prefixItems": [{"type": "string"}], "items": {"type": "integer"}, "maxItems": 2},
+            {"allOf": [{"items": {"enum": ["a", 1, 2]}}, {"items": {"enum": [1, "a", "x"]}}]},
+            {"enum": [[1, 1], [1, 2], [{"a": 1}, {"a": 1}], []]},
+        ],
+    )
+    def test_unique_items(self, schema: dict[str, object]) -> None:
+        schema = {"type": "array", "uniqueItems": True, **schema}
+        validator = jsonschema.Draft202012Validator(schema)
+        values = [1, 2, "a", "b", None, True, [1], {"b": 2, "a": 1}]
+        taken = verdicts(schema, arrays(values, 3), order="free")
+        assert taken == [text for text in arrays(values, 3) if validator.is_valid(json.loads(text))]
+        assert taken
+        for text in walks(machine(schema, "flexible"), 20):
+            assert validator.is_valid(json.loads(text)), text
+
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            {},
+            {"items": {"type": "string"}, "maxItems": 2},
+            {"items": {"enum": [*range(65)]}},
+            {"items": {"enum": [*range(129)]}, "maxItems": 2},
+            {"items": {"type": "integer", "minimum": 0}},
+            {"prefixItems": [{"enum": [1, 2]}, {"enum": [2, 3]}], "items": False},
+            {"prefixItems": [{"type": "string"}], "items": {"enum": ["a"]}},
+            {"items": {"enum": [1, 2]}, "not": {"items": {"const": 1}}},
+        ],
+    )
+    def test_items_that_may_be_equal_are_refused(self, schema: dict[str, object]) -> None:
+        with pytest.raises(GrammarError, match=r"uniqueItems at #/items .* values .* set maxItems to 1"):
+            machine({"type": "array", "items": {"type": "array", "uniqueItems": True, **schema}})
+
+    def test_more_unique_items_than_there_are_values(self) -> None:
+        with pytest.raises(GrammarError, match="no value is valid"):
+            machine({"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 3})
 
     def test_empty_array_with_white_space(self) -> None:
         assert verdicts({"type": "array"}, ["[]", "[ ]", "[\n]", "[  ]"], whitespace="flexible") == [
@@ -240,3 +290,54 @@ class TestNames:
         automaton = texts.machine_of(grammar)
         assert texts.accepts(automaton, '{"property number 3":1,"property number 30":2,"property number":0}')
         assert not texts.accepts(automaton, '{"property number 3":1,"property number 30":2,"property number 3":0}')
+
+
+def tagged(**tags: object) -> dict[str, object]:
+    """A union as pydantic emits it for models whose tags have a default, with a member of its own for each model."""
+    return {
+        "$defs": {
+            name: {
+                "type": "object",
+                "properties": {"kind": {**tag, "default": name}, name: {"type": "integer"}},  # pyright: ignore[reportGeneralTypeIssues]
+            }
+            for name, tag in tags.items()
+        },
+        "discriminator": {"propertyName": "kind", "mapping": {name: f"#/$defs/{name}" for name in tags}},
+        "oneOf": [{"$ref": f"#/$defs/{name}"} for name in tags],
+    }
+
+
+class TestDiscriminators:
+    @pytest.mark.parametrize("order", ["declared", "free"])
+    @pytest.mark.parametrize("keyword", ["oneOf", "anyOf"])
+    def test_the_tag_decides(self, order: str, keyword: str) -> None:
+        schema = tagged(cat={"const": "cat"}, dog={"enum": ["dog", "wolf", 1]}, bird={"const": "bird"})
+        schema[keyword] = schema.pop("oneOf")
+        good = ['{"kind": "cat"}', '{"kind": "wolf", "dog": 3}', '{"kind": 1}', '{"kind": "bird", "bird": 1, "x": 2}']
+        bad = ["{}", '{"cat": 1}', '{"kind": "cow"}', '{"kind": "cat", "cat": "x"}']
+        assert verdicts(schema, [*good, *bad], order=order) == good
+        validator = jsonschema.Draft202012Validator(schema)
+        for text in walks(machine(schema, order=order), 30):
+            assert validator.is_valid(json.loads(text)), text
+
+    def test_many_of_them(self) -> None:
+        schema = tagged(**{f"k{i}": {"const": f"k{i}"} for i in range(30)})
+        tables = build(schema_grammar(json.dumps(schema), additional_properties="closed"))
+        assert tables.num_positions < 2_000
+        assert accepts(schema, '{"kind": "k29", "k29": 3}')
+
+    def test_one_inside_another(self) -> None:
+        schema = tagged(a={"const": "a"}, b={"const": "b"})
+        schema["oneOf"].append({**tagged(c={"const": "c"}, d={"const": "d"}), "$id": "http://a.b/inner"})  # pyright: ignore[reportAttributeAccessIssue]
+        assert verdicts(schema, ['{"kind": "d", "d": 1}', '{"kind": "a"}', '{"d": 1}']) == [
+            '{"kind": "d", "d": 1}',
+            '{"kind": "a"}',
+        ]
+
+    @pytest.mark.parametrize("tag", [{"type": "string"}, {"const": "a"}, {"enum": ["a", "c"]}])
+    def test_a_tag_that_does_not_decide_is_an_annotation(self, tag: object) -> None:
+        schema = tagged(a={"const": "a"}, b=tag)
+        validator = jsonschema.Draft202012Validator(schema)
+        values = [{}, {"kind": "a"}, {"kind": "c"}, {"a": "x"}, {"b": "x"}, {"kind": "a", "a": "x"}]
+        written = [json.dumps(value) for value in values]
+        assert verdicts(schema, written) == [text for text in written if validator.is_valid(json.loads(text))]
