@@ -1,51 +1,14 @@
 """Graphs that are sent to a server: how the client reads its answers."""
 
 import asyncio
-import json
 
 import pytest
 
 import jsg as sgl
 from jsg.errors import AbortedError, BackendError, ConfigError, ProgramError, RequestError, UnknownVariableError
-from jsg.lang.executor.arguments import arguments_from_json
-from jsg.lang.executor.posted import CallEvent, execute
-from jsg.lang.graphs.check import graph_from_json
-from jsg.lang.graphs.codec import sampling_from_dict
 from jsg.lang.streams.loop import shared_loop
-from tests.lang.graph_programs import PNG, answer
+from tests.lang.graph_programs import PNG, GraphServer
 from tests.lang.scripted import Gate, ScriptedBackend
-
-
-class GraphServer(ScriptedBackend):
-    """A backend that takes graphs as `jsg.RuntimeEndpoint` does, by way of JSON; the server is this process."""
-
-    def __init__(self, reply=answer):
-        super().__init__(reply)
-        self.bodies = []
-        self.num_ended = 0
-
-    async def run_graph(self, graph, arguments, *, stream=False, sampling_params=None):
-        self.bodies.append(json.loads(json.dumps([graph, arguments, stream, sampling_params])))
-        graph, arguments, stream, sampling_params = self.bodies[-1]
-        graph = graph_from_json(graph)
-        try:
-            async with execute(
-                graph,
-                self,
-                arguments_from_json(graph, arguments),
-                defaults=sampling_from_dict(sampling_params or {}),
-            ) as run:
-                if stream:
-                    async for event in run.events():
-                        if isinstance(event, CallEvent):
-                            yield {"index": event.index, "call": event.call}
-                            continue
-                        failed = {"failed": True} if event.has_failed else {}
-                        news = {"done": True, **failed} if event.is_done else {"delta": event.delta}
-                        yield {"text": event.delta} if event.name is None else {"variable": event.name, **news}
-                yield {"result": json.loads(json.dumps(await run.result()))}
-        finally:
-            self.num_ended += 1
 
 
 @sgl.function

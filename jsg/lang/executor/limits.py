@@ -149,8 +149,8 @@ class _Count:
                 self._defaults |= dict.fromkeys(branches, self._defaults[node.stream])
                 self._check("fan_out", len(branches), node)
                 self.add("streams", rounds * len(branches), node)
-            case Join(branches=branches):
-                self.add("steps", rounds * len(branches), node)
+            case Join(branches=branches, gathered=gathered):
+                self.add("steps", rounds * len(branches) * (1 + len(gathered)), node)
             case Cond():
                 self._add_condition(node.condition, rounds, node)
                 self.add("steps", rounds * size_of(node.before), node)
