@@ -44,7 +44,7 @@ def test_items_of_a_list_keep_their_types_in_conds_and_loops():
             s["text"] = f"{s['x'][0]}"
 
         sgl.cond(s, ALWAYS, keep)
-        sgl.loop(s, lambda s: s.set_var("x", s["x"][:2] + [False, 0.5, None]), max_rounds=2)
+        sgl.loop(s, lambda s: s.set_var("x", [*s["x"][:2], False, 0.5, None]), max_rounds=2)
         return s["x"], s["kept"], s["last"], s["text"]
 
     assert agreed(program) == ([None, 1, False, 0.5, None], [None, 1, True, 2.0, "t"], 1, "None")
@@ -184,7 +184,7 @@ def test_a_change_in_place_within_a_body_is_refused_because_a_graph_would_lose_i
         sgl.cond(s, ALWAYS, lambda s: s["xs"].append(2))
 
     assert program.run(backend=backend())["xs"] == [1, 2]
-    with pytest.raises(TraceError, match="changes 'xs' in place .*; set it to a new value"):
+    with pytest.raises(TraceError, match=r"changes 'xs' in place .*; set it to a new value"):
         program.compile()
 
 

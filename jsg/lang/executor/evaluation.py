@@ -202,7 +202,7 @@ def _finish(variable: Variable, value: Any, report: dict[str, Any] | None) -> No
 
 
 def _as_text(value: Any, name: str) -> str:
-    """Gives the value of a variable as text. Raises RequestError for lists and dictionaries, whose text could have any length."""
+    """Gives a variable's value as text. Raises RequestError for lists and dictionaries, whose text has any length."""
     if isinstance(value, str):
         return value
     if value is None or isinstance(value, int | float):
