@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Protocol, final
 
 from jsg.errors import AbortedError, BackendError, UnknownVariableError
@@ -78,6 +78,7 @@ class RemoteState(GraphState):
         self._started: asyncio.Task[None] | None = None  # the loop itself references tasks weakly
         self._task: asyncio.Task[None] | None = None
         self._is_cancelled = False
+        self._leave: Callable[[], None] | None = None
         self._error: BaseException | None = None
         self._counts: dict[str, int] = {}
         self._calls: list[dict[str, Any]] = []
@@ -95,6 +96,24 @@ class RemoteState(GraphState):
         """Sends the graph and reads the answer, as a task. Must be called on the loop."""
         answers = backend.run_graph(graph, arguments, stream=stream, sampling_params=sampling_params)
         self._started = asyncio.get_running_loop().create_task(self._run(answers))
+
+    def join_post(self, leave: Callable[[], None]) -> None:
+        """Is called in place of `start` where one post has many runs. `leave` is called when this one is cancelled."""
+        self._leave = leave
+
+    def end_with(self, event: Mapping[str, Any] | BaseException) -> None:
+        """Ends a run of many by its {"result": ...} or {"failure": ...}, or by an error. A second call does nothing."""
+        if self.ended.is_done:
+            return
+        try:
+            if isinstance(event, BaseException):
+                raise event
+            if "failure" in event:
+                raise failure_in_stream(event["failure"])
+            self._finish(event["result"])
+        except Exception as error:
+            self._fail(error)
+        self.ended.finish(None)
 
     async def _run(self, answers: AsyncGenerator[dict[str, Any]]) -> None:
         self._task = asyncio.current_task()  # here: a task that is cancelled before it begins runs no `finally`
@@ -201,6 +220,9 @@ class RemoteState(GraphState):
         self._is_cancelled = True
         if self._task is not None and not self.ended.is_done:
             self._task.cancel()
+        if self._leave is not None:
+            self.end_with(AbortedError("the program was cancelled"))
+            self._leave()
 
 
 def _make_tuples(result: Mapping[str, Any]) -> None:
