@@ -72,7 +72,8 @@ class Batchable[State](abc.ABC):
             batch_kwargs: For each run its keyword arguments as a dict, or its positional arguments as a sequence. All
                 items of a list or tuple are checked before one runs. Any other iterable is read as the runs go on, one
                 item at a time in a thread of its own, and may have no end with `generator_style`.
-            num_threads: Runs under way at a time; "auto" is 96, or 16 per core if that is more.
+            num_threads: Runs under way at a time; "auto" is 96, or 16 per core if that is more, and 512 where the
+                program is sent whole.
             progress_bar: Shows how many runs are done.
             generator_style: Gives an iterator. A state comes as soon as its run and those before it are done.
             backend: As in `run`.
@@ -89,7 +90,7 @@ class Batchable[State](abc.ABC):
             return iter(work) if generator_style else work
         advice = "write `await program.arun_batch(...)`"
         check_may_block(shared_loop().loop, is_async_body=is_async_body_here(), advice=advice)
-        runs = _Batch(work, num_workers(num_threads, work.size), progress_bar)
+        runs = _Batch(work, num_workers(num_threads, work), progress_bar)
         return runs.iterate() if generator_style else runs.run()
 
     async def arun_batch(
@@ -106,7 +107,7 @@ class Batchable[State](abc.ABC):
         work = self._batch(batch_kwargs, backend, dict(run_args))
         if isinstance(work, list):
             return _each(work) if generator_style else work
-        runs = _Batch(work, num_workers(num_threads, work.size), progress_bar)
+        runs = _Batch(work, num_workers(num_threads, work), progress_bar)
         return runs.iterate_async() if generator_style else await runs.run_async()
 
     @abc.abstractmethod
@@ -123,10 +124,12 @@ class Work[State]:
     Attributes:
         starts: Starts each of them. To draw one may take long where the items are read as the runs go on.
         size: Their number; None where the items are read as the runs go on.
+        auto: How many run at a time with `num_threads="auto"`.
     """
 
     starts: Iterator[Start[State]]
     size: int | None
+    auto: int = max(96, 16 * (os.cpu_count() or 1))
 
     async def draw(self) -> Start[State] | None:
         """Gives the next one, or None where there is no more. Raises what the iterable of the items raises."""
@@ -300,10 +303,11 @@ def arguments_of(item: Any, index: int) -> Arguments:
     )
 
 
-def num_workers(num_threads: int | Literal["auto"], num_items: int | None) -> int:
+def num_workers(num_threads: int | Literal["auto"], work: Work[Any]) -> int:
     """Gives how many runs are under way at a time. Raises ProgramError for a `num_threads` that is no such number."""
+    num_items = work.size
     if num_threads == "auto":
-        num_threads = max(96, 16 * (os.cpu_count() or 1))
+        num_threads = work.auto
     if not isinstance(num_threads, int) or isinstance(num_threads, bool) or num_threads < 1:
         raise ProgramError(f"num_threads must be 'auto' or a number of at least 1, but got {num_threads!r}")
     return num_threads if num_items is None else max(1, min(num_threads, num_items))

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,10 @@ from hypothesis import strategies as st
 
 import jsg as sgl
 from jsg import testing
-from jsg.lang.executor.posted import VariableEvent, execute
+from jsg.lang.executor.arguments import arguments_from_json
+from jsg.lang.executor.posted import CallEvent, VariableEvent, execute
+from jsg.lang.graphs.check import graph_from_json
+from jsg.lang.graphs.codec import sampling_from_dict
 from jsg.lang.ir import Gen
 from jsg.lang.streams.loop import shared_loop
 from tests.lang.scripted import ScriptedBackend
@@ -203,6 +207,38 @@ class CountingSession:
 
     async def close(self) -> None:
         self._backend.log.append(("close", self._scripted.text))
+
+
+class GraphServer(ScriptedBackend):
+    """A backend that takes graphs as `jsg.RuntimeEndpoint` does, by way of JSON; the server is this process."""
+
+    def __init__(self, reply=answer):
+        super().__init__(reply)
+        self.bodies = []
+        self.num_ended = 0
+
+    async def run_graph(self, graph, arguments, *, stream=False, sampling_params=None):
+        self.bodies.append(json.loads(json.dumps([graph, arguments, stream, sampling_params])))
+        graph, arguments, stream, sampling_params = self.bodies[-1]
+        graph = graph_from_json(graph)
+        try:
+            async with execute(
+                graph,
+                self,
+                arguments_from_json(graph, arguments),
+                defaults=sampling_from_dict(sampling_params or {}),
+            ) as run:
+                if stream:
+                    async for event in run.events():
+                        if isinstance(event, CallEvent):
+                            yield {"index": event.index, "call": event.call}
+                            continue
+                        failed = {"failed": True} if event.has_failed else {}
+                        news = {"done": True, **failed} if event.is_done else {"delta": event.delta}
+                        yield {"text": event.delta} if event.name is None else {"variable": event.name, **news}
+                yield {"result": json.loads(json.dumps(await run.result()))}
+        finally:
+            self.num_ended += 1
 
 
 @sgl.function

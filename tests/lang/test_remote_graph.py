@@ -1,51 +1,22 @@
 """Graphs that are sent to a server: how the client reads its answers."""
 
 import asyncio
-import json
 
 import pytest
 
 import jsg as sgl
-from jsg.errors import AbortedError, BackendError, ConfigError, ProgramError, RequestError, UnknownVariableError
-from jsg.lang.executor.arguments import arguments_from_json
-from jsg.lang.executor.posted import CallEvent, execute
-from jsg.lang.graphs.check import graph_from_json
-from jsg.lang.graphs.codec import sampling_from_dict
+from jsg.errors import (
+    AbortedError,
+    BackendError,
+    ConfigError,
+    ProgramError,
+    RateLimitError,
+    RequestError,
+    UnknownVariableError,
+)
 from jsg.lang.streams.loop import shared_loop
-from tests.lang.graph_programs import PNG, answer
+from tests.lang.graph_programs import PNG, GraphServer, answer
 from tests.lang.scripted import Gate, ScriptedBackend
-
-
-class GraphServer(ScriptedBackend):
-    """A backend that takes graphs as `jsg.RuntimeEndpoint` does, by way of JSON; the server is this process."""
-
-    def __init__(self, reply=answer):
-        super().__init__(reply)
-        self.bodies = []
-        self.num_ended = 0
-
-    async def run_graph(self, graph, arguments, *, stream=False, sampling_params=None):
-        self.bodies.append(json.loads(json.dumps([graph, arguments, stream, sampling_params])))
-        graph, arguments, stream, sampling_params = self.bodies[-1]
-        graph = graph_from_json(graph)
-        try:
-            async with execute(
-                graph,
-                self,
-                arguments_from_json(graph, arguments),
-                defaults=sampling_from_dict(sampling_params or {}),
-            ) as run:
-                if stream:
-                    async for event in run.events():
-                        if isinstance(event, CallEvent):
-                            yield {"index": event.index, "call": event.call}
-                            continue
-                        failed = {"failed": True} if event.has_failed else {}
-                        news = {"done": True, **failed} if event.is_done else {"delta": event.delta}
-                        yield {"text": event.delta} if event.name is None else {"variable": event.name, **news}
-                yield {"result": json.loads(json.dumps(await run.result()))}
-        finally:
-            self.num_ended += 1
 
 
 @sgl.function
@@ -200,6 +171,103 @@ def test_a_batch_is_sent_item_by_item():
     states = program.compile().run_batch([{"q": f"q{i}", "photo": PNG} for i in range(5)], backend=server)
     assert [state.messages()[0]["content"][0]["text"] for state in states] == [f"q{i}" for i in range(5)]
     assert len(server.bodies) == 5
+
+
+class BatchServer(GraphServer):
+    """A backend that also takes many runs of a graph at once, one of which it refuses."""
+
+    def __init__(self, reply=answer, *, room=None):
+        super().__init__(reply)
+        self.posts = []
+        self.room = room  # how many posts it takes at a time
+        self.num_under_way = 0
+
+    async def run_graphs(self, graph, batch, *, sampling_params=None):
+        if self.num_under_way == self.room:
+            raise RateLimitError("too many posts")
+        self.posts.append(len(batch))
+        self.num_under_way += 1
+        try:
+            for item, arguments in reversed(list(enumerate(batch))):
+                if arguments["q"] == "wrong":
+                    yield {"item": item, "failure": {"type": "RequestError", "message": "refused"}}
+                    continue
+                async for event in self.run_graph(graph, arguments, sampling_params=sampling_params):
+                    yield {"item": item, **event}
+        finally:
+            self.num_under_way -= 1
+
+
+def test_a_batch_is_one_post_and_what_fails_stays_with_its_item():
+    server, compiled = BatchServer(), program.compile()
+    items = [{"q": "wrong" if i == 3 else f"q{i}", "photo": PNG} for i in range(40)]
+    states = compiled.run_batch(items, backend=server, temperature=0)
+    assert server.posts == [40]
+    for i, state in enumerate(states):
+        if i == 3:
+            assert isinstance(state.error(), RequestError)
+            continue
+        alone = compiled.run(f"q{i}", PNG, backend=GraphServer(), temperature=0)
+        assert (state["a"], state.text(), state.ret_value["n"]) == (alone["a"], alone.text(), 3)
+    assert all(body[3] == {"temperature": 0} for body in server.bodies)
+    assert [state["a"] for state in compiled.run_batch(items[:3], backend=server, generator_style=True)] == [
+        state["a"] for state in states[:3]
+    ]
+    compiled.run_batch(items[:9], backend=server, num_threads=2)
+    assert max(server.posts[2:]) == 2
+
+
+def test_posts_of_a_batch_wait_for_each_other_where_the_key_has_no_room():
+    server, items = BatchServer(room=1), [{"q": f"q{i}"} for i in range(600)]
+
+    @sgl.function
+    def short(s, q):
+        s += q
+
+    states = short.compile().run_batch(items, backend=server)
+    assert [state.text() for state in states] == [item["q"] for item in items]
+    assert sum(server.posts) == 600 and max(server.posts) <= 256
+
+
+def test_a_cancelled_batch_closes_its_post():
+    gate = Gate()
+
+    async def forever(prompt, gen):
+        await gate.passed()
+        return "never"
+
+    server = BatchServer(forever)
+
+    async def main():
+        running = asyncio.create_task(program.compile().arun_batch([{"q": "a", "photo": PNG}] * 3, backend=server))
+        await asyncio.to_thread(gate.wait_reached)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+    async def until_closed():
+        while server.num_under_way:
+            await asyncio.sleep(0)
+
+    shared_loop().submit(until_closed()).result(30)
+    gate.open()
+
+
+def test_a_fork_that_no_server_takes_runs_here():
+    @sgl.function
+    def wide(s, size):
+        forks = s.fork(size)
+        forks += lambda i: sgl.gen("x")
+        forks.join()
+
+    server = BatchServer()
+    assert len(wide.compile(size=300).run(backend=server)["x"]) == 300
+    assert not server.bodies
+    wide.compile(size=256).run(backend=server).sync()
+    assert len(server.bodies) == 1
+    wide.compile(size=300).run(backend=server, where="server").sync()
+    assert len(server.bodies) == 2
 
 
 def test_where_it_runs_is_checked():

@@ -124,6 +124,48 @@ class TestRuns:
         assert [calls[index] for index in range(len(calls))] == result["timeline"] and len(calls) == 5
         assert len(texts) > 2 and "".join(texts) == result["text"] == f"Of art: hello so {result['return_value']}"
 
+    def batch(self, server: ScriptedServer, batch: list[dict], **body) -> dict:
+        answer = server.http.post("/v1/programs", json={"graph": graph_of(judge), "batch": batch} | body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def test_many_runs_in_one_post_are_what_each_is_alone(self, server: ScriptedServer):
+        answer = self.batch(server, [{"topic": "art"}, {"topics": "?"}, {"topic": 7}])
+        alone = run(server, graph_of(judge), arguments={"topic": 7})
+        assert answer["object"] == "program.batch" and [each["item"] for each in answer["results"]] == [0, 1, 2]
+        first, wrong, last = answer["results"]
+        assert wrong["failure"]["type"] == "GraphError" and "needs the argument 'topic'" in wrong["failure"]["message"]
+        assert first["result"]["text"].startswith("Of art: hello so ")
+        for name in ("variables", "text", "return_value", "errors", "usage"):
+            assert last["result"][name] == alone[name]
+
+    def test_a_stream_of_many_runs_has_each_as_it_ends(self, server: ScriptedServer):
+        body = {"graph": graph_of(judge), "batch": [{"topic": str(n)} for n in range(20)], "stream": True}
+        with server.http.stream("POST", "/v1/programs", json=body) as response:
+            first, *events = events_of(response)
+        assert first == {"object": "program.batch", "items": 20}
+        texts = {event["item"]: event["result"]["text"] for event in events}
+        assert len(events) == 20 and all(texts[n].startswith(f"Of {n}: hello") for n in range(20))
+        assert server.engine.held == []
+
+    def test_many_runs_have_the_limits_of_one(self, server: ScriptedServer):
+        graph = gen_program(max_tokens=100_000)
+        for batch, status in (([{"q": "hi"}] * 11, 400), ([{"q": "hi"}] * 1025, 400), ([], 400)):
+            answer = server.http.post("/v1/programs", json={"graph": graph, "batch": batch})
+            assert answer.status_code == status, answer.text
+        assert (
+            "new_tokens up to 1000000"
+            in server.http.post("/v1/programs", json={"graph": graph, "batch": [{"q": "hi"}] * 11}).text
+        )
+        both = server.http.post("/v1/programs", json={"graph": graph, "batch": [{}], "arguments": {}})
+        assert both.status_code == 400 and "arguments and batch exclude each other" in both.text
+
+    def test_many_runs_need_the_room_of_one_program(self, make_server: ServerMaker):
+        with make_server(server={"max_requests_per_key": 1}) as server:
+            assert all(
+                "result" in each for each in self.batch(server, [{"topic": str(n)} for n in range(9)])["results"]
+            )
+
     def test_n7_a_stream_on_which_nothing_happens_says_that_it_lives(
         self, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
     ):

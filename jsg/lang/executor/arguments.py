@@ -1,6 +1,7 @@
 """The arguments of a run: as a caller gives them, as JSON, and in the form in which they are appended."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,8 +12,8 @@ from jsg.lang.graphs.nodes import Argument, ArgumentRef, Media, Piece
 from jsg.lang.ir import Image, Video
 from jsg.lang.media import image_of, video_of
 
-ArgumentValue = str | Image | Video
-"""The value of an argument, in the form in which it is appended."""
+ArgumentValue = str | int | float | Image | Video
+"""The value of an argument: what was given, or a picture or video in the form in which it is appended."""
 
 
 def argument_value(argument: Argument, value: Any) -> ArgumentValue:
@@ -20,7 +21,7 @@ def argument_value(argument: Argument, value: Any) -> ArgumentValue:
     match argument.kind:
         case "text":
             if isinstance(value, str | int | float):
-                return str(value)
+                return value
             raise ProgramError(
                 f"the argument {argument.name!r} is text or a number in a compiled program, but got "
                 f"{type(value).__name__}; give it to compile() as a constant"
@@ -46,8 +47,17 @@ def known_media(node: Media, arguments: Mapping[str, ArgumentValue]) -> Image | 
 
 
 def arguments_to_json(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
-    """Gives arguments in the form that `POST /v1/programs` takes."""
-    return {name: codec.write(str | Image | Video, value) for name, value in arguments.items()}
+    """Gives arguments in the form that `POST /v1/programs` takes. Raises ProgramError for what JSON does not have."""
+    for name, value in arguments.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ProgramError(
+                f"an argument of a program that is sent must be a finite number, but {name!r} is {value}; give it as "
+                "text, or run it with where='here'"
+            )
+    return {
+        name: codec.write(Image | Video, value) if isinstance(value, Image | Video) else value
+        for name, value in arguments.items()
+    }
 
 
 def arguments_from_json(graph: Graph, source: Any) -> dict[str, ArgumentValue]:
@@ -69,8 +79,10 @@ def arguments_from_json(graph: Graph, source: Any) -> dict[str, ArgumentValue]:
 def _argument(name: str, kind: str, source: Any) -> ArgumentValue:
     location = codec.Location(f"argument {name!r}")
     if kind == "text":
-        if isinstance(source, str | int | float):
-            return codec.read(str, str(source), "it", location)
+        if isinstance(source, int | float):
+            return source
+        if isinstance(source, str):
+            return codec.read(str, source, "it", location)
         raise GraphError(f"the argument {name!r} must be text or a number", param="arguments")
     if not isinstance(source, Mapping) or kind not in source:
         raise GraphError(f"the argument {name!r} must be an object with the field {kind}", param="arguments")

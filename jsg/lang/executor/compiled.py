@@ -12,6 +12,8 @@ from jsg.lang.batch import Batchable, Items, Work, arguments_of, read_items
 from jsg.lang.defaults import as_backend
 from jsg.lang.executor.arguments import ArgumentValue, argument_value, arguments_to_json
 from jsg.lang.executor.execution import Execution
+from jsg.lang.executor.limits import MAX_FAN_OUT
+from jsg.lang.executor.posts import AT_ONCE, Posts
 from jsg.lang.executor.reading import GraphState
 from jsg.lang.executor.runs import GraphBackend, LocalState, RemoteState
 from jsg.lang.graphs.check import graph_from_json
@@ -23,6 +25,7 @@ from jsg.lang.graphs.nodes import (
     Append,
     ArgumentRef,
     Assign,
+    Fork,
     Media,
     Open,
     ReadText,
@@ -130,7 +133,7 @@ class CompiledFunction(Batchable[GraphState]):
             stream: A server sends variables and the text as they grow. In this process they grow without it.
             backend: The backend; the default one where None.
             where: "server" sends the whole graph, "here" runs it in this process, call by call; "auto" sends it if the
-                backend takes graphs (`jsg.RuntimeEndpoint`).
+                backend takes graphs (`jsg.RuntimeEndpoint`) and no fork has more branches than a server takes.
             **kwargs: Arguments by name, and the arguments of `RunArgs`.
 
         Raises:
@@ -181,12 +184,14 @@ class CompiledFunction(Batchable[GraphState]):
             raise ProgramError(unknown_in_batch(rest))
         runs = read_items(items, lambda index, item: self._bind(*arguments_of(item, index)))
         is_read = isinstance(runs, list)
-        start = self._starter(runs if is_read else None, given, as_backend(backend), where)
+        start = self._starter(runs if is_read else None, given, as_backend(backend), where, is_batch=True)
 
         async def run_one(arguments: Mapping[str, ArgumentValue]) -> GraphState:
             return await _settled(start(arguments))
 
-        return Work((functools.partial(run_one, arguments) for arguments in runs), len(runs) if is_read else None)
+        starts = (functools.partial(run_one, arguments) for arguments in runs)
+        auto = {"auto": AT_ONCE} if _is_sent(as_backend(backend), where, self.graph) else {}
+        return Work(starts, len(runs) if is_read else None, **auto)
 
     def _starter(
         self,
@@ -196,6 +201,7 @@ class CompiledFunction(Batchable[GraphState]):
         where: Where,
         *,
         stream: bool = False,
+        is_batch: bool = False,
     ) -> Callable[[Mapping[str, ArgumentValue]], GraphState]:
         """Gives a function that starts a run and gives its state.
 
@@ -205,14 +211,19 @@ class CompiledFunction(Batchable[GraphState]):
             backend: The backend.
             where: As in `run`.
             stream: As in `run`.
+            is_batch: Whether many runs may go to a server in one post.
         """
         loop = shared_loop()
-        if _is_sent(backend, where):
+        if _is_sent(backend, where, self.graph):
             sent, graph, sampling = cast(GraphBackend, backend), self.graph.to_dict(), sampling_to_dict(given)
+            posts = Posts(backend, graph, sampling) if is_batch and hasattr(backend, "run_graphs") else None
 
             def start_there(bound: Mapping[str, ArgumentValue]) -> GraphState:
                 state, arguments = RemoteState(self.graph, loop), arguments_to_json(bound)
-                loop.post(lambda: state.start(sent, graph, arguments, sampling, stream=stream))
+                if posts is not None:
+                    loop.post(lambda: posts.add(state, arguments))
+                else:
+                    loop.post(lambda: state.start(sent, graph, arguments, sampling, stream=stream))
                 return state
 
             return start_there
@@ -237,7 +248,7 @@ async def _settled(state: GraphState) -> GraphState:
     return state
 
 
-def _is_sent(backend: Backend, where: Where) -> bool:
+def _is_sent(backend: Backend, where: Where, graph: Graph) -> bool:
     takes_graphs = hasattr(backend, "run_graph")
     if where == "server" and not takes_graphs:
         raise ConfigError(
@@ -245,6 +256,8 @@ def _is_sent(backend: Backend, where: Where) -> bool:
         )
     if where not in ("auto", "here", "server"):
         raise ProgramError(f"where must be 'auto', 'here' or 'server', but got {where!r}")
+    if where == "auto" and any(isinstance(node, Fork) and len(node.branches) > MAX_FAN_OUT for node in graph.nodes()):
+        return False  # a server refuses it
     return takes_graphs and where != "here"
 
 

@@ -6,6 +6,7 @@ queue of its stream. The task itself waits only for the conditions of `cond` and
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Never, assert_never
 
@@ -47,7 +48,7 @@ from jsg.lang.ir import (
 )
 from jsg.lang.streams.ops import ExprOp, Make, Place
 from jsg.lang.streams.stream import Stream
-from jsg.lang.streams.variables import Variable
+from jsg.lang.streams.variables import Variable, gather
 
 _TURN = 100  # nodes that are handed over before other tasks run
 
@@ -127,7 +128,7 @@ class Driver:
             await self._hand_over(node, frame)
         except Exception as error:
             for name in defined(node) or ([_own_name(node)] if isinstance(node, Generate | Choose) else ()):
-                self._define(node, name, _failed(error), frame)
+                self._define(node, name, _failed(error), frame, is_bound=True)
             with contextlib.suppress(Exception):  # the stream may have ended already
                 frame.streams[node.stream].append(Text(""), place_of(node), _raiser(error))
 
@@ -156,7 +157,7 @@ class Driver:
                     stream.runner.push([ExprOp(Text(""), place, make=lambda: self._evaluator.charge_for(stream))])
                 self._define(node, "", stream.read("text"), frame)
             case Assign(name=name, value=value):
-                self._define(node, name, self._evaluator.promise(value, frame), frame)
+                self._define(node, name, self._evaluator.promise(value, frame), frame, is_bound=True)
             case Fork():
                 self._fork(node, stream, frame)
             case Join():
@@ -232,6 +233,15 @@ class Driver:
         if node.mode == "concate_and_append":
             await asyncio.wait(drivers)
             stream.join(branches, node.mode, place_of(node))
+            return
+        if not all(one.is_sure for one in node.gathered):  # only then must the stream itself wait for conditions
+            await asyncio.wait(drivers)
+        for name, is_sure in ((one.name, one.is_sure) for one in node.gathered):
+            if is_sure or any(name in branch.assigned for branch in branches):
+                fill = functools.partial(_gather, name, branches, drivers)
+                self._define(node, name, self._evaluator.promised(fill), frame, is_bound=True)
+            else:
+                self._define(node, name, _kept(stream, name), frame)
 
     async def _cond(self, node: Cond, stream: Stream, frame: Frame) -> None:
         block = node.then if await self._evaluator.holds(node.condition, frame) else node.otherwise
@@ -245,7 +255,7 @@ class Driver:
             elif name in before:
                 variable = self._evaluator.promise(before[name], frame)
             else:
-                variable = _failed(UnknownVariableError(f"nothing set {name!r} the way the program went"))
+                variable = _kept(stream, name)
             self._define(node, name, variable, frame)
 
     async def _loop_rounds(self, node: Loop, stream: Stream, frame: Frame) -> None:
@@ -263,9 +273,31 @@ class Driver:
         for name, variable in carried.items():
             self._define(node, name, variable, frame)
 
-    def _define(self, node: AnyNode, name: str, variable: Variable, frame: Frame) -> None:
+    def _define(self, node: AnyNode, name: str, variable: Variable, frame: Frame, *, is_bound: bool = False) -> None:
+        """Fills a slot. With `is_bound` the name means this variable on the stream of the node from here on."""
         self.values.append((node, variable))
         frame.define(node.id, name, variable)
+        if is_bound and node.stream in frame.streams:
+            frame.streams[node.stream].bind(name, variable)
+
+
+async def _gather(
+    name: str, branches: Sequence[Stream], drivers: Sequence[asyncio.Task[None]], variable: Variable
+) -> None:
+    """Fills a variable with the list of the values of branches that have set a name."""
+    if drivers:
+        await asyncio.wait(drivers)
+    found = [branch.assigned.get(name) for branch in branches]
+    variable.finish_as(gather(found) if any(found) else _unset(name))
+
+
+def _kept(stream: Stream, name: str) -> Variable:
+    """Gives the variable that a name meant before: also one that an earlier round of a loop has set."""
+    return stream.variables.get(name) or _unset(name)
+
+
+def _unset(name: str) -> Variable:
+    return _failed(UnknownVariableError(f"nothing set {name!r} the way the program went"))
 
 
 def place_of(node: Node) -> Place:

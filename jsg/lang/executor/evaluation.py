@@ -1,7 +1,7 @@
 """The values of a running graph. Each is made as soon as the values that it reads are known."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, assert_never
 
 from jsg.constrained.text_patterns import TextPatterns, TextReader
@@ -59,12 +59,16 @@ class Evaluator:
     def promise(self, value: Value, frame: Frame) -> Variable:
         """Gives a variable that will hold a value. If the value is just another variable, gives that one."""
         slot = _whole_slot(value, frame)
-        if slot is not None and slot.done():
+        if slot is not None and slot.done() and not _becomes_text(value):
             return slot.result()
+        return self.promised(lambda variable: self.follow(variable, value, frame))
+
+    def promised(self, fill: Callable[[Variable], Coroutine[Any, Any, None]]) -> Variable:
+        """Gives a variable that `fill` fills, in a task of its own."""
         variable = Variable()
         self._promised.add(variable)
         variable.when_done(lambda: self._promised.discard(variable))
-        self._tasks.create_task(self.follow(variable, value, frame))
+        self._tasks.create_task(fill(variable))
         return variable
 
     def fail_promises(self, error: BaseException) -> None:
@@ -82,21 +86,23 @@ class Evaluator:
         try:
             async for piece in source.follow_async():
                 variable.add(piece)
-            variable.finish(await source.get(), source.meta)
+            kept = await source.get()
+            _finish(variable, _as_text(kept, "") if _becomes_text(value) else kept, source.meta)
         except Exception as error:
             variable.fail(error)
 
     async def fulfil(self, variable: Variable, value: Value, frame: Frame) -> None:
         """Fills a variable with a value, or with the error that kept the value from being known."""
         try:
-            variable.finish(await self._value(value, frame), await _report(value, frame))
+            _finish(variable, await self._value(value, frame), await _report(value, frame))
         except Exception as error:
             variable.fail(error)
 
     async def _value(self, value: Value, frame: Frame) -> Any:
         match value:
             case TextValue(pieces):
-                return await self.text(pieces, frame)
+                ref = value.kept
+                return await self.text(pieces, frame) if ref is None else await self._read(ref, frame)
             case ListValue(items):
                 return [await self._value(item, frame) for item in items]
             case TupleValue(items):
@@ -106,7 +112,7 @@ class Evaluator:
             case ConstantValue(constant):
                 return constant
             case VariableValue(ref):
-                return await (await frame.slot(ref.node, ref.name)).get()
+                return await self._read(ref, frame)
             case StateValue(number, outputs):
                 variables = {name: self.promise(item, frame) for name, item in outputs}
                 outermost = frame.outermost()
@@ -122,15 +128,22 @@ class Evaluator:
             match piece:
                 case str():
                     parts.append(piece)
-                case ArgumentRef(name):
-                    parts.append(str(self._arguments[name]))
-                case ValueRef(node, name, index):
-                    value = await (await frame.slot(node, name)).get()
-                    parts.append(_as_text(value if index is None else value[index], name))
+                case ArgumentRef(name) | ValueRef(name=name):
+                    parts.append(_as_text(await self._read(piece, frame), name))
                 case _:
                     assert_never(piece)
             self.charge(len(parts[-1]))
         return "".join(parts)
+
+    async def _read(self, ref: ArgumentRef | ValueRef, frame: Frame) -> Any:
+        if isinstance(ref, ArgumentRef):
+            return self._arguments[ref.name]
+        value = await (await frame.slot(ref.node, ref.name)).get()
+        if ref.index is None:
+            return value
+        if not isinstance(value, list | tuple) or ref.index >= len(value):
+            raise RequestError(f"the program reads item {ref.index} of {ref.name!r}, which has no such item here")
+        return value[ref.index]
 
     def charge(self, num_chars: int) -> None:
         """Takes characters from the budget. Raises RequestError when none are left."""
@@ -182,8 +195,14 @@ async def _report(value: Value, frame: Frame) -> dict[str, Any] | None:
             return None
 
 
+def _finish(variable: Variable, value: Any, report: dict[str, Any] | None) -> None:
+    if isinstance(value, str) and not variable.num_pieces:
+        variable.add(value)
+    variable.finish(value, report)
+
+
 def _as_text(value: Any, name: str) -> str:
-    """Gives a value as text. Raises RequestError for lists and dictionaries, whose text could have any length."""
+    """Gives a variable's value as text. Raises RequestError for lists and dictionaries, whose text has any length."""
     if isinstance(value, str):
         return value
     if value is None or isinstance(value, int | float):
@@ -198,3 +217,7 @@ def _whole_slot(value: Value, frame: Frame) -> asyncio.Future[Variable] | None:
             return frame.slot(node, name)
         case _:
             return None
+
+
+def _becomes_text(value: Value) -> bool:
+    return isinstance(value, TextValue) and value.is_text

@@ -1,7 +1,7 @@
 """The limits of a graph that a client sent, which are checked before anything of it runs."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jsg.errors import GraphError
@@ -33,6 +33,8 @@ from jsg.lang.graphs.nodes import (
 from jsg.lang.ir import SamplingArgs
 from jsg.processing.parts import file_size
 
+MAX_FAN_OUT = 256
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProgramLimits:
@@ -58,7 +60,7 @@ class ProgramLimits:
     outputs: int = 1024
     calls: int = 4096
     streams: int = 1024
-    fan_out: int = 256
+    fan_out: int = MAX_FAN_OUT
     new_tokens: int = 1_000_000
     text_chars: int = 8_000_000
     answer_chars: int = 2**24
@@ -72,8 +74,17 @@ def check_limits(
     arguments: Mapping[str, ArgumentValue],
     limits: ProgramLimits,
     defaults: SamplingArgs = SamplingArgs(),  # noqa: B008 - frozen
+    *,
+    further: Sequence[Mapping[str, ArgumentValue]] = (),
 ) -> dict[str, AnyNode]:
     """Checks that a graph stays within the limits.
+
+    Args:
+        graph: The graph.
+        arguments: The arguments of a run.
+        limits: The limits.
+        defaults: The defaults of its gens.
+        further: The arguments of further runs. What runs or is opened counts once for each run.
 
     Returns:
         Each pattern of its conditions, with the first node that has it. They are not compiled here, because that may
@@ -82,9 +93,11 @@ def check_limits(
     Raises:
         GraphError: The graph exceeds a limit. The message names the node.
     """
-    count = _Count(limits, arguments, defaults)
-    count.add_block(graph.block, 1)
-    count.add("steps", size_of(graph.returns), graph.block.nodes[-1])
+    count = _Count(limits, defaults)
+    for run in (arguments, *further):
+        count.begin(run)
+        count.add_block(graph.block, 1)
+        count.add("steps", size_of(graph.returns), graph.block.nodes[-1])
     return count.patterns
 
 
@@ -94,6 +107,9 @@ def size_of(part: Any) -> int:
     return sum(1 + len(inner.pieces) if isinstance(inner, TextValue) else 1 for inner in held)
 
 
+_OF_THE_GRAPH = ("nodes", "outputs", "patterns")  # which many runs have in common
+
+
 class _Count:
     """Counts what the nodes so far ask for.
 
@@ -101,13 +117,19 @@ class _Count:
         patterns: The patterns to be compiled, each with its first node.
     """
 
-    def __init__(self, limits: ProgramLimits, arguments: Mapping[str, ArgumentValue], defaults: SamplingArgs) -> None:
+    def __init__(self, limits: ProgramLimits, defaults: SamplingArgs) -> None:
         self.patterns: dict[str, AnyNode] = {}
         self._limits = limits
-        self._arguments = arguments
+        self._arguments: Mapping[str, ArgumentValue] = {}
         self._given = defaults
         self._defaults: dict[int, SamplingArgs] = {}
         self._counts: dict[str, int] = {}
+
+    def begin(self, arguments: Mapping[str, ArgumentValue]) -> None:
+        """Begins to count a run with these arguments."""
+        self._arguments = arguments
+        for what in _OF_THE_GRAPH:
+            self._counts[what] = 0
 
     def add_block(self, block: Block, rounds: int) -> None:
         for node in block.nodes:
@@ -149,8 +171,8 @@ class _Count:
                 self._defaults |= dict.fromkeys(branches, self._defaults[node.stream])
                 self._check("fan_out", len(branches), node)
                 self.add("streams", rounds * len(branches), node)
-            case Join(branches=branches):
-                self.add("steps", rounds * len(branches), node)
+            case Join(branches=branches, gathered=gathered):
+                self.add("steps", rounds * len(branches) * (1 + len(gathered)), node)
             case Cond():
                 self._add_condition(node.condition, rounds, node)
                 self.add("steps", rounds * size_of(node.before), node)

@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 MAX_DEPTH = 64  # of lists in lists that a program keeps or returns
 ITEM_COST = 64  # writing an item into an answer takes as long as writing this many characters
+_Path = tuple[str | int, ...]  # keys and indices that lead to a part of an answer
 _TURN = 1000  # items that are written before other tasks run
 
 
@@ -125,7 +126,8 @@ class ProgramRun:
             variables; `text` and `messages`: the program's prompt, None where it failed; `return_value`; `errors`: a
             list of `ProgramFailure`; `failed`: the index of the error of each failed variable (`variables`, by name),
             of `text` and of `return_value`, None where there is none; `usage`: `calls`, `prompt_tokens`,
-            `completion_tokens` and `cached_tokens` of all calls; `timeline`: these calls, as `History.timeline` says.
+            `completion_tokens` and `cached_tokens` of all calls; `timeline`: these calls, as `History.timeline` says;
+            `tuples`: where in the result a list is a tuple, each place as the keys and indices that lead to it.
 
         Raises:
             RequestError: The program keeps or returns more than is allowed.
@@ -140,11 +142,12 @@ class ProgramRun:
             return None if error is None else list(found).index(id(error))
 
         return {
-            "variables": {name: await answer.read(variable) for name, variable in outputs.items()},
+            "variables": {name: await answer.read(variable, ("variables", name)) for name, variable in outputs.items()},
             "meta_info": {name: variable.meta for name, variable in outputs.items() if variable.meta is not None},
             "text": await _or_none(execution.stream.read("text")),
             "messages": await _messages(execution.stream.read("turns")),
-            "return_value": await answer.read(execution.returned),
+            "return_value": await answer.read(execution.returned, ("return_value",)),
+            "tuples": answer.tuples,
             "errors": [dataclasses.asdict(_failure(*failure)) for failure in found.values()],
             "failed": {
                 "variables": {
@@ -258,18 +261,23 @@ async def _messages(turns: Variable) -> list[dict[str, Any]] | None:
 
 
 class _Answer:
-    """Writes values as JSON. A value that is named twice is written, and counted, twice."""
+    """Writes values as JSON. A value that is named twice is written, and counted, twice.
+
+    Attributes:
+        tuples: The places of lists that are tuples.
+    """
 
     def __init__(self, max_chars: int | None) -> None:
+        self.tuples: list[_Path] = []
         self._max_chars = max_chars
         self._num_chars = 0
         self._num_items = 0
 
-    async def read(self, variable: Variable, depth: int = 0) -> Any:
+    async def read(self, variable: Variable, path: "_Path", depth: int = 0) -> Any:
         """Gives the value of a variable, None where it failed. Raises RequestError where it is too long or too deep."""
-        return await self._write(await _or_none(variable), depth)
+        return await self._write(await _or_none(variable), path, depth)
 
-    async def _write(self, value: Any, depth: int) -> Any:
+    async def _write(self, value: Any, path: "_Path", depth: int) -> Any:
         if depth > MAX_DEPTH:
             raise RequestError(
                 f"what a program keeps and returns may be nested {MAX_DEPTH} deep, but this is deeper; keep less in it"
@@ -283,12 +291,18 @@ class _Answer:
                 self._charge(text_len(stream))
                 return {
                     "text": await _or_none(stream.read("text")),
-                    "variables": {name: await self.read(variable, depth + 1) for name, variable in variables.items()},
+                    "variables": {
+                        name: await self.read(variable, (*path, "variables", name), depth + 1)
+                        for name, variable in variables.items()
+                    },
                 }
             case list() | tuple():
-                return [await self._write(item, depth + 1) for item in value]
+                if isinstance(value, tuple):
+                    self._charge(ITEM_COST * len(path))
+                    self.tuples.append(path)
+                return [await self._write(item, (*path, index), depth + 1) for index, item in enumerate(value)]
             case dict():
-                return {key: await self._write(item, depth + 1) for key, item in value.items()}
+                return {key: await self._write(item, (*path, key), depth + 1) for key, item in value.items()}
         return value
 
     def _charge(self, num_chars: int) -> None:

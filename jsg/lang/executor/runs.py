@@ -2,14 +2,14 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Protocol, final
 
 from jsg.errors import AbortedError, BackendError, UnknownVariableError
 from jsg.lang.executor.execution import Execution
 from jsg.lang.executor.reading import GraphState
 from jsg.lang.graphs.graph import Graph
-from jsg.lang.graphs.nodes import DictValue, ListValue, StateValue, TupleValue, Value
+from jsg.lang.graphs.nodes import TextValue
 from jsg.lang.http.errors import failure_in_stream
 from jsg.lang.reading import What
 from jsg.lang.streams.history import History
@@ -73,12 +73,12 @@ class RemoteState(GraphState):
     def __init__(self, graph: Graph, loop: Loop) -> None:
         variables = {name: Variable() for name, _ in graph.block.outputs}
         super().__init__(variables, Variable(), Variable(), Variable(), History(), graph)
-        self._kept = dict(graph.block.outputs)
-        self._returns = graph.returns
+        self._texts = {name for name, value in graph.block.outputs if isinstance(value, TextValue)}
         self._loop = loop
         self._started: asyncio.Task[None] | None = None  # the loop itself references tasks weakly
         self._task: asyncio.Task[None] | None = None
         self._is_cancelled = False
+        self._leave: Callable[[], None] | None = None
         self._error: BaseException | None = None
         self._counts: dict[str, int] = {}
         self._calls: list[dict[str, Any]] = []
@@ -96,6 +96,24 @@ class RemoteState(GraphState):
         """Sends the graph and reads the answer, as a task. Must be called on the loop."""
         answers = backend.run_graph(graph, arguments, stream=stream, sampling_params=sampling_params)
         self._started = asyncio.get_running_loop().create_task(self._run(answers))
+
+    def join_post(self, leave: Callable[[], None]) -> None:
+        """Is called in place of `start` where one post has many runs. `leave` is called when this one is cancelled."""
+        self._leave = leave
+
+    def end_with(self, event: Mapping[str, Any] | BaseException) -> None:
+        """Ends a run of many by its {"result": ...} or {"failure": ...}, or by an error. A second call does nothing."""
+        if self.ended.is_done:
+            return
+        try:
+            if isinstance(event, BaseException):
+                raise event
+            if "failure" in event:
+                raise failure_in_stream(event["failure"])
+            self._finish(event["result"])
+        except Exception as error:
+            self._fail(error)
+        self.ended.finish(None)
 
     async def _run(self, answers: AsyncGenerator[dict[str, Any]]) -> None:
         self._task = asyncio.current_task()  # here: a task that is cancelled before it begins runs no `finally`
@@ -119,6 +137,8 @@ class RemoteState(GraphState):
         if variable is not None and "delta" in event:
             variable.add(event["delta"])
         elif variable is not None and variable.num_pieces and not event.get("failed"):
+            if event["variable"] not in self._texts:
+                return  # only the result says whether it is the text that has grown
             variable.finish("".join(variable.pieces()))  # its report comes with the result
         elif "text" in event:
             self.log.add(event["text"])
@@ -126,6 +146,7 @@ class RemoteState(GraphState):
             self._finish(result)
 
     def _finish(self, result: Mapping[str, Any]) -> None:
+        _make_tuples(result)
         errors = [_error(error) for error in result["errors"]]
         failed = result["failed"]
         ended_by = (failed["text"], failed["return_value"])
@@ -139,7 +160,7 @@ class RemoteState(GraphState):
             if name in failed["variables"]:
                 variable.fail(errors[failed["variables"][name]])
                 continue
-            value = _with_tuples(self._kept[name], result["variables"][name])
+            value = result["variables"][name]
             if isinstance(value, str) and not variable.num_pieces:
                 variable.add(value)
             variable.finish(value)
@@ -158,7 +179,7 @@ class RemoteState(GraphState):
             self._error = self._error or errors[failed["return_value"]]
             self.returned.fail(errors[failed["return_value"]])
         else:
-            self.returned.finish(_with_tuples(self._returns, result["return_value"]))
+            self.returned.finish(result["return_value"])
 
     def _fail(self, error: BaseException) -> None:
         self._error = error
@@ -199,22 +220,18 @@ class RemoteState(GraphState):
         self._is_cancelled = True
         if self._task is not None and not self.ended.is_done:
             self._task.cancel()
+        if self._leave is not None:
+            self.end_with(AbortedError("the program was cancelled"))
+            self._leave()
 
 
-def _with_tuples(value: Value, read: Any) -> Any:
-    """Gives what a server has sent of a value (None if it failed), with the tuples of the program, lists in JSON."""
-    if read is None:
-        return None
-    match value:
-        case ListValue(items) | TupleValue(items):
-            read = [_with_tuples(item, one) for item, one in zip(items, read, strict=True)]
-            return read if isinstance(value, ListValue) else tuple(read)
-        case DictValue(items):
-            return {key: _with_tuples(item, read[key]) for key, item in items}
-        case StateValue(variables=variables):
-            kept = {name: _with_tuples(item, read["variables"][name]) for name, item in variables}
-            return {**read, "variables": kept}
-    return read
+def _make_tuples(result: Mapping[str, Any]) -> None:
+    """Makes tuples of the lists in an answer that are tuples in the program; JSON has none."""
+    for *path, last in sorted(result.get("tuples", ()), key=len, reverse=True):
+        holder: Any = result
+        for step in path:
+            holder = holder[step]
+        holder[last] = tuple(holder[last])
 
 
 def _error(failure: Mapping[str, Any]) -> BaseException:

@@ -188,6 +188,8 @@ class _Checker:
             if branch.parent != node.stream:
                 self._fail(f"stream {number} was not forked from stream {node.stream}", node)
         check_join([branch.nesting for branch in branches], node.mode)
+        if node.gathered and node.mode != "gather_variable":
+            self._fail("only gather_variable gathers variables", node)
         for branch in branches:
             branch.is_ended = True
 
@@ -241,7 +243,7 @@ class _Checker:
         shape = self._shapes[ref.node, ref.name]
         if shape is None and ref.index is None:
             return
-        if shape is None or ref.index is None or not 0 <= ref.index < shape:
+        if shape is None or ref.index is None or not 0 <= ref.index < shape.length:
             self._fail(f"it reads {ref.name!r} of node {ref.node} by index {ref.index}, which it does not have", node)
 
     def _open(self, number: int, node: Node, parent: int | None = None, nesting: Nesting | None = None) -> None:

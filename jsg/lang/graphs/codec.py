@@ -2,8 +2,8 @@
 
     node       {"kind": "append", "id", "stream", "line", and the fields of its dataclass}
     piece      "text" · {"argument": name} · {"node": id, "name": variable, "index": i}
-    value      {"text": [piece]} · {"list": [value]} · {"tuple": [value]} · {"dict": {key: value}} · {"constant": 1} ·
-               {"variable": ref} · {"state": stream, "variables": {name: value}}
+    value      {"text": [piece], "is_text": true} · {"list": [value]} · {"tuple": [value]} · {"dict": {key: value}} ·
+               {"constant": 1} · {"variable": ref} · {"state": stream, "variables": {name: value}}
     condition  {"equals": [text, text]} · {"contains": [text, text]} · {"matches": [text, pattern]} · {"not": c} ·
                {"all": [c]} · {"any": [c]}      (a text is a list of pieces)
     media      {"image": base64, "media_type"} · {"video": base64, "media_type", "num_frames"} · {"argument": name}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jsg.lang.graphs import codec, text
-from jsg.lang.graphs.nodes import AnyNode, Argument, Block, Cond, Value, walk
+from jsg.lang.graphs.nodes import AnyNode, Argument, Block, Cond, Join, Value, walk
 
 VERSION = 1
 """The version of the JSON form."""
@@ -35,9 +35,11 @@ class Graph:
 
     def perhaps_unset(self) -> frozenset[str]:
         """Gives the variables that a run may leave unset, because only one side of a `cond` sets them."""
+        joins = (node.gathered for node in self.nodes() if isinstance(node, Join))
         conds = [node for node in self.nodes() if isinstance(node, Cond)]
         one_sided = (dict(node.then.outputs).keys() ^ dict(node.otherwise.outputs).keys() for node in conds)
         names = {name for node, some in zip(conds, one_sided, strict=True) for name in some - dict(node.before).keys()}
+        names |= {one.name for gathered in joins for one in gathered if not one.is_sure}
         return frozenset(names & dict(self.block.outputs).keys())
 
     def __str__(self) -> str:

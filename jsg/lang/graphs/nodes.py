@@ -40,8 +40,8 @@ class ValueRef:
     """The value that node `node` gave to the variable `name`.
 
     Attributes:
-        node: A `Generate`, `Choose`, `Scope` (its end), `ReadText`, `Assign`, `Cond` or `Loop`. Within the body of a
-            loop that loop stands for the round before.
+        node: A `Generate`, `Choose`, `Scope` (its end), `ReadText`, `Assign`, `Join`, `Cond` or `Loop`. Within the
+            body of a loop that loop stands for the round before.
         name: The variable; "" for a `ReadText`.
         index: The index of the value, where the variable is a list.
     """
@@ -59,9 +59,21 @@ type Values = tuple[tuple[str, "Value"], ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TextValue:
-    """Text put together from pieces."""
+    """Text put together from pieces, or the value of a single argument or variable as it is: text, a number, ....
+
+    Attributes:
+        pieces: The pieces.
+        is_text: Whether the value of a single argument or variable becomes text, as an f-string makes it.
+    """
 
     pieces: tuple[Piece, ...]
+    is_text: bool = False
+
+    @property
+    def kept(self) -> "ArgumentRef | ValueRef | None":
+        """The argument or variable whose value this is, whatever it is; None where it is text."""
+        ref = self.pieces[0] if len(self.pieces) == 1 and not self.is_text else None
+        return None if isinstance(ref, str) else ref
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,7 +85,7 @@ class ListValue:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TupleValue:
-    """A tuple. JSON has none, so a server answers with a list, which `executor.runs` makes a tuple again."""
+    """A tuple. JSON has none, so a server answers with a list, and says where the tuples are."""
 
     items: "tuple[Value, ...]"
 
@@ -297,12 +309,34 @@ class Fork(Node):
     offsets: tuple[int, ...] | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gathered:
+    """A variable that a join makes a list: the value of each branch that has set it, and None for the others.
+
+    Attributes:
+        name: The variable.
+        is_sure: Whether a branch sets it in every run. If not, and none does, it stays what it was.
+        is_flat: Whether no branch sets it to a list or dictionary, so that text may read each item.
+    """
+
+    name: str
+    is_sure: bool = True
+    is_flat: bool = True
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Join(Node):
-    """Ends `branches`, which were forked from this stream."""
+    """Ends `branches`, which were forked from this stream.
+
+    Attributes:
+        branches: The numbers of their streams.
+        mode: The argument of `join`.
+        gathered: The variables that the branches set, with "gather_variable".
+    """
 
     branches: tuple[int, ...]
     mode: JoinMode
+    gathered: tuple[Gathered, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -357,7 +391,7 @@ AnyNode = Open | Append | Media | Generate | Choose | Turn | Scope | ReadText | 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Argument:
-    """An argument of a graph: text (a number is given as text), a picture or a video."""
+    """An argument of a graph: text or a number (both of the kind text), a picture or a video."""
 
     name: str
     kind: ArgumentKind

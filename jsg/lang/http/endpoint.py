@@ -4,7 +4,7 @@ Prompts are sent as the tokens that they became, so that a continuation or a for
 """
 
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any, Self, final
 
 from jsg.errors import BackendError, ConfigError, NotFoundError, RequestError
@@ -95,13 +95,46 @@ class RuntimeEndpoint:
         body = {"graph": graph, "arguments": arguments, "stream": stream} | self._common
         if sampling_params:
             body["sampling_params"] = dict(sampling_params)
-        try:
+        with self._posting():
             if not stream:
                 yield {"result": await self._http.post(PROGRAMS_PATH, body)}
                 return
             async with contextlib.aclosing(self._http.events(PROGRAMS_PATH, body)) as events:
                 async for event in events:
                     yield event
+
+    async def run_graphs(
+        self,
+        graph: Mapping[str, Any],
+        batch: Sequence[Mapping[str, Any]],
+        *,
+        sampling_params: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """Sends a whole compiled program once, for many runs. Closing the iterator early cancels those under way.
+
+        Args:
+            graph, sampling_params: As in `run_graph`.
+            batch: The arguments of each run.
+
+        Yields:
+            {"item": i, "result": ...}, as `run_graph` gives it, or {"item": i, "failure": ...}, as each run ends.
+
+        Raises:
+            JsgError: All of it is refused, or the server failed.
+        """
+        body = {"graph": graph, "batch": list(batch), "stream": True} | self._common
+        if sampling_params:
+            body["sampling_params"] = dict(sampling_params)
+        with self._posting():
+            async with contextlib.aclosing(self._http.events(PROGRAMS_PATH, body)) as events:
+                async for event in events:
+                    if "item" in event:
+                        yield event
+
+    @contextlib.contextmanager
+    def _posting(self) -> Iterator[None]:
+        try:
+            yield
         except NotFoundError:
             raise BackendError(
                 f"{self.base_url} must be a jsg server to run programs that are sent whole, but it has no "

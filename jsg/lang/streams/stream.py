@@ -114,14 +114,23 @@ class Stream:
             draft.add(part)
         self.nesting = draft.nesting
         for name, variable in draft.created:
-            self._assign(name, variable)
+            self.bind(name, variable)
         self._push(draft.ops)
 
     def set(self, name: str, value: Any) -> None:
         """Sets a variable to a known value. Raises ProgramError in a branch that was joined."""
         if self._end == _JOINED:
             raise ProgramError(_JOINED)
-        self._assign(name, known(value))
+        self.bind(name, known(value))
+
+    def bind(self, name: str, variable: Variable) -> None:
+        """Lets a name mean a variable from here on."""
+        self.variables[name] = variable
+        self.assigned[name] = variable
+        for expected, wanted in tuple(self._expected.items()):
+            if wanted == name:
+                self.forget(expected)
+                expected.finish(variable)
 
     def fork(self, size: int = 1, offsets: Sequence[int] | None = None, place: Place | None = None) -> "list[Stream]":
         """Makes streams that begin as this one is now; waits for nothing.
@@ -175,7 +184,7 @@ class Stream:
             case "gather_variable":
                 names = list(dict.fromkeys(name for branch in branches for name in branch.assigned))
                 for name in names:
-                    self._assign(name, gather([branch.assigned.get(name) for branch in branches]))
+                    self.bind(name, gather([branch.assigned.get(name) for branch in branches]))
                 for branch in branches:
                     branch.close(_JOINED)
                     branch._end = _JOINED  # also where it was cancelled
@@ -292,14 +301,6 @@ class Stream:
             if not all(isinstance(op, ExprOp) and isinstance(op.expr, VarScopeBegin | VarScopeEnd) for op in ops):
                 self._num_appended += 1
             self.runner.push(ops)
-
-    def _assign(self, name: str, variable: Variable) -> None:
-        self.variables[name] = variable
-        self.assigned[name] = variable
-        for expected, wanted in tuple(self._expected.items()):
-            if wanted == name:
-                self.forget(expected)
-                expected.finish(variable)
 
     def _disappoint(self, error: BaseException | None) -> None:
         for expected, name in tuple(self._expected.items()):

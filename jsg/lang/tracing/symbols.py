@@ -135,9 +135,11 @@ def _refusing[Kind: type](operations: Mapping[str, str]) -> Callable[[Kind], Kin
     return decorate
 
 
-def _refuse(value: "TracedText | Traced", what: str) -> NoReturn:
-    is_text = isinstance(value, TracedText)
+def _refuse(value: "TracedText | Traced | Mixed", what: str) -> NoReturn:
+    is_text = type(value) is TracedText
     subject = "text that holds a value of a run" if is_text else f"the {value.kind} {value.name!r}"
+    if type(value) is Mixed:
+        subject += " is a list on one way through the program and one value on another, or holds lists, and"
     raise TraceError(f"{subject} is {what} at {program_line()}; {ADVICE}")
 
 
@@ -168,6 +170,24 @@ class TracedText(str):
         if not name.startswith("__"):
             _refuse(self, f"asked for .{name}")
         return super().__getattribute__(name)
+
+
+@_refusing({**_LOOKING, "calculated with": f"{_CALCULATING} add radd", "put into text": "str repr format"})
+class Mixed:
+    """A variable that text cannot read: a list of lists, or a list on only some ways through the program.
+
+    It can only be kept, returned and given to other programs. `isinstance` of anything else is an error.
+    """
+
+    kind = "variable"
+
+    def __init__(self, ref: ValueRef) -> None:
+        self.ref = ref
+        self.name = ref.name
+
+    @property
+    def __class__(self) -> NoReturn:  # of which `isinstance` asks, unless it asks for a Mixed
+        _refuse(self, "asked for its type")
 
 
 @_refusing({**_LOOKING, "calculated with": _CALCULATING, "called": "call"})

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Never, Self, final
 
 from jsg.errors import ProgramError, TraceError
@@ -18,6 +18,7 @@ from jsg.lang.graphs.nodes import (
     ConstantValue,
     DictValue,
     Fork,
+    Gathered,
     Generate,
     Join,
     ListValue,
@@ -35,7 +36,7 @@ from jsg.lang.graphs.nodes import (
     VariableValue,
     refs,
 )
-from jsg.lang.graphs.shapes import OPAQUE, Shape, defined, merged_shapes
+from jsg.lang.graphs.shapes import OPAQUE, Shape, defined, merged_shapes, shape_of
 from jsg.lang.ir import (
     Expr,
     ExprList,
@@ -58,7 +59,7 @@ from jsg.lang.nesting import JoinMode, Nesting, check_join
 from jsg.lang.reading import Readable, What
 from jsg.lang.streams.variables import Variable
 from jsg.lang.tracing.recorder import Recorder
-from jsg.lang.tracing.symbols import ADVICE, Traced, TracedText, merge_pieces, plain, program_line, traced
+from jsg.lang.tracing.symbols import ADVICE, Mixed, Traced, TracedText, merge_pieces, plain, program_line, traced
 
 Part = tuple[int, int]
 
@@ -68,13 +69,6 @@ class OrderFree(Expr):
     """Parts of text, pictures and videos that mean the same in any order."""
 
     parts: tuple[Expr, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Mixed:
-    """A variable that text cannot read: a list of lists, or a list on only some ways through the program."""
-
-    ref: ValueRef
 
 
 @final
@@ -93,10 +87,14 @@ class TracedState(Readable, Extendable):
         self.ret_value: Any = None
         self._recorder = recorder
         self._nesting = parent._nesting.fork() if parent else Nesting()
-        self._set: dict[str, None] = {}  # variables set since the beginning of the stream or of the current block
+        # Variables set since the beginning of the stream or of the current block, and whether each way sets them.
+        self._set: dict[str, bool] = {}
         # Variables that only one way through the program sets; and names for which `in` was False, with the lines.
         self._perhaps: set[str] = set(parent._perhaps) if parent else set()
         self._missed: dict[str, str] = parent._missed if parent else {}
+        # In the body of a loop, the variables that the round before leaves, and the names of those that were read.
+        self._carried: dict[str, Any] = parent._carried if parent else {}
+        self._looked_at: set[str] = parent._looked_at if parent else set()
         self._is_written = False
         self._is_joined = False
 
@@ -204,6 +202,8 @@ class TracedState(Readable, Extendable):
         with self._written():
             node = self._emit(Assign, name=name, value=value_of(value, self._recorder))
         match value:
+            case Mixed():
+                pass
             case ExprList():
                 value = self._symbol(node.id, name)
             case str() if self._recorder.symbols.is_symbolic(value):
@@ -213,13 +213,12 @@ class TracedState(Readable, Extendable):
     # A read gives at once a symbol, a list of symbols, or a value that the program set.
 
     def _known(self, name: str) -> Variable | None:
-        value = self.variables.get(name)
-        if isinstance(value, _Mixed):
-            raise TraceError(
-                f"the variable {name!r} is a list on one way through the program and one value on another, or a list "
-                f"of lists, so it cannot be read at {program_line()}"
-            )
-        return _given(value) if name in self.variables else None
+        if name not in self.variables:
+            return None
+        value = self.variables[name]
+        if name in self._carried and value is self._carried[name]:
+            self._looked_at.add(name)  # a body may do no more than ask for its type
+        return _given(value)
 
     def _expected(self, name: str) -> contextlib.AbstractContextManager[Variable]:
         raise TraceError(f"the variable {name!r} is not set at {program_line()}")
@@ -266,16 +265,29 @@ class TracedState(Readable, Extendable):
             check_join([branch._nesting for branch in branches], mode)
         except ProgramError as error:
             raise traced(error) from None
-        self._emit(Join, branches=tuple(branch.stream for branch in branches), mode=mode)
+        names = dict.fromkeys(name for branch in branches for name in branch._set if mode == "gather_variable")
+        values = {
+            name: [branch.variables[name] if name in branch._set else None for branch in branches] for name in names
+        }
+        gathered = tuple(
+            Gathered(
+                name,
+                is_sure=any(branch._set.get(name) for branch in branches),
+                is_flat=shape_of(value_of(values[name], self._recorder)) != OPAQUE,
+            )
+            for name in names
+        )
+        node = self._emit(Join, branches=tuple(branch.stream for branch in branches), mode=mode, gathered=gathered)
         for branch in branches:
             branch._is_joined = True
-        if mode == "concate_and_append":
-            return
-        for name in dict.fromkeys(name for branch in branches for name in branch._set):
-            setting = [branch for branch in branches if name in branch._set]
-            is_sure = self._is_sure(name) or any(branch._is_sure(name) for branch in setting)
-            self._define(name, [branch.variables[name] if branch in setting else None for branch in branches])
-            if not is_sure:
+        shapes = defined(node)
+        for name, is_sure in ((one.name, one.is_sure) for one in gathered):
+            if all(branch._set.get(name, True) for branch in branches):
+                self._define(name, values[name])
+                continue
+            exists = is_sure or self._is_sure(name)
+            self._define(name, self._readable(node.id, name, shapes[name]), is_sure=is_sure)
+            if not exists:
                 self._perhaps.add(name)
 
     # Blocks
@@ -286,9 +298,13 @@ class TracedState(Readable, Extendable):
         before, perhaps_before = dict(self.variables), self._perhaps
         blocks: list[Block] = []
         sure: list[set[str]] = []
+        always: set[str] | None = None  # what each side sets, whichever way it goes
         for body in (then, otherwise or _nothing):
             self.variables, self._perhaps = dict(before), set(perhaps_before)
-            blocks.append(self._block(body)[0])
+            block, _, changed = self._block(body)
+            blocks.append(block)
+            set_here = {name for name, is_always in changed.items() if is_always}
+            always = set_here if always is None else always & set_here
             sure.append(self.variables.keys() - self._perhaps)
         self.variables, self._perhaps = before, perhaps_before
         names = dict.fromkeys(name for block in blocks for name, _ in block.outputs)
@@ -304,20 +320,22 @@ class TracedState(Readable, Extendable):
         )
         self._check_alive()
         self._recorder.emit(node)
-        self._set_by(node)
+        self._set_by(node, always)
         self._perhaps = self.variables.keys() - (sure[0] & sure[1])
+        self._keep_unset(node)
 
     def loop(self, body: Callable[..., object], until: Callable[..., Condition] | None, max_rounds: int) -> None:
         """Does what `control.loop` says."""
         number, line = self._recorder.next_id(), program_line()
         before = {name: value_of(value, self._recorder) for name, value in self.variables.items()}
-        outer, missed_outside = self.variables, self._missed
+        outer, missed_outside, around = self.variables, self._missed, (self._carried, self._looked_at)
         shapes = merged_shapes(before.items())
         self.variables = {name: self._readable(number, name, shape) for name, shape in shapes.items()}
-        self._missed = {}
-        block, condition = self._block(body, until)
+        self._missed, self._carried, self._looked_at = {}, dict(self.variables), set()
+        block, condition, set_there = self._block(body, until)
         perhaps = set(self._perhaps)
         self.variables, missed, self._missed = outer, self._missed, missed_outside
+        looked_at, (self._carried, self._looked_at) = self._looked_at, around
         changed = dict(block.outputs)
         for name, asked_at in missed.items():
             if name in changed:
@@ -327,6 +345,7 @@ class TracedState(Readable, Extendable):
                 )
             missed_outside.setdefault(name, asked_at)
         carried = {ref.name for ref in refs((block, condition)) if isinstance(ref, ValueRef) and ref.node == number}
+        carried |= looked_at
         kept = tuple((name, value) for name, value in before.items() if name in changed or name in carried)
         after = merged_shapes(block.outputs, kept)
         for name in sorted(carried):
@@ -338,14 +357,19 @@ class TracedState(Readable, Extendable):
         self._check_alive()
         self._recorder.emit(node)
         for name in changed:
-            self._define(name, self._readable(number, name, after[name]))
+            self._define(name, self._readable(number, name, after[name]), is_sure=set_there[name])
         self._perhaps = perhaps
+        self._keep_unset(node)
 
     def _block(
         self, body: Callable[..., object], until: Callable[..., Condition] | None = None
-    ) -> tuple[Block, Condition | None]:
-        """Gives the block that `body` appends, and the condition after it. `variables` are then those at its end."""
+    ) -> tuple[Block, Condition | None, dict[str, bool]]:
+        """Gives the block that `body` appends, the condition after it, and what it sets, as in `_set`.
+
+        `variables` are then those at its end.
+        """
         outer, before = self._set, self._nesting
+        kept = {name: value_of(value, self._recorder) for name, value in self.variables.items() if _can_change(value)}
         self._set = {}
         condition: list[Condition] = []
 
@@ -360,8 +384,14 @@ class TracedState(Readable, Extendable):
         except ProgramError as error:
             raise traced(error) from None
         outputs = tuple((name, value_of(self.variables[name], self._recorder)) for name in self._set)
-        self._set = outer
-        return Block(nodes, outputs), condition[0] if condition else None
+        set_here, self._set = self._set, outer
+        for name, value in kept.items():
+            if name not in set_here and value_of(self.variables[name], self._recorder) != value:
+                raise TraceError(
+                    f"the body of a cond or loop changes {name!r} in place at {program_line()}, which a graph cannot "
+                    f"keep; set it to a new value: s[{name!r}] = [*s[{name!r}], ...]"
+                )
+        return Block(nodes, outputs), condition[0] if condition else None, set_here
 
     def outputs(self) -> tuple[tuple[str, Value], ...]:
         """Gives the values of all variables."""
@@ -376,9 +406,9 @@ class TracedState(Readable, Extendable):
         self._recorder.emit(node)
         return node
 
-    def _set_by(self, node: AnyNode) -> None:
+    def _set_by(self, node: AnyNode, sure: Collection[str] | None = None) -> None:
         for name, shape in defined(node).items():
-            self._define(name, self._readable(node.id, name, shape))
+            self._define(name, self._readable(node.id, name, shape), is_sure=sure is None or name in sure)
 
     def _check_alive(self) -> None:
         if self._is_joined:
@@ -395,10 +425,16 @@ class TracedState(Readable, Extendable):
         finally:
             self._is_written = False
 
-    def _define(self, name: str, value: Any) -> None:
+    def _define(self, name: str, value: Any, *, is_sure: bool = True) -> None:
         self.variables[name] = value
-        self._set[name] = None
+        self._set[name] = is_sure or self._set.get(name, False)
         self._perhaps.discard(name)
+
+    def _keep_unset(self, node: AnyNode) -> None:
+        """Keeps of empty lists that perhaps are not set what says so; longer ones have items that say it."""
+        for name in defined(node).keys() & self._perhaps:
+            if type(self.variables[name]) in (list, tuple) and not self.variables[name]:
+                self.variables[name] = Mixed(ValueRef(node.id, name))
 
     def _is_sure(self, name: str) -> bool:
         return name in self.variables and name not in self._perhaps
@@ -407,11 +443,12 @@ class TracedState(Readable, Extendable):
         return self._recorder.symbols.symbol(ValueRef(node, name, index))
 
     def _readable(self, node: int, name: str, shape: Shape) -> Any:
-        if shape == OPAQUE:
-            return _Mixed(ValueRef(node, name))
         if shape is None:
             return self._symbol(node, name)
-        return [self._symbol(node, name, index) for index in range(shape)]
+        if shape == OPAQUE:
+            return Mixed(ValueRef(node, name))
+        items = [self._symbol(node, name, index) for index in range(shape.length)]
+        return tuple(items) if shape.is_tuple else items
 
     def _constant(self, text: str, what: str) -> str:
         return self._recorder.constant(text, what)
@@ -424,10 +461,15 @@ def value_of(value: Any, recorder: Recorder) -> Value:
         TraceError: A graph has no such values.
     """
     match value:
+        case Mixed():
+            return VariableValue(value.ref)
         case None | bool() | int() | float():
             return ConstantValue(value)
-        case str() | Traced() | ExprList():
+        case Traced():
             return TextValue(recorder.pieces(value))
+        case str() | ExprList():
+            pieces = recorder.pieces(value)
+            return TextValue(pieces, is_text=len(pieces) == 1 and not isinstance(pieces[0], str))
         case list() | tuple():
             kind = ListValue if isinstance(value, list) else TupleValue
             return kind(tuple(value_of(item, recorder) for item in value))
@@ -435,8 +477,6 @@ def value_of(value: Any, recorder: Recorder) -> Value:
             return DictValue(tuple((key, value_of(item, recorder)) for key, item in value.items()))
         case TracedState():
             return StateValue(value.stream, value.outputs())
-        case _Mixed(ref):
-            return VariableValue(ref)
     what = "a dictionary whose keys are not constant text" if isinstance(value, dict) else type(value).__name__
     raise TraceError(
         f"a graph can keep and return text, numbers, lists, dictionaries and states, but got {what} at {program_line()}"
@@ -454,6 +494,10 @@ def _texts_of(args: SamplingArgs) -> Iterator[str]:
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, str):
                 yield one
+
+
+def _can_change(value: Any) -> bool:
+    return type(value) in (list, dict) or (type(value) is tuple and any(map(_can_change, value)))
 
 
 def _nothing(state: TracedState) -> None:

@@ -6,6 +6,7 @@ All else that a body does happens once, during the trace, and never when the gra
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
+from types import CoroutineType
 from typing import Any
 
 from jsg.errors import JsgError, ProgramError, TraceError
@@ -120,7 +121,7 @@ class Tracer:
 def _run_body(func: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
     try:
         result = func(*bound.args, **bound.kwargs)
-        return _finish(result) if inspect.iscoroutine(result) else result
+        return _finish(result) if type(result) is CoroutineType else result
     except ProgramError as error:
         raise TraceError(f"{error}, at {_raised_at(error, func)}") from error
     except JsgError:

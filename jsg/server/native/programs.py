@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any, final
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Annotated, Any, final
 
 from fastapi import Request
 from pydantic import Field
@@ -14,13 +14,14 @@ from jsg import types
 from jsg.constrained.text_patterns import PatternSet, TextPatterns, refused_pattern
 from jsg.errors import GrammarError, GraphError, JsgError, RequestError, TimeLimitError
 from jsg.lang.choices import check_draw, method_named
-from jsg.lang.executor.arguments import arguments_from_json
+from jsg.lang.executor.arguments import ArgumentValue, arguments_from_json
 from jsg.lang.executor.limits import ProgramLimits, check_limits
 from jsg.lang.executor.posted import CallEvent, ProgramRun, VariableEvent, execute
 from jsg.lang.graphs.check import graph_from_json
 from jsg.lang.graphs.codec import sampling_from_dict
 from jsg.lang.graphs.graph import Graph
 from jsg.lang.graphs.nodes import Choose, Fork, Generate, Open, describe
+from jsg.lang.graphs.reorder import reorder, varying_arguments
 from jsg.lang.ir import SamplingArgs
 from jsg.lang.tokens.session import reports_of, sampling_of
 from jsg.server.caller import ApiCall, CurrentCall
@@ -32,12 +33,14 @@ from jsg.server.http.failures import MAX_MESSAGE_CHARS, json_response
 from jsg.server.http.json_body import BodyBytes, new_router
 from jsg.server.native.generate import Salt
 from jsg.server.native.lang_backend import Budget, FrontBackend, FrontModel
+from jsg.server.native.program_batch import Item, run_items
 from jsg.server.native.sampling import Object
 from jsg.server.shared.fields import CACHE_SALT, EXTRA_KEY
 from jsg.types import SamplingParams
 
 LIMITS = ProgramLimits()
 BEAT_S = 15.0
+MAX_BATCH = 1024  # runs of one post, which is also the most streams that a program may have
 MAX_ANSWER_CHARS = 2**24  # of all texts in an answer, and of all deltas
 
 router = new_router()
@@ -51,6 +54,11 @@ class ProgramBody(Body):
         None,
         description="All arguments that the graph declares: name → a text, a number, or a picture or video as "
         '`{"image": base64, "media_type": ...}`.',
+    )
+    batch: Annotated[list[Object], Field(min_length=1, max_length=MAX_BATCH)] | None = Field(
+        None,
+        description="In place of `arguments`: the arguments of many runs. The answer has `results`, one for each, with "
+        "its `item` and its `result` or `failure`; with `stream` each is an event as soon as its run has ended.",
     )
     sampling_params: Object | None = Field(
         None, description="The defaults of all calls of `gen`, under the names that `gen` uses, such as `max_tokens`."
@@ -72,10 +80,15 @@ async def programs(
     If a part fails, `errors` names its node and its line, and the answer still has the other variables. With `stream`,
     an event with `variable` and `delta` or `done` is about one variable, one with `text` has what is new of the text,
     one with `call` says that a call of the model has begun or ended, as the timeline shows it at `index`, and the last
-    event has the whole answer as `result`.
+    event has the whole answer as `result`. With `batch` it runs once for each item.
     """
     program = await front.threads.run(lambda: _Program(body), body_bytes)
     namespace = call.caller.namespace(body.cache_salt, body.extra_key)
+    if body.batch is not None:
+        results = _results(program, front, call, namespace)
+        if body.stream:
+            return await respond_with_events(request, results, beat_s=BEAT_S)
+        return json_response(await until_disconnect(request, _all_of(results)))
     if body.stream:
         return await respond_with_events(request, _events(program, front, call, namespace), beat_s=BEAT_S)
     return json_response(await until_disconnect(request, _answer(program, front, call, namespace)))
@@ -88,10 +101,31 @@ class _Program:
     def __init__(self, body: ProgramBody) -> None:
         """Reads and checks a program, which takes long for a large one. Raises RequestError, which names the node."""
         self.graph = graph_from_json(body.graph)
-        self.arguments = arguments_from_json(self.graph, body.arguments or {})
+        if body.batch is not None and body.arguments is not None:
+            raise RequestError("arguments and batch exclude each other; give the arguments of many runs as batch")
+        is_one = body.batch is None
+        self.items = [self._item(each, is_one=is_one) for each in body.batch or [body.arguments or {}]]
         self.defaults = sampling_from_dict(body.sampling_params or {})
-        self._pattern_nodes = check_limits(self.graph, self.arguments, LIMITS, self.defaults)
+        fit = [item for item in self.items if not isinstance(item, JsgError)]
+        self._pattern_nodes = check_limits(self.graph, fit[0], LIMITS, self.defaults, further=fit[1:]) if fit else {}
+        if not is_one:
+            self.graph = reorder(self.graph, varying_arguments(self.graph.arguments, fit))
         _check_calls(self.graph, self.defaults)
+
+    def _item(self, source: Object, *, is_one: bool) -> Item:
+        try:
+            return arguments_from_json(self.graph, source)
+        except JsgError as error:
+            if is_one:
+                raise
+            return error
+
+    @property
+    def arguments(self) -> Mapping[str, ArgumentValue]:
+        """The arguments of a program that runs once."""
+        (item,) = self.items
+        assert not isinstance(item, JsgError), "such a program is refused"
+        return item
 
     async def patterns(self, front: Front, owner: str) -> TextPatterns | None:
         """The patterns of its conditions, which a grammar process compiles together; None where it has none.
@@ -148,13 +182,11 @@ async def _running(
     program: _Program, front: Front, call: ApiCall, namespace: str, *, is_read: bool
 ) -> AsyncIterator[ProgramRun]:
     """Lets a program in, compiles its patterns and runs it; its time limit covers all of this. Raises JsgError."""
-    admission = front.generator.admission
-    limit_s = admission.config.program_timeout
     model = FrontModel(front, call, namespace=namespace, budget=Budget(), waits=True, is_read=is_read)
-    with admission.program(call.caller.tenant):
+    with front.generator.admission.program(call.caller.tenant):
         try:
             async with (
-                asyncio.timeout(limit_s),
+                _limited(front),
                 execute(
                     program.graph,
                     FrontBackend(model),
@@ -165,13 +197,65 @@ async def _running(
                 ) as run,
             ):
                 yield run
-        except TimeoutError:
-            raise TimeLimitError(
-                f"a program may take {limit_s:g} s (--program-timeout), but this one took longer; ask for fewer new "
-                "tokens, or run it in parts"
-            ) from None
         finally:
             await model.close()
+
+
+@contextlib.asynccontextmanager
+async def _limited(front: Front) -> AsyncIterator[None]:
+    """Surrounds a run of a program, or what many runs share. Raises TimeLimitError where it takes too long."""
+    limit_s = front.generator.admission.config.program_timeout
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError:
+        raise TimeLimitError(
+            f"a program may take {limit_s:g} s (--program-timeout), but this one took longer; ask for fewer new "
+            "tokens, or run it in parts"
+        ) from None
+
+
+async def _results(program: _Program, front: Front, call: ApiCall, namespace: str) -> AsyncGenerator[Event]:
+    """The results of a batch, behind an event without one. All items together have the limits of one program.
+
+    The key's room for answers limits how many run at a time; the time limit of an item begins when it does.
+    """
+    tenant, admission = call.caller.tenant, front.generator.admission
+    model = FrontModel(front, call, namespace=namespace, budget=Budget(), waits=True, is_read=False)
+    num_chars = 0
+
+    with admission.program(tenant):
+        async with _limited(front):
+            patterns = await program.patterns(front, tenant)
+        yield {"object": "program.batch", "items": len(program.items)}
+
+        async def run(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
+            nonlocal num_chars
+            backend, defaults = FrontBackend(model), program.defaults
+            async with (
+                _limited(front),
+                execute(
+                    program.graph, backend, arguments, defaults=defaults, limits=LIMITS, patterns=patterns
+                ) as running,
+            ):
+                result = await running.result()
+                num_chars += _num_chars(result)
+                _check_size(num_chars)
+                return _shown(result)
+
+        results = run_items(program.items, run, admission.config.max_requests_per_key or MAX_BATCH)
+        try:
+            async with contextlib.aclosing(results):
+                async for result in results:
+                    yield result
+        finally:
+            await model.close()
+
+
+async def _all_of(results: AsyncGenerator[Event]) -> dict[str, Any]:
+    found = [event async for event in results if "item" in event]
+    found.sort(key=lambda event: event["item"])
+    return {"id": f"programs-{new_rid()}", "object": "program.batch", "results": found}
 
 
 async def _answer(program: _Program, front: Front, call: ApiCall, namespace: str) -> dict[str, Any]:
