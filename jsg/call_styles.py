@@ -120,8 +120,12 @@ LITERAL_MARKS: Mapping[CallStyle, LiteralMarks] = {
     "function_gemma": LiteralMarks(("call:", "{"), ":", "}", "<escape>"),
 }
 
-PLAIN_NAME = r"""[^\s:=,<>{}()\[\]"'|\\]+"""
-"""A regular expression of the names and keys that can stand without quotes. Every style can write them."""
+_SPACES = r"\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+PLAIN_NAME = rf"""[^{_SPACES}:=,<>{{}}()\[\]"'|\\]+"""
+"""A regular expression of the names and keys that can stand without quotes. Every style can write them.
+
+It names all white space of ECMA-262, which grammars follow, and of Python, because `\\s` is not the same in both.
+"""
 PYTHON_WORDS: Mapping[str, str] = {"True": "true", "False": "false", "None": "null"}
 """Python's names of values. Models that see them in their prompts write them too, so every reader takes them."""
 

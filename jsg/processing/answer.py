@@ -46,6 +46,8 @@ class Prompt:
         only_scores_next: The answer has no token, but reports the log-probabilities of alternatives for its first.
             `sampling.max_new_tokens` is 1.
         embed: The answer is a vector. `only_scores_next` is set too.
+        ends_in_content: Nothing but white space stands behind the words of a client that the prompt ends with, so a
+            marker of thoughts there is text.
         thoughts: How thoughts are split from the answer; None where they stay in its text.
         kind_behind_thoughts: The kind of the grammar that governs the answer only, and not the thoughts before it. The
             grammar of `sampling` governs both then.
@@ -60,6 +62,7 @@ class Prompt:
     calls: CallForm | None = None
     only_scores_next: bool = False
     embed: bool = False
+    ends_in_content: bool = False
     thoughts: Thoughts | None = None
     kind_behind_thoughts: GrammarKind | None = None
     thought_limit: ThoughtLimit | None = None
@@ -108,6 +111,7 @@ class Prompt:
             "calls",
             "only_scores_next",
             "embed",
+            "ends_in_content",
             "thoughts",
             "kind_behind_thoughts",
         )

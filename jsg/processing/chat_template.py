@@ -2,6 +2,8 @@
 
 import functools
 import json
+import secrets
+from collections.abc import Callable
 from typing import Any, final
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
@@ -69,11 +71,7 @@ class ChatTemplate:
         given = {"tools": None, "documents": None, **extra, "messages": messages}
         given |= {**self._tokens, "add_generation_prompt": add_generation_prompt}
         try:
-            try:
-                return self._sandbox.render(self._template, _copy_json(given))
-            except TypeError:  # DeepSeek's templates take the arguments of calls as texts only
-                texts = [_with_text_arguments(message) for message in messages]
-                return self._sandbox.render(self._template, _copy_json(given | {"messages": texts}))
+            return self._rendered(given)
         except TemplateError as error:
             reason = error.message or "no reason given"
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
@@ -87,6 +85,32 @@ class ChatTemplate:
             "that they do",
             param="messages",
         )
+
+    def _rendered(self, given: dict[str, Any]) -> str:
+        """What it writes; arguments that are a text stand there as they are.
+
+        Where it writes arguments only as an object, such a text is the one argument `arguments` of the object.
+        """
+        messages, texts = _with_marked_arguments(given["messages"])
+        try:
+            written = self._written(given | {"messages": messages})
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError):
+            if not texts:
+                raise
+            written = ""
+        if any(mark not in written for mark in texts):
+            written = self._written(given | {"messages": _with_arguments(messages, _as_object)})
+        for mark, text in texts.items():
+            written = written.replace(json.dumps(mark, ensure_ascii=False), mark).replace(mark, text)
+        return written
+
+    def _written(self, given: dict[str, Any]) -> str:
+        assert self._template is not None, "render checks it"
+        try:
+            return self._sandbox.render(self._template, _copy_json(given))
+        except TypeError:  # DeepSeek's templates take the arguments of calls as texts only
+            texts = _with_arguments(given["messages"], _as_text)
+            return self._sandbox.render(self._template, _copy_json(given | {"messages": texts}))
 
     @functools.cached_property
     def takes_text(self) -> bool:
@@ -159,15 +183,42 @@ def _words(tree: nodes.Template) -> frozenset[str]:
     return frozenset(attributes | strings)
 
 
-def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """The message, with the arguments of its calls as JSON texts."""
+def _with_arguments(messages: list[dict[str, Any]], change: Callable[[Any], Any]) -> list[dict[str, Any]]:
+    """The messages, with the arguments of their calls changed."""
 
-    def with_text(call: dict[str, Any]) -> dict[str, Any]:
+    def changed(call: dict[str, Any]) -> dict[str, Any]:
         function = call["function"]
-        return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+        return {**call, "function": function | {"arguments": change(function["arguments"])}}
 
-    calls = message.get("tool_calls")
-    return {**message, "tool_calls": [with_text(call) for call in calls]} if calls else message
+    return [
+        {**message, "tool_calls": [changed(call) for call in calls]}
+        if (calls := message.get("tool_calls"))
+        else message
+        for message in messages
+    ]
+
+
+def _with_marked_arguments(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The messages, with a mark in place of arguments that are a text; and the text of each mark."""
+    texts: dict[str, str] = {}
+    nonce = secrets.randbits(64)
+
+    def marked(arguments: Any) -> Any:
+        if not isinstance(arguments, str):
+            return arguments
+        mark = f"\ue000{nonce}.{len(texts)}\ue001"
+        texts[mark] = arguments
+        return mark
+
+    return _with_arguments(messages, marked), texts
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _as_object(arguments: Any) -> Any:
+    return {"arguments": arguments} if isinstance(arguments, str) else arguments
 
 
 def _copy_json(value: Any) -> Any:

@@ -28,6 +28,7 @@ class EncodedPrompt:
         input_ids, position_jumps, joined, media: As in `types.Request`.
         part_ids: The tokens of each `TextPart` in order, also of those in branches. A run of text parts is one text:
             the first part has all of its tokens, and the others have none.
+        ends_in_content: As in `answer.Prompt`.
     """
 
     input_ids: tuple[int, ...]
@@ -35,11 +36,13 @@ class EncodedPrompt:
     joined: tuple[int, ...] = ()
     media: tuple[MediaInput, ...] = ()
     part_ids: tuple[tuple[int, ...], ...] = ()
+    ends_in_content: bool = False
 
     @property
     def fields(self) -> dict[str, Any]:
         """The fields that an `answer.Prompt` takes."""
-        return {name: getattr(self, name) for name in ("input_ids", "position_jumps", "joined", "media")}
+        names = ("input_ids", "position_jumps", "joined", "media", "ends_in_content")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

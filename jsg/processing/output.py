@@ -132,9 +132,11 @@ class OutputStream:
         """
         if self._is_finished:
             return AnswerDelta()
-        visible = token_ids[:-1] if self._hides_last_token(token_ids, finish) else token_ids
+        ends = finish is not None and finish.type is FinishType.STOP and finish.matched in token_ids[-1:]
+        # The stop token is no thought, so what comes before it ends first where there are thoughts.
+        visible = token_ids[:-1] if ends and (self._reader is not None or not self._no_stop_trim) else token_ids
         stop = None
-        hidden = logprobs[len(visible) :]  # of a stop token, whose text is left out
+        hidden = logprobs[len(visible) :]  # of a stop token
         if self._is_plain and not self._has_stops:
             self._held += self._detokenizer.push(visible)
             self._placed += logprobs[: len(visible)]
@@ -146,7 +148,11 @@ class OutputStream:
                     token_ids, hidden = token_ids[: index + 1], ()
                     break
         if finish is not None and stop is None:
-            stop = self._take(self._last_text()) or self._cut(self._stops.finish())
+            stop = self._take(self._last_text())
+            if stop is None and self._no_stop_trim and len(visible) < len(token_ids):
+                self._num_tokens += 1
+                stop = self._take(self._detokenizer.push(token_ids[-1:]) + self._detokenizer.finish())
+            stop = stop or self._cut(self._stops.finish())
         if stop is not None:
             finish = FinishReason(FinishType.STOP, matched=stop)
         self._is_finished = finish is not None
@@ -205,12 +211,6 @@ class OutputStream:
         self._thoughts += thoughts
         self._placed += self._unplaced if answer else []
         return answer
-
-    def _hides_last_token(self, token_ids: Sequence[int], finish: FinishReason | None) -> bool:
-        """Whether the last token is a stop token that the text leaves out."""
-        if finish is None or finish.type is not FinishType.STOP or self._no_stop_trim or not token_ids:
-            return False
-        return finish.matched == token_ids[-1]
 
     def _take(self, text: str) -> str | None:
         """Adds text to what is held. If a stop string ends in it, cuts there and returns what `_cut` does."""

@@ -8,9 +8,10 @@ For a picture in a content the template writes the model's placeholder. The same
 placeholder, just characters.
 """
 
+import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from jsg.errors import RequestError, check_prompt_len
@@ -29,6 +30,7 @@ RESERVED_KWARGS = frozenset(
     ]
 )
 
+_CONTENT_END_CHARS = 32
 _END = 1  # this mark stands at the end of the content that is continued
 _FIRST_ANSWER = 2  # marks with this number and larger ones stand around contents that tokens replace
 
@@ -100,12 +102,16 @@ class ChatPrompt:
         exact = self._mark_answers(marked, messages, answers or {}, guard)
         if continue_final_message:
             _mark_end(marked, marks)
-        rendered = self._render(
-            marked, guard, template_kwargs or {}, tools, is_prompt=add_generation_prompt and not continue_final_message
+        is_prompt = add_generation_prompt and not continue_final_message
+        render = functools.partial(
+            self._render, guard=guard, template_kwargs=template_kwargs or {}, tools=tools, is_prompt=is_prompt
         )
+        rendered = render(marked)
         if continue_final_message:
             rendered = _until_end(rendered, marks)
-        return self._encoded(rendered, exact, marks, media)
+        encoded = self._encoded(rendered, exact, marks, media)
+        is_open = not continue_final_message and _ends_in_content(rendered, marked, marks, render)
+        return dataclasses.replace(encoded, ends_in_content=True) if is_open else encoded
 
     def until_end(
         self,
@@ -238,6 +244,28 @@ class ChatPrompt:
                     places += [i for i in range(start, len(ids)) if ids[i] in self._placeholder_ids]
             check_prompt_len(len(ids), self.max_tokens, "messages")
         return ids, places
+
+
+def _ends_in_content(
+    rendered: str, marked: Sequence[dict[str, Any]], marks: Marks, render: Callable[[list[dict[str, Any]]], str]
+) -> bool:
+    """Whether the template writes nothing but white space behind the last words of a client.
+
+    Only if the text ends as a content does, it is rendered once more, with a mark behind this content.
+    """
+    end = rendered.rstrip()
+    for index in {0, len(marked) - 1} if marked else ():
+        content, mark = marked[index].get("content"), marks.mark(_END)
+        text = content[-1].get("text", "") if isinstance(content, list) and content else content
+        if not isinstance(text, str) or not text.strip() or not end.endswith(text.rstrip()[-_CONTENT_END_CHARS:]):
+            continue
+        said = content + mark if isinstance(content, str) else [*(content or ()), {"type": "text", "text": mark}]
+        _, found, behind = render(
+            [*marked[:index], {**marked[index], "content": said}, *marked[index + 1 :]]
+        ).rpartition(mark)
+        if found and not behind.strip():
+            return True
+    return False
 
 
 def _mark_end(marked: list[dict[str, Any]], marks: Marks) -> None:

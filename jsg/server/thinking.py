@@ -9,7 +9,7 @@ import binascii
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, final
 
 from jsg.constrained.special_tokens import check_names
@@ -69,8 +69,11 @@ class ThoughtForm:
         pairs = zip((self.markers.begin, self.markers.end, self.markers.gap), (*self.token_ids, None), strict=True)
         return any(token_id is None and any(name in text for name in self.special) for text, token_id in pairs)
 
-    def phase_behind(self, input_ids: Sequence[int]) -> Phase:
+    def phase_behind(self, prompt: Prompt) -> Phase:
         """Where an answer to a prompt begins. A marker that is a special token is found by its id, as in answers."""
+        if prompt.ends_in_content:
+            return phase_behind("", self.markers)
+        input_ids = prompt.input_ids
         begin_id, end_id = self.token_ids
         tail_ids = input_ids[-_TAIL_LEN:]
         decode = functools.partial(self.tokenizer.decode, skip_special_tokens=False)
@@ -149,7 +152,7 @@ def think(
         RequestError: The rules are strict, and there is a budget without thoughts.
         GrammarError: The grammar of the prompt names a special token that the model does not have.
     """
-    phase = Phase.ANSWER if form is None or not may_begin else form.phase_behind(prompt.input_ids)
+    phase = Phase.ANSWER if form is None or not may_begin else form.phase_behind(prompt)
     if form is None or phase is Phase.ANSWER:
         if wish.budget is not None:
             why = NO_THOUGHTS if form is None else _NO_BUDGET if may_begin else _CONTINUED

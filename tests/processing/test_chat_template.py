@@ -283,3 +283,32 @@ class TestWhatItReads:
     def test_no_template_reads_nothing(self):
         template = ChatTemplate(None, bos_token=None, eos_token=None)
         assert template.variables == template.words == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("{{ f.arguments | tojson }}", "{cut"),
+        ("{{ f.arguments }}", "{cut"),
+        ("{{ '<' + f.arguments }}", "<{cut"),
+        ("{{ f.arguments if f.arguments is string else f.arguments | tojson }}", "{cut"),
+        ("{{ f | tojson }}", '{"name": "f", "arguments": {cut}'),
+        ("{% for k, v in f.arguments.items() %}<{{ k }}>{{ v }}{% endfor %}", "<arguments>{cut"),
+        ("{% for k, v in f.arguments | items %}<{{ k }}>{{ v | tojson }}{% endfor %}", "<arguments>{cut"),
+        ("{% for k, v in f.arguments | dictsort %}<{{ k }}>{{ v }}{% endfor %}", "<arguments>{cut"),
+        ("{% for k in f.arguments %}<{{ k }}>{{ f.arguments[k] }}{% endfor %}", "<arguments>{cut"),
+        ("{% if f.arguments is mapping %}{{ f.arguments | tojson }}{% endif %}", '{"arguments": {cut}'),
+        ("none", "none"),
+    ],
+)
+def test_arguments_that_are_a_text_are_written_as_they_are(written, expected):
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% set f = c.function %}W {% endfor %}{% endfor %}"
+    )
+    template = ChatTemplate(source.replace("W", written), bos_token=None, eos_token=None)
+    calls = [{"function": {"name": "f", "arguments": arguments}} for arguments in ("{cut", {"a": 1})]
+    rendered = template.render([{"role": "assistant", "content": "", "tool_calls": calls[:1]}])
+    assert rendered == f"{expected} "
+    if "'<' +" not in written:
+        whole = template.render([{"role": "assistant", "content": "", "tool_calls": calls}])
+        assert whole == rendered + template.render([{"role": "assistant", "content": "", "tool_calls": calls[1:]}])

@@ -103,6 +103,10 @@ def test_a_template_shows_its_markers(template, name):
     assert detect_markers("{{ messages[0].content }}") is detect_markers(None) is None
 
 
+CUT = FinishReason(FinishType.LENGTH)
+STOP = 257  # <|im_end|>
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> Tokenizer:
     """With the markers as special tokens."""
@@ -115,7 +119,14 @@ class TestTokens:
     """Token by token, as answers come: `OutputStream` with a tokenizer that has the markers as special tokens."""
 
     @staticmethod
-    def read(tokenizer: Tokenizer, thoughts: Thoughts, ids: Sequence[int], size: int, **sampling) -> Answer:
+    def read(
+        tokenizer: Tokenizer,
+        thoughts: Thoughts,
+        ids: Sequence[int],
+        size: int,
+        finish: FinishReason = CUT,
+        **sampling,
+    ) -> Answer:
         params = SamplingParams(max_new_tokens=len(ids) + 1, **sampling)
         (answer,) = Prompt(
             rid="r", input_ids=(1,), sampling=params, thoughts=thoughts, is_continued=False, return_logprob=True
@@ -123,9 +134,8 @@ class TestTokens:
         for start in range(0, len(ids), size):
             step = tuple(ids[start : start + size])
             is_last = start + size >= len(ids)
-            finish = FinishReason(FinishType.LENGTH) if is_last else None
             scores = tuple(TokenLogprob(token, -0.5) for token in step)
-            answer.push(RequestOutput(rid="r", token_ids=step, finish=finish, logprobs=scores))
+            answer.push(RequestOutput(rid="r", token_ids=step, finish=finish if is_last else None, logprobs=scores))
         return answer
 
     @staticmethod
@@ -190,6 +200,30 @@ class TestTokens:
         answer = self.read(tokenizer, self.special(tokenizer, Phase.INSIDE), ids, 4, stop=("stop",))
         assert (answer.thoughts, answer.text) == ("no stop yet", "but ")
         assert answer.finish == FinishReason(FinishType.STOP, matched="stop")
+
+    @pytest.mark.parametrize(
+        "text", ["why", "why</think>", "why</think>\n", "why</think>\nso", "<think>why</think> é", ""]
+    )
+    @pytest.mark.parametrize("keeps_special", [True, False])
+    def test_a_stop_token_that_is_kept_is_no_thought(self, tokenizer, text, keeps_special):
+        """Whether its text is kept changes the text, and neither a count nor a score."""
+        ids = [*tokenizer.encode(text, add_special_tokens=False), STOP]
+        end = tokenizer.decode([STOP], skip_special_tokens=False) if keeps_special else ""
+        for phase in (Phase.BEFORE, Phase.INSIDE):
+            for thoughts in (self.special(tokenizer, phase), Thoughts(MARKERS["qwen3"], phase=phase)):
+                for size in (1, 2, 100):
+                    cut, kept = (
+                        self.read(
+                            *(tokenizer, thoughts, ids, size),
+                            finish=FinishReason(FinishType.STOP, matched=STOP),
+                            skip_special_tokens=not keeps_special,
+                            no_stop_trim=keeps,
+                        )
+                        for keeps in (False, True)
+                    )
+                    assert (kept.thoughts, kept.text) == (cut.thoughts, cut.text + end)
+                    assert kept.num_thought_tokens == cut.num_thought_tokens
+                    assert kept.scores == cut.scores and kept.scores[-1].token_id == STOP
 
     def test_a_character_of_several_tokens_at_the_border_keeps_its_scores(self, tokenizer):
         ids = tokenizer.encode("né</think>\n€ so", add_special_tokens=False)

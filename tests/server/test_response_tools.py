@@ -1,6 +1,7 @@
 """Tools in `/v1/responses` and in Anthropic's `/v1/messages`, through the real packages."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -14,6 +15,7 @@ from jsg.dialects import DIALECTS
 from tests.server.scripted import TOOL_TEMPLATE, ScriptedServer
 from tests.server.test_tools import ARGUMENTS, CALL, HI, NO_ARGUMENTS, OTHER, SCHEMA, make_server
 
+HERE = Path(__file__).parent
 EVENT = TypeAdapter(ResponseStreamEvent)
 SPECIAL = {"<|im_start|>", "<|im_end|>", "<s>"}
 WEATHER = {"type": "function", "name": "weather", "description": "Of a city.", "parameters": SCHEMA}
@@ -22,6 +24,8 @@ CLAUDE_TOOLS: Any = [
     {"name": "weather", "description": "Of a city.", "input_schema": SCHEMA},
     {"name": "clock", "input_schema": NO_ARGUMENTS},
 ]
+PATCH = {"type": "custom", "name": "patch", "description": "Edits.", "format": {"type": "text"}}
+SPACE = {"type": "namespace", "name": "geo", "description": "Places.", "tools": [WEATHER, PATCH]}
 TOOL_USE = {"type": "tool_use", "id": "a", "name": "b", "input": {}}
 BOTH = [Tool("weather", SCHEMA), Tool("clock", NO_ARGUMENTS)]
 
@@ -107,9 +111,7 @@ class TestResponses:
         scripted.engine.answer, scripted.engine.step_len = answer, step_len
         body = {"input": "hi", "tools": [WEATHER, CLOCK], "stream": True}
         response = scripted.http.post("/v1/responses", json=body)
-        events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
-        for event in events:
-            EVENT.validate_python(event)
+        events = sse(response)
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         output = events[-1]["response"]["output"]
         assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == output
@@ -207,7 +209,7 @@ class TestResponses:
     @pytest.mark.parametrize(
         ("body", "param", "said"),
         [
-            ({"tools": [{"type": "web_search"}]}, "type", "runs no tools"),
+            ({"tools": [{"type": "file_search", "vector_store_ids": []}]}, "type", "runs no tools"),
             ({"tools": [{"type": "function"}]}, "tools", "name is required"),
             ({"tool_choice": "required"}, "tool_choice", "needs tools"),
             ({"tools": [CLOCK], "tool_choice": {"type": "function"}}, "tool_choice", "must have name"),
@@ -216,13 +218,19 @@ class TestResponses:
             ({"input": [{"type": "function_call_output", "call_id": "a"}]}, "input", "must have output"),
             ({"input": [{"type": "function_call_output", "output": "a"}]}, "input", "must have call_id"),
             ({"input": [{"role": "user", "content": "a", "call_id": "b"}]}, "input", "must not have call_id"),
-            (
-                {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "[]"}]},
-                "input",
-                "must be a JSON object",
-            ),
             ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format", "must have schema"),
             ({"text": {"format": {"type": "text", "name": "a"}}}, "text.format", "must not have name"),
+            ({"tools": [{"type": "custom", "name": "f", "parameters": {}}]}, "tools", "must not have parameters"),
+            ({"tools": [{"type": "namespace", "name": "f"}]}, "tools", "must have tools"),
+            (
+                {"tools": [SPACE | {"tools": [{"type": "namespace", "name": "f"}]}]},
+                "type",
+                "must be 'function' or 'custom'",
+            ),
+            ({"tools": [SPACE, WEATHER | {"name": "geo__weather"}]}, "tools", "two are called as 'geo__weather'"),
+            ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "has none"),
+            ({"input": [{"type": "local_shell_call", "action": {}}]}, "input", "must have call_id"),
+            ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input", "1 item"),
         ],
     )
     def test_what_is_wrong_is_named(self, scripted, body, param, said):
@@ -230,6 +238,205 @@ class TestResponses:
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, param), error
         assert said in error["message"]
+
+
+def sse(response: Any) -> list[dict[str, Any]]:
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
+    for event in events:
+        EVENT.validate_python(event)
+    return events
+
+
+class TestCodex:
+    """What Codex CLI sends, by the bodies of its version 0.149.0, with a call of a tool between them."""
+
+    def post(self, scripted: ScriptedServer, **fields: Any) -> Any:
+        response = scripted.http.post("/v1/responses", json={"input": "hi", **fields})
+        assert response.status_code == 200, response.text
+        return response
+
+    def test_the_recorded_turns(self, scripted):
+        call = {"name": "exec_command", "arguments": {"cmd": "echo hello"}}
+        recorded = json.loads((HERE / "codex.json").read_text(encoding="utf-8"))
+        for (first, second), num_tools in zip(recorded, (13, 9), strict=True):
+            scripted.engine.answer = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+            response = self.post(scripted, **first)
+            assert scripted.prompt.count("<tool>") == num_tools
+            output = sse(response)[-1]["response"]["output"]
+            assert [(item["name"], item["arguments"]) for item in output] == [("exec_command", '{"cmd": "echo hello"}')]
+            assert "an item of type web_search has no effect" in response.headers["x-jsg-warnings"]
+            scripted.engine.answer = "It said hello."
+            assert sse(self.post(scripted, **second))[-1]["type"] == "response.completed"
+            assert json.dumps(call) in scripted.prompt
+            assert "Output:\nhello" in scripted.prompt
+
+    def test_what_only_another_server_can_do_or_read_is_left_out(self, scripted):
+        tools = [{"type": "web_search", "filters": {}}, {"type": "image_generation"}, CLOCK, {"type": "tool_search"}]
+        items = [
+            *HI,
+            {"type": "web_search_call", "id": "w", "status": "completed", "action": {"type": "search"}},
+            {"type": "compaction", "encrypted_content": "x"},
+        ]
+        choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}, CLOCK]}
+        warnings = self.post(scripted, input=items, tools=tools, tool_choice=choice).headers["x-jsg-warnings"]
+        for kind in ("web_search", "image_generation", "tool_search", "web_search_call", "compaction"):
+            assert f"an item of type {kind} has no effect: " in warnings
+        assert scripted.prompt.count("<tool>") == 1
+        assert scripted.sampling.grammar == grammar(BOTH[1:], "auto")
+
+    @pytest.mark.parametrize("step_len", [1, 2, 500])
+    @pytest.mark.parametrize("said", ["", '*** Begin\n+"ä" \\ \u0001😀\n', "{" * 30])
+    def test_a_custom_tool_is_a_function_with_one_text(self, scripted, said, step_len):
+        call = {"name": "patch", "arguments": {"input": said}}
+        escaped = json.dumps(call)  # the emoji as two escapes
+        for text in (escaped, json.dumps(call, ensure_ascii=False)):
+            scripted.engine.answer, scripted.engine.step_len = f"<tool_call>\n{text}\n</tool_call>", step_len
+            events = sse(self.post(scripted, tools=[PATCH], stream=True))
+            [item] = events[-1]["response"]["output"]
+            assert (item["type"], item["name"], item["input"], item["status"]) == (
+                *("custom_tool_call", "patch", said, "completed"),
+            )
+            kinds = [event["type"] for event in events if "custom_tool" in event["type"]]
+            deltas = [e["delta"] for e in events if e["type"] == "response.custom_tool_call_input.delta"]
+            assert kinds == ["response.custom_tool_call_input.delta"] * len(deltas) + [
+                "response.custom_tool_call_input.done"
+            ]
+            assert "".join(deltas) == said
+            assert next(e["input"] for e in events if e["type"].endswith("input.done")) == said
+        one_text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+        one_text["additionalProperties"] = False
+        assert scripted.sampling.grammar == grammar([Tool("patch", one_text)], "auto")
+
+    def test_the_round_of_a_custom_tool(self, scripted):
+        scripted.engine.answer = '<tool_call>\n{"name": "patch", "arguments": {"input": "a\\nb"}}\n</tool_call>'
+        made = self.post(scripted, tools=[PATCH], tool_choice={"type": "custom", "name": "patch"}).json()
+        [call] = made["output"]
+        result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "done"}
+        scripted.engine.answer = "fine"
+        self.post(scripted, tools=[PATCH], input=[*HI, call, result])
+        assert '{"name": "patch", "arguments": {"input": "a\\nb"}}' in scripted.prompt
+        assert f"tool\n{call['call_id']}: done" in scripted.prompt
+        prompt = scripted.prompt
+        last = self.post(scripted, tools=[PATCH], input=[result], previous_response_id=made["id"]).json()
+        assert scripted.prompt == prompt, "as stored"
+        listed = scripted.http.get(f"/v1/responses/{last['id']}/input_items?order=asc").json()["data"]
+        assert [item["type"] for item in listed] == ["message", "custom_tool_call", "custom_tool_call_output"]
+        assert (listed[1]["input"], listed[2]["output"]) == ("a\nb", "done")
+
+    @pytest.mark.parametrize(
+        ("syntax", "definition", "pattern"),
+        [
+            ("regex", r"^a.(?P<x>b)$", r"^(?:(?:a[^\n](?:b)))$"),
+            ("lark", 'start: "+" /(.*)/ LF\n%import common.LF', r"^(?:\+(?:([^\n]*))(?:\n))$"),
+            ("lark", 'start: "(" start ")" |', None),
+        ],
+    )
+    def test_a_grammar_is_enforced_where_it_is_regular(self, scripted, syntax, definition, pattern):
+        form = {"type": "grammar", "syntax": syntax, "definition": definition}
+        response = self.post(scripted, tools=[PATCH | {"format": form}])
+        assert (
+            definition.splitlines()[0]
+            in json.loads(scripted.prompt.split("<tool>")[1].split("</tool>")[0])["function"]["parameters"][
+                "properties"
+            ]["input"]["description"]
+        )
+        compiled = json.loads(scripted.sampling.grammar.text)["format"]
+        assert (json.dumps(pattern) in json.dumps(compiled)) == (pattern is not None)
+        assert ("calls itself" in response.headers.get("x-jsg-warnings", "")) == (pattern is None)
+        assert response.json()["tools"][0]["format"] == form
+
+    def test_tools_of_a_namespace(self, scripted):
+        scripted.engine.answer = CALL.replace("weather", "geo__weather")
+        tools = [SPACE, CLOCK]
+        made = self.post(scripted, tools=tools, tool_choice={"type": "function", "name": "weather"}).json()
+        assert [tool["type"] for tool in made["tools"]] == ["namespace", "function"]
+        shown = json.loads(scripted.prompt.split("<tool>")[1].split("</tool>")[0])["function"]
+        assert (shown["name"], shown["description"]) == ("geo__weather", "Places.\n\nOf a city.")
+        [call] = made["output"]
+        assert (call["namespace"], call["name"], call["arguments"]) == ("geo", "weather", ARGUMENTS)
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "21"}
+        self.post(scripted, tools=tools, input=[*HI, call, result])
+        assert '{"name": "geo__weather", "arguments": {"city": "Bern ä"}}' in scripted.prompt
+        prompt = scripted.prompt
+        last = self.post(scripted, tools=tools, input=[result], previous_response_id=made["id"]).json()
+        assert scripted.prompt == prompt
+        listed = scripted.http.get(f"/v1/responses/{last['id']}/input_items?order=asc").json()["data"]
+        assert (listed[1]["namespace"], listed[1]["name"]) == ("geo", "weather")
+
+    def test_calls_of_the_local_shell(self, scripted):
+        action = {"type": "exec", "command": ["ls", "-l"], "env": {}}
+        items = [
+            *HI,
+            {"type": "local_shell_call", "id": "lsh_1", "action": action, "status": "completed"},
+            {"type": "local_shell_call_output", "id": "lsh_1", "output": "a.py"},
+        ]
+        made = self.post(scripted, input=items).json()
+        assert f'{{"name": "local_shell", "arguments": {json.dumps(action)}}}' in scripted.prompt
+        assert "tool\nlsh_1: a.py" in scripted.prompt
+        listed = scripted.http.get(f"/v1/responses/{made['id']}/input_items?order=asc").json()["data"]
+        assert (listed[1]["action"], listed[2]["output"]) == (action, "a.py")
+
+
+CUT = '{"city": "Be'
+
+
+class TestCutCalls:
+    """Arguments that are no object stand in the prompt as the text that they are, in every interface."""
+
+    WARNING = "arguments of a call are no JSON object: the model sees the text that they are"
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            (
+                "/v1/chat/completions",
+                {
+                    "messages": [
+                        *HI,
+                        {
+                            "role": "assistant",
+                            "tool_calls": [{"id": "c", "function": {"name": "weather", "arguments": CUT}}],
+                        },
+                        {"role": "tool", "tool_call_id": "c", "content": "21"},
+                    ]
+                },
+            ),
+            (
+                "/v1/responses",
+                {"input": [*HI, {"type": "function_call", "call_id": "c", "name": "weather", "arguments": CUT}]},
+            ),
+            (
+                "/v1/messages",
+                {
+                    "max_tokens": 9,
+                    "messages": [
+                        *HI,
+                        {"role": "assistant", "content": [TOOL_USE | {"name": "weather", "input": CUT}]},
+                        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "21"}]},
+                    ],
+                },
+            ),
+        ],
+    )
+    def test_in_history(self, scripted, path, body):
+        response = scripted.http.post(path, json=body)
+        assert response.status_code == 200, response.text
+        assert response.headers["x-jsg-warnings"] == self.WARNING
+        assert f'{{"name": "weather", "arguments": {CUT}}}' in scripted.prompt
+        whole = json.loads(json.dumps(body).replace(json.dumps(CUT), '{"city": "Bern"}'))
+        response = scripted.http.post(path, json=whole)
+        assert "x-jsg-warnings" not in response.headers
+        assert '{"name": "weather", "arguments": {"city": "Bern"}}' in scripted.prompt, "an object is taken"
+
+    def test_in_a_stored_response(self, scripted):
+        body = {"input": "hi", "tools": [WEATHER], "max_output_tokens": len(CALL) - 20}
+        made = scripted.http.post("/v1/responses", json=body).json()
+        [call] = made["output"]
+        assert call["status"] == "incomplete"
+        body = {"input": "go on", "tools": [WEATHER], "previous_response_id": made["id"]}
+        response = scripted.http.post("/v1/responses", json=body)
+        assert (response.status_code, response.headers["x-jsg-warnings"]) == (200, self.WARNING)
+        assert f'"arguments": {call["arguments"]}}}' in scripted.prompt
 
 
 class TestAnthropic:

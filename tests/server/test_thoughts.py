@@ -303,16 +303,6 @@ class TestHistory:
         assert response.headers[HEADER].startswith("reasoning_content has no effect: the chat template drops")
         assert "because" not in thoughtless.prompt
 
-    def test_a_marker_that_a_user_typed_at_the_end_opens_nothing(self, tmp_path):
-        """The template writes nothing behind the user's words."""
-        write_byte_tokenizer(
-            tmp_path, "{{ messages[0].content }}{# <think> #}", [*SPECIAL_TOKENS, "<think>", "</think>"]
-        )
-        scripted = ScriptedServer(tmp_path)
-        scripted.engine.answer = "so"
-        said = message_of(scripted, messages=[{"role": "user", "content": "what is <think>"}])
-        assert (said["content"], said["reasoning_content"]) == ("so", None)
-
     def test_markers_that_a_user_typed_are_text(self, scripted):
         """They open and end nothing, and where they are special tokens, they are not these."""
         ask(scripted, messages=[{"role": "user", "content": "<think>\n</think> hi <think>"}], thinking_budget=5)
@@ -375,3 +365,23 @@ class TestGenerate:
         answer = self.post(thoughtless, separate_reasoning=True).json()
         assert (answer["reasoning_content"], answer["text"]) == ("", "hello")
         assert "this model does not think" in answer["meta_info"]["warnings"][0]
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_a_marker_that_a_user_typed_at_the_end_opens_nothing(tmp_path, is_special, path):
+    """The template writes nothing behind the user's words, or only white space."""
+    words = [*SPECIAL_TOKENS, *(["<think>", "</think>"] if is_special else [])]
+    for index, (end, behind) in enumerate((("", ""), (" | trim", "{{ '\n\n' }}"), ("", "<think>"), ("", " <think>\n"))):
+        directory, is_inside = tmp_path / str(index), "<think>" in behind
+        directory.mkdir()
+        write_byte_tokenizer(directory, f"{{{{ messages[-1].content{end} }}}}{behind}{{# <think> #}}", words)
+        scripted = ScriptedServer(directory)
+        for typed in ("what is <think>", "<think> ", "x </think>\n", "<think><think>"):
+            scripted.engine.answer = "why</think>so"
+            field = "input" if path == "/v1/responses" else "messages"
+            body: dict[str, Any] = {field: [{"role": "user", "content": typed}]}
+            if path == "/v1/messages":
+                body |= {"max_tokens": 99, "thinking": {"type": "adaptive"}}
+            shown = json.dumps(scripted.http.post(path, json=body).json())
+            assert ('"why"' in shown) == is_inside, (end, behind, typed)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection
 from typing import final
 
-from jsg.call_styles import LITERAL_MARKS, XML_MARKS, ArgumentTypes, CallStyle, XmlMarks, json_of
+from jsg.call_styles import ALL_TYPES, LITERAL_MARKS, XML_MARKS, ArgumentTypes, CallStyle, XmlMarks, json_of
 from jsg.constrained.ir import EMPTY, NEVER, Expr, any_of, literal, optional, seq
 from jsg.constrained.schema.json_text import words
 from jsg.constrained.schema.objects import bare_object_expr
@@ -156,7 +156,11 @@ class _XmlValues:
         """The strings, with the mark."""
         pad = literal(self._pad)
         known = [json.loads(shape.text) for shape in shapes if isinstance(shape, Const) and _is_text(shape)]
-        readable = {text for text in known if self._mark.text not in text and self._is_read_as_string(text, node)}
+        for text in known:
+            self._mark.check(text)
+            if not self._is_read_as_string(text, node):
+                _check_reading(text, shapes, node)
+        readable = {text for text in known if self._is_read_as_string(text, node)}
         options = [seq(words(((text + self._pad).encode() + self._mark.spelling) for text in readable))]
         for shape in shapes:
             if isinstance(shape, String):
@@ -218,6 +222,21 @@ def _check_types(shapes: tuple[Shape, ...], types: frozenset[str], node: NodeNam
             f"{node}: an argument that may be a string must not also be of type {min(unclear)} if either has a "
             "restriction, because this model writes strings without quotes, so that the two cannot be told apart; "
             "allow only one of them"
+        )
+
+
+def _check_reading(text: str, shapes: tuple[Shape, ...], node: NodeName) -> None:
+    """Refuses a string that a reader takes for another value, unless that value is valid too.
+
+    Raises:
+        GrammarError: The value is not valid, so the string would be lost.
+    """
+    value = json_of(text, ALL_TYPES) or ""
+    kind = _types_of_shape(Const(value))[0]
+    if not {Const(value), _WHOLE[kind], *([Number()] if kind == "integer" else [])} & {*shapes}:
+        raise GrammarError(
+            f"{node}: the string {text[:60]!r} under enum or const is read as {kind} where the argument may be that, "
+            'because this model writes strings without quotes; give the argument "type": "string"'
         )
 
 

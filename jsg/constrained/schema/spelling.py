@@ -30,6 +30,14 @@ class Mark:
         """The mark that is written so, with these special tokens."""
         return cls(text, spelled(text, special))
 
+    def check(self, text: str) -> None:
+        """Raises GrammarError for a known text that has the mark in it."""
+        if self.text in text:
+            raise GrammarError(
+                f"a string under enum or const must not have {self.text!r} in it, which ends a string in the form in "
+                f"which this model writes calls and cannot be escaped, but one is {text[:60]!r}; change it"
+            )
+
     @property
     def spellings(self) -> Expr:
         """All that looks like the mark in a text."""
@@ -58,11 +66,11 @@ class Spelling:
         return sorted(members.items(), key=lambda item: item[0].lower()) if self.is_sorted else [*members.items()]
 
     def scalar_string(self, text: str) -> tuple[bytes, ...]:
-        """The spellings of a known string with its quotes; () where it has none."""
+        """The spellings of a known string with its quotes. Raises GrammarError if the notation cannot write it."""
         if self.quote is None:
             return string_words(text)
-        mark = self.quote
-        return () if mark.text in text else (mark.spelling + text.encode() + mark.spelling,)
+        self.quote.check(text)
+        return (self.quote.spelling + text.encode() + self.quote.spelling,)
 
     def known_name(self, name: str) -> Expr:
         """A known name of a member.

@@ -23,6 +23,7 @@ from jsg.server.shared.constraint import (
 )
 from jsg.server.shared.fields import CACHE_SALT, END_USER, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
 from jsg.server.shared.harmless import VALUES
+from jsg.server.shared.messages import ARGUMENTS, arguments_for_template
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.server.shared.thinking_fields import EFFORT, Asked, Thinking, join_wishes
 from jsg.server.shared.tools import DESCRIPTION, STRICT, TOOLS, ToolName
@@ -147,7 +148,7 @@ class MessageBlock(ThoughtFields):
     name: str | None = Field(
         None, max_length=MAX_NAME_CHARS, description="For the type `tool_use`: the name of the tool."
     )
-    input: dict[str, Any] | None = Field(None, description="For the type `tool_use`: the arguments.")
+    input: dict[str, Any] | str | None = Field(None, description=f"For the type `tool_use`: the arguments. {ARGUMENTS}")
     tool_use_id: str | None = Field(
         None, max_length=MAX_NAME_CHARS, description="For the type `tool_result`: the id of the call."
     )
@@ -196,10 +197,11 @@ class AnthropicMessage(Body):
         """The content, where it is made of blocks."""
         return [] if isinstance(self.content, str) else self.content
 
-    def turns(self) -> Iterator[tuple[dict[str, Any], list[str | MediaSource]]]:
+    def turns(self, rules: FieldRules) -> Iterator[tuple[dict[str, Any], list[str | MediaSource]]]:
         """The message in the form of chat templates, with the pieces of its content; each tool result is a message.
 
-        Thoughts are those of the whole message, wherever they stand in it.
+        Thoughts are those of the whole message, wherever they stand in it. The rules take note of arguments that are no
+        object.
         """
         pieces: list[str | MediaSource] = [self.content] if isinstance(self.content, str) else []
         calls: list[dict[str, Any]] = []
@@ -211,7 +213,7 @@ class AnthropicMessage(Body):
                     pieces = []
                 yield {"role": "tool", "tool_call_id": block.tool_use_id}, [joined(block.content or "")]
             elif block.type == "tool_use":
-                function = {"name": block.name, "arguments": block.input}
+                function = {"name": block.name, "arguments": arguments_for_template(block.input or {}, rules)}
                 calls.append({"id": block.id, "type": "function", "function": function})
             elif block.thoughts:
                 thoughts.append(block.thoughts)
@@ -332,11 +334,12 @@ class CountTokensBody(Body):
     )
     tools: Annotated[Checked[AnthropicTool], Field(max_length=MAX_TOOLS)] | None = Field(None, description=TOOLS)
 
-    def turns(self) -> list[dict[str, Any]]:
+    def turns(self, rules: FieldRules) -> list[dict[str, Any]]:
         """The conversation in the form of chat templates, in turns of alternating roles.
 
         Several messages of an assistant in a row are joined without anything between them, and messages of other roles
-        with an empty line between them. A call of a tool ends a turn.
+        with an empty line between them. A call of a tool ends a turn. The rules take note of
+        arguments that are no object.
         """
         turns: list[dict[str, Any]] = []
         pieces: list[list[str | MediaSource]] = []  # the pieces of each turn, which are joined once, at the end
@@ -344,7 +347,7 @@ class CountTokensBody(Body):
             turns.append({"role": "system"})
             pieces.append([joined(self.system)])
         for message in self.messages:
-            for turn, own in message.turns():
+            for turn, own in message.turns(rules):
                 role = turn["role"]
                 if turns and role != "tool" and turns[-1]["role"] == role and "tool_calls" not in turns[-1]:
                     turns[-1] |= turn | joined_thoughts(turns[-1], turn)

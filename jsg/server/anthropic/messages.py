@@ -94,7 +94,7 @@ async def _encode(
     asked = body.asked_of_thoughts
 
     def turns() -> list[dict[str, Any]]:
-        found = body.turns()
+        found = body.turns(rules)
         for turn in found:
             if not fit_thoughts(turn, template):
                 rules.note("a block of type thinking", DROPPED)

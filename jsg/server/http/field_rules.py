@@ -18,7 +18,7 @@ class FieldRules:
 
     Attributes:
         is_strict: Fields without an effect are refused, and so are unknown fields that are null.
-        warnings: One text for each field that was passed over.
+        warnings: One text for each field that was passed over, and for whatever else the client should know.
     """
 
     def __init__(self, *, is_strict: bool = False) -> None:
@@ -38,7 +38,10 @@ class FieldRules:
 
     def note(self, name: str, reason: str) -> None:
         """Notes that a field has no effect, which is right here, so that no rule refuses it."""
-        warning = f"{name} has no effect: {reason}"
+        self.warn(f"{name} has no effect: {reason}")
+
+    def warn(self, warning: str) -> None:
+        """Tells the client something that no rule refuses. It is a constant text, because the log has each once."""
         if warning not in self.warnings:
             self.warnings.append(warning)
 

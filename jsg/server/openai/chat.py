@@ -401,6 +401,7 @@ async def _prompt(
         body.response_id("chatcmpl"),
         input_ids,
         media=encoded.media,
+        ends_in_content=encoded.ends_in_content,
         max_new_tokens=limit,
         tools=tools,
         is_continued=bool(body.continue_final_message),

@@ -1,7 +1,6 @@
 """`/v1/decisions`: typed questions about an input, answered with probabilities."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +11,11 @@ from jsg.lang.decisions import BETWEEN, Decision
 from jsg.server.caller import CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.http.failures import json_response
-from jsg.server.http.json_body import new_router
+from jsg.server.http.field_rules import FieldRules
+from jsg.server.http.json_body import CurrentRules, new_router
 from jsg.server.openai.decisions_body import DecisionItem, DecisionPart, DecisionQuestion, DecisionsBody
 from jsg.server.openai.response_store import Picture, Turn
+from jsg.server.openai.responses_tools import arguments_of
 from jsg.server.openai.turns import messages_of
 from jsg.server.shared.deciding import Decided, Input, decide_all
 
@@ -22,7 +23,9 @@ router = new_router()
 
 
 @router.post("/v1/decisions")
-async def create_decision(body: DecisionsBody, request: Request, call: CurrentCall, front: ReadyFront) -> Response:
+async def create_decision(
+    body: DecisionsBody, request: Request, rules: CurrentRules, call: CurrentCall, front: ReadyFront
+) -> Response:
     """Answers questions about an input with probabilities: is something so, which choice is right, which level is it.
 
     The input is computed once. `label_mass` says how likely the model's answer begins with one of the labels at all.
@@ -34,7 +37,7 @@ async def create_decision(body: DecisionsBody, request: Request, call: CurrentCa
         request,
         front,
         dataclasses.replace(call, user=body.safety_identifier),
-        _input(body, front),
+        _input(body, front, rules),
         questions,
         names=names,
         namespace=call.caller.namespace(body.cache_salt, body.extra_key),
@@ -48,15 +51,15 @@ async def create_decision(body: DecisionsBody, request: Request, call: CurrentCa
     return await front.generator.beside(response, decided.num_chars)
 
 
-def _input(body: DecisionsBody, front: Front) -> Input:
+def _input(body: DecisionsBody, front: Front, rules: FieldRules) -> Input:
     turns = [Turn("", "user", body.input)] if isinstance(body.input, str) else _merged(map(_turn, body.input))
     size = sum(len(turn.text) + sum(len(picture.url) for picture in turn.pictures) for turn in turns)
-    return Input(lambda: messages_of(turns, front.chat.template)[0], size, "input")
+    return Input(lambda: messages_of(turns, front.chat.template, rules)[0], size, "input")
 
 
 def _turn(item: DecisionItem) -> Turn:
     if item.name is not None:
-        arguments = json.dumps({"input": item.input}) if item.arguments is None else item.arguments
+        arguments = arguments_of(item.input or "") if item.arguments is None else item.arguments
         return Turn("", "assistant", arguments, call_id=item.call_id, name=item.name)
     text, pictures = "", list[Picture]()
     for part in item.parts:

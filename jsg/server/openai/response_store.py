@@ -37,13 +37,16 @@ class Turn:
 
     Attributes:
         item_id: Its name in lists of items.
-        text: The text of a message, the arguments of a call, the text of a result, or thoughts.
+        text: The text of a message, the arguments of a call as the chat template gets them, the text of a result, or
+            thoughts.
         token_ids: The tokens that the model wrote, without the end of its turn; empty where a client wrote the text.
         is_whole: False for an answer that was cut short.
         call_id: The name that a call and its result share; None in a message.
         name: The name of the tool: always in a call, in a result where the client gives it.
         pictures: The pictures of a message.
         is_thought: Whether it has the assistant's thoughts before the message or the calls that follow.
+        namespace: Of a call: the namespace of the tool; None for none.
+        called: Of a call and its result: what kind of tool is called, in OpenAI's words.
     """
 
     item_id: str
@@ -55,6 +58,8 @@ class Turn:
     name: str | None = None
     pictures: tuple[Picture, ...] = ()
     is_thought: bool = False
+    namespace: str | None = None
+    called: Literal["function", "custom_tool", "local_shell"] = "function"
 
     @property
     def pieces(self) -> list[str | Picture]:
@@ -68,7 +73,7 @@ class Turn:
 
     def says_the_same(self, other: "Turn") -> bool:
         """Whether another turn says the same, whatever its name and its tokens are."""
-        names = ("role", "text", "call_id", "name", "pictures", "is_thought")
+        names = ("role", "text", "call_id", "name", "pictures", "is_thought", "namespace", "called")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     @property

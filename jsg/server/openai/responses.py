@@ -29,10 +29,10 @@ from jsg.server.openai.responses_body import (
     InputItem,
     InputTokensBody,
     ResponsesBody,
-    ResponsesToolChoice,
 )
 from jsg.server.openai.responses_events import events_of
-from jsg.server.openai.responses_reply import Reply, shown_thoughts
+from jsg.server.openai.responses_reply import Reply, shown_call, shown_thoughts
+from jsg.server.openai.responses_tools import ResponsesToolChoice, arguments_of, input_of
 from jsg.server.openai.turns import messages_of
 from jsg.server.shared.beginning import begin
 from jsg.server.shared.messages import DROPPED
@@ -42,6 +42,13 @@ from jsg.server.tool_use import ToolUse, naming
 from jsg.types import FinishType
 
 DEFAULT_ITEMS, MAX_ITEMS = 20, 100  # of one page of input items
+
+_LETTERS = {
+    **{"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"},
+    **{"custom_tool_call": "ctc", "custom_tool_call_output": "ctco"},
+    **{"local_shell_call": "lsc", "local_shell_call_output": "lsco"},
+}
+"""Type of an item → what its name begins with; `msg` for others."""
 
 router = new_router()
 
@@ -75,7 +82,7 @@ async def create_response(
             [answer] = generation.answers
             names = TokenNames(front.generator.tokenizer, as_ids=False)
             asked, now, seals = _asked(body, prompt, front), int(time.time()), SEALED in (body.include or ())
-            reply = Reply(rid, asked, answer, tools, names, now, seals_thoughts=seals)
+            reply = Reply(rid, asked, answer, tools, body.origins, names, now, seals_thoughts=seals)
 
             def keep(shown: dict[str, Any]) -> dict[str, Any]:
                 """Stores the response if the client wants it. A response that is too large says that it is not kept."""
@@ -215,15 +222,16 @@ def _turn(item: InputItem, rid: str, index: int, caller: Caller, responses: Resp
         return stored
     if item.speaker is None:
         raise NotFoundError(f"input must refer to stored items, but {item.id!r} is not found; send the item instead")
-    kinds = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
     made = Turn(
-        f"{kinds.get(item.type or '', 'msg')}_{rid}_{index}",
+        f"{_LETTERS.get(item.type or '', 'msg')}_{rid}_{index}",
         item.speaker,
         item.text,
-        call_id=item.call_id,
-        name=item.name,
+        call_id=item.call_id or (item.id if item.called == "local_shell" else None),
+        name="local_shell" if item.action is not None else item.name,
         pictures=item.pictures,
         is_thought=item.is_thought,
+        namespace=item.namespace,
+        called=item.called,
     )
     return stored if stored is not None and stored.says_the_same(made) else made
 
@@ -239,7 +247,7 @@ async def _encode(
     turns = turns if body.instructions is None else [Turn("", "system", body.instructions), *turns]
     num_chars = sum(len(turn.text) + sum(len(picture.url) for picture in turn.pictures) for turn in turns)
     template = front.chat.template
-    messages, answers = await front.threads.run(lambda: messages_of(turns, template), num_chars)
+    messages, answers = await front.threads.run(lambda: messages_of(turns, template, rules), num_chars)
     return await front.media.chat(
         front.chat,
         lambda: messages,
@@ -332,12 +340,14 @@ def _output_turns(reply: Reply, prompt: Prompt, tokenizer: Tokenizer) -> list[Tu
         Turn(
             item.item_id,
             "assistant",
-            item.text,
+            arguments_of(item.text) if item.kind == "custom_tool_call" else item.text,
             token_ids if item.kind == "message" else (),
             item.status == "completed",
             item.call_id,
             item.name,
             is_thought=item.kind == "reasoning",
+            namespace=item.namespace,
+            called="custom_tool" if item.kind == "custom_tool_call" else "function",
         )
         for item in reply.items
     ]
@@ -365,11 +375,15 @@ def _shown_item(turn: Turn) -> dict[str, Any]:
     if turn.is_thought:
         return shown_thoughts(turn.item_id, turn.text, status)
     if turn.call_id is not None:
+        kind = f"{turn.called}_call"
         shown = {"id": turn.item_id, "call_id": turn.call_id, "status": status}
         if turn.is_result:
             named = {} if turn.name is None else {"name": turn.name}
-            return {"type": "function_call_output", **shown, **named, "output": turn.text}
-        return {"type": "function_call", **shown, "name": turn.name, "arguments": turn.text}
+            return {"type": f"{kind}_output", **shown, **named, "output": turn.text}
+        if turn.called == "local_shell":
+            return {"type": kind, **shown, "action": msgspec.json.decode(turn.text)}
+        said = {"input": input_of(turn.text)} if turn.called == "custom_tool" else {"arguments": turn.text}
+        return shown_call(turn.item_id, status, turn.call_id, turn.name, turn.namespace, **said)
     kind = "output_text" if turn.role == "assistant" else "input_text"
     parts: list[dict[str, Any]] = []
     for piece in turn.pieces:

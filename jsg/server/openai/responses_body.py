@@ -1,6 +1,7 @@
 """What clients send to `/v1/responses`."""
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -11,6 +12,15 @@ from jsg.server.http.body import GRAMMAR, Body, Checked, check_fields
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.openai.response_format import ENFORCED, FORMAT_TYPE, NOT_SHOWN, SCHEMA, SchemaName
 from jsg.server.openai.response_store import Picture, Role
+from jsg.server.openai.responses_tools import (
+    NO_HOSTED_TOOLS,
+    Origin,
+    ResponsesTool,
+    ResponsesToolChoice,
+    arguments_of,
+    origins_of,
+    without_left_out,
+)
 from jsg.server.shared.constraint import (
     AdditionalPropertiesOption,
     Constraint,
@@ -37,9 +47,9 @@ from jsg.server.shared.harmless import VALUES, harmless
 from jsg.server.shared.messages import ARGUMENTS, JOINED, ONE_DETAIL, URL
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.server.shared.thinking_fields import BUDGET, EFFORT, Asked
-from jsg.server.shared.tools import DESCRIPTION, ONE_CALL, PARAMETERS, STRICT, TOOL_CHOICE, TOOLS, ToolName
+from jsg.server.shared.tools import ONE_CALL, TOOL_CHOICE, TOOLS
 from jsg.server.thinking import Effort, ThoughtWish, unsealed
-from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
+from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, ToolUse
 from jsg.types import ANY_OBJECT, MAX_TOP_LOGPROBS, SamplingParams
 
 CLIENT_NAMES: Mapping[str, str] = {
@@ -55,13 +65,12 @@ LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"
 MAX_ID_CHARS = 128
 
-_NO_HOSTED_TOOLS = "the server runs no tools, and the model calls functions of the client only; leave it out"
 _NO_FILES = "models read text and pictures; send a picture as image_url, and anything else as text"
 _NO_DRAWING = "models of this version write text only; leave it out"
 _NOT_OURS = "another server wrote it, and only that can read it; leave it out"
 _NO_SUMMARY = "thoughts are shown as a whole, as `content` of an item of type `reasoning`"
+_NOT_HERE = "What only another server can do or read is left out, with a warning: {} of the types {}."
 _KEPT = "clients send the output of a response back as input, and chat templates do not read it"
-_TYPE_ALLOWED = "For the type `allowed_tools`: "
 
 type MetadataKey = Annotated[str, StringConstraints(max_length=64)]
 type MetadataValue = Annotated[str, StringConstraints(max_length=512)]
@@ -103,25 +112,9 @@ class ResponsePart(Body):
         return self
 
 
-class InputItem(Body):
-    """A message, thoughts, a call of a function, the result of a call, or a reference to a stored item."""
+class CallFields(Body):
+    """The fields of a call of a tool, and of its result."""
 
-    REFUSED: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("action", "server_label", "namespace", "caller", "async", "created_by"), _NO_HOSTED_TOOLS),
-    }
-    HARMLESS: ClassVar[Mapping[str, str]] = harmless("phase")
-    ACCEPTED: ClassVar[Mapping[str, str]] = {"status": _KEPT}
-
-    type: Literal["message", "item_reference", "function_call", "function_call_output", "reasoning"] | None = None
-    role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | Checked[ResponsePart] | None = Field(
-        None, description=f"The content of a message, or the thoughts before it. {JOINED}"
-    )
-    id: str | None = Field(
-        None,
-        max_length=MAX_ID_CHARS,
-        description="The id of a stored item. If the text of this item differs from the stored one, this text is read.",
-    )
     call_id: str | None = Field(
         None, max_length=MAX_ID_CHARS, description="The id that a call and the result of the call share."
     )
@@ -131,8 +124,46 @@ class InputItem(Body):
         description="The name of the function that is called, or whose result this is. Many chat templates do not show "
         "the name of a result.",
     )
-    arguments: str | None = Field(None, description=f"The arguments of a call. {ARGUMENTS}")
+    namespace: str | None = Field(
+        None, max_length=MAX_ID_CHARS, description="The namespace of the tool that is called."
+    )
+    arguments: str | dict[str, Any] | None = Field(
+        None, description=f"The arguments of a call of a function. {ARGUMENTS}"
+    )
+    input: str | None = Field(
+        None, description="The input of a call of a custom tool. The chat template gets it as the argument `input`."
+    )
+    action: dict[str, Any] | None = Field(
+        None, description="For the type `local_shell_call`: the chat template gets it as arguments of `local_shell`."
+    )
     output: str | Checked[ResponsePart] | None = Field(None, description=f"The result of a call. {JOINED}")
+
+
+class InputItem(CallFields):
+    """A message, thoughts, a call of a tool, the result of a call, or a reference to a stored item."""
+
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("server_label", "caller", "async", "created_by"), NO_HOSTED_TOOLS),
+    }
+    HARMLESS: ClassVar[Mapping[str, str]] = harmless("phase")
+    ACCEPTED: ClassVar[Mapping[str, str]] = {"status": _KEPT}
+
+    type: (
+        Literal[
+            *("message", "item_reference", "reasoning", "function_call", "function_call_output"),
+            *("custom_tool_call", "custom_tool_call_output", "local_shell_call", "local_shell_call_output"),
+        ]
+        | None
+    ) = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | Checked[ResponsePart] | None = Field(
+        None, description=f"The content of a message, or the thoughts before it. {JOINED}"
+    )
+    id: str | None = Field(
+        None,
+        max_length=MAX_ID_CHARS,
+        description="The id of a stored item. If the text of this item differs from the stored one, this text is read.",
+    )
     encrypted_content: str | None = Field(
         None,
         description="For the type `reasoning`: what stood there in the response. It is read where `content` is "
@@ -149,9 +180,12 @@ class InputItem(Body):
         if self.is_thought:
             own = None if self.encrypted_content is None else unsealed(self.encrypted_content)
             return _joined(self.content) or own or "\n\n".join(part.text or "" for part in self.summary or ())
-        said = self.content if self.arguments is None else self.arguments
-        said = said if self.output is None else self.output
-        return _joined(said)
+        if self.input is not None:
+            return arguments_of(self.input)
+        if isinstance(called := self.arguments if self.action is None else self.action, dict):
+            return json.dumps(called, ensure_ascii=False)
+        said = self.content if called is None else called
+        return _joined(said if self.output is None else self.output)
 
     @property
     def pictures(self) -> tuple[Picture, ...]:
@@ -167,9 +201,16 @@ class InputItem(Body):
     @property
     def speaker(self) -> Role | None:
         """The role of the turn; None for a reference."""
-        if self.type in ("function_call", "reasoning"):
+        kind = self.type or ""
+        if kind == "reasoning" or kind.endswith("_call"):
             return "assistant"
-        return "tool" if self.type == "function_call_output" else self.role
+        return "tool" if kind.endswith("_call_output") else self.role
+
+    @property
+    def called(self) -> Literal["function", "custom_tool", "local_shell"]:
+        """What kind of tool is called, or has this result."""
+        kind = (self.type or "").removesuffix("_output").removesuffix("_call")
+        return kind if kind in ("custom_tool", "local_shell") else "function"
 
     @property
     def is_thought(self) -> bool:
@@ -185,6 +226,8 @@ class InputItem(Body):
     def _check_kind(self, info: ValidationInfo) -> Self:
         kind = "item_reference" if self.is_reference else self.type or "message"
         check_fields(self, kind, f"an input item of type {kind}", "input", _ITEM_FIELDS)
+        if self.called == "local_shell" and not (self.call_id or self.id):
+            raise RequestError(f"an input item of type {kind} must have call_id, but it is missing; add it", "input")
         if self.role == "assistant" and self.pictures:
             raise RequestError(
                 "a message of the assistant must be text, but it has a picture; send the picture in a message of the "
@@ -210,8 +253,12 @@ class InputItem(Body):
 _ITEM_FIELDS: Mapping[str, str] = {
     "message": "role content id?",
     "item_reference": "id",
-    "function_call": "call_id name arguments id?",
+    "function_call": "call_id name arguments namespace? id?",
     "function_call_output": "call_id output name? id?",
+    "custom_tool_call": "call_id name input namespace? id?",
+    "custom_tool_call_output": "call_id output name? id?",
+    "local_shell_call": "action call_id? id?",
+    "local_shell_call_output": "output call_id? id?",
     "reasoning": "summary? content? encrypted_content? id?",
 }
 """Kind of item → its fields, as `check_fields` reads them."""
@@ -257,69 +304,6 @@ class TextConfig(Body):
     format: TextFormat | None = None
 
 
-class ResponsesTool(Body):
-    """A function that the model may call."""
-
-    REFUSED: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("output_schema", "async", "server_label", "vector_store_ids", "container", "environment"), _NO_HOSTED_TOOLS
-    )
-    ACCEPTED: ClassVar[Mapping[str, str]] = {
-        "allowed_callers": 'only `["direct"]` is taken, because only the model calls tools',
-        "defer_loading": "only false is taken, because the model sees every tool",
-    }
-
-    type: Annotated[Any, Only(("function",), _NO_HOSTED_TOOLS)]
-    name: ToolName
-    description: str | None = Field(None, description=DESCRIPTION)
-    parameters: dict[str, Any] | None = Field(None, description=PARAMETERS)
-    strict: bool | None = Field(None, description=STRICT)
-    allowed_callers: Annotated[Any, Only((["direct"],), _NO_HOSTED_TOOLS)] = None
-    defer_loading: Annotated[Any, Only((False,), "the model sees every tool; leave it out")] = None
-
-    def tool(self, field: str) -> Tool:
-        """The tool in the form that every API shares. `field` is where the client wrote it."""
-        return Tool(self.name, self.description, self.parameters, f"{field}.parameters", self.strict is not False)
-
-    def shown(self) -> dict[str, Any]:
-        """The fields of the tool that a response repeats."""
-        return self.model_dump(include={"type", "name", "description", "parameters"}) | {
-            "strict": self.strict is not False
-        }
-
-
-class ResponsesToolName(Body):
-    """The name of a tool."""
-
-    type: Annotated[Any, Only(("function",), _NO_HOSTED_TOOLS)]
-    name: str
-
-
-class ResponsesToolChoice(Body):
-    """The choice of the tools that the answer may call."""
-
-    type: Literal["function", "allowed_tools"]
-    name: str | None = Field(None, description="For the type `function`: the function that the answer calls, once.")
-    mode: Literal["auto", "required"] | None = Field(
-        None,
-        description=f'{_TYPE_ALLOWED}with "auto" the answer is text or calls, with "required" it has a call or more.',
-    )
-    tools: Annotated[Checked[ResponsesToolName], Field(min_length=1)] | None = Field(
-        None, description=f"{_TYPE_ALLOWED}the tools that the answer may call."
-    )
-
-    @model_validator(mode="after")
-    def _check_type(self) -> Self:
-        kinds = {"function": "name", "allowed_tools": "mode tools"}
-        check_fields(self, self.type, f"tool_choice of type {self.type}", "tool_choice", kinds)
-        return self
-
-    def choice(self) -> Choice:
-        """The choice in the form that every API shares."""
-        if self.name is not None:
-            return Choice("required", (self.name,), is_one_call=True)
-        return Choice(self.mode or "auto", tuple(tool.name for tool in self.tools or ()))
-
-
 class ResponseStreamOptions(Body):
     """The options of a stream."""
 
@@ -362,7 +346,8 @@ class InputTokensBody(Body):
 
     model: str | None = Field(None, description=MODEL)
     input: Annotated[str, Field(min_length=1)] | Annotated[Checked[InputItem], Field(min_length=1)] = Field(
-        description="A text, which is a message of the user, or a list of items."
+        description="A text, which is a message of the user, or a list of items. "
+        + _NOT_HERE.format("items", "`web_search_call`, `image_generation_call`, `tool_search_call` and `compaction`")
     )
     instructions: str | None = Field(
         None, description="A system message for this response only. A response that continues it has its own."
@@ -374,12 +359,21 @@ class InputTokensBody(Body):
     )
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
-    tools: Annotated[Checked[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = Field(None, description=TOOLS)
+    tools: Annotated[Checked[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = Field(
+        None, description=f"{TOOLS} {_NOT_HERE.format('tools', '`web_search`, `image_generation` and `tool_search`')}"
+    )
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = Field(None, description=TOOL_CHOICE)
     parallel_tool_calls: bool | None = Field(None, description=ONE_CALL)
     truncation: Annotated[
         Any, Only(("disabled",), "the server never shortens an input; shorten it yourself", VALUES["truncation"])
     ] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out(cls, data: Any, info: ValidationInfo) -> Any:
+        """Drops tools and items that only another server can run or read, with a warning for each kind."""
+        lists = [name for name in ("tools", "input") if isinstance(data, dict) and isinstance(data.get(name), list)]
+        return {**data, **{name: without_left_out(data[name], info) for name in lists}} if lists else data
 
     def thought_wish(self) -> ThoughtWish:
         """What the client wants of thoughts."""
@@ -398,12 +392,17 @@ class InputTokensBody(Body):
         form = None if self.text is None else self.text.format
         return None if form is None else only_one(form.constraints())
 
+    @property
+    def origins(self) -> dict[str, Origin]:
+        """Name by which the model calls a tool → the tool of the client."""
+        return origins_of(self.tools or ())[0]
+
     def tool_use(self, speech: Speech) -> ToolUse | None:
         """The tools that the answer may call; None for none. Raises RequestError."""
         chosen = self.tool_choice
-        choice = chosen.choice() if isinstance(chosen, ResponsesToolChoice) else Choice(chosen or "auto")
+        origins, tools = origins_of(self.tools or ())
+        choice = chosen.choice(origins) if isinstance(chosen, ResponsesToolChoice) else Choice(chosen or "auto")
         is_one_call = choice.is_one_call or self.parallel_tool_calls is False
-        tools = [tool.tool(f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
         choice = dataclasses.replace(choice, is_one_call=is_one_call)
         return ToolUse.of(tools, choice, speech, text_form(self.constraint(), tools, choice, speech))
 
@@ -429,6 +428,7 @@ class ResponsesBody(with_sampling(InputTokensBody, "responses")):
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         **InputTokensBody.ACCEPTED,
         "background": "only false is taken, because the client waits for a response or reads its stream",
+        "client_metadata": "it says which client and which turn sends the request, and no answer depends on it",
         "max_tool_calls": "it limits the calls of tools that a server runs, and this server runs none",
         "prompt_cache_key": "all requests of an API key share its cached prefixes; cache_salt separates them",
         "prompt_cache_retention": 'a prefix stays in memory while there is room; other values than "in_memory" bring a '
@@ -465,6 +465,7 @@ class ResponsesBody(with_sampling(InputTokensBody, "responses")):
     background: Annotated[
         Any, Only((False,), "the client must wait for a response or read its stream; leave it out")
     ] = None
+    client_metadata: dict[str, Any] | None = None
     max_tool_calls: int | None = Field(None, ge=0, lt=2**31)
     prompt_cache_key: str | None = Field(None, max_length=MAX_NAME_CHARS)
     prompt_cache_retention: Annotated[

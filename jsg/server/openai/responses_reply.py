@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, final
 
@@ -10,6 +10,7 @@ from jsg.processing.answer import Answer, AnswerDelta
 from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.server.generation import Generation
 from jsg.server.openai.common import TokenNames
+from jsg.server.openai.responses_tools import InputReader, Origin
 from jsg.server.openai.scored_reader import ScoredReader
 from jsg.server.shared.answers import constraint_of, finish_of
 from jsg.server.thinking import sealed
@@ -30,20 +31,22 @@ class OutputItem:
         item_id: Its name.
         index: Its index in the response's output.
         kind: What it is, in OpenAI's words.
-        text: The text of a message, the thoughts, or the arguments of a call.
+        text: The text of a message, the thoughts, the arguments of a call, or the input of a custom tool.
         logprobs: The log-probabilities of a message's tokens, where the client asked for them.
         call_id: The name of a call.
         name: The name of the tool that is called.
+        namespace: The namespace of this name; None for none.
         status: The status, in OpenAI's words.
     """
 
     item_id: str
     index: int
-    kind: Literal["message", "reasoning", "function_call"]
+    kind: Literal["message", "reasoning", "function_call", "custom_tool_call"]
     text: str = ""
     logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     status: str = "in_progress"
 
 
@@ -63,6 +66,7 @@ class Reply:
         asked: Object,
         answer: Answer,
         tools: ToolUse | None,
+        origins: Mapping[str, Origin],
         names: TokenNames,
         created_at: int,
         *,
@@ -75,6 +79,7 @@ class Reply:
             asked: The fields that the response repeats of the request, under OpenAI's names.
             answer: The answer that is generated.
             tools: The tools that the answer may call.
+            origins: Name by which the model calls a tool → the tool of the client.
             names: The names of tokens in log-probabilities.
             created_at: Seconds since the epoch.
             seals_thoughts: Thoughts are shown a second time, as `sealed` gives them.
@@ -88,6 +93,8 @@ class Reply:
         is_scored = tools is not None and answer.request.return_logprob
         self._scored = ScoredReader(answer, self._reader, names.tokenizer) if is_scored else None
         self._has_tools = tools is not None
+        self._origins = origins
+        self._input = InputReader()  # of the last item
         self._names = names
         self._created_at = created_at
         self._seals_thoughts = seals_thoughts
@@ -167,14 +174,7 @@ class Reply:
                 "role": "assistant",
                 "content": content,
             }
-        return {
-            "type": "function_call",
-            "id": item.item_id,
-            "status": item.status,
-            "call_id": item.call_id,
-            "name": item.name,
-            "arguments": item.text,
-        }
+        return shown_call(item.item_id, item.status, item.call_id, item.name, item.namespace, **_said(item))
 
     def _begin_message(self) -> Iterator[Change]:
         number = len(self.items)
@@ -193,13 +193,18 @@ class Reply:
 
     def _grow_call(self, part: CallDelta) -> Iterator[Change]:
         if part.name is not None:
-            number = len(self.items)
-            item_id = f"fc_{self._rid}_o{number}"
-            yield from self._begin(OutputItem(item_id, number, "function_call", call_id=part.id, name=part.name))
+            origin = self._origins.get(part.name, Origin(part.name))
+            kind, letters = ("custom_tool_call", "ctc") if origin.is_custom else ("function_call", "fc")
+            number, self._input = len(self.items), InputReader()
+            item_id = f"{letters}_{self._rid}_o{number}"
+            yield from self._begin(
+                OutputItem(item_id, number, kind, call_id=part.id, name=origin.name, namespace=origin.namespace)
+            )
         item = self.items[-1]
-        if part.arguments:
-            item.text += part.arguments
-            yield "response.function_call_arguments.delta", {**_place_of(item), "delta": part.arguments}
+        is_custom = item.kind == "custom_tool_call"
+        if delta := self._input.push(part.arguments) if is_custom else part.arguments:
+            item.text += delta
+            yield f"response.{_GROWS[item.kind]}.delta", {**_place_of(item), "delta": delta}
 
     def _begin(self, item: OutputItem) -> Iterator[Change]:
         if self.items:
@@ -220,8 +225,9 @@ class Reply:
                 yield "response.reasoning_text.done", {**_place_in(item), "text": item.text}
                 yield "response.content_part.done", {**_place_in(item), "part": _thought_part(item.text)}
             case "function_call":
-                whole = {"name": item.name, "arguments": item.text}
-                yield "response.function_call_arguments.done", {**_place_of(item), **whole}
+                yield f"response.{_GROWS[item.kind]}.done", {**_place_of(item), "name": item.name, **_said(item)}
+            case "custom_tool_call":
+                yield f"response.{_GROWS[item.kind]}.done", {**_place_of(item), **_said(item)}
         yield "response.output_item.done", {"output_index": item.index, "item": self.shown(item)}
 
     def _part(self, message: OutputItem) -> Object:
@@ -244,6 +250,22 @@ class Reply:
             "usage": None if status == "in_progress" else _usage(self.answer),
             **({} if self.answer.finish is None or status == "in_progress" else constraint_of(self.answer)),
         }
+
+
+_GROWS = {"function_call": "function_call_arguments", "custom_tool_call": "custom_tool_call_input"}
+
+
+def _said(call: OutputItem) -> Object:
+    return {"input" if call.kind == "custom_tool_call" else "arguments": call.text}
+
+
+def shown_call(
+    item_id: str, status: str, call_id: str | None, name: str | None, namespace: str | None, **said: str
+) -> Object:
+    """The item of a call: of a function with `arguments`, or of a custom tool with `input`."""
+    kind = "custom_tool_call" if "input" in said else "function_call"
+    shown = {"type": kind, "id": item_id, "status": status, "call_id": call_id, "name": name}
+    return shown | said | ({} if namespace is None else {"namespace": namespace})
 
 
 def shown_thoughts(item_id: str, text: str, status: str, *, is_sealed: bool = False) -> Object:

@@ -6,17 +6,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from jsg.processing.chat_template import ChatTemplate
+from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSource, joined_content
 from jsg.server.openai.response_store import Picture, Turn
-from jsg.server.shared.messages import FunctionCall, check_fits, fit_thoughts
+from jsg.server.openai.responses_tools import flat_name
+from jsg.server.shared.messages import arguments_for_template, check_fits, fit_thoughts
 
 _OLDER_ROLES = {"developer": "system"}
 
 
-def messages_of(turns: Sequence[Turn], template: ChatTemplate) -> tuple[list[dict[str, Any]], dict[int, Sequence[int]]]:
+def messages_of(
+    turns: Sequence[Turn], template: ChatTemplate, rules: FieldRules
+) -> tuple[list[dict[str, Any]], dict[int, Sequence[int]]]:
     """The conversation in the form of chat templates, and index of a message → the tokens that the model wrote.
 
-    Thoughts at its end are left out, for no turn has them. Raises RequestError.
+    Thoughts at its end are left out, for no turn has them. The rules take note of arguments that are no object. Raises
+    RequestError.
     """
     messages: list[dict[str, Any]] = []
     answers: dict[int, Sequence[int]] = {}
@@ -32,7 +37,10 @@ def messages_of(turns: Sequence[Turn], template: ChatTemplate) -> tuple[list[dic
         elif turn.name is not None:
             if last["role"] != "assistant":
                 messages.append(last := {"role": "assistant", "content": ""})
-            function = FunctionCall(name=turn.name, arguments=turn.text).to_template()
+            function = {
+                "name": flat_name(turn.name, turn.namespace),
+                "arguments": arguments_for_template(turn.text, rules),
+            }
             last.setdefault("tool_calls", []).append({"id": turn.call_id, "type": "function", "function": function})
         elif role == "system" and len(messages) == 1 and _goes_on(last, turn):
             last["content"] += f"\n\n{turn.text}"  # most templates take one system message, at the front

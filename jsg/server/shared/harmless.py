@@ -37,6 +37,7 @@ _CLEARING = {"type": "clear_thinking_20251015"}
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "context": ("all_turns", "current_turn"),
     "context_management": ({"edits": [_CLEARING]}, {"edits": [{**_CLEARING, "keep": "all"}]}),
+    "defer_loading": (True,),
     "mode": ("pro",),
     "prompt_cache_retention": ("24h", "in-memory"),
     "service_tier": ("flex", "priority", "scale", "standard", "standard_only"),
@@ -46,6 +47,25 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "truncation": ("auto",),
 }
 """Field of which only these values have no effect, and others are supported or refused → the values."""
+
+_RUN_ELSEWHERE = "the server runs no tools; the model calls functions of the client"
+_RAN_ELSEWHERE = "another server ran it, and what came of it is in the answer behind it"
+_NOT_OURS = "another server wrote it, and only that can read it; send the conversation itself"
+
+LEFT_OUT: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            *("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"),
+            "image_generation",
+        ),
+        _RUN_ELSEWHERE,
+    ),
+    "tool_search": "the model sees every tool of the request",
+    **dict.fromkeys(("web_search_call", "image_generation_call", "tool_search_call"), _RAN_ELSEWHERE),
+    "tool_search_output": "the model sees every tool of the request",
+    **dict.fromkeys(("compaction", "compaction_summary", "context_compaction"), _NOT_OURS),
+}
+"""Type of a tool or an input item of `/v1/responses` that is left out → the reason."""
 
 _VARIABLES = frozenset(("enable_thinking", "thinking", "reasoning_effort"))
 """Variables of a chat template that have no effect where the template does not read them."""

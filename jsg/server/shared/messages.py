@@ -13,12 +13,15 @@ from jsg.server.http.body import Body, Checked, check_fields
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSource, joined_content
 
-MAX_ARGUMENTS_DEPTH = 64
 ONE_DETAIL = "a model sees every picture in the one way that it was trained on"
 URL = "A `data:` URL in base64, or an http URL of a host that the server allows."
 JOINED = "A text, or a list of parts, which are joined without anything between them."
-ARGUMENTS = "A JSON object, written as a string. The chat template gets it decoded."
+ARGUMENTS = (
+    "A JSON object or its text, which the chat template gets decoded. A text that is no JSON object is rendered as it "
+    "is, with a warning."
+)
 
+_MAX_DEPTH = 64
 DROPPED = "the chat template drops the thoughts of earlier turns"
 _NO_FILES = "models read text, pictures and videos only; send the content as text"
 _CACHED_ANYWAY = "every prefix is cached up to its last token"
@@ -92,21 +95,28 @@ class FunctionCall(Body):
     """The call of a function by the assistant."""
 
     name: str
-    arguments: str = Field(description=ARGUMENTS)
+    arguments: str | dict[str, Any] = Field(description=ARGUMENTS)
 
-    def to_template(self) -> dict[str, Any]:
-        """The call with its arguments decoded. Raises RequestError."""
-        try:
-            arguments = msgspec.json.decode(self.arguments or "{}", type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-            arguments = None
-        if arguments is None or not _is_shallow(arguments, MAX_ARGUMENTS_DEPTH):
-            raise RequestError(
-                f"arguments of a function call must be a JSON object of at most {MAX_ARGUMENTS_DEPTH} levels, written "
-                f"as a string, but got {self.arguments[:100]!r}; correct it",
-                param="messages",
-            )
-        return {"name": self.name, "arguments": arguments}
+    def to_template(self, rules: FieldRules) -> dict[str, Any]:
+        """The call with its arguments decoded. The rules take note of arguments that are no object."""
+        return {"name": self.name, "arguments": arguments_for_template(self.arguments, rules)}
+
+
+def arguments_for_template(given: str | dict[str, Any], rules: FieldRules) -> str | dict[str, Any]:
+    """The arguments of a call as the chat template gets them: an object, or a text that is none, with a warning.
+
+    A call that was cut short leaves such a text, and the conversation goes on nevertheless.
+    """
+    if isinstance(given, dict):
+        return given
+    try:
+        arguments = msgspec.json.decode(given or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        arguments = None
+    if arguments is not None and _is_shallow(arguments, _MAX_DEPTH):
+        return arguments
+    rules.warn("arguments of a call are no JSON object: the model sees the text that they are")
+    return given
 
 
 class ToolCall(Body):
@@ -179,13 +189,13 @@ class Message(Body):
 
         The role `developer` becomes its older name `system` where the template does not know it, and `function` becomes
         its newer name `tool`. Raises RequestError for fields that the template would leave out; the rules take note of
-        thoughts that it does not read.
+        thoughts that it does not read, and of arguments that are no object.
         """
         role = {"function": "tool"}.get(self.role, self.role)
         if role == "developer" and role not in template.words:
             role = "system"
         message: dict[str, Any] = {"role": role, "content": self._content()}
-        calls = self._calls()
+        calls = self._calls(rules)
         others = {
             "name": self.name,
             "tool_calls": calls or None,
@@ -202,11 +212,11 @@ class Message(Body):
         content = [self.content] if isinstance(self.content, str) else [part.piece for part in self.content or ()]
         return joined_content([*content, self.refusal or ""])
 
-    def _calls(self) -> list[dict[str, Any]]:
+    def _calls(self, rules: FieldRules) -> list[dict[str, Any]]:
         if self.function_call is not None:
-            return [{"type": "function", "function": self.function_call.to_template()}]
+            return [{"type": "function", "function": self.function_call.to_template(rules)}]
         return [
-            {"id": call.id, "type": "function", "function": call.function.to_template()}
+            {"id": call.id, "type": "function", "function": call.function.to_template(rules)}
             for call in self.tool_calls or ()
         ]
 

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from jsg.call_styles import LITERAL_MARKS, XML_MARKS, CallStyle
+from jsg.call_styles import LITERAL_MARKS, XML_MARKS, CallStyle, is_plain_name
 from jsg.constrained.run.machine import Machine
 from jsg.constrained.special_tokens import FIRST_BYTE, LAST_BYTE, named_tokens, special_bytes, spelled
 from jsg.constrained.tags.front import structural_tag_grammar
@@ -174,6 +174,13 @@ REFUSED = [
     ("qwen_xml", {"anyOf": [{"enum": ["a"]}, {"type": "array", "items": {"type": "string"}}]}, "of type array"),
     ("glm_xml", {"$ref": "#x"}, "of type array"),
     ("glm_xml", {"$id": "http://h/b", "allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"type": "number"}}}, "be seen"),
+    ("qwen_xml", {"enum": ["a", "b</parameter>c"]}, "</parameter>"),
+    ("qwen_xml", {"anyOf": [{"const": "5"}, {"type": "integer", "minimum": 9}]}, "'5' under enum or const is read as"),
+    ("glm_xml", {"const": "</arg_value>"}, "</arg_value>"),
+    ("deepseek_xml", {"enum": ["</｜DSML｜parameter>"]}, "must not have"),
+    ("minimax_xml", {"enum": ["</parameter>", "x"]}, "cannot be escaped"),
+    ("gemma", {"enum": ["a", '<|"|>']}, "cannot be escaped"),
+    ("function_gemma", {"enum": [["<escape>"], "x"]}, "<escape>"),
     ("gemma", {"type": "string", "maxLength": 5_000}, "maxLength"),
     ("gemma", {"type": "object", "properties": {"a b": {}}}, "a b"),
     ("python", {"type": "array", "uniqueItems": True}, "uniqueItems"),
@@ -192,8 +199,47 @@ def test_what_a_style_cannot_tell_apart_is_refused(style: CallStyle, schema: dic
     assert [isinstance(json.loads(json_read(style, whole, call)), dict) for call in calls if call is not None]
 
 
+@pytest.mark.parametrize("style", [style for style in STYLES if style != "python"])
+def test_every_known_string_can_be_written_or_is_refused(style: CallStyle) -> None:
+    chance, mark = random.Random(0), forbidden_in_strings(style)
+    texts = ["", "\n", "null", "5", "True", "[1]", '"a"', mark[:-1], mark[1:], f"a\n{mark[:-1]}", " x ", "</", "\x1c"]
+    written_ = [written(style, {"a": text}, chance) for text in texts]
+    machine_ = machine(style, of({"enum": texts}))
+    for text, call in zip(texts, written_, strict=True):
+        assert accepts(machine_, call), ascii(text)
+        assert json.loads(json_read(style, of({"enum": texts}), call)) == {"a": text}
+    with pytest.raises(GrammarError, match="cannot be escaped"):
+        machine(style, of({"enum": [*texts, f"x{mark}y"]}))
+
+
 def test_names_that_a_style_cannot_write() -> None:
     with pytest.raises(GrammarError, match="a b"):
         machine("python", {"type": "object", "properties": {"a b": {}}})
     with pytest.raises(GrammarError, match="f>"):
         styled_call("f>", {}, "qwen_xml")
+
+
+ODD = [chr(code) for code in range(0x3100) if chr(code).isspace() or code < 0x21 or 0x7F <= code <= 0xA0] + [
+    *"\u00ad\u180e\u200b\u2060\ufeff\ufffe",
+    *(chr(code) for code in range(0x21, 0x7F) if not chr(code).isalnum()),
+]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_grammar_and_reader_agree_on_every_name(style: CallStyle) -> None:
+    """A name that the grammar lets through, declared or not, is one that the reader reads."""
+    chance = random.Random(0)
+    names = [template.format(sign) for sign in ODD for template in ("a{0}b", "{0}")[: 1 + sign.isspace()]]
+    plain = {name: {"type": "string"} for name in names if is_plain_name(name)}
+    open_schema = {"type": "object", "additionalProperties": {"type": "string"}}
+    machines = machine(style, open_schema), machine(style, {"type": "object", "properties": plain})
+    assert 0 < len(plain) < len(names)
+    for name in names:
+        text = written(style, {name: "x"}, chance)
+        takes = [accepts(each, text.encode()) for each in machines]
+        assert takes[1] == (name in plain) and takes[0] == takes[1], ascii(name)
+        if takes[0]:
+            assert json.loads(json_read(style, open_schema, text)) == {name: "x"}, ascii(name)
+    for sign in "\x1c\x85\ufeff=":
+        with pytest.raises(GrammarError, match="white space"):
+            machine(style, {"type": "object", "properties": {f"a{sign}": {}}})
