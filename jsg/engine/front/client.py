@@ -33,7 +33,7 @@ from jsg.engine.front.routing import Reason
 from jsg.engine.front.streams import Stream, Streams
 from jsg.engine.front.tree_feed import TreeFeed
 from jsg.errors import EngineDeadError, JsgError, QueueFullError, RequestError
-from jsg.types import FinishReason, FinishType, GrammarSpec, Request, RequestOutput
+from jsg.types import FinishReason, FinishType, GrammarSpec, Request, RequestOutput, altered
 
 logger = logging.getLogger(__name__)
 
@@ -296,8 +296,8 @@ class EngineClient:
         key = request.sampling.grammar_key
         if key is not None:
             self._sent_grammars.get(key)  # so that it counts as used
-        sampling = dataclasses.replace(request.sampling, stop=(), grammar=key)
-        self._post().requests[stream.wire_name] = dataclasses.replace(
+        sampling = altered(request.sampling, stop=(), grammar=key)
+        self._post().requests[stream.wire_name] = altered(
             request, rid=stream.wire_name, sampling=sampling, is_streamed=request.is_streamed and is_streamed
         )
 
