@@ -311,4 +311,4 @@ def test_a_burst_waits_while_quick_ones_are_compiled_but_not_for_ever():
         workers.let_go("a5", "a6")
         assert await asyncio.gather(*burst[:7]) == [f"A{i}" for i in range(7)]
 
-    run(use, wait_s=wait_s)
+    run(use, wait_s=wait_s, quick_s=100 * LONG_S)
