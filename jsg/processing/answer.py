@@ -26,6 +26,7 @@ from jsg.types import (
     SamplingParams,
     ThoughtLimit,
     TokenLogprob,
+    altered,
     expand_answers,
     namespace_digest,
 )
@@ -104,26 +105,10 @@ class Prompt:
             RequestError: A field breaks a rule.
         """
         samplings = expand_answers(_within(self.sampling, vocab_size), fresh_seed)
-        own = (
-            "rid",
-            "sampling",
-            "is_continued",
-            "calls",
-            "only_scores_next",
-            "embed",
-            "ends_in_content",
-            "thoughts",
-            "kind_behind_thoughts",
-        )
-        shared = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in own}
-        return [
-            Request(
-                rid=self.rid if len(samplings) == 1 else f"{self.rid}_{index}",
-                sampling=sampling,
-                **shared,
-            )
-            for index, sampling in enumerate(samplings)
-        ]
+        first = Request(rid=self.rid, sampling=samplings[0], **{name: getattr(self, name) for name in _OF_REQUEST})
+        if len(samplings) == 1:
+            return [first]
+        return [altered(first, rid=f"{self.rid}_{index}", sampling=each) for index, each in enumerate(samplings)]
 
     def answers(
         self, tokenizer: Tokenizer, fresh_seed: int, vocab_size: int, patterns: MakeFinder | None
@@ -141,6 +126,14 @@ class Prompt:
             )
             for request in self.requests(fresh_seed, vocab_size)
         ]
+
+
+_OF_REQUEST = tuple(
+    field.name
+    for field in dataclasses.fields(Prompt)
+    if field.name in {known.name for known in dataclasses.fields(Request)} - {"rid", "sampling"}
+)
+"""The fields that the requests for all answers to a prompt have in common."""
 
 
 def asked(

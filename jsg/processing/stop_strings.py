@@ -1,6 +1,5 @@
 """Finds the stop strings of an answer, whose text comes character by character."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, final
 
@@ -72,68 +71,82 @@ class _EitherFinder:
 
 @final
 class StopMatcher:
-    """An Aho-Corasick automaton over some strings.
+    """Finds some strings, each by the method of Knuth, Morris and Pratt.
 
-    Its state is the longest end of the text that begins some stop string, which is exactly the text to hold back from
-    the client. A character costs O(1) amortised, however many and long the strings are.
-
-    Invariants: node 0 is the empty string; the failure link of a node leads to a shorter string.
+    Its state is the longest end of the text that begins each of them. The longest of these is exactly the text to hold
+    back from the client. A character costs O(1) amortised for each string that the text may be in, however long the
+    strings are. To make a matcher costs nothing more: the tables of a string grow as far as the text has matched it,
+    because a request may have a thousand answers, and strings of 32 000 characters for each.
     """
 
     behind_len = 0
     pattern = None
 
     def __init__(self, stops: Sequence[str]):
-        self._children: list[dict[str, int]] = [{}]
-        self._depth = [0]
-        self._match_len = [0]
+        self._begun: list[_Begun] = []
+        self._others: dict[str, list[_Begun]] = {}  # what the text is not in, by first character
         for stop in stops:
-            self._insert(stop)
-        self._failure = [0] * len(self._children)
-        self._link_failures()
-        self._node = 0
+            self._others.setdefault(stop[0], []).append(_Begun(stop))
 
     @property
     def held_len(self) -> int:
         """Characters at the end of the text that may be the beginning of a stop string."""
-        return self._depth[self._node]
+        return max([each.num_read for each in self._begun]) if self._begun else 0
 
     def reset(self) -> None:
         """Forgets the text so far."""
-        self._node = 0
+        for each in self._begun:
+            each.num_read = 0
+            self._others.setdefault(each.text[0], []).append(each)
+        self._begun = []
 
     def advance(self, char: str) -> int:
         """Takes one character. Gives the length of the longest stop string that ends with it, 0 for none."""
-        self._node = self._step(self._node, char)
-        return self._match_len[self._node]
+        starting = self._others.pop(char, None)
+        if starting is None and not self._begun:
+            return 0
+        before, self._begun = self._begun, starting or []
+        for each in self._begun:
+            each.num_read = 1
+        for each in before:
+            each.advance(char)
+            if each.num_read:
+                self._begun.append(each)
+            else:
+                self._others.setdefault(each.text[0], []).append(each)
+        return max([each.num_read for each in self._begun if each.num_read == len(each.text)], default=0)
 
     def finish(self) -> int:
         """Ends the text. No string is found late."""
         return 0
 
-    def _step(self, node: int, char: str) -> int:
-        while node and char not in self._children[node]:
-            node = self._failure[node]
-        return self._children[node].get(char, 0)
 
-    def _insert(self, stop: str) -> None:
-        node = 0
-        for char in stop:
-            if char not in self._children[node]:
-                self._children[node][char] = len(self._children)
-                self._children.append({})
-                self._depth.append(self._depth[node] + 1)
-                self._match_len.append(0)
-            node = self._children[node][char]
-        self._match_len[node] = len(stop)
+@final
+class _Begun:
+    """A string, and how much of it the text ends with.
 
-    def _link_failures(self) -> None:
-        """Links each node to the node of its longest proper suffix in the trie, and completes the match lengths."""
-        queue = deque(self._children[0].values())
-        while queue:
-            node = queue.popleft()
-            # A stop string that is a suffix of a longer string is matched at the node of the longer one too.
-            self._match_len[node] = self._match_len[node] or self._match_len[self._failure[node]]
-            for char, child in self._children[node].items():
-                self._failure[child] = self._step(self._failure[node], char)
-                queue.append(child)
+    Invariant: `borders[k]` is the length of the longest proper beginning of `text[: k + 1]` that also ends it, and is
+    known as far as the text has ever matched.
+    """
+
+    __slots__ = ("borders", "num_read", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.num_read = 0
+        self.borders = [0]
+
+    def advance(self, char: str) -> None:
+        """Takes the next character of a text that is in the string."""
+        text, count = self.text, self.num_read
+        while len(self.borders) < count:
+            self.borders.append(self._longer(self.borders[-1], text[len(self.borders)]))
+        if count == len(text):
+            count = self.borders[-1]
+        self.num_read = self._longer(count, char)
+
+    def _longer(self, count: int, char: str) -> int:
+        """The length of the longest beginning that ends a text, which ended with `count` characters before `char`."""
+        while count and self.text[count] != char:
+            count = self.borders[count - 1]
+        return count + (self.text[count] == char)

@@ -2,6 +2,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jsg.processing.stop_strings import StopMatcher
+from tests.constrained.work import work
 
 TEXT = st.text("ab", max_size=24)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=5), max_size=4)
@@ -19,20 +20,24 @@ def test_state_equals_brute_force_after_every_character(text: str, stops: list[s
         assert matcher.held_len == max((len(prefix) for prefix in prefixes if seen.endswith(prefix)), default=0)
 
 
+def test_a_matcher_costs_nothing_before_its_text_comes() -> None:
+    short, long = (["a" * n + str(i) for i in range(32)] for n in (1, 1000))
+    assert work(lambda: StopMatcher(long)) == work(lambda: StopMatcher(short))
+
+
 def test_long_stop_strings_cost_a_constant_per_character() -> None:
     stops = ["a" * n + "b" for n in range(990, 1022)]
     matcher = StopMatcher(stops)
-    steps = 0
-    step = matcher._step
-
-    def counted(node: int, char: str) -> int:
-        nonlocal steps
-        steps += 1
-        return step(node, char)
-
-    matcher._step = counted
-    text = "a" * 20_000 + "b"
-    matches = [matcher.advance(char) for char in text]
+    text = "a" * 2000 + "b"
+    matches: list[int] = []
+    assert work(lambda: matches.extend(map(matcher.advance, text))) < 10 * len(stops) * len(text)
     assert matches[-1] == 1022
     assert not any(matches[:-1])
-    assert steps == len(text)
+
+
+def test_a_matcher_may_be_used_again() -> None:
+    matcher = StopMatcher(["aab", "ac"])
+    assert [matcher.advance(char) for char in "aa"] == [0, 0]
+    matcher.reset()
+    assert matcher.held_len == 0
+    assert [matcher.advance(char) for char in "bac"] == [0, 0, 2]

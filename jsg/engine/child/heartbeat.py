@@ -19,6 +19,9 @@ from typing import final
 INTERVAL_S = 0.5
 TIMEOUT_S = 3.0
 """An engine that has sent no beat for so long is stalled."""
+MOST_UNSEEN_S = 1.0
+"""The front looks at least so often. Of a longer time between two looks it did not run itself, or the machine did not,
+so the rest says nothing of the engine."""
 
 _BEAT = struct.Struct("<Q")
 _READ_BYTES = _BEAT.size * 512
@@ -73,7 +76,10 @@ class HeartbeatSender:
 
 @final
 class HeartbeatMonitor:
-    """The front's end: it knows when the last beat came and when the step loop last turned."""
+    """The front's end: it knows how long no beat has come, and how long the step loop has not turned.
+
+    Only time in which the front ran counts, and a beat that waits in the pipe has come.
+    """
 
     def __init__(self, fd: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Owns `fd` from now on. `clock` gives seconds."""
@@ -81,11 +87,16 @@ class HeartbeatMonitor:
         self._fd = fd
         self._clock = clock
         self._num_turns: int | None = None
-        self._beat_at: float | None = None
-        self._turn_at = clock()
+        self._looked_at = clock()
+        self._silent_s = 0.0
+        self._stuck_s = 0.0
 
     def read(self) -> bool:
         """Reads the beats that have arrived; False when there will be no more."""
+        now = self._clock()
+        passed_s, self._looked_at = min(now - self._looked_at, MOST_UNSEEN_S), now
+        self._silent_s += passed_s
+        self._stuck_s += passed_s
         data, is_open = b"", True
         try:
             while chunk := os.read(self._fd, _READ_BYTES):
@@ -95,9 +106,9 @@ class HeartbeatMonitor:
             pass
         if data:
             (num_turns,) = _BEAT.unpack(data[-_BEAT.size :])
-            self._beat_at = self._clock()
+            self._silent_s = 0.0
             if num_turns != self._num_turns:
-                self._num_turns, self._turn_at = num_turns, self._beat_at
+                self._num_turns, self._stuck_s = num_turns, 0.0
         return is_open
 
     def fileno(self) -> int:
@@ -110,14 +121,17 @@ class HeartbeatMonitor:
 
     def start_watch(self) -> None:
         """Says that the engine is ready, so that its loop has to turn from now on."""
-        self._turn_at = self._clock()
+        self.read()
+        self._stuck_s = 0.0
 
     @property
     def is_stalled(self) -> bool:
         """Whether beats have come, but none in the last `TIMEOUT_S`."""
-        return self._beat_at is not None and self._clock() - self._beat_at > TIMEOUT_S
+        self.read()
+        return self._num_turns is not None and self._silent_s > TIMEOUT_S
 
     @property
     def stuck_s(self) -> float:
         """Seconds since the step loop was last seen to turn, or since `start_watch`."""
-        return self._clock() - self._turn_at
+        self.read()
+        return self._stuck_s

@@ -23,17 +23,18 @@ import zmq
 import zmq.asyncio
 
 from jsg.config import EngineConfig
-from jsg.engine.byte_cache import ByteCache
 from jsg.engine.child import wire
 from jsg.engine.child.heartbeat import HeartbeatMonitor
 from jsg.engine.child.protocol import Call, FromEngine, GrammarTables, ModelInfo, Progress, ToEngine
 from jsg.engine.front.children import EngineChild
 from jsg.engine.front.grammar_compiler import GrammarCompiler
+from jsg.engine.front.places import Places
 from jsg.engine.front.routing import Reason
+from jsg.engine.front.sent_grammars import SentGrammars
 from jsg.engine.front.streams import Stream, Streams
 from jsg.engine.front.tree_feed import TreeFeed
-from jsg.errors import EngineDeadError, JsgError, QueueFullError, RequestError
-from jsg.types import FinishReason, FinishType, GrammarSpec, Request, RequestOutput
+from jsg.errors import EngineDeadError, JsgError, RequestError, queue_full, waited_too_long
+from jsg.types import FinishReason, FinishType, GrammarSpec, Request, RequestOutput, altered
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ class EngineClient:
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._outbox: _Outbox | None = None
         self.grammars = grammars or GrammarCompiler()
-        self._sent_grammars = ByteCache[str, int](ENGINE_GRAMMAR_BYTES, int)  # sizes by key
+        self._sent_grammars = SentGrammars(ENGINE_GRAMMAR_BYTES)
         self._takes_grammars = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[ModelInfo] = loop.create_future()
@@ -134,6 +135,10 @@ class EngineClient:
     async def ready(self) -> ModelInfo:
         """Waits for the end of the warm-up. Raises what the engine's start raised, or EngineDeadError."""
         return await asyncio.shield(self._ready)
+
+    def take_turns(self) -> None:
+        """From now on owners take turns, as `Places` says. Only after `ready`, and where there are several."""
+        self._streams.places = Places(self.info.max_running_requests)
 
     async def death(self) -> EngineDeadError:
         """Waits for the engine's end; returns an error that describes it."""
@@ -155,9 +160,14 @@ class EngineClient:
         return not self._death.done() and self._heartbeat.is_stalled
 
     @property
+    def most_requests(self) -> int:
+        """How many requests may run and wait."""
+        return self._config.max_queued_requests + self.info.max_running_requests
+
+    @property
     def is_full(self) -> bool:
         """Whether no further request may run or wait."""
-        return len(self._streams) >= self._limit
+        return len(self._streams) >= self.most_requests
 
     @property
     def takes_grammars(self) -> bool:
@@ -208,7 +218,7 @@ class EngineClient:
                 output = await stream.arrived.get()
                 if isinstance(output, JsgError):
                     raise output
-                yield dataclasses.replace(output, rid=stream.rid)
+                yield dataclasses.replace(output, rid=stream.rid, queue_s=output.queue_s + stream.waited_s)
                 if output.finish is not None:
                     return
         finally:
@@ -244,7 +254,12 @@ class EngineClient:
 
         Raises EngineDeadError, or JsgError where the engine fails to count them.
         """
-        return await self._call("stats")
+        stats = await self._call("stats")
+        return (
+            stats
+            if self._streams.places is None
+            else stats | {"num_waiting": stats["num_waiting"] + len(self._streams.places)}
+        )
 
     async def watch_cache(self, cursor: int, *, with_tokens: bool = False) -> dict[str, Any]:
         """The news of the prefix cache as `TreeLog.look` gives them, and the pool.
@@ -283,26 +298,46 @@ class EngineClient:
                 "namespace must be Unicode text, but has a lone surrogate; leave it out", param="namespace"
             ) from None
         if self.is_full:
-            raise QueueFullError(f"at most {self._limit} requests may run and wait, and so many do; try again later")
+            raise queue_full(self.most_requests)
         return self._streams.open(owner, request.rid)
-
-    @property
-    def _limit(self) -> int:
-        return self._config.max_queued_requests + self.info.max_running_requests
 
     def _send(self, stream: Stream, request: Request, *, is_streamed: bool) -> None:
         # The front makes the text, so it finds the stop strings, and the engine has no use for them. The engine has the
         # tables of a grammar and needs no more than its key.
         key = request.sampling.grammar_key
         if key is not None:
-            self._sent_grammars.get(key)  # so that it counts as used
-        sampling = dataclasses.replace(request.sampling, stop=(), grammar=key)
-        self._post().requests[stream.wire_name] = dataclasses.replace(
+            self._sent_grammars.use(key)
+        sampling = altered(request.sampling, stop=(), grammar=key)
+        sent = altered(
             request, rid=stream.wire_name, sampling=sampling, is_streamed=request.is_streamed and is_streamed
         )
+        if self._streams.places is None or request.hold:  # a hold takes no row
+            self._post().requests[stream.wire_name] = sent
+        else:
+            self._streams.places.add(stream.owner, sent)
+            self._fill_places()
+
+    def _fill_places(self) -> None:
+        for request, waited_s in self._streams.places.take() if self._streams.places is not None else ():
+            if stream := self._streams.on_wire(request.rid):
+                stream.waited_s = waited_s
+            self._post().requests[request.rid] = request
+
+    def _close(self, stream: Stream) -> bool:
+        """Forgets a stream, whose place another request gets. Returns whether the engine may have the request."""
+        if not self._streams.close(stream):
+            return False
+        if self._streams.places is None:
+            return True
+        is_unknown = self._streams.places.leave(stream.owner, stream.wire_name)
+        self._fill_places()
+        return not is_unknown
 
     async def _have_compiled(self, stream: Stream, grammar: GrammarSpec, turns: asyncio.Semaphore) -> None:
-        """Compiles and sends a grammar unless the engine has it or the stream ends. Its request must follow at once."""
+        """Compiles and sends a grammar unless the engine has it or the stream ends.
+
+        Its request must follow at once, or wait for a place.
+        """
         key = grammar.key
         if key in self._sent_grammars:
             return
@@ -320,7 +355,8 @@ class EngineClient:
         if key not in self._sent_grammars:  # no other request has sent it meanwhile
             outbox = self._post()
             outbox.add_grammar(GrammarTables(key, tables))
-            outbox.forgotten_grammars += self._sent_grammars.put(key, len(tables))
+            waiting = set() if self._streams.places is None else self._streams.places.grammars()
+            outbox.forgotten_grammars += self._sent_grammars.add(key, len(tables), waiting)
 
     async def _tables(self, grammar: GrammarSpec, owner: str, turns: asyncio.Semaphore) -> bytes:
         """The tables of a grammar, as soon as the engine takes requests that have grammars."""
@@ -340,7 +376,7 @@ class EngineClient:
 
     def _abort(self, stream: Stream) -> None:
         """Forgets a stream and tells the engine; does nothing where the stream has ended."""
-        if not self._streams.close(stream):
+        if not self._close(stream):
             return
         outbox = self._post()
         if outbox.requests.pop(stream.wire_name, None) is None:
@@ -409,8 +445,18 @@ class EngineClient:
         self._heartbeat.start_watch()
         while self._heartbeat.stuck_s <= limit_s:
             await asyncio.sleep(min(WATCH_S, limit_s / 4))
+            self._refuse_overdue()
         logger.error("the engine's step loop has not turned for %g s (--watchdog-timeout); it is ended", limit_s)
         self._child.kill()
+
+    def _refuse_overdue(self) -> None:
+        """Ends the requests that have waited for a place too long; the engine ends those that it knows."""
+        limit_s = self._config.queue_timeout
+        if self._streams.places is None or limit_s is None:
+            return
+        for name in self._streams.places.overdue(limit_s):
+            if stream := self._streams.on_wire(name):
+                self._end(stream, waited_too_long(limit_s))
 
     def _take_beats(self) -> None:
         if not self._heartbeat.read():
@@ -429,11 +475,11 @@ class EngineClient:
             if stream is None:
                 continue  # the request was aborted while this output was under way
             if output.finish is not None:
-                self._streams.close(stream)
+                self._close(stream)
             stream.arrived.put_nowait(output)
         for refusal in message.refusals:
             if stream := self._streams.on_wire(refusal.rid):
-                self._streams.close(stream)
+                self._close(stream)
                 stream.arrived.put_nowait(refusal.failure.to_error())
         for reply in message.replies:
             waiting = self._calls.pop(reply.number)
@@ -467,6 +513,7 @@ class EngineClient:
         asyncio.get_running_loop().remove_reader(self._heartbeat.fileno())
         self._heartbeat.close()
         self._fail_start(EngineDeadError(reason))
+        self._streams.places = None
         for stream in self._streams.all_of(None):
             self._streams.close(stream)
             stream.arrived.put_nowait(EngineDeadError(reason))

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 from typing import final
 
+from jsg.engine.front.places import Places
 from jsg.errors import JsgError, RequestError
 from jsg.types import RequestOutput
 
@@ -19,6 +20,7 @@ class Stream:
         wire_name: Its name on the wire, which is never used twice.
         arrived: Its outputs in order. Nothing follows the last output, or an error.
         ended: Set when the stream is closed.
+        waited_s: How long its request has waited for a place in the engine.
     """
 
     owner: str
@@ -26,6 +28,7 @@ class Stream:
     wire_name: str
     arrived: asyncio.Queue[RequestOutput | JsgError] = dataclasses.field(default_factory=asyncio.Queue)
     ended: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    waited_s: float = 0.0
 
 
 @final
@@ -33,9 +36,13 @@ class Streams:
     """Every live request, by its name on the wire and by owner and rid.
 
     Invariant: both tables hold the same streams, and every owner in them has one.
+
+    Attributes:
+        places: Those in the engine, where owners take turns; None where every request goes to the engine at once.
     """
 
     def __init__(self) -> None:
+        self.places: Places | None = None
         self._numbers = itertools.count()
         self._by_wire_name: dict[str, Stream] = {}
         self._by_owner: dict[str, dict[str, Stream]] = {}

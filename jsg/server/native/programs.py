@@ -15,7 +15,7 @@ from jsg.constrained.text_patterns import PatternSet, TextPatterns, refused_patt
 from jsg.errors import GrammarError, GraphError, JsgError, RequestError, TimeLimitError
 from jsg.lang.choices import check_draw, method_named
 from jsg.lang.executor.arguments import ArgumentValue, arguments_from_json
-from jsg.lang.executor.limits import ProgramLimits, check_limits
+from jsg.lang.executor.limits import ProgramLimits, check_limits, num_streams
 from jsg.lang.executor.posted import CallEvent, ProgramRun, VariableEvent, execute
 from jsg.lang.graphs.check import graph_from_json
 from jsg.lang.graphs.codec import sampling_from_dict
@@ -31,6 +31,7 @@ from jsg.server.http.body import Body
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.failures import MAX_MESSAGE_CHARS, json_response
 from jsg.server.http.json_body import BodyBytes, new_router
+from jsg.server.loop_share import PER_UNIT
 from jsg.server.native.generate import Salt
 from jsg.server.native.lang_backend import Budget, FrontBackend, FrontModel
 from jsg.server.native.program_batch import Item, run_items
@@ -110,6 +111,7 @@ class _Program:
         self._pattern_nodes = check_limits(self.graph, fit[0], LIMITS, self.defaults, further=fit[1:]) if fit else {}
         if not is_one:
             self.graph = reorder(self.graph, varying_arguments(self.graph.arguments, fit))
+        self.num_streams = num_streams(self.graph)
         _check_calls(self.graph, self.defaults)
 
     def _item(self, source: Object, *, is_one: bool) -> Item:
@@ -126,6 +128,25 @@ class _Program:
         (item,) = self.items
         assert not isinstance(item, JsgError), "such a program is refused"
         return item
+
+    def run(
+        self,
+        front: Front,
+        model: FrontModel,
+        arguments: Mapping[str, ArgumentValue],
+        tenant: str,
+        patterns: TextPatterns | None,
+    ) -> contextlib.AbstractAsyncContextManager[ProgramRun]:
+        """A run of the program, whose nodes take the turns of their key."""
+        return execute(
+            self.graph,
+            FrontBackend(model),
+            arguments,
+            defaults=self.defaults,
+            limits=LIMITS,
+            patterns=patterns,
+            pace=lambda: front.generator.share.turn(tenant, 1 / PER_UNIT),
+        )
 
     async def patterns(self, front: Front, owner: str) -> TextPatterns | None:
         """The patterns of its conditions, which a grammar process compiles together; None where it has none.
@@ -182,19 +203,14 @@ async def _running(
     program: _Program, front: Front, call: ApiCall, namespace: str, *, is_read: bool
 ) -> AsyncIterator[ProgramRun]:
     """Lets a program in, compiles its patterns and runs it; its time limit covers all of this. Raises JsgError."""
+    admission, tenant = front.generator.admission, call.caller.tenant
     model = FrontModel(front, call, namespace=namespace, budget=Budget(), waits=True, is_read=is_read)
-    with front.generator.admission.program(call.caller.tenant):
+    with admission.program(tenant):
         try:
             async with (
                 _limited(front),
-                execute(
-                    program.graph,
-                    FrontBackend(model),
-                    program.arguments,
-                    defaults=program.defaults,
-                    limits=LIMITS,
-                    patterns=await program.patterns(front, call.caller.tenant),
-                ) as run,
+                admission.streams(tenant, program.num_streams),
+                program.run(front, model, program.arguments, tenant, await program.patterns(front, tenant)) as run,
             ):
                 yield run
         finally:
@@ -231,12 +247,10 @@ async def _results(program: _Program, front: Front, call: ApiCall, namespace: st
 
         async def run(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
             nonlocal num_chars
-            backend, defaults = FrontBackend(model), program.defaults
             async with (
+                admission.streams(tenant, program.num_streams),
                 _limited(front),
-                execute(
-                    program.graph, backend, arguments, defaults=defaults, limits=LIMITS, patterns=patterns
-                ) as running,
+                program.run(front, model, arguments, tenant, patterns) as running,
             ):
                 result = await running.result()
                 num_chars += _num_chars(result)

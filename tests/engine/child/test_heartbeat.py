@@ -31,6 +31,12 @@ class Pipe:
     def beat(self, *turns: int) -> None:
         os.write(self.writing, b"".join(struct.pack("<Q", number) for number in turns))
 
+    def watch(self, seconds: float) -> None:
+        """Lets time pass in which the front runs, and looks as often as it does."""
+        for _ in range(round(seconds / heartbeat.MOST_UNSEEN_S)):
+            self.now += heartbeat.MOST_UNSEEN_S
+            assert not self.monitor.is_stalled
+
 
 async def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE_S
@@ -45,7 +51,7 @@ def test_silence_is_a_stall_and_a_beat_ends_it():
     assert not pipe.monitor.is_stalled, "an engine that has not begun to beat is still starting"
     pipe.beat(1)
     assert pipe.monitor.read()
-    pipe.now += heartbeat.TIMEOUT_S
+    pipe.watch(heartbeat.TIMEOUT_S)
     assert not pipe.monitor.is_stalled
     pipe.now += 0.1
     assert pipe.monitor.is_stalled
@@ -54,6 +60,22 @@ def test_silence_is_a_stall_and_a_beat_ends_it():
     pipe.beat(1)
     pipe.monitor.read()
     assert not pipe.monitor.is_stalled
+
+
+def test_time_in_which_the_front_did_not_run_is_no_stall():
+    pipe = Pipe()
+    pipe.beat(1)
+    pipe.monitor.start_watch()
+    pipe.now += 60
+    pipe.beat(2)  # it waits in the pipe until the front runs again
+    assert not pipe.monitor.is_stalled
+    assert pipe.monitor.stuck_s == 0
+    pipe.now += 60  # as when the machine slept, and the engine with it
+    assert not pipe.monitor.is_stalled
+    assert pipe.monitor.stuck_s <= heartbeat.MOST_UNSEEN_S
+    pipe.watch(heartbeat.TIMEOUT_S - heartbeat.MOST_UNSEEN_S)
+    pipe.now += 0.1
+    assert pipe.monitor.is_stalled
 
 
 def test_beats_without_turns_show_a_loop_that_hangs():
