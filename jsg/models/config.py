@@ -108,7 +108,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     vision: VisionConfig | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = dataclasses.field(default=(), repr=False, compare=False)
     kv_repeats: int = 1
 
     def over_devices(self, count: int, groups: int = 1) -> "ModelConfig":
