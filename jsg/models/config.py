@@ -11,8 +11,8 @@ from typing import Literal, get_args
 
 from jsg.errors import ConfigError, ModelError
 from jsg.fields import Fields, read_json
-from jsg.models.families import ALIASES, CAUSAL_RULE, ROPE_DICTS, TEXT_HALVES, Family, family_of
-from jsg.models.vision_config import VISION_KINDS, VisionConfig, read_vision
+from jsg.models.families import ALIASES, CAUSAL_RULE, ROPE_DICTS, TEXT_HALVES, Family, family_of, refuse_unknown
+from jsg.models.vision_config import TOWER_FIELDS, VISION_KINDS, WHOLE_FIELDS, VisionConfig, read_vision
 
 RopeType = Literal["default", "linear", "llama3", "yarn"]
 
@@ -173,7 +173,11 @@ class ModelConfig:
             return cls._from_fields(whole, family, path)
         family, text = _text_half(whole, architecture)
         config = cls._from_fields(text, family, path)
-        return dataclasses.replace(config, vision=read_vision(whole, architecture, config.vocab_size))
+        vision = read_vision(whole, architecture, config.vocab_size)
+        refuse_unknown(whole, WHOLE_FIELDS, architecture)
+        if (tower := whole.section("vision_config")) is not None:
+            refuse_unknown(tower, TOWER_FIELDS, "a tower of CLIP")
+        return dataclasses.replace(config, vision=vision)
 
     @classmethod
     def _from_fields(cls, config: Fields, family: Family, path: Path) -> "ModelConfig":

@@ -7,6 +7,7 @@ not an absence: it says "none", which only some fields can be.
 import dataclasses
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Literal
 
 from jsg.errors import ModelError
@@ -182,7 +183,7 @@ _ANYWHERE_PATTERN = re.compile(
 """Fields without effect on answers, in files of any family."""
 
 
-def refuse_unknown(config: Fields, known: set[str], what: str) -> None:
+def refuse_unknown(config: Fields, known: AbstractSet[str], what: str) -> None:
     """Raises ModelError for a field that is neither known nor without effect. One that is off or empty changes nothing.
 
     Args:
