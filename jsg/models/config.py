@@ -11,9 +11,9 @@ from typing import Literal, get_args
 
 from jsg.errors import ConfigError, ModelError
 from jsg.fields import Fields, read_json
-from jsg.models.families import ALIASES, CAUSAL_RULE, ROPE_DICTS, TEXT_HALVES, Family, family_of
+from jsg.models.families import ALIASES, CAUSAL_RULE, ROPE_DICTS, TEXT_HALVES, Family, family_of, refuse_unknown
 from jsg.models.forms import refuse_quantised
-from jsg.models.vision_config import VISION_KINDS, VisionConfig, read_vision
+from jsg.models.vision_config import TOWER_FIELDS, VISION_KINDS, WHOLE_FIELDS, VisionConfig, read_vision
 
 RopeType = Literal["default", "linear", "llama3", "yarn"]
 
@@ -109,7 +109,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     vision: VisionConfig | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = dataclasses.field(default=(), repr=False, compare=False)
     kv_repeats: int = 1
 
     def over_devices(self, count: int, groups: int = 1) -> "ModelConfig":
@@ -176,7 +176,11 @@ class ModelConfig:
         family, text = _text_half(whole, architecture)
         refuse_quantised(path, whole, text)
         config = cls._from_fields(text, family, path)
-        return dataclasses.replace(config, vision=read_vision(whole, architecture, config.vocab_size))
+        vision = read_vision(whole, architecture, config.vocab_size)
+        refuse_unknown(whole, WHOLE_FIELDS, architecture)
+        if (tower := whole.section("vision_config")) is not None:
+            refuse_unknown(tower, TOWER_FIELDS, "a tower of CLIP")
+        return dataclasses.replace(config, vision=vision)
 
     @classmethod
     def _from_fields(cls, config: Fields, family: Family, path: Path) -> "ModelConfig":

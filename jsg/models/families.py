@@ -7,6 +7,7 @@ not an absence: it says "none", which only some fields can be.
 import dataclasses
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Literal
 
 from jsg.errors import ModelError
@@ -157,10 +158,10 @@ _ANYWHERE = frozenset(
         # The types of numbers, and how another program computes.
         "dtype attn_implementation experts_implementation fp16 bf16 gradient_checkpointing low_cpu_mem_usage "
         "pretraining_tp return_dict tensor_parallel_degree torchscript upcast use_bfloat16 use_cache use_sdpa "
-        "use_memory_efficient_attention use_recompute use_xformers chunk_size_feed_forward "
+        "use_memory_efficient_attention use_recompute use_xformers chunk_size_feed_forward cache_implementation "
         # The context, which `max_position_embeddings` says, a scaling where nobody reads it, and training.
         "max_sequence_length model_max_length seq_length max_seq_len max_seq_length embedding_size "
-        "factor finetuned type output_router_logits router_jitter_noise "
+        "factor finetuned type output_router_logits router_jitter_noise loss_type "
         # Biases and norms, whose tensors are there or not: a checkpoint with tensors too many or too few is refused.
         "attention_bias mlp_bias qkv_bias use_bias lm_head_bias use_qk_norm qk_norm "
         # Other uses than answering.
@@ -182,7 +183,7 @@ _ANYWHERE_PATTERN = re.compile(
 """Fields without effect on answers, in files of any family."""
 
 
-def refuse_unknown(config: Fields, known: set[str], what: str) -> None:
+def refuse_unknown(config: Fields, known: AbstractSet[str], what: str) -> None:
     """Raises ModelError for a field that is neither known nor without effect. One that is off or empty changes nothing.
 
     Args:
