@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import logging
 import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
@@ -44,7 +45,7 @@ from jsg.models.config import ModelConfig
 from jsg.models.embedder import read_embedder
 from jsg.models.find import find_model
 from jsg.models.llava import Llava
-from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolve_kv_dtype
+from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolve_kv_dtype, with_own_head
 from jsg.models.panels import lay_out
 from jsg.models.quantise import BYTES_PER_NUMBER, STORED
 from jsg.models.tensor_parallel import bytes_on_one_device, make_mesh, sharding_of
@@ -54,6 +55,8 @@ from jsg.sched.scheduler import Scheduler
 from jsg.sched.vision_store import NEWLINE_ROW, VisionShape
 from jsg.sources import find_tokenizer
 from jsg.types import Embedder, JumpForward
+
+logger = logging.getLogger(__name__)
 
 Report = Callable[[Progress], None]
 
@@ -287,6 +290,7 @@ def _make_runner(settings: Settings, report: Report) -> tuple[ModelRunner, Memor
         seed=config.random_seed,
         mesh=settings.mesh,
         progress=_load_progress(report),
+        compares_head=False,
     )
     _lay_out(model, settings)
     state = _with_newline(settings.make_state(settings.num_pages(plan.pool_tokens)), model)
@@ -386,10 +390,7 @@ def _compiler_options(config: EngineConfig, platform: str, quantization: str) ->
 
 def settle(config: EngineConfig, directory: Path, device: Device, party: Party | None) -> Settings:
     """Decides every default. The mesh of a device that is not here is missing."""
-    model = ModelConfig.from_directory(directory).over_devices(config.tp_size, config.ep_size)
-    embedder = read_embedder(directory, config.task, model)
-    if embedder is not None:  # whose checkpoint may have no head
-        model = dataclasses.replace(model, tie_word_embeddings=True)
+    model, embedder = _read_model(config, directory)
     if config.deterministic and config.tp_size > 2 and (device.platform != "cpu" or party is not None):
         raise ConfigError(
             f"--deterministic needs --tp-size 1 or 2, but got {config.tp_size}: the order in which more devices add up "
@@ -421,6 +422,17 @@ def settle(config: EngineConfig, directory: Path, device: Device, party: Party |
         party=party,
         embedder=embedder,
     )
+
+
+def _read_model(config: EngineConfig, directory: Path) -> tuple[ModelConfig, Embedder | None]:
+    """The shape of a model, and how it embeds if it does. Logs what a file says that has no effect."""
+    model = ModelConfig.from_directory(directory).over_devices(config.tp_size, config.ep_size)
+    for note in model.notes:
+        logger.warning("%s", note)
+    embedder = read_embedder(directory, config.task, model)
+    if embedder is not None:  # whose checkpoint may have no head
+        return dataclasses.replace(model, tie_word_embeddings=True), embedder
+    return model if config.load_format == "dummy" else with_own_head(directory, model, config.load_format), None
 
 
 def _buckets(config: EngineConfig, model: ModelConfig, max_running: int, platform: str) -> Buckets:
@@ -531,6 +543,7 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
         max_bypass_tokens=config.max_bypass_tokens,
         max_queued=config.max_queued_requests,
         has_windows=settings.model.sliding_window is not None,
+        embeds=settings.embedder is not None,
         vision=settings.vision,
     )
 

@@ -18,13 +18,15 @@ import numpy as np
 from jsg.errors import ModelError
 from jsg.fields import read_json
 from jsg.models import orbax_checkpoint
-from jsg.models.forms import INDEX_FILE, SINGLE_FILE, weights_form
+from jsg.models.forms import INDEX_FILE, SINGLE_FILE, has_weights, weights_form
 
 MAX_FILES = 1000
 DTYPES = ("F32", "F16", "BF16")
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 """Ends of names of tensors that old checkpoints hold and no model needs, because they are computed."""
 
+
+NO_HEAD = "a model that was saved without its head can embed (--task embed), but generates no text"
 
 PIECE_BYTES = 2**20 - 2**14
 """The bytes of a tensor that are read at once. Below 1 MiB `host_memory.freed_at_once` lets malloc reuse them."""
@@ -85,7 +87,8 @@ class Checkpoint:
         """
         for name in shapes:
             if name not in self._stored:
-                raise ModelError(f"the checkpoint must hold {name}, but does not; is it the one of this config.json?")
+                hint = NO_HEAD if name == "lm_head.weight" else "is it the one of this config.json?"
+                raise ModelError(f"the checkpoint must hold {name}, but does not; {hint}")
         for name in self._stored:
             if name not in shapes and name not in ignored and not name.endswith(IGNORED_SUFFIXES):
                 raise ModelError(
@@ -103,6 +106,21 @@ class Checkpoint:
                     f"{name} must be one of {', '.join(DTYPES)}, but is {tensor.dtype}; "
                     "quantised checkpoints are not supported"
                 )
+
+    def differ(self, name: str, other: str) -> bool:
+        """Whether the checkpoint holds both tensors and they are unequal. Reads both until numbers differ."""
+        if name not in self._stored or other not in self._stored:
+            return False
+        (_, first), (_, second) = self._stored[name], self._stored[other]
+        if first.shape != second.shape:
+            return True
+        axis, length = first.piece()
+        size = first.shape[axis]
+        for start in range(0, size, length):
+            part = (*(slice(None),) * axis, slice(start, min(start + length, size)))
+            if not np.array_equal(self.read(name, part), self.read(other, part)):
+                return True
+        return False
 
     def read(self, name: str, slices: tuple[slice, ...] = ()) -> np.ndarray:
         """One tensor, or a slice along its first axes, in the file's type. Several threads may call it at a time.
@@ -143,6 +161,11 @@ class SafeTensor:
         """Rows of about `PIECE_BYTES`."""
         row_bytes = math.prod(self.shape[1:]) * (4 if self.dtype == "F32" else 2)
         return 0, max(1, PIECE_BYTES // max(1, row_bytes))
+
+
+def has_checkpoint(directory: Path) -> bool:
+    """Whether a directory has weights of either kind."""
+    return has_weights(path.name for path in directory.iterdir())
 
 
 @contextlib.contextmanager

@@ -11,8 +11,9 @@ from typing import Literal, get_args
 
 from jsg.errors import ConfigError, ModelError
 from jsg.fields import Fields, read_json
+from jsg.models.families import ALIASES, CAUSAL_RULE, ROPE_DICTS, TEXT_HALVES, Family, family_of, refuse_unknown
 from jsg.models.forms import refuse_quantised
-from jsg.models.vision_config import VISION_KINDS, VisionConfig, read_vision
+from jsg.models.vision_config import TOWER_FIELDS, VISION_KINDS, WHOLE_FIELDS, VisionConfig, read_vision
 
 RopeType = Literal["default", "linear", "llama3", "yarn"]
 
@@ -21,39 +22,12 @@ MAX_HEADS = 4096
 MAX_HEAD_DIM = 4096
 MAX_EXPERTS = 1024
 MAX_CONTEXT_LEN = 2**27
+SLIDING = "sliding_attention"
+LAYER_KINDS = ("full_attention", SLIDING)
 ROPE_FIELDS = frozenset(
-    "rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings "
-    "beta_fast beta_slow attention_factor partial_rotary_factor".split()
+    "rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings beta_fast "
+    "beta_slow attention_factor mscale mscale_all_dim truncate finetuned partial_rotary_factor".split()
 )
-
-TEXT_ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "MixtralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
-"""The architectures of text models, and of the text halves of others. `registry.py` has their builders."""
-
-_LLAMA_1 = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_MISTRAL = {
-    **_LLAMA_1,
-    "intermediate_size": 14336,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-    "sliding_window": 4096,
-}
-_TEXT_HALVES = {"llama": ("LlamaForCausalLM", _LLAMA_1), "mistral": ("MistralForCausalLM", _MISTRAL)}
-"""`model_type` of a vision model's `text_config` → the architecture, and the defaults of the family's fields. Hugging
-Face writes only the fields that differ from them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +44,7 @@ class RopeConfig:
         beta_fast: yarn: dimensions that turn more often than this within the original context stay.
         beta_slow: yarn: dimensions that turn less often than this are slowed by `factor`.
         attention_factor: yarn: multiplies cos and sin; None for 0.1 ln(factor) + 1.
+        truncate: yarn: the dimensions between the two are counted in whole ones.
     """
 
     type: RopeType = "default"
@@ -81,6 +56,7 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    truncate: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +85,7 @@ class ModelConfig:
         eos_token_ids: Tokens that end an answer.
         bos_token_id: Token that begins a text, if there is one.
         vision: The vision half; None for a text model.
+        notes: What the file says and the family does not follow, a sentence each, for the log.
         kv_repeats: How many times the model has each key-value head of the checkpoint: see `over_devices`.
     """
 
@@ -132,6 +109,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     vision: VisionConfig | None = None
+    notes: tuple[str, ...] = dataclasses.field(default=(), repr=False, compare=False)
     kv_repeats: int = 1
 
     def over_devices(self, count: int, groups: int = 1) -> "ModelConfig":
@@ -192,28 +170,38 @@ class ModelConfig:
         whole = Fields("config.json", read_json(path / "config.json"))
         architecture = _architecture(whole)
         if architecture not in VISION_KINDS:
+            family = family_of(ALIASES.get(architecture, architecture))
             refuse_quantised(path, whole)
-            return cls._from_fields(whole, architecture, _eos_token_ids(path, whole))
-        text_architecture, text = _text_half(whole)
+            return cls._from_fields(whole, family, path)
+        family, text = _text_half(whole, architecture)
         refuse_quantised(path, whole, text)
-        config = cls._from_fields(text, text_architecture, _eos_token_ids(path, text))
-        return dataclasses.replace(config, vision=read_vision(whole, architecture, config.vocab_size))
+        config = cls._from_fields(text, family, path)
+        vision = read_vision(whole, architecture, config.vocab_size)
+        refuse_unknown(whole, WHOLE_FIELDS, architecture)
+        if (tower := whole.section("vision_config")) is not None:
+            refuse_unknown(tower, TOWER_FIELDS, "a tower of CLIP")
+        return dataclasses.replace(config, vision=vision)
 
     @classmethod
-    def _from_fields(cls, config: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> "ModelConfig":
-        _refuse_unsupported(config)
+    def _from_fields(cls, config: Fields, family: Family, path: Path) -> "ModelConfig":
+        config = family.read(config)
+        activation = config.get("hidden_act")
+        ok = activation in ("silu", "swish")
+        config.require(ok, "hidden_act", "be silu, the only supported activation", activation)
         num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
         hidden_size = config.integer("hidden_size")
         num_heads = config.integer("num_attention_heads", high=MAX_HEADS)
         num_kv_heads = config.integer("num_key_value_heads", default=num_heads, high=MAX_HEADS)
         config.require(num_heads % num_kv_heads == 0, "num_key_value_heads", f"divide {num_heads} heads", num_kv_heads)
-        head_dim = config.integer("head_dim", default=max(hidden_size // num_heads, 1), high=MAX_HEAD_DIM)
+        derived = None if family.defaults["head_dim"] else max(hidden_size // num_heads, 1)
+        head_dim = config.integer("head_dim", default=derived, high=MAX_HEAD_DIM)
         config.require(head_dim % 2 == 0, "head_dim", "be even, for rope turns pairs", head_dim)
-        context_len = config.integer("max_position_embeddings", default=2048, high=MAX_CONTEXT_LEN)
-        rope = _read_rope(config, context_len)
-        num_experts, experts_per_token = _read_experts(config, architecture)
+        context_len = config.integer("max_position_embeddings", high=MAX_CONTEXT_LEN)
+        notes: list[str] = []
+        rope = _read_rope(config, context_len, notes)
+        num_experts, experts_per_token = _read_experts(config, family)
         return cls(
-            architecture=architecture,
+            architecture=family.architecture,
             vocab_size=config.integer("vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=config.integer("intermediate_size"),
@@ -222,16 +210,17 @@ class ModelConfig:
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             max_position_embeddings=_scaled_context_len(context_len, rope),
-            rms_norm_eps=config.number("rms_norm_eps", default=1e-6, low=0.0, high=1.0),
+            rms_norm_eps=config.number("rms_norm_eps", low=0.0, high=1.0),
             rope=rope,
-            layer_windows=_read_windows(config, num_layers),
+            layer_windows=_read_windows(config, family, num_layers, notes),
             tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
             attention_bias=config.flag("attention_bias", default=False),
             mlp_bias=config.flag("mlp_bias", default=False),
             num_experts=num_experts,
             experts_per_token=experts_per_token,
-            eos_token_ids=eos_token_ids,
+            eos_token_ids=_eos_token_ids(path, config),
             bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
+            notes=tuple(notes),
         )
 
 
@@ -239,25 +228,21 @@ def _architecture(config: Fields) -> str:
     names = config.get("architectures")
     ok = isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) and 0 < len(names[0]) <= 100
     config.require(ok, "architectures", "name exactly one model class", names)
-    if names[0] not in TEXT_ARCHITECTURES and names[0] not in VISION_KINDS:
-        raise ModelError(
-            f"the architecture must be one of {', '.join((*TEXT_ARCHITECTURES, *VISION_KINDS))}, but config.json names "
-            f"{names[0]!r}; choose another model"
-        )
     return names[0]
 
 
-def _text_half(config: Fields) -> tuple[str, Fields]:
-    """Architecture and fields of the text model inside a vision model."""
-    text = config.section("text_config") or Fields("config.json: text_config", {})
+def _text_half(whole: Fields, architecture: str) -> tuple[Family, Fields]:
+    """The family and the fields of the text model inside a vision model."""
+    text = whole.section("text_config") or Fields("config.json: text_config", {})
     model_type = text.text("model_type", default="llama")
-    text.require(model_type in _TEXT_HALVES, "model_type", f"be one of {', '.join(_TEXT_HALVES)}", model_type)
-    architecture, defaults = _TEXT_HALVES[model_type]
-    is_tied = config.flag("tie_word_embeddings", default=False)
+    text.require(model_type in TEXT_HALVES, "model_type", f"be one of {', '.join(TEXT_HALVES)}", model_type)
+    is_causal = whole.over({"is_causal": True}).get("is_causal")
+    whole.require(is_causal is True, "is_causal", CAUSAL_RULE, is_causal)
+    is_tied = whole.flag("tie_word_embeddings", default=False) or text.flag("tie_word_embeddings", default=False)
     # Hugging Face's order: the whole file decides these tokens, else the text half, else the family.
     names = ("bos_token_id", "eos_token_id")
-    tokens = {name: list(config.token_ids(name)) for name in names if config.get(name) is not None}
-    return architecture, text.over({**defaults, "tie_word_embeddings": is_tied}).under(tokens)
+    tokens = {name: list(whole.token_ids(name)) for name in names if whole.get(name) is not None}
+    return family_of(TEXT_HALVES[model_type]), text.under({"tie_word_embeddings": is_tied, **tokens})
 
 
 def _eos_token_ids(path: Path, config: Fields) -> tuple[int, ...]:
@@ -268,52 +253,77 @@ def _eos_token_ids(path: Path, config: Fields) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _refuse_unsupported(config: Fields) -> None:
-    """Raises ModelError for a field that changes what the model computes in a way that is not implemented."""
-    activation = config.text("hidden_act", "silu")
-    config.require(activation in ("silu", "swish"), "hidden_act", "be silu, the only supported activation", activation)
-
-
-def _read_experts(config: Fields, architecture: str) -> tuple[int, int]:
+def _read_experts(config: Fields, family: Family) -> tuple[int, int]:
     """How many experts a layer has, and how many of them a token uses; (0, 0) if the family has none."""
-    if architecture != "MixtralForCausalLM":
+    if "num_local_experts" not in family.defaults:
         return 0, 0
-    num_experts = config.integer("num_local_experts", default=8, high=MAX_EXPERTS)
-    return num_experts, config.integer("num_experts_per_tok", default=2, high=num_experts)
+    num_experts = config.integer("num_local_experts", high=MAX_EXPERTS)
+    return num_experts, config.integer("num_experts_per_tok", high=num_experts)
 
 
-def _read_rope(config: Fields, context_len: int) -> RopeConfig:
-    """Rope from `rope_parameters` (transformers 5), else from `rope_theta` and `rope_scaling` (transformers 4)."""
-    scaling = config.section("rope_parameters") or config.section("rope_scaling") or Fields("config.json", {})
+def _read_rope(config: Fields, context_len: int, notes: list[str]) -> RopeConfig:
+    """Rope from `rope_scaling` (of transformers 4), else from `rope_parameters` (of 5), as transformers 5 reads them.
+
+    A dictionary counts as a whole: `rope_scaling` hides even the base in `rope_parameters`, and is then read with the
+    `rope_theta` beside it.
+    """
+    new, old = (config.section(name) for name in ROPE_DICTS)
+    scaling = old if old is not None and config.get("rope_scaling") else new or Fields("config.json", {})
     for name in scaling.names() - ROPE_FIELDS:
         raise ModelError(f"config.json: rope field {name!r} is not supported; supported are {sorted(ROPE_FIELDS)}")
     for fields in (scaling, config):
         partial = fields.number("partial_rotary_factor", default=1.0)
         fields.require(partial == 1.0, "partial_rotary_factor", "be 1, for rope turns whole heads", partial)
-    theta = scaling.number("rope_theta", default=config.number("rope_theta", default=10_000.0, low=1.0), low=1.0)
-    rope_type = scaling.text("rope_type", default=scaling.text("type", default="default"))
+    scaling = scaling.over({"rope_theta": config.get("rope_theta"), "rope_type": scaling.get("type", "default")})
+    theta, rope_type = scaling.number("rope_theta", low=1.0), scaling.get("rope_type")
+    if scaling.file.endswith("rope_scaling") and new is not None and new.get("rope_theta", theta) != theta:
+        notes.append(
+            f"config.json has rope_scaling and rope_parameters, so rope_scaling counts, as in transformers, and the "
+            f"base of the positions is {theta:g} and not {new.get('rope_theta')}; write rope_theta into rope_scaling "
+            "if it is the other"
+        )
     supported = get_args(RopeType)
     scaling.require(rope_type in supported, "rope_type", f"be one of {', '.join(supported)}", rope_type)
     if rope_type == "default":
         return RopeConfig(theta=theta)
     factor = scaling.number("factor", high=1e6)
     scaling.require(factor >= 1.0, "factor", "be at least 1", factor)
-    rope = RopeConfig(
-        type=rope_type,  # pyright: ignore[reportArgumentType] # checked above
+    if rope_type == "linear":
+        return RopeConfig(type="linear", theta=theta, factor=factor)
+    original = config.get("original_max_position_embeddings")  # one beside the dictionary counts more, as in Phi-3
+    scaling = scaling if original is None else scaling.under({"original_max_position_embeddings": original})
+    original = scaling.integer("original_max_position_embeddings", default=context_len, high=MAX_CONTEXT_LEN)
+    if rope_type == "yarn":
+        return RopeConfig(
+            type="yarn",
+            theta=theta,
+            factor=factor,
+            original_max_position_embeddings=original,
+            beta_fast=scaling.number("beta_fast", default=32.0),
+            beta_slow=scaling.number("beta_slow", default=1.0),
+            attention_factor=_read_attention_factor(scaling, factor),
+            truncate=scaling.flag("truncate", default=True),
+        )
+    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+    scaling.require(low < high, "low_freq_factor", f"be below high_freq_factor = {high}", low)
+    return RopeConfig(
+        type="llama3",
         theta=theta,
         factor=factor,
-        low_freq_factor=scaling.number("low_freq_factor", default=1.0),
-        high_freq_factor=scaling.number("high_freq_factor", default=4.0),
-        original_max_position_embeddings=scaling.integer(
-            "original_max_position_embeddings", default=context_len, high=MAX_CONTEXT_LEN
-        ),
-        beta_fast=scaling.number("beta_fast", default=32.0),
-        beta_slow=scaling.number("beta_slow", default=1.0),
-        attention_factor=None if scaling.get("attention_factor") is None else scaling.number("attention_factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position_embeddings=original,
     )
-    ok = rope.low_freq_factor < rope.high_freq_factor
-    scaling.require(ok, "low_freq_factor", f"be below high_freq_factor = {rope.high_freq_factor}", rope.low_freq_factor)
-    return rope
+
+
+def _read_attention_factor(scaling: Fields, factor: float) -> float | None:
+    """The factor of cosine and sine in yarn, from the file or by DeepSeek's two scales; None for the usual one."""
+    if scaling.get("attention_factor") is not None:
+        return scaling.number("attention_factor")
+    if scaling.get("mscale") is None or scaling.get("mscale_all_dim") is None:
+        return None
+    above, below = (0.1 * scaling.number(name) * math.log(factor) + 1.0 for name in ("mscale", "mscale_all_dim"))
+    return above / below
 
 
 def _scaled_context_len(context_len: int, rope: RopeConfig) -> int:
@@ -327,21 +337,37 @@ def _scaled_context_len(context_len: int, rope: RopeConfig) -> int:
             return context_len
 
 
-def _read_windows(config: Fields, num_layers: int) -> tuple[int | None, ...]:
+def _read_windows(config: Fields, family: Family, num_layers: int, notes: list[str]) -> tuple[int | None, ...]:
     """The sliding window of each layer, or None.
 
-    Mistral has one window for all layers. Qwen has a switch, `use_sliding_window`, and gives the first
+    Llama has none. Mistral has one for all layers. Qwen has a switch, `use_sliding_window`, and gives the first
     `max_window_layers` layers no window; if there is `layer_types`, it names the kind of each layer instead.
     """
-    has_switch = bool({"use_sliding_window", "max_window_layers"} & config.names())
-    if config.get("sliding_window") is None or not config.flag("use_sliding_window", default=not has_switch):
-        return (None,) * num_layers
-    window = config.integer("sliding_window", high=MAX_CONTEXT_LEN)
-    kinds = config.get("layer_types")
-    if kinds is None:
-        num_whole = config.integer("max_window_layers", low=0) if has_switch else 0
+    window, switch = config.get("sliding_window"), config.get("use_sliding_window")
+    if window is None or family.windows == "none":
+        if window is not None and switch is not False:
+            notes.append(f"config.json has a sliding_window, but {family.architecture} has none, so it has no effect")
+    elif family.windows == "all":
+        if switch is not None:
+            notes.append(f"config.json has use_sliding_window, but {family.architecture} has no such switch")
+        return (config.integer("sliding_window", high=MAX_CONTEXT_LEN),) * num_layers
+    elif config.flag("use_sliding_window", default=False):
+        window = config.integer("sliding_window", high=MAX_CONTEXT_LEN)
+        kinds = _read_layer_types(config, num_layers)
+        if kinds is not None:
+            return tuple(window if kind == SLIDING else None for kind in kinds)
+        num_whole = config.integer("max_window_layers", low=0)
         return tuple(window if layer >= num_whole else None for layer in range(num_layers))
-    ok = isinstance(kinds, list) and len(kinds) == num_layers
-    ok = ok and all(kind in ("full_attention", "sliding_attention") for kind in kinds)
-    config.require(ok, "layer_types", f"be {num_layers} of full_attention or sliding_attention", kinds)
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    if family.windows == "switched":
+        kinds = _read_layer_types(config, num_layers) or ()
+        config.require(SLIDING not in kinds, "layer_types", "name no sliding_attention without a window", kinds)
+    return (None,) * num_layers
+
+
+def _read_layer_types(config: Fields, num_layers: int) -> list[str] | None:
+    """The kind of each layer's attention; None if the file does not say."""
+    kinds = config.get("layer_types")
+    ok = isinstance(kinds, list) and len(kinds) == num_layers and all(kind in LAYER_KINDS for kind in kinds)
+    ok = ok or kinds is None
+    config.require(ok, "layer_types", f"be {num_layers} of {' or '.join(LAYER_KINDS)}", kinds)
+    return kinds

@@ -19,8 +19,7 @@ from jsg.models.config import ModelConfig
 from jsg.models.forms import INDEX_FILE
 from jsg.models.late_signals import signals_later
 from jsg.models.layers import Origin, Source
-from jsg.models.llava import module_name
-from jsg.models.loading import abstract_model, checkpoint_shapes, origins, unread
+from jsg.models.loading import abstract_model, checkpoint_shapes, origins, renamed, unread, with_own_head
 from jsg.models.orbax_writer import Layout, Promise
 from jsg.models.slices import outer_axis, sides_of, source_slices, view_of
 
@@ -68,14 +67,14 @@ def convert(
     if tp_size < 1:
         raise ConfigError(f"--tp-size must be at least 1, but got {tp_size}")
     check_destination(destination)
-    config = ModelConfig.from_directory(source).over_devices(tp_size)
+    config = with_own_head(source, ModelConfig.from_directory(source), load_format).over_devices(tp_size)
     model = abstract_model(config, jnp.float32)
     layouts = {
         tensor.name: _layout(tensor, origin, shape, tp_size)
         for origin, shape in origins(model)
         for tensor in origin.sources
     }
-    with open_checkpoint(source, str if config.vision is None else module_name, load_format) as checkpoint:
+    with open_checkpoint(source, renamed(config), load_format) as checkpoint:
         checkpoint.require(checkpoint_shapes(model), unread(config))
         promises = _promises(checkpoint, layouts)
         total = sum(promise.nbytes for promise in promises.values())

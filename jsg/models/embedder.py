@@ -30,8 +30,6 @@ def read_embedder(directory: Path, task: str, model: ModelConfig) -> Embedder | 
     if model.vision is not None:
         raise ModelError(f"a model that embeds must be one of text only, but {model.architecture} sees; {TODO}")
     config = Fields("config.json", read_json(directory / "config.json"))
-    if config.get("is_causal") is False:
-        raise ModelError(f"a model that embeds must be causal, but config.json has is_causal false; {TODO}")
     if lengths := config.get("matryoshka_dimensions"):
         is_list = isinstance(lengths, list) and len(lengths) <= MAX_LIST
         if not is_list or not all(type(each) is int and 1 <= each <= model.hidden_size for each in lengths):

@@ -46,6 +46,11 @@ _FILES = {"hf_quant_config.json": "quantization", "quantize_config.json": "bits"
 _METHODS = ("quant_method", "quant_algo", "quantization_method", "mode")
 
 
+def has_weights(files: Iterable[str]) -> bool:
+    """Whether there is a checkpoint of either form among these names."""
+    return not {SINGLE_FILE, INDEX_FILE, ORBAX_MANIFEST, ORBAX_FOLDER}.isdisjoint(files)
+
+
 def weights_form(files: Iterable[str], load_format: str = "auto") -> Literal["safetensors", "orbax"]:
     """Which checkpoint a model has.
 

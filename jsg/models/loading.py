@@ -1,7 +1,9 @@
 """Loads parameters from a checkpoint, or draws them from a seed. Each `Origin` has the names and shapes of tensors."""
 
 import concurrent.futures
+import dataclasses
 import hashlib
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +19,7 @@ from jax.sharding import Mesh
 from jsg.errors import ModelError
 from jsg.kernels_pallas.inputs import SCALE_GROUP
 from jsg.models.assemble import assemble
-from jsg.models.checkpoint import Piece, open_checkpoint
+from jsg.models.checkpoint import Piece, has_checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
 from jsg.models.config import ModelConfig
 from jsg.models.host_memory import freed_at_once
@@ -28,6 +30,8 @@ from jsg.models.registry import build_model
 from jsg.models.slices import Reader, Slices
 from jsg.models.tensor_parallel import TENSOR_AXIS, sharding_of
 
+logger = logging.getLogger(__name__)
+
 Progress = Callable[[int, int, int], None]
 """Called after each parameter with (parameters loaded, parameters in all, bytes read so far). Random weights read 0."""
 
@@ -36,8 +40,7 @@ SHORT_DRAW, LONG_DRAW = 2**16, 2**24
 MAX_THREADS = 8
 """The most threads that read pieces at the same time. Each holds a few pieces."""
 
-TIED_HEAD = frozenset({"lm_head.weight"})
-"""Some checkpoints of models with tied embeddings hold the table twice. The second one is not read."""
+HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def load_model(
@@ -50,6 +53,7 @@ def load_model(
     seed: int = 0,
     mesh: Mesh | None = None,
     progress: Progress | None = None,
+    compares_head: bool = True,
 ) -> nnx.Module:
     """The model of `config` with its parameters on the default device, or shared out over a mesh.
 
@@ -63,23 +67,51 @@ def load_model(
         seed: Seed of dummy parameters.
         mesh: Devices that share the parameters; None for one device.
         progress: Called after each parameter.
+        compares_head: False if the config is from `with_own_head`, or the head is not needed.
 
     Raises:
         ModelError: The architecture is unknown, the checkpoint does not have exactly the tensors that it needs, or a
             number that must be quantised is not finite; groups of inputs in 4 bits cannot be shared out. The message
             names the tensor.
     """
+    if compares_head and directory is not None and load_format != "dummy":
+        config = with_own_head(directory, config, load_format)
     model = abstract_model(config, dtype, quantization, mesh)
     if load_format == "dummy":
         _fill(model, _Seeded(seed, checkpoint_shapes(model)), lambda: 0, progress)
         return model
     if directory is None:
         raise ModelError("a model directory is needed unless --load-format is dummy")
-    names = _in_causal_model if config.vision is None else module_name
-    with open_checkpoint(directory, names, load_format) as checkpoint, freed_at_once():
+    with open_checkpoint(directory, renamed(config), load_format) as checkpoint, freed_at_once():
         checkpoint.require(checkpoint_shapes(model), unread(config))
         _fill(model, checkpoint, lambda: checkpoint.num_bytes_read, progress)
     return model
+
+
+def with_own_head(directory: Path, config: ModelConfig, load_format: str = "auto") -> ModelConfig:
+    """The config of a checkpoint: not tied, as in transformers, if it has a head that differs from the embedding.
+
+    Some checkpoints of tied models hold the table twice, and some files say or mean by default that a model is tied
+    which is not.
+
+    Raises:
+        ModelError: The checkpoint is damaged.
+    """
+    if not config.tie_word_embeddings or not has_checkpoint(directory):
+        return config
+    with open_checkpoint(directory, renamed(config), load_format) as checkpoint:
+        if not checkpoint.differ(HEAD, TABLE):
+            return config
+    logger.warning(
+        "config.json ties the head to the embedding, but the checkpoint has a head that differs, which is used; write "
+        "tie_word_embeddings: false"
+    )
+    return dataclasses.replace(config, tie_word_embeddings=False)
+
+
+def renamed(config: ModelConfig) -> Callable[[str], str]:
+    """From the name of a tensor in the files of such a model to its name here."""
+    return _in_causal_model if config.vision is None else module_name
 
 
 def _in_causal_model(name: str) -> str:
@@ -187,7 +219,7 @@ def _parameters(model: nnx.Module) -> Iterator[nnx.Param]:
 
 def unread(config: ModelConfig) -> frozenset[str]:
     """Names of tensors that a checkpoint may hold and the model does not read."""
-    head = TIED_HEAD if config.tie_word_embeddings else frozenset[str]()
+    head = frozenset([HEAD] if config.tie_word_embeddings else [])
     return head if config.vision is None else head | unread_tensors(config.vision)
 
 

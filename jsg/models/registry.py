@@ -8,6 +8,7 @@ from flax import nnx
 from jsg.models.clip import VisionTower
 from jsg.models.config import ModelConfig
 from jsg.models.decoder import Decoder
+from jsg.models.families import family_of
 from jsg.models.llava import Llava
 
 
@@ -37,11 +38,14 @@ BUILDERS: dict[str, Callable[[ModelConfig, jax.typing.DTypeLike], nnx.Module]] =
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
 }
-"""Architecture, one of `config.TEXT_ARCHITECTURES` → a function that builds the module, a `jsg.models.model.Model`, of
-zeros."""
+"""Architecture, a key of `FAMILIES` → a function that builds the module, a `jsg.models.model.Model`, of zeros."""
 
 
 def build_model(config: ModelConfig, dtype: jax.typing.DTypeLike) -> nnx.Module:
-    """The model with its vision tower, if it has one. Parameters are zero; under `nnx.eval_shape` they are shapes."""
-    text = BUILDERS[config.architecture](config, dtype)
+    """The model with its vision tower, if it has one. All parameters are zero; under `nnx.eval_shape` they are shapes.
+
+    Raises:
+        ModelError: jsg has no such family.
+    """
+    text = BUILDERS[family_of(config.architecture).architecture](config, dtype)
     return text if config.vision is None else Llava(text, VisionTower(config.vision, config.hidden_size, dtype))

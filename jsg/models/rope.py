@@ -73,9 +73,12 @@ def _yarn(wavelengths: Float[np.ndarray, " half"], rope: RopeConfig, head_dim: i
         radians = times * 2.0 * math.pi
         return head_dim * math.log(rope.original_max_position_embeddings / radians) / (2.0 * math.log(rope.theta))
 
-    low = max(math.floor(dimension_that_turns(rope.beta_fast)), 0)
-    high = min(math.ceil(dimension_that_turns(rope.beta_slow)), head_dim - 1)
-    ramp = (np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(max(high - low, 1e-3))
+    low, high = dimension_that_turns(rope.beta_fast), dimension_that_turns(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    # A span below 0, which an odd original context makes, is left as it is: transformers computes with it.
+    ramp = (np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32((high - low) or 1e-3)
     keep = np.float32(1.0) - np.clip(ramp, 0.0, 1.0)
     slow = np.float32(1.0) / (np.float32(rope.factor) * wavelengths)
     return slow * (np.float32(1.0) - keep) + np.float32(1.0) / wavelengths * keep

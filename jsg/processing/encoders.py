@@ -18,6 +18,7 @@ import sentencepiece
 import tokenizers
 
 from jsg.errors import ModelError
+from jsg.processing.added_tokens import AddedTokens
 from jsg.processing.pieces import WORD_START, TokenPieces, byte_of_token, pieces_by_id, pieces_of_decoder
 from jsg.processing.tokenizer_config import TokenizerConfig
 
@@ -173,9 +174,8 @@ class SentencePieceEncoder:
             if token in config.special_tokens or (i in trained and (processor.is_control(i) or processor.is_unknown(i)))
         )
         self._verbatim_ids = self._special_ids | config.added_tokens.keys()
-        # The longest first, so that no token hides another that it begins.
-        verbatim = sorted((self._tokens[i] for i in self._verbatim_ids), key=len, reverse=True)
-        self._verbatim_pattern = re.compile(f"({'|'.join(map(re.escape, verbatim))})")
+        verbatim = [self._tokens[i] for i in self._verbatim_ids]
+        self._added = AddedTokens(verbatim, config.token_flags)
         # Sentencepiece reads its user-defined symbols in any text. A special one is cut after its first character.
         always_read = [token for token in verbatim if not self._special_ids.isdisjoint(processor.encode(token))]
         cuts = "|".join(f"(?<={re.escape(token[0])})(?={re.escape(token[1:])})" for token in always_read)
@@ -188,11 +188,11 @@ class SentencePieceEncoder:
             head, *rest = self._hidden_pattern.split(text) if self._hidden_pattern else [text]
             return [*first.encode(head), *(i for part in rest for i in self._spaceless_processor.encode(part))]
         ids: list[int] = []
-        for index, segment in enumerate(self._verbatim_pattern.split(text)):
-            if index % 2:  # `split` by a pattern with one group puts the separators at the odd places
-                ids.append(self._ids[segment])
+        for index, (part, is_token) in enumerate(self._added.split(text)):
+            if is_token:
+                ids.append(self._ids[part])
             else:
-                ids += (self._behind_special if index else first).encode(segment)
+                ids += (self._behind_special if index else first).encode(part)
         return ids
 
     def token_id(self, token: str) -> int | None:

@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jsg.errors import ModelError
+from jsg.processing.added_tokens import FLAGS
 
 _FLAGS = ("add_bos_token", "add_eos_token", "add_prefix_space", "legacy")
 
@@ -25,6 +26,7 @@ class TokenizerConfig:
         special_tokens: Written forms of every token that a field ending in `_token` names, that a list of special
             tokens has, or that is marked special.
         added_tokens: Id → written form of the tokens that were added after training.
+        token_flags: Written form of a token → those of `added_tokens.FLAGS` that are on, where some are.
         chat_template: Jinja source.
     """
 
@@ -36,6 +38,7 @@ class TokenizerConfig:
     legacy: bool | None = None
     special_tokens: frozenset[str] = frozenset()
     added_tokens: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    token_flags: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     chat_template: str | None = None
 
 
@@ -55,6 +58,7 @@ def read_tokenizer_config(directory: Path) -> TokenizerConfig:
         **flags,
         special_tokens=frozenset(token for token in named.values() if token) | added_special | _listed(fields),
         added_tokens=added,
+        token_flags=_token_flags(fields, added.values()),
         chat_template=_chat_template(directory, fields.get("chat_template")),
     )
 
@@ -83,8 +87,31 @@ def _listed(fields: Mapping[str, Any]) -> frozenset[str]:
     tokens: list[object] = []
     for name in ("additional_special_tokens", "extra_special_tokens"):
         listed = fields.get(name)
-        tokens += listed.values() if isinstance(listed, dict) else listed if isinstance(listed, list) else ()
+        tokens += _values(listed) if isinstance(listed, list | dict) else ()
     return frozenset(token for value in tokens if (token := _written_form(value)))
+
+
+def _token_flags(fields: Mapping[str, Any], added: Iterable[str]) -> dict[str, frozenset[str]]:
+    """The flags of tokens that are on. What `added_tokens_decoder` says counts more than where a token is named.
+
+    A token that is not special and says nothing of `normalized` is normalized, as an entry of an older file.
+    """
+    lists = (fields.get(name) for name in ("additional_special_tokens", "extra_special_tokens"))
+    named = [value for name, value in fields.items() if name.endswith("_token")]
+    named += [token for each in lists if isinstance(each, list | dict) for token in _values(each)]
+    decoder = fields.get("added_tokens_decoder")
+    special = {token for value in named if (token := _written_form(value))}
+    flags = {token: frozenset({"normalized"}) for token in added if token not in special}
+    for value in [*named, *(decoder.values() if isinstance(decoder, dict) else ())]:
+        if isinstance(value, dict) and (token := _written_form(value)):
+            is_special = value.get("special") is True or token in special
+            defaults = {"normalized": not is_special}
+            flags[token] = frozenset(name for name in FLAGS if value.get(name, defaults.get(name)) is True)
+    return flags
+
+
+def _values(listed: list[Any] | dict[str, Any]) -> Iterable[Any]:
+    return listed.values() if isinstance(listed, dict) else listed
 
 
 def _added_tokens(directory: Path, field: object) -> tuple[dict[int, str], frozenset[str]]:

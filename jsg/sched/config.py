@@ -20,6 +20,7 @@ class SchedulerConfig:
 
     Attributes:
         has_windows: Whether some layer sees only the last tokens.
+        embeds: Whether requests ask for the vector of their prompt, with one new token that nobody reads.
         vision: The shape of the vision pool; None if the model takes text only.
     """
 
@@ -36,13 +37,15 @@ class SchedulerConfig:
     max_queued: int = 10_000
     max_holds: int = MAX_HOLDS
     has_windows: bool = False
+    embeds: bool = False
     vision: VisionShape | None = None
 
 
 def check_request(request: Request, config: SchedulerConfig, table: RequestTable) -> None:
     """Raises RequestError for a request that can never run."""
     limit = min(config.context_length, table.num_pages * table.page_size)
-    check_length(len(request.input_ids), request.sampling.max_new_tokens, limit)
+    # The token that a vector costs is never computed with, so it needs no position.
+    check_length(len(request.input_ids), 0 if config.embeds else request.sampling.max_new_tokens, limit)
     named_ids = {
         "input_ids": request.input_ids,
         "token_ids_logprob": request.token_ids_logprob,

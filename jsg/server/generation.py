@@ -255,7 +255,8 @@ class Generator:
         """
         for prompt in prompts:
             prompt.check_task(self.info.embedder)
-            check_length(len(prompt.input_ids), prompt.sampling.max_new_tokens, self.info.max_request_tokens)
+            num_new = 0 if prompt.embed else prompt.sampling.max_new_tokens
+            check_length(len(prompt.input_ids), num_new, self.info.max_request_tokens)
         for grammar in {id(prompt.sampling): prompt.sampling.grammar for prompt in prompts}.values():
             if isinstance(grammar, GrammarSpec):
                 check_names(grammar, self.markers)

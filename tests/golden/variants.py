@@ -83,6 +83,8 @@ _MIXTRAL = {
     "sliding_window": None,
 }
 
+_SAID_BY_DEFAULTS = ("rms_norm_eps", "rope_theta", "use_sliding_window", "max_window_layers", "hidden_act")
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama_mha": LLAMA,
     "llama_gqa_head_dim": {**LLAMA, "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 3},
@@ -95,6 +97,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "llama_yarn_rope": _transformers_5(
         {**LLAMA, "rope_theta": 1000.0}, rope_type="yarn", factor=4.0, original_max_position_embeddings=128
     ),
+    "llama_two_ropes": {
+        **LLAMA,
+        "original_max_position_embeddings": 64,
+        "rope_theta": 1000.0,
+        "rope_parameters": {"rope_theta": 77.0, "rope_type": "default"},
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "truncate": False},
+    },
     "llama_biases": {**LLAMA, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True},
     "mistral_window": _transformers_5({**_MISTRAL, "sliding_window": 32}),
     "mistral_no_window": {**_MISTRAL, "sliding_window": None},
@@ -102,6 +111,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mixtral_three_of_five": _transformers_5({**_MIXTRAL, "num_local_experts": 5, "num_experts_per_tok": 3}),
     "qwen2": _QWEN2,
     "qwen2_window": {**_QWEN2, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    "qwen2_silent": {name: value for name, value in _QWEN2.items() if name not in _SAID_BY_DEFAULTS},
     "qwen3": _QWEN3,
     "qwen3_biases": _transformers_5({**_QWEN3, "attention_bias": True}),
 }
@@ -124,8 +134,12 @@ ROPES: dict[str, dict[str, Any]] = {
     "yi": {**LLAMA, "head_dim": 128, "rope_theta": 5000000.0},
     "qwen_2_5_yarn": {**LLAMA, "head_dim": 128, "rope_theta": 1000000.0, "max_position_embeddings": 32768,
                       "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
+    "deepseek_scales": {**LLAMA, "rope_scaling": {"type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.7,
+                                                  "original_max_position_embeddings": 4096, "truncate": False}},
+    "no_room_between": {**LLAMA, "rope_scaling": {"type": "yarn", "factor": 4.0,
+                                                  "original_max_position_embeddings": 4}},
 }  # fmt: skip
-"""The ropes of published models; recorded as frequencies, without weights."""
+"""The ropes of published models, and two odd ones; recorded as frequencies, without weights."""
 
 
 def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,12 @@ import pytest
 from jsg.errors import ModelError
 from jsg.fields import MAX_JSON_BYTES
 from jsg.models.config import ModelConfig, RopeConfig
+from jsg.models.families import FAMILIES
+from jsg.models.registry import BUILDERS
 from tests.golden.variants import LLAMA, VARIANTS
+
+QWEN = VARIANTS["qwen2"]
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
 
 def read(directory: Path, config: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelConfig:
@@ -47,17 +53,125 @@ def test_both_generations_of_rope_fields_mean_the_same(tmp_path):
     assert read(tmp_path, new).rope == RopeConfig(type="llama3", theta=5e5, **scaling)
 
 
-def test_fields_that_old_files_lack_have_the_defaults_of_llama_1(tmp_path):
-    gone = ("num_key_value_heads", "rope_theta", "tie_word_embeddings", "rms_norm_eps", "hidden_act")
-    config = read(tmp_path, {name: value for name, value in LLAMA.items() if name not in gone} | {"head_dim": None})
-    assert (config.num_kv_heads, config.head_dim, config.rope.theta, config.rms_norm_eps) == (4, 16, 10_000.0, 1e-6)
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, architecture):
+    """Bare files; the heads are many and wide, so that no two defaults agree by chance."""
+    config = read(tmp_path, {"architectures": [architecture]})
+    kv_heads, theta, eps, context_len, windows, bos = {
+        "LlamaForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
+        "MistralForCausalLM": (8, 1e4, 1e-6, 131072, {4096}, 1),
+        "MixtralForCausalLM": (8, 1e6, 1e-5, 131072, {None}, 1),
+        "Qwen2ForCausalLM": (32, 1e4, 1e-6, 32768, {None}, None),
+        "Qwen3ForCausalLM": (32, 1e4, 1e-6, 32768, {None}, None),
+    }[architecture]
+    assert (config.num_kv_heads, config.rope.theta, config.rms_norm_eps) == (kv_heads, theta, eps)
+    assert (config.max_position_embeddings, set(config.layer_windows), config.bos_token_id) == (
+        context_len,
+        windows,
+        bos,
+    )
+    half = read(tmp_path, {"architectures": [architecture], "hidden_size": 2048})
+    assert half.head_dim == (128 if architecture == "Qwen3ForCausalLM" else 64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_the_defaults_of_families_are_those_of_transformers(architecture):
+    from transformers import AutoConfig
+
+    family = FAMILIES[architecture]
+    theirs = AutoConfig.for_model(family.model_type)
+    values = theirs.to_dict() | {"rope_theta": theirs.rope_parameters["rope_theta"]}
+    if family.windows == "switched":  # their configuration has applied the switch already
+        values |= {"sliding_window": type(theirs).sliding_window, "layer_types": None}
+    derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128}
+    for name, value in family.defaults.items():
+        assert (values.get(name) or derived.get(name)) == (value or derived.get(name)), name
+
+
+def test_every_family_has_a_builder():
+    assert BUILDERS.keys() == FAMILIES.keys()
+
+
+def test_a_null_is_no_absence(tmp_path):
+    mistral = {**VARIANTS["mistral_window"], "num_key_value_heads": None, "sliding_window": None, "head_dim": None}
+    config = read(tmp_path, mistral)
+    assert (config.num_kv_heads, config.head_dim, config.sliding_window) == (4, 16, None)
+    for name in ("rms_norm_eps", "max_position_embeddings", "hidden_act", "is_causal", "vocab_size", "rope_theta"):
+        with pytest.raises(ModelError, match=rf"{name} must .* but is None"):
+            read(tmp_path, {**LLAMA, name: None})
+    with pytest.raises(ModelError, match="head_dim must"):
+        read(tmp_path, {**VARIANTS["qwen3"], "head_dim": None})
+
+
+def test_rope_scaling_hides_rope_parameters(tmp_path):
+    """Users add the first to files in which transformers 5 wrote the second."""
+    new = {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}
+    base = {name: value for name, value in LLAMA.items() if name != "rope_theta"} | new
+    both = read(tmp_path, {**base, "rope_scaling": YARN})
+    assert (both.rope.type, both.rope.theta, both.max_position_embeddings) == ("yarn", 1e4, 512)
+    assert "10000 and not 500000" in both.notes[0]
+    for rope_theta in ({"rope_theta": 5e5}, {"rope_scaling": {**YARN, "rope_theta": 5e5}}):
+        config = read(tmp_path, {**base, "rope_scaling": YARN, **rope_theta})
+        assert (config.rope.type, config.rope.theta, config.notes) == ("yarn", 5e5, ())
+    assert read(tmp_path, {**base, "rope_scaling": {}}).rope == RopeConfig(theta=5e5)
+    hidden = read(tmp_path, {**LLAMA, "rope_theta": 77.0, **new})
+    assert (hidden.rope.theta, hidden.notes) == (5e5, ())
+
+
+def test_an_original_context_beside_the_dictionary_counts_more(tmp_path):
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    for scaling, name in ((YARN, "rope_scaling"), ({**llama3, "original_max_position_embeddings": 99}, "rope_scaling")):
+        config = read(tmp_path, {**LLAMA, name: scaling, "original_max_position_embeddings": 64})
+        assert config.rope.original_max_position_embeddings == 64
+    assert read(tmp_path, {**LLAMA, "rope_scaling": llama3}).rope.original_max_position_embeddings == 512
+    linear = {"rope_scaling": {"type": "linear", "factor": 2.0}, "original_max_position_embeddings": 64}
+    assert read(tmp_path, {**LLAMA, **linear}).rope == RopeConfig(type="linear", factor=2.0)
+
+
+def test_scales_of_yarn(tmp_path):
+    def rope(**fields: Any) -> RopeConfig:
+        return read(tmp_path, {**LLAMA, "rope_scaling": {**YARN, **fields}}).rope
+
+    assert rope(mscale=2.0).attention_factor is None
+    both = {"mscale": 2.0, "mscale_all_dim": 0.5}
+    assert rope(**both).attention_factor == pytest.approx((0.2 * math.log(4) + 1) / (0.05 * math.log(4) + 1))
+    assert rope(**both, attention_factor=1.5).attention_factor == 1.5
+    assert (rope(finetuned=True).truncate, rope(truncate=False).truncate) == (True, False)
+
+
+def test_other_names_of_architectures_and_of_fields(tmp_path):
+    for name in ("LlamaModel", "LLaMAForCausalLM"):
+        assert read(tmp_path, {**LLAMA, "architectures": [name]}) == read(tmp_path, LLAMA)
+    assert read(tmp_path, {**VARIANTS["mixtral"], "num_experts": 3}).num_experts == 3
+
+
+def test_fields_without_effect_are_no_reason(tmp_path):
+    """Of files that people publish."""
+    silent: dict[str, Any] = {
+        "_name_or_path": "x",
+        "attention_dropout": 0.1,
+        "auto_map": {"AutoConfig": "x"},
+        "is_llama_config": True,
+        "max_sequence_length": 2048,
+        "output_router_logits": True,
+        "pretraining_tp": 2,
+        "rope_interleaved": False,
+        "transformers.js_config": {"dtype": "q4"},
+        "transformers_version": "4.31.0",
+        "unsloth_fixed": True,
+        "use_cache": True,
+        "use_mrope": False,
+        "residual_multiplier": None,
+    }
+    assert read(tmp_path, {**LLAMA, **silent}) == read(tmp_path, LLAMA)
 
 
 @pytest.mark.parametrize(
     ("rope", "context_len"),
     [
         ({"type": "linear", "factor": 4.0}, 2048),
-        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}, 512),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 512),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, 512),
     ],
@@ -67,14 +181,23 @@ def test_context_length_counts_rope_scaling(tmp_path, rope, context_len):
 
 
 def test_windows_of_mistral_and_qwen(tmp_path):
-    assert read(tmp_path, {**LLAMA, "sliding_window": 32}).layer_windows == (32, 32)
-    qwen = {**LLAMA, "sliding_window": 32, "max_window_layers": 1}
-    assert read(tmp_path, qwen).layer_windows == (None, None)
+    mistral = {**VARIANTS["mistral_window"], "use_sliding_window": False}
+    assert read(tmp_path, mistral).layer_windows == (32, 32)  # the switch is Qwen's
+    assert "no such switch" in read(tmp_path, mistral).notes[0]
+    qwen = {**QWEN, "sliding_window": 32, "max_window_layers": 1}
     assert read(tmp_path, {**qwen, "use_sliding_window": False}).layer_windows == (None, None)
+    without_switch = {name: value for name, value in qwen.items() if name != "use_sliding_window"}
+    assert read(tmp_path, without_switch).layer_windows == (None, None)
     switched = read(tmp_path, {**qwen, "use_sliding_window": True})
     assert (switched.layer_windows, switched.sliding_window) == ((None, 32), 32)
     named = {**qwen, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
     assert read(tmp_path, named).layer_windows == (32, None)
+
+
+def test_llama_has_no_window(tmp_path):
+    config = read(tmp_path, {**LLAMA, "sliding_window": 32})
+    assert (config.layer_windows, len(config.notes)) == ((None, None), 1)
+    assert not read(tmp_path, {**LLAMA, "sliding_window": 32, "use_sliding_window": False}).notes
 
 
 def test_end_tokens_of_both_files_count(tmp_path):
@@ -91,7 +214,15 @@ def test_kv_bytes(tmp_path):
     [
         ({"architectures": None}, "architectures"),
         ({"architectures": ["A", "B"]}, "architectures"),
+        ({"architectures": ["MambaForCausalLM"], "hidden_size": None}, r"one of .*LlamaForCausalLM.* names 'Mamba"),
         ({"hidden_size": None}, "hidden_size must be an integer"),
+        ({"model_type": "mistral"}, "model_type must be llama"),
+        ({"is_causal": False}, "is_causal must be true"),
+        ({"residual_multiplier": 0.22}, r"no field 'residual_multiplier'.* 0\.22"),
+        ({"attn_logit_softcapping": 5.0}, "attn_logit_softcapping"),
+        ({"no_rope_layers": [1] * 9000}, "no_rope_layers"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"num_local_experts": 4}, "num_local_experts"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"vocab_size": 0}, "vocab_size"),
@@ -107,14 +238,11 @@ def test_kv_bytes(tmp_path):
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope"),
         ({"rope_scaling": {"type": "linear"}}, "factor"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor must be at least 1"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1.0}}, "mscale"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0}}, "low_freq_factor"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "extrapolation_factor": 1.0}}, "extrapolation_factor"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "high_freq_factor": 4.0}}, "low_freq_factor"),
         ({"rope_scaling": [1]}, "rope_scaling must be an object"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "full_attention"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"sliding_window": -1}, "sliding_window"),
-        ({"sliding_window": 8, "use_sliding_window": True}, "max_window_layers"),
-        ({"sliding_window": 8, "layer_types": ["full_attention"]}, "layer_types"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"eos_token_id": [1] * 2000}, "eos_token_id"),
@@ -125,6 +253,20 @@ def test_what_is_wrong_or_unsupported_is_refused_by_name(tmp_path, change, named
         read(tmp_path, {**LLAMA, **change})
     assert str(tmp_path) not in str(error.value)
     assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"sliding_window": -1}, "sliding_window"),
+        ({"max_window_layers": None}, "max_window_layers"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"use_sliding_window": False, "layer_types": ["sliding_attention"] * 2}, "layer_types"),
+    ],
+)
+def test_windows_that_are_wrong_are_refused(tmp_path, change, named):
+    with pytest.raises(ModelError, match=named):
+        read(tmp_path, {**VARIANTS["qwen2_window"], **change})
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000])

@@ -212,7 +212,7 @@ def test_what_was_converted_converts_again(tmp_path):
 def test_tensors_that_no_model_needs_are_left_out(tmp_path):
     source = write(tmp_path / "source", "llama_tied")
     tensors = load_file(source / "model.safetensors")
-    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, source / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]}, source / "model.safetensors")
     num_bytes = convert(source, tmp_path / "made")
     assert num_bytes == sum(tensor.nbytes for tensor in tensors.values())
     with open_checkpoint(tmp_path / "made") as checkpoint:

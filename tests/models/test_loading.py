@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,9 +11,10 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from jsg.errors import ModelError
-from jsg.models import config as model_config
 from jsg.models.config import ModelConfig
+from jsg.models.convert import convert
 from jsg.models.decoder import Decoder
+from jsg.models.families import FAMILIES
 from jsg.models.loading import abstract_model, load_model, resolve_dtype
 from jsg.models.registry import BUILDERS, build_model
 from tests.golden.variants import VARIANTS, random_tensors, tensor_shapes, write_checkpoint
@@ -92,7 +94,7 @@ def test_every_stored_type_is_cast_to_the_asked_one(tmp_path, stored):
 def test_known_superfluous_tensors_are_ignored(tmp_path):
     tensors = checkpoint(tmp_path, "llama_tied")
     plain = load(tmp_path)
-    extra = {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}
+    extra = {"lm_head.weight": tensors["model.embed_tokens.weight"]}
     extra["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(8, np.float32)
     save_file({**tensors, **extra}, tmp_path / "model.safetensors")
     assert_same(plain, load(tmp_path))
@@ -225,14 +227,32 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path):
         load(tmp_path)
 
 
-def test_a_family_is_one_name_and_one_registry_line(tmp_path, monkeypatch):
-    assert tuple(BUILDERS) == model_config.TEXT_ARCHITECTURES
+def test_a_family_is_a_record_and_a_builder(tmp_path, monkeypatch):
     checkpoint(tmp_path, "llama_mha")
     text = (tmp_path / "config.json").read_text().replace("LlamaForCausalLM", "NewForCausalLM")
     (tmp_path / "config.json").write_text(text)
-    monkeypatch.setattr(model_config, "TEXT_ARCHITECTURES", ("NewForCausalLM",))
+    new = dataclasses.replace(FAMILIES["LlamaForCausalLM"], architecture="NewForCausalLM")
+    monkeypatch.setitem(FAMILIES, "NewForCausalLM", new)
     monkeypatch.setitem(BUILDERS, "NewForCausalLM", lambda config, dtype: Decoder(config, dtype))
     assert isinstance(load(tmp_path), Decoder)
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_a_head_that_differs_from_the_embedding_is_not_tied(tmp_path, caplog, is_equal):
+    """The two differ in the last number, so that all of them are compared."""
+    tensors = random_tensors("llama_tied", seed=1)
+    head = tensors["model.embed_tokens.weight"].copy()
+    head[-1, -1] += 0 if is_equal else 0.25
+    write_checkpoint(tmp_path, "llama_tied", {**tensors, "lm_head.weight": head})
+    for kind in ("safetensors", "orbax"):
+        directory = tmp_path if kind == "safetensors" else tmp_path / "made"
+        if kind == "orbax":
+            convert(tmp_path, directory)
+        model = load(directory)
+        assert (model.head is None) == is_equal
+        assert is_equal or np.array_equal(model.head[...], head.T)
+    assert ("which is used" in caplog.text) != is_equal
+    assert len(caplog.records) == (0 if is_equal else 3)
 
 
 def test_zeros_without_eval_shape(tmp_path):

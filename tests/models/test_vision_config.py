@@ -117,10 +117,12 @@ def test_tokens_of_the_whole_come_before_those_of_the_text_half(tmp_path):
     assert read(tmp_path, {**half, "eos_token_id": [5, 6]}).eos_token_ids == (5, 6, 9)
 
 
-def test_what_the_text_half_says_of_ties_comes_before_what_the_whole_says(tmp_path):
-    assert read(tmp_path, {**LLAVA_1_5, "tie_word_embeddings": True}).tie_word_embeddings
-    both = changed(LLAVA_1_5, {"tie_word_embeddings": True, "text_config.tie_word_embeddings": False})
-    assert not read(tmp_path, both).tie_word_embeddings
+@pytest.mark.parametrize(("whole", "half", "is_tied"), [(1, 0, True), (0, 1, True), (1, None, True), (0, 0, False)])
+def test_either_half_may_tie_the_head(tmp_path, whole, half, is_tied):
+    """As in transformers. What the checkpoint holds counts more: see `with_own_head`."""
+    text = LLAVA_1_5["text_config"] | ({} if half is None else {"tie_word_embeddings": bool(half)})
+    file = {**LLAVA_1_5, "tie_word_embeddings": bool(whole), "text_config": text}
+    assert read(tmp_path, file).tie_word_embeddings == is_tied
 
 
 def test_llava_next_and_video(tmp_path):
@@ -141,7 +143,7 @@ def test_feature_layers_and_the_class_token(tmp_path):
 
 
 def test_a_text_model_has_no_tower(tmp_path):
-    assert read(tmp_path, {**LLAVA_1_5["text_config"], **LLAVA_1_5["vision_config"]}).vision is None
+    assert read(tmp_path, LLAVA_1_5["text_config"] | {"architectures": ["LlamaForCausalLM"]}).vision is None
 
 
 @pytest.mark.parametrize(
@@ -158,6 +160,10 @@ def test_a_text_model_has_no_tower(tmp_path):
         ({"vision_config": 3}, "vision_config must be an object"),
         ({"vision_config.model_type": "siglip_vision_model"}, "siglip_vision_model"),
         ({"vision_config.num_channels": 1}, "num_channels"),
+        ({"vision_config.rope_theta": 1e4}, "vision_config: a tower of CLIP has no field 'rope_theta'"),
+        ({"text_config.residual_multiplier": 0.2}, "text_config: LlamaForCausalLM has no field"),
+        ({"spatial_merge_size": 2}, "ForConditionalGeneration has no field 'spatial_merge_size'"),
+        ({"is_causal": False}, "is_causal must be true"),
         ({"vision_config.image_size": 10**6}, "image_size"),
         ({"vision_config.image_size": [28, 28]}, "image_size"),
         ({"vision_config.patch_size": 0}, "patch_size"),

@@ -47,14 +47,15 @@ def _ihdr(width: int, height: int) -> tuple[bytes, bytes]:
 
 
 RGB = pillow.fromarray(_pixels())
+RGBA = pillow.fromarray(np.dstack([_pixels(), np.arange(40, dtype=np.uint8).reshape(5, 8) * 6]))
 FILES = {
     "WEBP": _file(RGB, "WEBP"),
     "PNG": _file(RGB, "PNG"),
     "PNG, palette": _file(RGB.quantize(16), "PNG"),
     "PNG, transparent colour": _file(RGB.quantize(16), "PNG", transparency=3),
     "PNG, transparent colours": _file(RGB.quantize(16), "PNG", transparency=bytes(range(16))),
-    "PNG, alpha": _file(RGB.convert("RGBA"), "PNG"),
-    "PNG, grey and alpha": _file(RGB.convert("LA"), "PNG"),
+    "PNG, alpha": _file(RGBA, "PNG"),
+    "PNG, grey and alpha": _file(RGBA.convert("LA"), "PNG"),
     "PNG, 1 bit": _file(RGB.convert("1"), "PNG"),
     "JPEG": _file(RGB, "JPEG"),
     "JPEG, grey": _file(RGB.convert("L"), "JPEG"),
@@ -62,7 +63,7 @@ FILES = {
     "JPEG, progressive": _file(RGB, "JPEG", progressive=True),
     "JPEG of several pictures": _file(RGB, "MPO", save_all=True, append_images=[RGB]),
     "WebP, lossless": _file(RGB, "WEBP", lossless=True),
-    "WebP, alpha": _file(RGB.convert("RGBA"), "WEBP"),
+    "WebP, alpha": _file(RGBA, "WEBP", lossless=True, exact=True),
     "WebP, frames": _file(RGB, "WEBP", save_all=True, append_images=[RGB.rotate(180)]),
     "GIF": _file(RGB.quantize(16), "GIF"),
     "GIF, frames": _file(RGB.quantize(16), "GIF", save_all=True, append_images=[RGB.rotate(180).quantize(16)]),
@@ -74,16 +75,41 @@ FILES = {
 def test_a_picture_is_what_pillow_makes_of_it(kind):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's, that transparency is dropped
-        expected = np.asarray(pillow.open(io.BytesIO(FILES[kind])).convert("RGB"))
+        image = pillow.open(io.BytesIO(FILES[kind]))
+        colours, alpha = image.convert("RGB"), image.convert("RGBA").getchannel("A")
+    white = np.asarray(alpha)[..., None] / 255 * np.asarray(colours) + (255 - np.asarray(alpha)[..., None])
+    expected = np.rint(white).astype(np.uint8)
     pixels = _decode(FILES[kind])
     assert pixels.dtype == np.uint8 and pixels.flags.c_contiguous
-    np.testing.assert_array_equal(pixels, expected)
+    assert np.abs(pixels.astype(int) - expected).max() <= ("alpha" in kind or "colours" in kind)  # a rounding
+    assert ("alpha" in kind or "transparent" in kind) == (np.asarray(colours) != pixels).any()
 
 
 def test_16_bit_grey_keeps_its_shades():
     shades = np.arange(40, dtype=np.uint16).reshape(5, 8) * 1600
     expected = (shades >> 8).astype(np.uint8)[..., None].repeat(3, axis=-1)
     np.testing.assert_array_equal(_decode(_file(pillow.fromarray(shades), "PNG")), expected)
+
+
+def test_a_transparent_16_bit_grey_is_white():
+    lines = b"".join(b"\0" + struct.pack(">3H", 0, 256, 40000) for _ in range(2))
+    data = _png(
+        (b"IHDR", struct.pack(">IIBBBBB", 3, 2, 16, 0, 0, 0, 0)),
+        (b"tRNS", struct.pack(">H", 256)),
+        (b"IDAT", zlib.compress(lines)),
+        (b"IEND", b""),
+    )
+    np.testing.assert_array_equal(_decode(data), [[[0] * 3, [255] * 3, [156] * 3]] * 2)
+
+
+def test_black_on_transparent_is_black_on_white():
+    """As screenshots of formulas and logos are saved; the colour of what is transparent is black, too."""
+    image = pillow.new("RGBA", (4, 3), (0, 0, 0, 0))
+    image.paste((0, 0, 0, 255), (1, 1, 3, 2))
+    expected = np.full((3, 4, 3), 255)
+    expected[1, 1:3] = 0
+    for format, options in (("PNG", {}), ("WEBP", {"lossless": True, "exact": True}), ("GIF", {})):
+        np.testing.assert_array_equal(_decode(_file(image, format, **options)), expected)
 
 
 def test_16_bit_colours_keep_their_high_byte():
@@ -212,7 +238,7 @@ def test_a_decoder_gets_no_more_than_what_makes_the_pixels():
     profile, comment = _segment(0xE2, b"ICC_PROFILE\0\1\1" + bytes(40)), _segment(0xFE, b"\xff" * 60_000)
     header = read_header(_with_parts("JPEG", *exif, b"\xff" * 9, profile, comment) + b"a film")
     assert header.shown == FILES["JPEG"] and header.orientation == 6
-    png = _png((b"eXIf", _exif(5)[6:]), (b"tEXt", b"a\0b"), (b"eXIf", _exif(3)[6:]), (b"tRNS", bytes(6)))[8:]
+    png = _png((b"eXIf", _exif(5)[6:]), (b"tEXt", b"a\0b"), (b"eXIf", _exif(3)[6:]), (b"iCCP", bytes(6)))[8:]
     header = read_header(_with_parts("PNG", png))
     assert header.shown == FILES["PNG"] and header.orientation == 5
     assert read_header(_with_parts("GIF", b"!\xfe\3abc\2de\0")).shown == FILES["GIF"]

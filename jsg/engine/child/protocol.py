@@ -146,8 +146,8 @@ class ModelInfo:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Tokens of a prompt, at most. It leaves room for the one token that every request costs."""
-        return self.max_request_tokens - 1
+        """Tokens of a prompt, at most. It leaves room for the one token that an answer has at least."""
+        return self.max_request_tokens - (self.embedder is None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

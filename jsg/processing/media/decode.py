@@ -23,8 +23,8 @@ _TURNS = {
 def decode_image(data: bytes, budget: MediaBudget) -> np.ndarray:
     """Decodes a PNG, JPEG or WebP, or the first frame of a GIF, in the calling thread.
 
-    The result is what Hugging Face's `load_image` gives: turned as EXIF says, then converted to RGB by Pillow, which
-    drops transparency. Unlike Pillow, which makes nearly all shades of 16-bit grey white, this keeps them.
+    The result is what Hugging Face's processors make of a file: turned as EXIF says, and laid on white where it is
+    transparent. Unlike Pillow, which makes nearly all shades of 16-bit grey white, this keeps them.
 
     Args:
         data: A file. Its bytes decide its type.
@@ -56,8 +56,23 @@ def _decode(declared: Declared) -> np.ndarray:
             if image.size != (declared.width, declared.height):
                 raise ValueError("two headers that differ")
             image.load()
-            if image.mode.startswith("I"):  # 16-bit grey: the high byte, as Pillow takes of 16-bit colours
-                image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-            return np.asarray(image.convert("RGB"))
+            if image.mode.startswith("I"):
+                return _of_grey(np.asarray(image), image.info.get("transparency"))
+            return np.asarray(_on_white(image).convert("RGB"))
     except Exception:  # on damaged bytes Pillow raises of nearly every kind
         raise damaged(declared.format) from None
+
+
+def _on_white(image: pillow.Image) -> pillow.Image:
+    """The picture as it looks on a white page. Else the colour of what is transparent would show, often black."""
+    if "A" not in image.getbands() and image.info.get("transparency") is None:
+        return image
+    return pillow.alpha_composite(pillow.new("RGBA", image.size, (255, 255, 255, 255)), image.convert("RGBA"))
+
+
+def _of_grey(shades: np.ndarray, transparent: object) -> np.ndarray:
+    """Uint8 [height, width, 3] of 16-bit grey: the high byte, as Pillow takes of 16-bit colours."""
+    grey = (shades >> 8).astype(np.uint8)
+    if isinstance(transparent, int):
+        grey[shades == transparent] = 255
+    return grey[..., None].repeat(3, axis=-1)

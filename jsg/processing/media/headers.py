@@ -25,7 +25,7 @@ none, and each costs us and the decoder some microseconds."""
 MAX_EXIF_TAGS = 1000
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_SHOWN_PNG_CHUNKS = (b"IHDR", b"PLTE", b"IDAT", b"IEND")  # not tRNS: transparency is dropped anyway
+_SHOWN_PNG_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # 00 is data, FF fills, D0–D7 restart
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SHOWN_JPEG_SEGMENTS = _JPEG_FRAMES | {0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0xEE}  # tables, restarts, the kind of colours

@@ -19,7 +19,7 @@ class MediaLimits:
     """What one request may bring.
 
     Pictures are decoded one after another. Meanwhile Pillow 13 takes about 22 bytes a pixel for WebP, 10 for PNG, 9 for
-    JPEG and 6 for GIF. Frames are kept in 3 bytes a pixel until all of them are decoded.
+    JPEG and 6 for GIF, and 2 more for what is transparent. Frames are kept in 3 bytes a pixel until all are decoded.
 
     Attributes:
         max_images: Pictures.

@@ -13,6 +13,7 @@ import jsg
 from jsg.errors import ModelError, RequestError
 from jsg.models.config import ModelConfig
 from jsg.models.embedder import read_embedder
+from jsg.models.loading import load_model
 from jsg.processing.vectors import check_dimensions
 from tests.engine.late import late_programs
 from tests.golden.embedding import CONFIG, TEXTS, write_embedding_model, write_pooling
@@ -61,6 +62,37 @@ def test_neither_the_batch_nor_the_cache_changes_a_bit(engine: jsg.Engine) -> No
     assert [result["meta_info"]["cached_tokens"] for result in again] == [length - 1 for length in lens]
 
 
+def test_a_text_may_fill_the_context(engine: jsg.Engine) -> None:
+    """The last token counts, so its position is there; in a pool that is no larger, too."""
+    ids = [token % 250 for token in range(512)]
+    whole = np.array(engine.encode(input_ids=ids)["embedding"])
+    assert (np.array(engine.encode(input_ids=ids)["embedding"]) == whole).all()
+    assert np.abs(np.array(engine.encode(input_ids=ids[:-1])["embedding"]) - whole).max() > 0.01
+    with pytest.raises(RequestError, match="at most 512, but got 513"):
+        engine.encode(input_ids=[*ids, 1])
+
+
+def test_what_sentence_transformers_saves(directory: Path, tmp_path: Path, compile_cache_dir: str) -> None:
+    """Version 6 names the class without a head, other modules, and the pooling in one word."""
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    file = CONFIG | {
+        "architectures": ["Qwen3Model"],
+        "layer_types": ["full_attention"] * 2,
+        "use_sliding_window": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(file | {"tie_word_embeddings": False}))
+    parts = ("base.modules.transformer.Transformer", "sentence_transformer.modules.pooling.Pooling")
+    modules = [{"type": f"sentence_transformers.{part}", "path": ("", "1_Pooling")[i]} for i, part in enumerate(parts)]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken", "embedding_dimension": 64}')
+    with late_programs(), jsg.Engine(str(tmp_path), compilation_cache_dir=compile_cache_dir, **KNOBS) as made:
+        vector = vectors(made, TEXTS[:1])[0]
+    with np.load(DATA / f"{EMBEDDING}.npz") as golden:
+        assert np.abs(vector / np.linalg.norm(vector) - golden["whole"][0]).max() < MAX_DIFFERENCE
+    with pytest.raises(ModelError, match="can embed"):
+        load_model(tmp_path, ModelConfig.from_directory(tmp_path))
+
+
 def test_each_kind_of_model_refuses_the_other_task(engine: jsg.Engine) -> None:
     with pytest.raises(RequestError, match="embeds texts and generates none"):
         engine.generate("a", {"max_new_tokens": 1})
@@ -71,7 +103,7 @@ def test_each_kind_of_model_refuses_the_other_task(engine: jsg.Engine) -> None:
 @pytest.mark.parametrize(
     ("changes", "task", "said"),
     [
-        ({"is_causal": False}, "auto", "is_causal false"),
+        ({"is_causal": False}, "auto", "is_causal must be true"),
         ({"matryoshka_dimensions": [32, 65]}, "auto", "from 1 to 64"),
         ({"modules": ["Transformer", "Pooling", "Dense"]}, "auto", "'Dense'"),
         ({"pooling": "mean_tokens"}, "auto", "lasttoken, but is ['mean_tokens']"),

@@ -1,0 +1,93 @@
+"""What files mean, beside transformers' own configuration classes, which need no PyTorch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from jsg.errors import ModelError
+from jsg.models.config import ModelConfig
+from jsg.models.families import FAMILIES
+from tests.golden.variants import LLAMA
+from tests.models.test_config import read
+
+GONE = "absent"
+ROPES = [
+    {},
+    {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+    {"rope_type": "yarn", "type": "linear", "factor": 2, "attention_factor": None, "truncate": False},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4, "rope_theta": 7e5},
+    {"rope_type": "default", "rope_theta": 5e4},
+    {"type": "linear", "factor": 2.0},
+    {"factor": 2.0},
+]
+FIELDS: dict[str, list[Any]] = {
+    "num_key_value_heads": [2, 4, None],
+    "head_dim": [24, None],
+    "max_position_embeddings": [300],
+    "rms_norm_eps": [1e-4],
+    "rope_theta": [333.0, 10**6],
+    "original_max_position_embeddings": [64],
+    "sliding_window": [None, 7],
+    "use_sliding_window": [True, False],
+    "max_window_layers": [0, 1, 9],
+    "layer_types": [None, ["full_attention"] * 2, ["sliding_attention", "full_attention"]],
+    "tie_word_embeddings": [True, False],
+    "rope_scaling": [None, *ROPES],
+    "rope_parameters": [None, *ROPES],
+    "num_experts": [3],
+    "num_local_experts": [4],
+    "is_causal": [True, False],
+}
+
+
+@pytest.mark.slow
+@hypothesis.settings(max_examples=300, suppress_health_check=list(hypothesis.HealthCheck), deadline=None)
+@hypothesis.given(
+    architecture=st.sampled_from(sorted(FAMILIES)),
+    fields=st.fixed_dictionaries({name: st.sampled_from([GONE, GONE, *values]) for name, values in FIELDS.items()}),
+)
+def test_a_file_means_what_it_means_in_transformers_or_is_refused(
+    tmp_path: Path, architecture: str, fields: dict[str, Any]
+):
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    said = {name: value for name, value in fields.items() if value != GONE}
+    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    model_type = FAMILIES[architecture].model_type
+    file = {name: LLAMA[name] for name in kept} | {"architectures": [architecture], "model_type": model_type} | said
+    try:
+        ours = read(tmp_path, file)
+    except ModelError:
+        return
+    try:
+        theirs = AutoConfig.for_model(**json.loads(json.dumps(file)))
+        theirs.standardize_rope_params()
+    except (KeyError, TypeError, ValueError, StrictDataclassError):  # nothing to compare with
+        return
+    rope = theirs.rope_parameters
+    assert (ours.rope.type, ours.rope.theta) == (rope["rope_type"], rope["rope_theta"])
+    if ours.rope.type != "default":
+        assert ours.rope.factor == rope["factor"]
+    if ours.rope.type in ("yarn", "llama3"):
+        assert ours.rope.original_max_position_embeddings == rope["original_max_position_embeddings"]
+        assert ours.rope.truncate == rope.get("truncate", True)
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
+    assert (ours.rms_norm_eps, ours.tie_word_embeddings) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
+    assert ours.num_experts == getattr(theirs, "num_local_experts", 0)
+    assert ours.layer_windows == windows(theirs, ours)
+
+
+def windows(theirs: Any, ours: ModelConfig) -> tuple[int | None, ...]:
+    """Those of each layer, as the models of these families take them from a configuration."""
+    match theirs.model_type:
+        case "llama":
+            return (None,) * ours.num_layers
+        case "mistral" | "mixtral":
+            return (theirs.sliding_window,) * ours.num_layers
+    return tuple(theirs.sliding_window if kind == "sliding_attention" else None for kind in theirs.layer_types)
