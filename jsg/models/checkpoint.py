@@ -18,7 +18,7 @@ import numpy as np
 from jsg.errors import ModelError
 from jsg.fields import read_json
 from jsg.models import orbax_checkpoint
-from jsg.models.forms import INDEX_FILE, SINGLE_FILE, WEIGHT_NAMES, weights_form
+from jsg.models.forms import INDEX_FILE, SINGLE_FILE, has_weights, weights_form
 
 MAX_FILES = 1000
 DTYPES = ("F32", "F16", "BF16")
@@ -165,7 +165,7 @@ class SafeTensor:
 
 def has_checkpoint(directory: Path) -> bool:
     """Whether a directory has weights of either kind."""
-    return not WEIGHT_NAMES.isdisjoint(path.name for path in directory.iterdir())
+    return has_weights(path.name for path in directory.iterdir())
 
 
 @contextlib.contextmanager

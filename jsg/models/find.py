@@ -16,16 +16,17 @@ def find_model(config: EngineConfig) -> Path:
 
     Raises:
         ModelError: There is no such model, or it cannot be served. What is wrong with it is judged in this order: its
-            architecture, how its numbers are stored, the form of its weights, and then the other fields.
+            architecture, how its numbers are stored, its other fields, and then the form of its weights.
         ConfigError: Its experts cannot be shared out over `--ep-size` groups.
     """
 
     def judge(directory: Path, files: Sequence[str]) -> None:
-        has_weights = config.load_format == "dummy"
-        if not has_weights and not ("config.json" in files and "architectures" in read_json(directory / "config.json")):
+        needs_weights = config.load_format != "dummy"
+        names_family = "config.json" in files and "architectures" in read_json(directory / "config.json")
+        if needs_weights and not names_family:
             weights_form(files, config.load_format)  # a better reason than what config.json lacks
         model = ModelConfig.from_directory(directory)
-        if not has_weights:
+        if needs_weights:
             weights_form(files, config.load_format)
         read_embedder(directory, config.task, model.over_devices(config.tp_size, config.ep_size))
 

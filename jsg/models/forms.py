@@ -12,7 +12,6 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 ORBAX_MANIFEST = "orbax.json"
 ORBAX_FOLDER = "orbax"
-WEIGHT_NAMES = frozenset((SINGLE_FILE, INDEX_FILE, ORBAX_MANIFEST, ORBAX_FOLDER))
 _WANTED = {"safetensors": f"{SINGLE_FILE} or {INDEX_FILE}", "orbax": ORBAX_MANIFEST}
 _FOREIGN: Mapping[tuple[str, ...], str] = {
     ("adapter_config.json", "adapter_model.*"): (
@@ -45,6 +44,11 @@ _SECTIONS = ("quantization_config", "compression_config", "quantization")
 _FILES = {"hf_quant_config.json": "quantization", "quantize_config.json": "bits", "quant_config.json": "w_bit"}
 """Files of ModelOpt, and of old versions of AutoGPTQ and AutoAWQ → the field in them that says so."""
 _METHODS = ("quant_method", "quant_algo", "quantization_method", "mode")
+
+
+def has_weights(files: Iterable[str]) -> bool:
+    """Whether there is a checkpoint of either form among these names."""
+    return not {SINGLE_FILE, INDEX_FILE, ORBAX_MANIFEST, ORBAX_FOLDER}.isdisjoint(files)
 
 
 def weights_form(files: Iterable[str], load_format: str = "auto") -> Literal["safetensors", "orbax"]:
