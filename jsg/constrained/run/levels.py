@@ -98,7 +98,7 @@ def may_finish(t: StaticTables, loop: int, count: int, mask: int) -> bool:
     return count >= t.loops[loop, MIN] and mask & required == required
 
 
-@inlined
+@inner
 def next_flags(t: StaticTables, m: Memory, loop: int, count: int, mask: int) -> int:
     """The flags for the next item of a loop after `count` items; -1 if no further item may come.
 
@@ -118,7 +118,7 @@ def next_flags(t: StaticTables, m: Memory, loop: int, count: int, mask: int) -> 
     return MISSING_ONLY if missing == left else 0
 
 
-@inlined
+@inner
 def next_item(t: StaticTables, m: Memory, frame: int, branch: int) -> int:
     """The flags for the item of a loop behind an item that ends; -1 if none may come.
 
@@ -142,7 +142,7 @@ def next_item(t: StaticTables, m: Memory, frame: int, branch: int) -> int:
     return next_flags(t, m, loop, count, mask)
 
 
-@inlined
+@inner
 def turn(t: StaticTables, m: Memory, size: int, frame: int, branch: int) -> int:
     """Adds the heads that may come after an item of a loop has ended. Returns the size of the work, or STOPPED."""
     loop, mask = m.frames[frame, FRAME_LOOP], m.frames[frame, MASK]
@@ -204,7 +204,7 @@ def finished_state(t: StaticTables, m: Memory, found: int) -> int:
     return make_state(t, m, size) if size > 0 else -1
 
 
-@inlined
+@inner
 def add_ended(m: Memory, size: int, slot: int, state: int, frame: int) -> int:
     """Adds a head behind a group's level, and notes it in a row of `ended` if there is room."""
     number = m.ended[slot, 4]
@@ -302,7 +302,7 @@ def end_level(t: StaticTables, m: Memory, size: int, state: int, frame: int) -> 
     return size
 
 
-@inlined
+@inner
 def is_tail_call(t: StaticTables, m: Memory, action: int) -> bool:
     """Whether an action calls a rule behind which nothing but the end of its caller comes."""
     back = m.actions[action + 2]

@@ -189,7 +189,7 @@ def gather_loop(t: StaticTables, m: Memory, loop: int, mask: int, flags: int, si
     return size
 
 
-@inlined
+@inner
 def state_in_loop(t: StaticTables, m: Memory, loop: int, mask: int, flags: int) -> int:
     """The state in which the next item of a loop begins or, with WITH_SEPARATOR, the separator before it.
 
@@ -371,7 +371,7 @@ def frame_slot(m: Memory, parent: int, back: int, loop: int, count: int, mask: i
     return slot
 
 
-@inlined
+@inner
 def make_frame(m: Memory, parent: int, back: int, loop: int, count: int, mask: int, sibling: int) -> int:
     """The number of the frame; TOO_DEEP if the stack would exceed its limit, or STOPPED."""
     depth = 1 if parent < 0 else m.frames[parent, DEPTH] + 1

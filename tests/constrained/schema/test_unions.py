@@ -110,17 +110,19 @@ class Union:
 
 
 def _check(form: Form, seed: int, num_walked: int = 3) -> None:
-    """Reads a value of each alternative, and each with the kind of another, byte by byte and some of them by tokens."""
+    """Reads a value of each alternative, some of them by tokens too, and some with the kind of another alternative."""
     union = Union(form, seed)
     spec = GrammarSpec("json_schema", json.dumps(union.schema), property_order=form.order)
     machine, validator = Machine(compile_tables(spec)), jsonschema.Draft202012Validator(union.schema)
-    for number, value in enumerate(union.values):
+    for value in union.values:
         assert accepts(machine, json.dumps(value)), (form, seed, value)
-        other = value | {"kind": f"k{(number + 1) % form.num_kinds}"}
+    chance = random.Random(seed)
+    for number in chance.sample(range(form.num_kinds), 15):
+        other = union.values[number] | {"kind": f"k{(number + 1) % form.num_kinds}"}
         assert accepts(machine, json.dumps(other)) == validator.is_valid(other), (form, seed, other)
     vocabulary = odd_vocabulary()
     grammar, mask = compile_grammar(spec, vocabulary), np.zeros(vocabulary.num_words, np.uint32)
-    for value in [union.values[-1], *random.Random(seed).sample(union.values, num_walked - 1)]:
+    for value in [union.values[-1], *chance.sample(union.values, num_walked - 1)]:
         masker = grammar.new_masker()
         for token in tokenize(vocabulary, json.dumps(value).encode()):
             masker.fill_mask(mask)
@@ -170,5 +172,5 @@ def test_every_alternative_of_a_union_can_be_written(form: Form):
 def test_every_alternative_of_many_unions_can_be_written(
     tag: Tag, depth: int, is_recursive: bool, order: PropertyOrder
 ):
-    for seed, num_kinds in enumerate([20, 33, 70, 200][: 4 - depth]):
+    for seed, num_kinds in enumerate([[20, 70, 200], [40], [20]][depth]):
         _check(Form(num_kinds, tag, depth, is_recursive, order, ["anyOf", "oneOf"][seed % 2]), seed)
