@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 from decimal import Decimal
 from typing import Any
 
@@ -307,6 +308,32 @@ class TestStrings:
         schema = {"type": "string", "pattern": "^(ab|c)*$", "minLength": 2, "maxLength": 3}
         values = ['"ab"', '"c"', '"cab"', '"abab"', '"ccc"', '""']
         assert verdicts(schema, values) == ['"ab"', '"cab"', '"ccc"']
+
+    @pytest.mark.parametrize(
+        "pattern",
+        [
+            "^(?!ab)a",
+            "^(?=.*a)(?!.*b$).{2,}$",
+            "a(?=(b|$))",
+            "^(?!a$|b)",
+            "^(?=a)",
+            "(?=b)",
+            "^(?![)b])(a|b)*$",
+            "^b(?=a$)",
+        ],
+    )
+    def test_look_ahead_at_the_ends_of_a_pattern(self, pattern: str) -> None:
+        for text in map("".join, itertools.chain(*(itertools.product("ab)", repeat=n) for n in range(5)))):
+            is_found = re.search(pattern, text) is not None
+            assert accepts({"type": "string", "pattern": pattern}, f'"{text}"') == is_found, text
+            assert accepts({"type": "string", "not": {"pattern": pattern}}, f'"{text}"') != is_found, text
+        names = {"type": "object", "patternProperties": {"^(?!x)a": {"type": "null"}}, "additionalProperties": False}
+        assert verdicts(names, ['{"ab": null}', '{"ab": 1}', '{"xa": null}']) == ['{"ab": null}']
+
+    @pytest.mark.parametrize("pattern", ["a(?!b)", "^((?!a).)*$", "^(?!a)b|c", "a(?=b)c", "^(?=a)?b", "^(?=(?!a)b)"])
+    def test_other_look_ahead_is_refused(self, pattern: str) -> None:
+        with pytest.raises(GrammarError, match=r"pattern at #: .*look-ahead is not supported"):
+            machine({"type": "string", "pattern": pattern})
 
     def test_patterns_together(self) -> None:
         schema = {"type": "string", "allOf": [{"pattern": "a"}, {"pattern": "b"}], "not": {"pattern": "c"}}
