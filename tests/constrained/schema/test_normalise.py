@@ -228,7 +228,7 @@ def test_takes_exactly_the_valid_values(name):
         ('{"anyOf":[]}', "anyOf at # must be"),
         ('{"pattern":"a(?!b)"}', "pattern at #: .*look-ahead"),
         ('{"patternProperties":{"a(?!b)":{}}}', "patternProperties at #: .*look-ahead"),
-        ('{"type":"string","not":{"format":"iri"}}', "format at #/not stands under `not`"),
+        ('{"type":"string","not":{"format":"uri-template"}}', "format at #/not stands under `not`"),
         ('{"extends":{"type":"null"}}', "extends at # is a keyword of draft 3"),
         ('{"items":{"divisibleBy":2}}', "divisibleBy at #/items is a keyword of draft 3"),
         (
