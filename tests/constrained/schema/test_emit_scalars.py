@@ -426,7 +426,9 @@ class TestFormats:
         schema = {"type": "string", "format": "ipv4", "maxLength": 9, "pattern": "^1"}
         assert verdicts(schema, ['"1.2.3.4"', '"2.2.3.4"', '"100.100.100.100"']) == ['"1.2.3.4"']
 
-    @pytest.mark.parametrize("most", [25, 64, 65, 120, 254, 500, 2083, 100_000])
+    @pytest.mark.parametrize(
+        "most", [25, 64, 120, *(pytest.param(n, marks=pytest.mark.slow) for n in (65, 254, 500, 2083, 100_000))]
+    )
     @pytest.mark.parametrize("name", ["uri", "uri-reference", "email", "hostname", "date-time", "json-pointer"])
     def test_beside_a_length(self, name: str, most: int) -> None:
         least = 1 if name == "uri" else 3
@@ -450,11 +452,10 @@ class TestFormats:
 
     @pytest.mark.parametrize("form", ["http://a/{}", "http://a/b%41?{}#x", "//{}", "x:/a#{}"])
     def test_the_longest_texts(self, form: str) -> None:
-        for most in (100, 300):
-            schema = {"type": "string", "format": "uri-reference", "maxLength": most}
-            for step in (-1, 0, 1):
-                text = form.format("a" * (most - len(form) + 2 + step))
-                assert accepts(schema, json.dumps(text)) == (step <= 0)
+        automaton = machine({"type": "string", "format": "uri-reference", "maxLength": 100})
+        for step in (-1, 0, 1):
+            text = form.format("a" * (100 - len(form) + 2 + step))
+            assert texts.accepts(automaton, json.dumps(text)) == (step <= 0)
 
     def test_a_length_costs_little(self) -> None:
         url = {"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083}
