@@ -80,7 +80,7 @@ def read_schema(
             continue
         totals.num_instances += 1
         masker, is_rejected = grammar.new_masker(), False
-        for place, token in enumerate(encode(json.dumps(test["data"]))):
+        for place, token in enumerate(encode(json.dumps(test["data"], ensure_ascii=False))):
             started = time.thread_time_ns()
             try:
                 masker.fill_mask(mask)

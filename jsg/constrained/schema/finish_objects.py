@@ -5,6 +5,7 @@ A cell is a set of undeclared names that match the same patterns, with the node 
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,7 +21,10 @@ MAX_CELLS = 64
 """Most combinations of patterns that a name may match."""
 
 MAX_SOME = 3
-"""Most required members without a declared name."""
+"""Most required members without a declared name, in an object that is not closed."""
+
+MAX_CHOICES = 10_000
+"""Most ways to choose the members that meet such requirements."""
 
 
 def finish_object(formulas: Formulas, shape: Members, where: NodeName) -> Iterator[Object]:
@@ -36,7 +40,7 @@ def finish_object(formulas: Formulas, shape: Members, where: NodeName) -> Iterat
         single = {name: ANY for name in names if isinstance(name, str)}
         facet = Facet(single, additional=ANY if strings else NEVER)
         shape = dataclasses.replace(shape, facets=(*shape.facets, facet))
-    if len(shape.some) > MAX_SOME:
+    if len(shape.some) > MAX_SOME and not formulas.judge.is_closed(shape):
         raise GrammarError(
             f"the schema at {where} requires more than {MAX_SOME} members without giving their names, by `not` over "
             "patternProperties, propertyNames or additionalProperties, which is not supported; remove some of them"
@@ -70,11 +74,18 @@ def _served(formulas: Formulas, shape: Members) -> Iterator[Served]:
         yield base, ()
         return
     conjoin = formulas.context.nodes.conjoin
-    for groups in _partitions(shape.some):
+    # In a closed object a member whose name is known meets each of `some`, and one member meets all that choose it.
+    is_closed = formulas.judge.is_closed(base)
+    for groups in ([[some] for some in shape.some],) if is_closed else _partitions(shape.some):
         wanted = [(conjoin(*(n for n, _ in group)), conjoin(*(v for _, v in group))) for group in groups]
         if any(formulas.judge.is_never(part) for pair in wanted for part in pair):
             continue
         options = [list(_options(formulas, base, names, value)) for names, value in wanted]
+        if math.prod(map(len, options)) > MAX_CHOICES:
+            raise GrammarError(
+                f"`not` over patternProperties, propertyNames or additionalProperties requires members that can be "
+                f"chosen in more than {MAX_CHOICES} ways, which is not supported; remove some of them"
+            )
         for choice in itertools.product(*options):
             one, pending = base, []
             for names, value in choice:

@@ -9,7 +9,6 @@ what nobody writes:
   be decoded.
 - The local part of a mail address is not quoted, and its domain is a host name.
 - Years are 0001 to 9999.
-- Characters beyond ASCII in an IRI are those of the first four planes of Unicode, without private ones.
 
 A length beside a format needs a state for each of its states and each number of characters. Where a length must be
 counted, formats that would need too many are narrower: a host name has at most 63 characters, and a URI has neither an
@@ -83,20 +82,21 @@ _IPV6 = _ipv6()
 
 _SIGNS = r"0-9A-Za-z._~!$&'()*+,;=\-"
 _BEYOND_ASCII = "\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef" + "".join(
-    f"{chr(plane << 16)}-{chr((plane << 16) + 0xFFFD)}" for plane in (1, 2, 3)
+    f"{chr(plane << 16)}-{chr((plane << 16) + 0xFFFD)}" for plane in range(1, 14)
 )
+_BEYOND_ASCII += "\U000e1000-\U000efffd"
+_PRIVATE = "\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd"
 _ESCAPE = f"%{_HEX}{{2}}"
 _SCHEME = "[A-Za-z][0-9A-Za-z+.-]"
 
 
-def _identifiers(signs: str) -> tuple[str, str]:
-    """URIs whose parts have these signs, and references, which may be relative."""
+def _identifiers(signs: str, private: str = "") -> tuple[str, str]:
+    """URIs whose parts have these signs, and the query the private ones too; and references, which may be relative."""
     sign, first = f"([{signs}:@]|{_ESCAPE})", f"([{signs}@]|{_ESCAPE})"
     host = rf"(\[({_IPV6}|[Vv]{_HEX}+\.[{_SIGNS}:]+)\]|([{signs}]|{_ESCAPE})*)"
     authority = f"(([{signs}:]|{_ESCAPE})*@)?{host}(:[0-9]*)?"
     rooted = f"//{authority}(/{sign}*)*|/({sign}+(/{sign}*)*)?"
-    query = f"([{signs}:@/?]|{_ESCAPE})*"
-    ending = rf"(\?{query})?(#{query})?"
+    ending = rf"(\?([{signs}{private}:@/?]|{_ESCAPE})*)?(#([{signs}:@/?]|{_ESCAPE})*)?"
     absolute = f"{_SCHEME}*:({rooted}|{sign}+(/{sign}*)*)?{ending}"
     return absolute, f"({absolute}|({rooted}|{first}+(/{sign}*)*)?{ending})"
 
@@ -129,10 +129,10 @@ MAX_COUNTED = 1000
 
 _VARIABLE = rf"([0-9A-Za-z_]|{_ESCAPE})(\.?([0-9A-Za-z_]|{_ESCAPE}))*(:[1-9][0-9]{{0,3}}|\*)?"
 _EXPRESSION = rf"\{{[+#./;?&]?{_VARIABLE}(,{_VARIABLE})*\}}"
-_TEMPLATE = rf"([!#$&()*+,./0-9:;=?@A-Z[\]_a-z~{_BEYOND_ASCII}-]|{_ESCAPE}|{_EXPRESSION})*"
+_TEMPLATE = rf"([!#$&'()*+,./0-9:;=?@A-Z[\]_a-z~{_BEYOND_ASCII}{_PRIVATE}-]|{_ESCAPE}|{_EXPRESSION})*"
 _POINTER = "(/([^~/]|~[01])*)*"
 _URI, _URI_REFERENCE = _identifiers(_SIGNS)
-_IRI, _IRI_REFERENCE = _identifiers(_SIGNS + _BEYOND_ASCII)
+_IRI, _IRI_REFERENCE = _identifiers(_SIGNS + _BEYOND_ASCII, _PRIVATE)
 
 FORMATS = {
     "date": _DATE,
@@ -156,7 +156,7 @@ FORMATS = {
 
 WIDER = {
     **{name: FORMATS[name] for name in ("uuid", "ipv4", "ipv6", "uri", "uri-reference")},
-    **{name: FORMATS[name] for name in ("json-pointer", "relative-json-pointer")},
+    **{name: FORMATS[name] for name in ("iri", "iri-reference", "json-pointer", "relative-json-pointer")},
     "date": "[0-9]{4}-[0-9]{2}-[0-9]{2}",
     "time": r"[0-9]{2}:[0-9]{2}[\s\S]*",
     "date-time": r"[0-9]{4}-[0-9]{2}-[0-9]{2}[\s\S]+",

@@ -1,10 +1,10 @@
 r"""The spellings of the characters of a JSON string: unescaped, as a short escape such as `\n`, and as `\uXXXX`.
 
-Known text should have one spelling, because jump-forward needs forced text. But every text that `json.dumps` writes
-must be allowed. So the spellings of a character depend on the set of characters that may stand in its location:
+Known text should have one spelling, because jump-forward needs forced text. But texts that `json.dumps` writes must be
+allowed. So the spellings of a character depend on the set of characters that may stand in its location:
 
-- A single known character (of a key, of a constant, or of a pattern that leaves no choice) is written unescaped where
-  JSON allows that, else as its short escape, else as `\u00xx`. A character beyond ASCII may also be written `\uXXXX`.
+- A character of a key or of a constant is written unescaped where JSON allows that, else as its short escape, else as
+  `\u00xx`. In a pattern that leaves no choice, a character beyond ASCII may also be written `\uXXXX`.
 - In a set, characters beyond ASCII and control characters may be written `\uXXXX`. The quote, the backslash and the
   slash have their short escapes.
 - In the set of all characters, each may be written `\uXXXX`.
@@ -73,39 +73,15 @@ def _in_parts(ranges: CharRanges) -> tuple[CharRanges, Expr | None, Expr | None]
     return others, None, character(printable) if printable else None
 
 
-def string_words(text: str) -> tuple[bytes, ...]:
-    """The spellings of a known string with its quotes: one if it is ASCII, else up to three."""
-    raw, escaped = json.dumps(text, ensure_ascii=False), json.dumps(text)
-    if raw == escaped:
-        return (raw.encode(),)
-    upper = "".join(_upper_escapes(escaped))
-    return tuple({raw.encode(): None, escaped.encode(): None, upper.encode(): None})
-
-
-def known_string(text: str) -> Expr:
-    """A known string with its quotes."""
-    return words(string_words(text))
+def string_words(text: str) -> tuple[bytes]:
+    """The one spelling of a known string with its quotes, in which characters beyond ASCII are unescaped."""
+    return (json.dumps(text, ensure_ascii=False).encode(),)
 
 
 def words(texts: Iterable[bytes]) -> Expr:
     """Any of the texts, none of which is empty."""
     ordered = tuple(sorted(set(texts)))
     return literal(ordered[0]) if len(ordered) == 1 else Words(ordered) if ordered else NEVER
-
-
-def _upper_escapes(escaped: str) -> Iterable[str]:
-    r"""The parts of a JSON string with the digits of each `\uXXXX` in upper case."""
-    position = 0
-    while position < len(escaped):
-        if escaped[position] != "\\":
-            yield escaped[position]
-            position += 1
-        elif escaped[position + 1] == "u":
-            yield "\\u" + escaped[position + 2 : position + 6].upper()
-            position += 6
-        else:
-            yield escaped[position : position + 2]
-            position += 2
 
 
 def _known_character(sign: str) -> Expr:

@@ -1,6 +1,8 @@
 """The patterns of a schema: in which strings each is found, and which of them exclude each other."""
 
 import functools
+import itertools
+import re
 
 from jsg.constrained.chars.chardfa import CharDfa
 from jsg.constrained.ir import Expr
@@ -23,11 +25,46 @@ def search_expr(pattern: str, limits: Limits) -> Expr:
 
 
 def _parsed(pattern: str, limits: Limits) -> Expr:
-    return parse_regex(pattern, search=True, limits=limits)
+    parts = without_look_ahead(pattern)
+    if len(parts) == 1:
+        return parse_regex(parts[0][0], search=True, limits=limits)
+    whole = CharDfa.length(0, None, limits)
+    for part, is_found in parts:
+        automaton = CharDfa.of(parse_regex(part, search=True, limits=limits), limits)
+        whole = whole.intersect(automaton if is_found else automaton.complement())
+    return whole.minimised().to_expr()
 
 
 # One schema asks for a pattern several times, and many schemas ask for the patterns of `distinct.py`.
 _kept = functools.lru_cache(maxsize=256)(_parsed)
+
+
+_PARTS = re.compile(r"\\[\s\S]|\[(?:\\[\s\S]|[^\\\]])*\]|[\s\S]")
+"""The signs of a pattern, with an escape or a class as one of them."""
+
+
+def without_look_ahead(pattern: str) -> list[tuple[str, bool]]:
+    """Patterns that together mean the same, each with whether it must be found: look-ahead at the ends is resolved.
+
+    A text has `^(?!x)y` if it has `^y` and does not have `^x`, and it has `y(?=x)` if it has `yx`.
+    """
+    if "(?=" not in pattern and "(?!" not in pattern:
+        return [(pattern, True)]
+    signs = _PARTS.findall(pattern)
+    depths = list(itertools.accumulate((sign == "(") - (sign == ")") for sign in signs))
+    if any(sign == "|" and depth == 0 for sign, depth in zip(signs, depths, strict=True)):
+        return [(pattern, True)]
+    found: list[tuple[str, bool]] = []
+    while "".join(signs[:4]) in ("^(?=", "^(?!") and 0 in depths[1:]:
+        end = depths.index(0, 1)
+        if signs[end + 1 : end + 2] in (["*"], ["+"], ["?"], ["{"]):
+            break
+        found.append((f"^(?:{''.join(signs[4:end])})", signs[3] == "="))
+        del signs[1 : end + 1], depths[1 : end + 1]
+    last = max((i + 1 for i, depth in enumerate(depths[:-1]) if depth == 0), default=0)
+    if signs[last : last + 3] == ["(", "?", "="] and depths[-1] == 0:
+        signs[last + 2] = ":"
+    return [("".join(signs), True), *found]
 
 
 class Patterns:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 
 from jsg.call_styles import LITERAL_MARKS, PLAIN_NAME, PYTHON_WORDS, CallStyle, is_plain_name
 from jsg.constrained.ir import EMPTY, Expr, Literal, alt, literal
-from jsg.constrained.schema.json_text import known_string, string_words
+from jsg.constrained.schema.json_text import string_words
 from jsg.constrained.special_tokens import spelled
 from jsg.errors import GrammarError
 
@@ -79,7 +79,7 @@ class Spelling:
             GrammarError: The notation cannot write it.
         """
         if self.name_begin is None:
-            return known_string(name)
+            return Literal(string_words(name)[0])
         if not is_plain_name(name):
             raise GrammarError(
                 "a name under properties must have no white space, quotes, brackets and none of the signs :=,<>|\\ in "

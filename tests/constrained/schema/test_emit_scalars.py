@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 from decimal import Decimal
 from typing import Any
 
@@ -308,6 +309,32 @@ class TestStrings:
         values = ['"ab"', '"c"', '"cab"', '"abab"', '"ccc"', '""']
         assert verdicts(schema, values) == ['"ab"', '"cab"', '"ccc"']
 
+    @pytest.mark.parametrize(
+        "pattern",
+        [
+            "^(?!ab)a",
+            "^(?=.*a)(?!.*b$).{2,}$",
+            "a(?=(b|$))",
+            "^(?!a$|b)",
+            "^(?=a)",
+            "(?=b)",
+            "^(?![)b])(a|b)*$",
+            "^b(?=a$)",
+        ],
+    )
+    def test_look_ahead_at_the_ends_of_a_pattern(self, pattern: str) -> None:
+        for text in map("".join, itertools.chain(*(itertools.product("ab)", repeat=n) for n in range(5)))):
+            is_found = re.search(pattern, text) is not None
+            assert accepts({"type": "string", "pattern": pattern}, f'"{text}"') == is_found, text
+            assert accepts({"type": "string", "not": {"pattern": pattern}}, f'"{text}"') != is_found, text
+        names = {"type": "object", "patternProperties": {"^(?!x)a": {"type": "null"}}, "additionalProperties": False}
+        assert verdicts(names, ['{"ab": null}', '{"ab": 1}', '{"xa": null}']) == ['{"ab": null}']
+
+    @pytest.mark.parametrize("pattern", ["a(?!b)", "^((?!a).)*$", "^(?!a)b|c", "a(?=b)c", "^(?=a)?b", "^(?=(?!a)b)"])
+    def test_other_look_ahead_is_refused(self, pattern: str) -> None:
+        with pytest.raises(GrammarError, match=r"pattern at #: .*look-ahead is not supported"):
+            machine({"type": "string", "pattern": pattern})
+
     def test_patterns_together(self) -> None:
         schema = {"type": "string", "allOf": [{"pattern": "a"}, {"pattern": "b"}], "not": {"pattern": "c"}}
         assert verdicts(schema, ['"ab"', '"ba"', '"abc"', '"a"', '"xbya"']) == ['"ab"', '"ba"', '"xbya"']
@@ -375,10 +402,10 @@ FORMAT_CASES = {
         "/a a //x/y ?a#b #b a/b:c ../x http://a.b/c mailto:a@b.c //u@h:1/ //[::1] /%41".split(),
         ["a b", "%4", "1a:b", "//x:y", "a#b#c", "\\a", "é"],
     ),
-    "iri": (["http://a.b/é?ü#名", "http://😀/", "a:"], ["/é", "http://a b", "1é:b", "http://é/\ue000"]),
+    "iri": (["http://a.b/é?ü\ue000#名", "http://😀/", "a:"], ["/é", "http://a b", "1é:b", "http://é/\ue000"]),
     "iri-reference": (["é", "/é?ü#名", "//ü/x", ""], ["a b", "é:a", "%é", "\ufffe"]),
     "uri-template": (
-        ["http://a/{b}", "{+a:3,b*}", "x{?q,r}%41", "{a.b}"],
+        ["http://a/{b}", "{+a:3,b*}", "x{?q,r}%41", "{a.b}", "a'b"],
         ["{", "}", "{}", "{a:}", "{a b}", "<", "{a,}"],
     ),
     "json-pointer": (["", "/", "/a~0b/c~1d/é", "/0"], ["a", "/~", "/~2", "#/a"]),
@@ -399,7 +426,9 @@ class TestFormats:
         schema = {"type": "string", "format": "ipv4", "maxLength": 9, "pattern": "^1"}
         assert verdicts(schema, ['"1.2.3.4"', '"2.2.3.4"', '"100.100.100.100"']) == ['"1.2.3.4"']
 
-    @pytest.mark.parametrize("most", [25, 64, 65, 120, 254, 500, 2083, 100_000])
+    @pytest.mark.parametrize(
+        "most", [25, 64, 120, *(pytest.param(n, marks=pytest.mark.slow) for n in (65, 254, 500, 2083, 100_000))]
+    )
     @pytest.mark.parametrize("name", ["uri", "uri-reference", "email", "hostname", "date-time", "json-pointer"])
     def test_beside_a_length(self, name: str, most: int) -> None:
         least = 1 if name == "uri" else 3
@@ -423,11 +452,10 @@ class TestFormats:
 
     @pytest.mark.parametrize("form", ["http://a/{}", "http://a/b%41?{}#x", "//{}", "x:/a#{}"])
     def test_the_longest_texts(self, form: str) -> None:
-        for most in (100, 300):
-            schema = {"type": "string", "format": "uri-reference", "maxLength": most}
-            for step in (-1, 0, 1):
-                text = form.format("a" * (most - len(form) + 2 + step))
-                assert accepts(schema, json.dumps(text)) == (step <= 0)
+        automaton = machine({"type": "string", "format": "uri-reference", "maxLength": 100})
+        for step in (-1, 0, 1):
+            text = form.format("a" * (100 - len(form) + 2 + step))
+            assert texts.accepts(automaton, json.dumps(text)) == (step <= 0)
 
     def test_a_length_costs_little(self) -> None:
         url = {"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083}
@@ -451,10 +479,9 @@ class TestFormats:
         schema = {"type": "string", "not": {"format": name}}
         assert verdicts(schema, [json.dumps(text) for text in good]) == []
         assert accepts(schema, '"nothing: é of this kind"')
-        either = {"type": "string", "oneOf": [{"format": name}, {"pattern": "^é"}]}
-        assert verdicts(either, [json.dumps(text) for text in (*good[:2], "é", "~")])[:3] == [
-            json.dumps(text) for text in (*good[:2], "é")
-        ]
+        either = {"type": "string", "oneOf": [{"format": name}, {"pattern": "^ "}]}
+        taken = [json.dumps(text) for text in (*good[:2], " é")]
+        assert verdicts(either, [*taken, '"^ "']) == taken
 
     @pytest.mark.parametrize("name", sorted(set(FORMATS) - set(WIDER)))
     def test_a_format_that_cannot_be_denied(self, name: str) -> None:
