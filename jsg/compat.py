@@ -17,8 +17,8 @@ import httpx
 
 import jsg
 from jsg.errors import ConfigError
-from jsg.lang.backend import Backend
-from jsg.lang.defaults import as_backend
+from jsg.lang.backend import Backend, BackendSource
+from jsg.lang.defaults import default_backend
 from jsg.lang.http.endpoint import RuntimeEndpoint
 from jsg.lang.remote.openai import OpenAI
 from jsg.lang.state import ProgramState
@@ -45,9 +45,9 @@ class _GlobalConfig:
     __slots__ = ()
 
     @property
-    def default_backend(self) -> Backend:
-        """The backend of programs that name none. Raises ConfigError where none is set."""
-        return as_backend(None)
+    def default_backend(self) -> Backend | BackendSource:
+        """The backend of programs that name none, as it was set. Raises ConfigError where none is set."""
+        return default_backend()
 
 
 global_config = _GlobalConfig()
