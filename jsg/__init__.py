@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "Anthropic": "jsg.lang.remote.anthropic",
+    "CompiledFunction": "jsg.lang.executor.compiled",
     "Engine": "jsg.engine.offline.engine",
     "OpenAI": "jsg.lang.remote.openai",
     "ProgramState": "jsg.lang.state",

@@ -1,6 +1,8 @@
 """Checks of values that a client has sent, and messages that name the rule that a value breaks."""
 
+import difflib
 import math
+from collections.abc import Collection
 
 from jsg.errors import RequestError
 
@@ -52,3 +54,9 @@ def token_id(value: object) -> int | None:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 10:
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None
+
+
+def near(name: str, known: Collection[str]) -> str:
+    """The part of a message that asks whether a known name was meant; "" where none is like the given one."""
+    found = difflib.get_close_matches(name, known, 1, 0.7)
+    return f"; did you mean {found[0]}?" if found else ""

@@ -1,13 +1,25 @@
 """The helpers that programs for SGLang's front end import beside `sglang` itself, and every public name of `jsg`.
 
-`from sglang.utils import ...`, `from sglang.test.test_utils import ...`, `from sglang.api import ...` and
-`from sglang.lang.ir import ...` all become `from jsg.compat import ...`.
+`from sglang.utils import ...`, `from sglang.test.test_utils import ...`, `from sglang.test.doc_patch import ...`,
+`from sglang.srt.utils import ...`, `from sglang.api import ...` and `from sglang.lang.ir import ...` all become
+`from jsg.compat import ...`.
 """
 
 import argparse
+import base64
+import contextlib
+import html
+import io
 import json
+import math
 import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
 import tempfile
+import time
 import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +28,12 @@ from typing import Any
 import httpx
 
 import jsg
-from jsg.errors import ConfigError
-from jsg.lang.backend import Backend
-from jsg.lang.defaults import as_backend
+from jsg.errors import BackendError, ConfigError
+from jsg.lang.backend import Backend, BackendSource
+from jsg.lang.defaults import default_backend
 from jsg.lang.http.endpoint import RuntimeEndpoint
+from jsg.lang.media import image_of
+from jsg.lang.reading import is_in_notebook
 from jsg.lang.remote.openai import OpenAI
 from jsg.lang.state import ProgramState
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
@@ -29,10 +43,19 @@ __all__ = [
     "add_common_sglang_args_and_parse",
     "download_and_cache_file",
     "dump_state_text",
+    "encode_image_base64",
+    "execute_shell_command",
     "get_tokenizer",
     "global_config",
+    "is_in_ci",
+    "kill_process_tree",
+    "launch_server_cmd",
+    "load_image",
+    "print_highlight",
     "read_jsonl",
     "select_sglang_backend",
+    "terminate_process",
+    "wait_for_server",
 ]
 
 DOWNLOAD_TIMEOUT_S = 60.0
@@ -45,17 +68,133 @@ class _GlobalConfig:
     __slots__ = ()
 
     @property
-    def default_backend(self) -> Backend:
-        """The backend of programs that name none. Raises ConfigError where none is set."""
-        return as_backend(None)
+    def default_backend(self) -> Backend | BackendSource:
+        """The backend of programs that name none, as it was set. Raises ConfigError where none is set."""
+        return default_backend()
 
 
 global_config = _GlobalConfig()
 """Stands for SGLang's `global_config`, whose default backend programs read."""
 
 
+_ABSENT = {
+    **dict.fromkeys(
+        ("get_chat_template", "get_chat_template_by_model_path", "chat_templates", "ChatTemplate"),
+        "templates are the model's own: use system(), user() and assistant(), or GET /get_chat_template of a server",
+    ),
+    **dict.fromkeys(
+        ("FunctionCallParser", "ReasoningParser", "Tool"), "POST /v1/chat/completions reads calls and thoughts itself"
+    ),
+    **dict.fromkeys(
+        ("ServerArgs", "PortArgs", "prepare_server_args"),
+        "the options of engines and servers are arguments of jsg.Engine, jsg.Runtime and `jsg serve`",
+    ),
+    **dict.fromkeys(
+        ("stream_and_merge", "async_stream_and_merge"),
+        "iterate over jsg.Engine.generate(..., stream=True), or read the text of a program by text_iter()",
+    ),
+}
+"""Names that published notebooks import, and what takes their place."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _ABSENT:
+        raise ImportError(f"jsg.compat has no {name}: {_ABSENT[name]}", name=__name__)
     return getattr(jsg, name)
+
+
+def execute_shell_command(command: str) -> "subprocess.Popen[str]":
+    """Starts a command line and returns at once. A line break behind a backslash goes on; no shell reads it."""
+    words = shlex.split(command.replace("\\\n", " "))
+    if words[1:3] == ["-m", "sglang.launch_server"]:
+        words[:3] = [sys.executable, "-m", "jsg.cli", "serve"]
+    return subprocess.Popen(words, text=True, start_new_session=True)
+
+
+def launch_server_cmd(
+    command: str, host: str = "127.0.0.1", port: int | None = None
+) -> "tuple[subprocess.Popen[str], int]":
+    """Starts a server by a command line; gives its process and its port, which is a free one where None.
+
+    `python -m sglang.launch_server` becomes `jsg serve`, which takes the options of its own and names others.
+    """
+    if port is None:
+        with socket.socket() as free:
+            free.bind((host, 0))
+            port = free.getsockname()[1]
+    return execute_shell_command(f"{command} --port {port}"), port
+
+
+def wait_for_server(
+    base_url: str, timeout: float | None = None, process: "subprocess.Popen[str] | None" = None
+) -> None:
+    """Waits until a server takes requests.
+
+    Raises:
+        TimeoutError: It did not within `timeout` seconds.
+        BackendError: The process of the server has ended.
+    """
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{base_url.rstrip('/')}/v1/models", timeout=5.0).status_code in (200, 401, 403):
+                return
+        if process is not None and process.poll() is not None:
+            raise BackendError(f"the server at {base_url} must run, but its process has ended; read what it printed")
+        time.sleep(0.1)
+    raise TimeoutError(f"the server at {base_url} did not take requests within {timeout} s")
+
+
+def terminate_process(process: "subprocess.Popen[Any]", timeout: float = 30.0) -> None:
+    """Ends a process that `execute_shell_command` or `launch_server_cmd` started, and those that it started."""
+    kill_process_tree(process.pid, signal.SIGTERM)
+    try:
+        process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        kill_process_tree(process.pid)
+        process.wait()
+
+
+def kill_process_tree(pid: int, number: int = signal.SIGKILL) -> None:
+    """Sends a signal to the group of a process, or to the process where it leads none. Does nothing if it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        if os.getpgid(pid) == pid:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
+
+
+def print_highlight(html_content: object) -> None:
+    """Shows a text: highlighted in a notebook, and by `print` elsewhere."""
+    if is_in_notebook():
+        from IPython.display import HTML, display  # pyright: ignore[reportMissingImports]
+
+        text = html.escape(str(html_content)).replace("\n", "<br>")
+        display(HTML(f"<strong style='color: #00008B;'>{text}</strong>"))
+    else:
+        print(html_content)
+
+
+def is_in_ci() -> bool:
+    """Says whether the tests of SGLang's own repository run, which never is so here."""
+    return False
+
+
+def load_image(image_file: str | bytes) -> "tuple[Any, tuple[int, int]]":
+    """Gives the picture of a file, a `data:` URL, an http address or bytes as PIL reads it, and its size."""
+    from PIL import Image
+
+    data: str | bytes = image_file
+    if isinstance(image_file, str) and urllib.parse.urlsplit(image_file).scheme in ("http", "https"):
+        answer = httpx.get(image_file, follow_redirects=True, timeout=DOWNLOAD_TIMEOUT_S)
+        data = answer.raise_for_status().content
+    picture = Image.open(io.BytesIO(image_of(data).data))
+    return picture, picture.size
+
+
+def encode_image_base64(image_path: str | bytes) -> str:
+    """Gives the file of a picture, or its bytes, in base64."""
+    return base64.b64encode(image_of(image_path).data).decode()
 
 
 def get_tokenizer(tokenizer_name: str) -> Tokenizer:

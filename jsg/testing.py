@@ -19,7 +19,7 @@ from jsg.constrained.report import check_text
 from jsg.constrained.run.machine import Machine
 from jsg.constrained.stop_patterns import stop_patterns
 from jsg.errors import ScriptError
-from jsg.lang.backend import Piece, PromptItem, Selection
+from jsg.lang.backend import Piece, PromptItem, Selection, with_answers
 from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, Video
 from jsg.lang.tokens.session import sampling_of
 from jsg.processing.parts import file_size
@@ -40,22 +40,94 @@ _MARKERS = re.compile(r"(?:\[/?(?:system|user|assistant)\])+\Z")
 _TOKEN = re.compile(r"\s*\S+|\s+\Z")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@final
 class Call:
     """A call of the model.
 
     Attributes:
         kind: "generate" or "select".
-        prompt: The text before the answer. A turn is written `[user]...[/user]`, a picture of 5 bytes `<image 5>`, and
-            a video of 5 bytes with 8 frames `<video 5/8>`.
         what: The `Gen` or `Select`, with the arguments of its run: `what.name`, `what.args.temperature`.
-        items: All that the prompt has, in order. What the model wrote is `Text`.
     """
 
-    kind: str
-    prompt: str
-    what: Any
-    items: tuple[PromptItem, ...]
+    def __init__(
+        self, kind: str, prompt: str | None, what: Any, items: "Sequence[PromptItem] | Item | None" = None
+    ) -> None:
+        """Notes a call. A `prompt` that is None is written when it is read, and so is what is behind an `Item`."""
+        self.kind = kind
+        self.what = what
+        self._prompt = prompt
+        self._items = items
+
+    def __repr__(self) -> str:
+        return f"Call({self.kind!r}, {self.prompt!r}, {self.what!r})"
+
+    @property
+    def prompt(self) -> str:
+        """The text before the answer.
+
+        A turn is written `[user]...[/user]`, a picture of 5 bytes `<image 5>`, and a video of 5 bytes with 8 frames
+        `<video 5/8>`.
+        """
+        return "".join(map(written, self.items)) if self._prompt is None else self._prompt
+
+    @property
+    def items(self) -> tuple[PromptItem, ...]:
+        """All that the prompt has, in order. What the model wrote is `Text`."""
+        return tuple(self._items if isinstance(self._items, Sequence) else _items_to(self._items))
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the prompt."""
+        return self._items.num_tokens if isinstance(self._items, Item) else 0
+
+    def ends(self, length: int) -> str:
+        """The end of the prompt, of at least so many characters if it has them."""
+        texts, item = list[str](), self._items
+        while isinstance(item, Item) and length > 0:
+            texts.append(written(item.item))
+            length -= len(texts[-1])
+            item = item.before
+        return "".join(reversed(texts))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Item:
+    """An item of a prompt, behind all items before it, which several prompts may share.
+
+    Attributes:
+        item: The item.
+        before: The item before it.
+        num_words, ends_in: The words up to its end, and the kind of the last character.
+    """
+
+    item: PromptItem
+    before: "Item | None"
+    num_words: int
+    ends_in: Literal["", "word", "space"]
+
+    @classmethod
+    def behind(cls, before: "Item | None", item: PromptItem) -> "Item":
+        """Makes an item behind another one."""
+        text, ends_in = written(item), before.ends_in if before is not None else ""
+        words = len(text.split())
+        goes_on = ends_in == "word" and text[:1].strip() != ""  # the word before goes on
+        if text:
+            ends_in = "space" if text[-1].isspace() else "word"
+        return cls(item, before, (0 if before is None else before.num_words) + words - goes_on, ends_in)
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of all text up to its end, as `tokens_of` counts them."""
+        return self.num_words + (self.ends_in == "space")
+
+
+def _items_to(end: "Item | None", start: "Item | None" = None) -> list[PromptItem]:
+    """Gives the items behind one, up to another one."""
+    items = list[PromptItem]()
+    while end is not start and end is not None:
+        items.append(end.item)
+        end = end.before
+    return items[::-1]
 
 
 @final
@@ -113,7 +185,7 @@ class ScriptedBackend:
 
     def open(self, *, num_api_spec_tokens: int | None = None) -> "ScriptedSession":
         """Opens an empty prompt. `num_api_spec_tokens` never changes an answer."""
-        return ScriptedSession(self, ())
+        return ScriptedSession(self)
 
     async def flush_cache(self) -> bool:
         """Does nothing, because nothing is cached."""
@@ -142,25 +214,29 @@ class ScriptedBackend:
 
 @final
 class ScriptedSession:
-    """A prompt, which is kept as text.
+    """A prompt, which is kept as text."""
 
-    Attributes:
-        items: All that it has, in order.
-    """
-
-    def __init__(self, backend: ScriptedBackend, items: tuple[PromptItem, ...]):
+    def __init__(self, backend: ScriptedBackend, end: Item | None = None):
+        """The prompt goes on behind an item."""
         self._backend = backend
-        self.items = items
-        self._fork_len = len(items)
+        self._end = self._fork = end
+
+    @property
+    def items(self) -> tuple[PromptItem, ...]:
+        """All that it has, in order."""
+        return tuple(_items_to(self._end))
 
     @property
     def text(self) -> str:
         """The prompt as `Call.prompt` shows it."""
         return "".join(map(written, self.items))
 
+    def _add(self, item: PromptItem) -> None:
+        self._end = Item.behind(self._end, item)
+
     async def extend(self, item: PromptItem) -> str:
         """Appends an item."""
-        self.items += (item,)
+        self._add(item)
         return written(item)
 
     async def generate(self, gen: Gen) -> AsyncIterator[Piece]:
@@ -173,9 +249,10 @@ class ScriptedSession:
             for piece in reply.pieces[:-1]:
                 yield Piece(piece)
                 await asyncio.sleep(0)  # so that the program goes on between two tokens
-            self.items += (Text(reply.text),)
+            self._add(Text(reply.text))
             is_done = True
-            yield Piece(reply.pieces[-1] if reply.pieces else "", reply.meta, others)
+            meta = with_answers([reply.meta for reply in replies])
+            yield Piece(reply.pieces[-1] if reply.pieces else "", meta, others)
         except (GeneratorExit, asyncio.CancelledError):
             if not is_done:
                 self._backend.aborted.append(gen)
@@ -187,24 +264,25 @@ class ScriptedSession:
         choice = await self._backend._take(call)
         if choice not in select.choices:
             raise self._failed(call, f"{choice!r}, which is none of the choices {', '.join(map(repr, select.choices))}")
-        self.items += (Text(choice),)
-        meta = _meta(call.prompt, len(tokens_of(choice)), {"type": "stop"})
+        self._add(Text(choice))
+        meta = _meta(call, len(tokens_of(choice)), {"type": "stop"})
         return Selection(choice, tuple(float(one == choice) for one in select.choices), meta)
 
     async def fork(self, size: int, position_ids_offset: Sequence[int] | None = None) -> "list[ScriptedSession]":
         """Copies the prompt. A text has no positions, so offsets change nothing."""
-        return [ScriptedSession(self._backend, self.items) for _ in range(size)]
+        return [ScriptedSession(self._backend, self._end) for _ in range(size)]
 
     async def join(self, branches: "Sequence[ScriptedSession]") -> None:
         """Appends what each branch has behind the fork."""
         for branch in branches:
-            self.items += branch.items[branch._fork_len :]
+            for item in _items_to(branch._end, branch._fork):
+                self._add(item)
 
     async def close(self) -> None:
         """Does nothing, because nothing is held."""
 
     def _called(self, kind: Literal["generate", "select"], what: Gen | Select) -> Call:
-        call = Call(kind, self.text, what, self.items)
+        call = Call(kind, None, what, self._end)
         self._backend.calls.append(call)
         return call
 
@@ -236,7 +314,8 @@ class _Answers:
             )
         self._name = name
         self._script = script
-        self._unused = list(script) if isinstance(script, Mapping) else []
+        self._unused = dict.fromkeys(script) if isinstance(script, Mapping) else {}
+        self._lengths = sorted({len(end) for end in self._unused}, reverse=True)
         self._num_taken = 0
 
     async def take(self, call: Call) -> Any:
@@ -264,22 +343,29 @@ class _Answers:
 
     def _end_of(self, call: Call) -> str:
         ends = cast(Mapping[str, Any], self._script)
-        prompts = (call.prompt, _MARKERS.sub("", call.prompt))
-        found = [end for end in ends if any(prompt.endswith(end) for prompt in prompts)]
-        if not found:
-            shown = ", ".join(map(repr, ends)) or "none"
-            raise self._has_none(call, f'its ends of prompts are {shown}; add one, or "" for every other prompt')
-        end = max(found, key=len)
-        if end in self._unused:
-            self._unused.remove(end)
-        return end
+        longest, length = max(self._lengths, default=0), 0
+        tail = bare = ""
+        while len(bare) < longest:  # the markers of turns behind it may be any number
+            length = 2 * length + longest
+            tail = call.ends(length)
+            bare = _MARKERS.sub("", tail)
+            if len(tail) < length:
+                break
+        for length in self._lengths:
+            for prompt in (tail, bare):
+                end = prompt[len(prompt) - length :] if length <= len(prompt) else None
+                if end in ends:
+                    self._unused.pop(end, None)
+                    return end
+        shown = ", ".join(map(repr, ends)) or "none"
+        raise self._has_none(call, f'its ends of prompts are {shown}; add one, or "" for every other prompt')
 
     def _has_none(self, call: Call, rest: str) -> ScriptError:
         return ScriptError(f"of {self._name} the script has none for {_described(call)}; {rest}")
 
     def left(self) -> list[str]:
         """Gives what was not used, in words."""
-        left = self._unused
+        left: Sequence[Any] = list(self._unused)
         if isinstance(self._script, Sequence) and not isinstance(self._script, str):
             left = self._script[self._num_taken :]
         return [f"{self._name} {', '.join(map(repr, left))}"] if left else []
@@ -315,7 +401,7 @@ def _reply(answer: Answer, call: Call) -> tuple[_Reply, str | None]:
     pieces = tokens_of(text) if isinstance(text, str) else list(cast(Sequence[str], text))
     sampling = SamplingParams.from_dict(sampling_of(call.what.args))
     kept, reason = _kept(pieces, sampling)
-    reply = _Reply(kept, _meta(call.prompt, len(kept), reason) | more)
+    reply = _Reply(kept, _meta(call, len(kept), reason) | more)
     if call.what.args.return_logprob and "output_token_logprobs" not in more:
         return reply, "has no output_token_logprobs, but the gen has return_logprob; say Piece(text, {...}) with them"
     return reply, _wrong_form(reply.text, sampling, is_cut=reason["type"] == "length")
@@ -365,9 +451,9 @@ def _wrong_form(text: str, sampling: SamplingParams, *, is_cut: bool) -> str | N
     return f"the {what} does not allow behind {data[: report.num_read].decode(errors='replace')!r}"
 
 
-def _meta(prompt: str, num_tokens: int, reason: dict[str, Any]) -> dict[str, Any]:
+def _meta(call: Call, num_tokens: int, reason: dict[str, Any]) -> dict[str, Any]:
     return {
-        "prompt_tokens": len(tokens_of(prompt)),
+        "prompt_tokens": call.num_tokens,
         "completion_tokens": num_tokens,
         "cached_tokens": 0,
         "finish_reason": reason,
@@ -377,8 +463,9 @@ def _meta(prompt: str, num_tokens: int, reason: dict[str, Any]) -> dict[str, Any
 def _described(call: Call) -> str:
     kind = "gen" if call.kind == "generate" else "select"
     name = "without a name" if call.what.name is None else repr(call.what.name)
-    start = "…" if len(call.prompt) > _SHOWN_CHARS else ""
-    return f"the {kind} {name}, whose prompt ends with {start + call.prompt[-_SHOWN_CHARS:]!r}"
+    end = call.ends(_SHOWN_CHARS + 1)
+    start = "…" if len(end) > _SHOWN_CHARS else ""
+    return f"the {kind} {name}, whose prompt ends with {start + end[-_SHOWN_CHARS:]!r}"
 
 
 def tokens_of(text: str) -> list[str]:

@@ -1,10 +1,12 @@
 """A benchmark written as SGLang's are runs with the helpers of `jsg.compat`."""
 
 import argparse
+import base64
 import json
 import sys
 from pathlib import Path
 
+import PIL.Image
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -13,7 +15,7 @@ from starlette.routing import Route
 
 import jsg as sgl
 from jsg import compat
-from jsg.errors import ConfigError
+from jsg.errors import BackendError, ConfigError
 from tests.lang.scripted import ScriptedBackend
 from tests.lang.wire_servers import serving
 
@@ -49,6 +51,9 @@ def test_a_backend_is_chosen_by_its_name(monkeypatch: pytest.MonkeyPatch):
         assert endpoint.base_url == "http://127.0.0.1:1"
         monkeypatch.setattr("jsg.lang.defaults._default", endpoint)
         assert compat.global_config.default_backend is endpoint
+    with sgl.OpenAI("m", base_url="http://127.0.0.1:1/v1") as remote:
+        sgl.set_default_backend(remote)
+        assert compat.global_config.default_backend.model_info == {"model_path": "m"}
     monkeypatch.setattr("jsg.lang.defaults._default", None)
     with pytest.raises(ConfigError, match="a program needs a backend"):
         _ = compat.global_config.default_backend
@@ -59,9 +64,55 @@ def test_a_backend_is_chosen_by_its_name(monkeypatch: pytest.MonkeyPatch):
         compat.select_sglang_backend(args)
 
 
+def test_a_notebook_starts_a_server_waits_for_it_and_ends_it(tmp_path: Path):
+    serving_models = "import http.server as h; h.test(h.SimpleHTTPRequestHandler, port=int(__import__('sys').argv[-1]))"
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v1" / "models").write_text("{}")
+    script = tmp_path / "server.py"
+    script.write_text(f"import os; os.chdir({str(tmp_path)!r}); {serving_models}")
+    process, port = compat.launch_server_cmd(f"{sys.executable} \\\n {script}")
+    try:
+        compat.wait_for_server(f"http://127.0.0.1:{port}", process=process, timeout=60)
+    finally:
+        compat.terminate_process(process)
+    assert process.poll() is not None
+    with pytest.raises(BackendError, match="its process has ended"):
+        compat.wait_for_server(f"http://127.0.0.1:{port}", process=process)
+    with pytest.raises(TimeoutError, match=r"within 0\.01 s"):
+        compat.wait_for_server(f"http://127.0.0.1:{port}", timeout=0.01)
+
+
+def test_the_server_of_sglang_becomes_that_of_jsg(monkeypatch: pytest.MonkeyPatch):
+    started = []
+    monkeypatch.setattr(compat.subprocess, "Popen", lambda words, **_: started.append(words))
+    compat.launch_server_cmd("python3 -m sglang.launch_server --model-path tiny \\\n --host 0.0.0.0", port=7)
+    assert started == [
+        [sys.executable, "-m", "jsg.cli", "serve", "--model-path", "tiny", "--host", "0.0.0.0", "--port", "7"]
+    ]
+
+
+def test_what_notebooks_import_is_there_or_says_what_takes_its_place(capsys: pytest.CaptureFixture[str]):
+    from jsg.compat import print_highlight
+
+    print_highlight("<b>")
+    assert capsys.readouterr().out == "<b>\n" and compat.is_in_ci() is False
+    for name in ("get_chat_template", "ReasoningParser", "ServerArgs", "async_stream_and_merge"):
+        with pytest.raises(ImportError, match=f"jsg.compat has no {name}: "):
+            exec(f"from jsg.compat import {name}")
+
+
+def test_a_picture_of_a_notebook(tmp_path: Path):
+    path = tmp_path / "red.png"
+    PIL.Image.new("RGB", (3, 2), "red").save(path)
+    picture, size = compat.load_image(str(path))
+    assert size == (3, 2) and picture.convert("RGB").getpixel((0, 0)) == (255, 0, 0)
+    assert base64.b64decode(compat.encode_image_base64(str(path))) == path.read_bytes()
+
+
 def test_all_public_names_are_there():
     assert all(
-        getattr(compat, name) is getattr(sgl, name) for name in ("gen", "function", "REGEX_INT", "set_default_backend")
+        getattr(compat, name) is getattr(sgl, name)
+        for name in ("gen", "function", "CompiledFunction", "REGEX_INT", "set_default_backend")
     )
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = compat.no_such_name

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 import jsg as sgl
+from jsg import testing
 from jsg.errors import BackendError, ScriptError
 from jsg.lang.backend import Piece
 from jsg.testing import ScriptedBackend
@@ -231,3 +232,36 @@ def test_what_is_no_answer_is_named_with_its_call(said):
         capital.run("Peru", backend=backend)["city"]
     with pytest.raises(ScriptError, match="which is no answer"):
         backend.check()
+
+
+def test_what_a_script_does_is_linear_in_the_length_of_the_program(monkeypatch: pytest.MonkeyPatch):
+    written, work = testing.written, []
+    monkeypatch.setattr(testing, "written", lambda item: work.append(1) or written(item))
+
+    @sgl.function
+    def long(s, size):
+        for number in range(size):
+            s += f"question {number}?" + sgl.gen("a", max_tokens=4)
+
+    done = []
+    for size in (100, 400):
+        work.clear()
+        script = {f"question {number}?": "yes" for number in range(size)}
+        with ScriptedBackend(script) as backend:
+            long.run(size, backend=backend).sync()
+        done.append(len(work))
+        assert backend.calls[-1].prompt.endswith(f"yesquestion {size - 1}?")
+        assert backend.calls[1].prompt == "question 0?yesquestion 1?"
+    assert done[1] <= 5 * done[0]
+
+
+def test_the_tokens_of_a_scripted_prompt_are_counted_as_its_text_is_read():
+    @sgl.function
+    def program(s, parts):
+        for part in parts:
+            s += part
+        s += sgl.gen("a")
+
+    for parts in (["a b", "c ", " d"], ["", " ", "x", "y z "], ["a", "  ", "  "], ["one"]):
+        state = program.run(parts, backend=ScriptedBackend("x"))
+        assert state.get_meta_info("a")["prompt_tokens"] == len(testing.tokens_of("".join(parts)))

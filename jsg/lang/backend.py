@@ -16,6 +16,11 @@ OnUnsupported = Literal["error", "warn"]
 """Whether an argument that a backend cannot honour is an error, or is left out with a warning."""
 
 
+def with_answers(metas: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Gives the report about a gen: that of its first answer, and where it has several, all of them as `answers`."""
+    return metas[0] | {"answers": list(metas)} if len(metas) > 1 else metas[0]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
     """A part of a continuation, as it comes.
@@ -23,7 +28,7 @@ class Piece:
     Attributes:
         text: New text.
         meta: In the last piece `prompt_tokens`, `completion_tokens`, `cached_tokens`, `finish_reason` and whatever else
-            the backend reports.
+            the backend reports; of a gen with n > 1 also `answers`, the report of each.
         others: In the last piece of a gen with n > 1 the texts of the second and further continuations.
     """
 

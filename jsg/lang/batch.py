@@ -154,6 +154,11 @@ class Work[State]:
 
 def read_items[T](items: Items, check: Callable[[int, Any], T]) -> list[T] | Iterator[T]:
     """Gives what `check` makes of each item and its index: of a list or tuple at once, else as it is drawn."""
+    if isinstance(items, Mapping):
+        raise ProgramError(
+            "a batch is a list whose items are dicts of arguments or sequences of them, but of this dict, which has "
+            f"the arguments of one run, item 0 is a {type(next(iter(items), '')).__name__}; write run_batch([{{...}}])"
+        )
     if isinstance(items, list | tuple):
         return [check(index, item) for index, item in enumerate(items)]
     if not isinstance(items, Iterable):

@@ -6,7 +6,7 @@ from jsg.errors import ConfigError
 from jsg.lang.backend import Backend, BackendSource
 from jsg.lang.streams.loop import shared_loop, wait_for
 
-_default: Backend | None = None
+_default: Backend | BackendSource | None = None
 
 
 def set_default_backend(backend: Backend | BackendSource | None) -> None:
@@ -16,18 +16,24 @@ def set_default_backend(backend: Backend | BackendSource | None) -> None:
         ConfigError: It is none of these.
     """
     global _default
-    _default = None if backend is None else as_backend(backend)
+    if backend is not None:
+        as_backend(backend)
+    _default = backend
+
+
+def default_backend() -> Backend | BackendSource:
+    """Gives what `set_default_backend` was given. Raises ConfigError where there is none."""
+    if _default is None:
+        raise ConfigError(
+            "a program needs a backend: call jsg.set_default_backend(jsg.Engine(...)) first, or give backend= to run"
+        )
+    return _default
 
 
 def as_backend(backend: Backend | BackendSource | None) -> Backend:
     """Gives `backend` itself, the backend that it has, or the default one. Raises ConfigError where there is none."""
     if backend is None:
-        if _default is None:
-            raise ConfigError(
-                "a program needs a backend: call jsg.set_default_backend(jsg.Engine(...)) first, "
-                "or give backend= to run"
-            )
-        return _default
+        return as_backend(default_backend())
     if hasattr(backend, "as_backend"):
         return cast(BackendSource, backend).as_backend()
     if not hasattr(backend, "open"):
@@ -47,7 +53,12 @@ def flush_cache(backend: Backend | BackendSource | None = None) -> bool:
     Raises:
         JsgError: The backend has no access to a cache, or failed.
     """
-    return wait_for(shared_loop().submit(as_backend(backend).flush_cache()))
+    asked = as_backend(backend)
+
+    async def flush() -> bool:
+        return await asked.flush_cache()
+
+    return wait_for(shared_loop().submit(flush()))
 
 
 def get_server_info(backend: Backend | BackendSource | None = None) -> dict[str, Any]:

@@ -11,12 +11,13 @@ from typing import Any, final, overload
 
 from jsg.errors import ProgramError
 from jsg.lang import batch
+from jsg.lang.awaited import awaited
 from jsg.lang.backend import Backend, BackendSource
 from jsg.lang.defaults import as_backend
 from jsg.lang.ir import PUBLISHED, SamplingArgs
 from jsg.lang.keywords import advice, unknown_in_batch
 from jsg.lang.run import Run, calling_run
-from jsg.lang.run_args import take_run_args
+from jsg.lang.run_args import RunArgs, take_run_args
 from jsg.lang.state import ProgramState
 from jsg.lang.streams.loop import shared_loop
 from jsg.lang.tracing import scope
@@ -107,6 +108,7 @@ class SglFunction(batch.Batchable[ProgramState]):
             call.run_to_caller()
         return call.state
 
+    @awaited
     async def arun(
         self, *args: Any, stream: bool = False, backend: Backend | BackendSource | None = None, **kwargs: Any
     ) -> Any:
@@ -193,7 +195,7 @@ class SglFunction(batch.Batchable[ProgramState]):
         if "where" in rest:
             raise ProgramError("only a compiled program takes where; leave it out, or compile the program")
         if rest:
-            raise ProgramError(unknown_in_batch(rest))
+            raise ProgramError(unknown_in_batch(rest, RunArgs.__annotations__))
 
         def checked(index: int, item: Any) -> batch.Arguments:
             args, kwargs = batch.arguments_of(item, index)

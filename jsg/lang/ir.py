@@ -6,7 +6,7 @@ knows a backend.
 
 import dataclasses
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
 from typing import Any, Literal
 
 from jsg.errors import ProgramError, RequestError
@@ -255,7 +255,12 @@ def parts_of(value: Any) -> tuple[Expr, ...]:
 def _advice(value: Any) -> str:
     """Gives the end of a message about what was appended in place of an expression."""
     if value is None:
-        return ", which s.user(...) and its like give, because they append by themselves"
+        return (
+            ", which s.user(...) and its like give, because they append by themselves; write s.user(...) alone, or "
+            "s += sgl.user(...)"
+        )
+    if isinstance(value, Coroutine):
+        return "; await it: s += await s.aget(name)"
     if isinstance(value, bool | int | float):
         return "; write str(...)"
     if hasattr(value, "get_meta_info"):

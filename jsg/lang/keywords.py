@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from types import FunctionType
 from typing import Literal, cast, get_args
 
+from jsg.checks import near
 from jsg.errors import RequestError
 from jsg.parameters import PARAMETERS, Interface
 
@@ -22,10 +23,18 @@ def checked_keywords[**P, R](function: Callable[P, R]) -> Callable[P, R]:
             name = next((name for name in kwargs if name not in known), None)
             if name is None:
                 raise
-        what = advice([name], "gen", known) or f"; it takes {', '.join(known)}"
+        what = _ELSEWHERE.get(name) or advice([name], "gen", known)
+        what = what or f"{near(name, known)}; it takes {', '.join(known)}"
         raise RequestError(f"{code.co_name} has no argument {name}{what}", param=name)
 
     return call
+
+
+_ELSEWHERE = dict.fromkeys(
+    ("tools", "tool_choice"),
+    "; tools belong to chats: send them to POST /v1/chat/completions of a jsg server, or describe the call that you "
+    "want by json_schema=",
+)
 
 
 def advice(unknown: Collection[str], at: Literal["gen", "run"], known: Collection[str] | None = None) -> str:
@@ -49,7 +58,7 @@ def advice(unknown: Collection[str], at: Literal["gen", "run"], known: Collectio
     return ""
 
 
-def unknown_in_batch(unknown: Collection[str]) -> str:
-    """Gives the message about arguments that a batch does not take."""
-    what = advice(unknown, "run") or "; arguments are given per item"
+def unknown_in_batch(unknown: Collection[str], run_args: Collection[str]) -> str:
+    """Gives the message about arguments that a batch does not take; `run_args` are some that it takes."""
+    what = advice(unknown, "run") or f"{near(min(unknown), run_args)}; arguments are given per item"
     return f"run_batch has no argument {', '.join(sorted(unknown))}{what}"

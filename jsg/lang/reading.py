@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from jsg.errors import ProgramError, UnknownVariableError
 from jsg.lang import showing
+from jsg.lang.awaited import awaited
 from jsg.lang.messages import messages_of
 from jsg.lang.streams.history import History
 from jsg.lang.streams.variables import Variable
@@ -55,10 +56,12 @@ class Readable(abc.ABC):
         """
         self._wait(self._read("nothing"))
 
+    @awaited
     async def aget(self, name: str) -> Any:
         """Gives the same as `get_var`, for tasks."""
         return await self._get(await self._find_async(name))
 
+    @awaited
     async def atext(self) -> str:
         """Gives the same as `text`, for tasks."""
         return await self._get(self._read("text"))
@@ -339,12 +342,12 @@ def check_may_block(programs: asyncio.AbstractEventLoop, *, is_async_body: bool 
         advice: What to write instead.
     """
     running = asyncio._get_running_loop()
-    if running is None or (_is_in_notebook() and running is not programs and not is_async_body):
+    if running is None or (is_in_notebook() and running is not programs and not is_async_body):
         return
     raise ProgramError(f"waiting would stop the event loop that runs here: {advice}")
 
 
-def _is_in_notebook() -> bool:
+def is_in_notebook() -> bool:
     """Says whether IPython runs the code: it runs cells inside of an event loop, and a wait holds up only the cell."""
     get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return get_ipython is not None and get_ipython() is not None

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from httpcore._backends.anyio import AnyIOBackend
 
+import jsg as sgl
 from jsg.errors import (
     BackendError,
     ConfigError,
@@ -448,6 +449,11 @@ class TestTheRest:
             return await endpoint.flush_cache(), await endpoint.flush_cache()
 
         assert run(server, twice) == (True, False)
+        server.replies["/flush_cache"] = [Reply({"success": True}), failure(400, "requests run"), failure(403, "no")]
+        with RuntimeEndpoint(server.url) as endpoint:
+            assert (endpoint.flush_cache(), sgl.flush_cache(endpoint)) == (True, False)
+            with pytest.raises(ForbiddenError):
+                endpoint.flush_cache()
 
     def test_flush_cache_without_the_right_key_is_an_error(self, server):
         server.replies["/flush_cache"] = [failure(403, "this key may not")]

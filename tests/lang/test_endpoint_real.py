@@ -169,7 +169,12 @@ class TestTheSameAsOtherwise:
         def program(s):
             s += "Once upon a time" + sgl.gen("a", max_tokens=4, n=3, temperature=1.0, seed=7)
 
-        answers = program.run(backend=backend)["a"]
+        state = program.run(backend=backend, return_logprob=True)
+        answers, meta = state["a"], state.get_meta_info("a")
+        first, second, third = meta["answers"]
+        assert first["output_token_logprobs"] == meta["output_token_logprobs"] != second["output_token_logprobs"]
+        assert [len(each["output_token_logprobs"]) for each in (first, second, third)] == [4, 4, 4]
+        assert "part_ids" not in second
         sampling = {"max_new_tokens": 4, "n": 3, "temperature": 1.0, "sampling_seed": 7}
         assert answers == [answer["text"] for answer in backend.generate("Once upon a time", sampling)]
 

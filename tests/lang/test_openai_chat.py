@@ -214,6 +214,9 @@ def test_logprobs_and_several_answers(wire):
             assert written.meta["output_token_logprobs"] == [[-0.1, None, "Name"], [-0.1, None, ":"]]
             assert written.meta["output_top_logprobs"] == [[[-0.1, None, "Name"]], [[-0.1, None, ":"]]]
             assert written.meta["completion_tokens"] == 4
+            first, second = written.meta["answers"]
+            assert first["output_token_logprobs"] == second["output_token_logprobs"]
+            assert first["output_top_logprobs"] == written.meta["output_top_logprobs"]
 
     asyncio.run(main())
 

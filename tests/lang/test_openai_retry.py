@@ -400,3 +400,26 @@ def test_options_that_the_package_refuses_are_a_config_error(monkeypatch):
         OpenAI("m", base_url="http://127.0.0.1:1", dialect="klingon")
     with pytest.raises(ConfigError, match='api must be "chat"'):
         OpenAI("m", base_url="http://127.0.0.1:1", api="telex")  # pyright: ignore[reportArgumentType]
+
+
+def test_calls_of_a_backend_wait_for_each_other():
+    class Counting:
+        name, failures, num_running, most = "counting", (), 0, 0
+
+        async def stream(self, call):
+            self.num_running += 1
+            self.most = max(self.most, self.num_running)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            self.num_running -= 1
+            yield Delta(text="a", finish="stop")
+
+    async def most(**options):
+        api: Any = Counting()
+        caller = Caller(api, Backoff(RetryPolicy()), Meter(), **options)
+        call: Any = Call(prompt="p", args=SamplingArgs())
+        await asyncio.gather(*(caller.collect(call) for _ in range(40)))
+        return api.most
+
+    assert asyncio.run(most()) == 32
+    assert asyncio.run(most(max_calls=3)) == 3

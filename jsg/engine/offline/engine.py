@@ -9,6 +9,7 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
+from jsg.checks import near
 from jsg.config import EngineConfig
 from jsg.constrained.special_tokens import check_names
 from jsg.constrained.stop_patterns import stop_patterns
@@ -427,7 +428,9 @@ def _make_config(model_path: str, knobs: dict[str, Any]) -> EngineConfig:
     if knobs.pop("dp_size", 1) != 1:
         raise ConfigError("dp_size needs several processes; use `jsg serve --dp-size`, or an Engine in each process")
     if unknown := sorted(set(knobs) - set(known)):
-        raise ConfigError(f"unknown engine option {unknown[0]!r}; known are {', '.join(known)}")
+        raise ConfigError(
+            f"unknown engine option {unknown[0]!r}{near(unknown[0], known)}; known are {', '.join(known)}"
+        )
     config = EngineConfig(model_path=model_path, **knobs)
     if config.nnodes > 1:
         raise ConfigError(

@@ -35,7 +35,7 @@ from jsg.lang.graphs.nodes import (
 from jsg.lang.graphs.reorder import reorder, varying_arguments
 from jsg.lang.ir import RoleBegin, RoleEnd, SamplingArgs, Text
 from jsg.lang.keywords import advice, unknown_in_batch
-from jsg.lang.run_args import Where, take_run_args
+from jsg.lang.run_args import RunArgs, Where, take_run_args
 from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import shared_loop, wait_for
 
@@ -181,7 +181,7 @@ class CompiledFunction(Batchable[GraphState]):
         given, rest = take_run_args(options, self._own)
         _check_no_optimisations(rest)
         if rest:
-            raise ProgramError(unknown_in_batch(rest))
+            raise ProgramError(unknown_in_batch(rest, RunArgs.__annotations__))
         runs = read_items(items, lambda index, item: self._bind(*arguments_of(item, index)))
         is_read = isinstance(runs, list)
         start = self._starter(runs if is_read else None, given, as_backend(backend), where, is_batch=True)

@@ -3,6 +3,7 @@
 Prompts are sent as the tokens that they became, so that a continuation or a fork finds them all in the server's cache.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any, Self, final
@@ -11,6 +12,7 @@ from jsg.errors import BackendError, ConfigError, NotFoundError, RequestError
 from jsg.lang.backend import Backend, Session
 from jsg.lang.http.client import HttpClient
 from jsg.lang.http.model import HttpModel
+from jsg.lang.reading import is_in_notebook
 from jsg.lang.streams.loop import shared_loop, wait_for
 from jsg.lang.tokens.session import TokenSession
 
@@ -146,8 +148,18 @@ class RuntimeEndpoint:
         """Posts to any endpoint of the server; gives the JSON of the answer. Raises JsgError."""
         return await self._http.post(path, body)
 
-    async def flush_cache(self) -> bool:
-        """Forgets cached prefixes; False while requests run. Raises JsgError, as where the key forbids it."""
+    def flush_cache(self) -> Any:
+        """Forgets cached prefixes; gives False while requests run. Blocks, but in a coroutine it must be awaited.
+
+        Raises:
+            JsgError: The server failed, or the key may not do it.
+        """
+        flushing = self._flush()
+        if asyncio._get_running_loop() is not None and not is_in_notebook():
+            return flushing
+        return wait_for(shared_loop().submit(flushing))
+
+    async def _flush(self) -> bool:
         try:
             await self._http.post("/flush_cache", {})
         except RequestError:

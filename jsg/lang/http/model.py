@@ -68,8 +68,7 @@ class HttpModel:
                     delta, num_shown = text[num_shown:], len(text)
                     yield TokenDelta(delta)
         with self._understood("/generate"):
-            others = [answers[index]["text"] for index in sorted(answers) if index]
-            last = outcome(answers[0], others)
+            last = outcome([answers[index] for index in range(len(answers))])
         yield TokenDelta("", last)
 
     async def score(

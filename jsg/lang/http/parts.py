@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, assert_never
 
+from jsg.lang.backend import with_answers
 from jsg.lang.tokens.model import Outcome, ScoredChoice, ScoredChoices
 from jsg.processing.media.base64_files import write_base64
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
@@ -41,15 +42,24 @@ def _part_to_json(part: Part, write_media: Callable[[MediaPart], dict[str, Any]]
             assert_never(part)
 
 
-def outcome(answer: Mapping[str, Any], others: Sequence[str] = ()) -> Outcome:
-    """Reads the end of a continuation from its last object of `/generate`.
+def outcome(answers: Sequence[Mapping[str, Any]]) -> Outcome:
+    """Reads the end of a continuation from the last object of `/generate` for each of its answers.
 
     Raises:
         KeyError, TypeError: The answer has another form.
     """
-    meta = dict(answer["meta_info"])
-    part_ids, kept_ids, tail = (meta.pop(name) for name in _OUTCOME_FIELDS)
-    return Outcome(part_ids=id_lists(part_ids), kept_ids=tuple(kept_ids), tail=tail, meta=meta, others=tuple(others))
+    metas = [dict(answer["meta_info"]) for answer in answers]
+    part_ids, kept_ids, tail = (metas[0][name] for name in _OUTCOME_FIELDS)
+    for meta in metas:
+        for name in _OUTCOME_FIELDS:
+            meta.pop(name, None)
+    return Outcome(
+        part_ids=id_lists(part_ids),
+        kept_ids=tuple(kept_ids),
+        tail=tail,
+        meta=with_answers(metas),
+        others=tuple(answer["text"] for answer in answers[1:]),
+    )
 
 
 def scored_choices(answer: Mapping[str, Any]) -> ScoredChoices:

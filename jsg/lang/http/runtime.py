@@ -18,8 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Self, final
 
+from jsg.checks import near
 from jsg.config import EngineConfig, ServerConfig, option
 from jsg.errors import BackendError, ConfigError
+from jsg.lang.defaults import flush_cache
 from jsg.lang.http.endpoint import RuntimeEndpoint
 from jsg.lang.streams.loop import shared_loop, wait_for
 
@@ -118,7 +120,7 @@ class Runtime:
 
     def flush_cache(self) -> bool:
         """Forgets cached prefixes; gives False, and forgets nothing, while requests run. Raises JsgError."""
-        return wait_for(shared_loop().submit(self.endpoint.flush_cache()))
+        return flush_cache(self.endpoint)
 
     @property
     def log(self) -> str:
@@ -173,7 +175,10 @@ def serve_arguments(flags: dict[str, Any]) -> tuple[list[str], list[str]]:
     """
     engine, server = ({f.name for f in dataclasses.fields(c)} for c in (EngineConfig, ServerConfig))
     if unknown := sorted(set(flags) - engine - server):
-        raise ConfigError(f"unknown option {unknown[0]!r} of a Runtime; known are {', '.join(sorted(engine | server))}")
+        known = sorted(engine | server)
+        raise ConfigError(
+            f"unknown option {unknown[0]!r} of a Runtime{near(unknown[0], known)}; known are {', '.join(known)}"
+        )
     EngineConfig(**{name: value for name, value in flags.items() if name in engine})  # raises for a wrong value
     ServerConfig(**{name: value for name, value in flags.items() if name in server})
     arguments: list[str] = ["serve"]

@@ -4,6 +4,7 @@ from typing import Any, final
 
 from jsg.lang.backend import OnUnsupported
 from jsg.lang.remote.arguments import Unsupported
+from jsg.lang.remote.caller import MAX_CALLS
 from jsg.lang.remote.remote_backend import RemoteBackend, connect, missing_package, options_of
 from jsg.lang.remote.retry import RetryPolicy
 
@@ -21,6 +22,7 @@ class Anthropic(RemoteBackend):
         sampling: Whether the model takes temperature, top_p and top_k, which newer models do not.
         timeout_s: Seconds for which the server may be silent.
         max_retries: Further attempts of a call after an error that may pass. The package itself makes none.
+        max_calls: The calls that are under way at a time; others wait.
         retry: The number of attempts and the waits between them, in place of `max_retries`.
         on_unsupported: For an argument that the API cannot honour, "error" raises UnsupportedError and "warn" leaves it
             out with a warning, once per argument.
@@ -41,6 +43,7 @@ class Anthropic(RemoteBackend):
         sampling: bool = True,
         timeout_s: float = 600.0,
         max_retries: int = 3,
+        max_calls: int = MAX_CALLS,
         retry: RetryPolicy | None = None,
         on_unsupported: OnUnsupported = "error",
         **client_options: Any,
@@ -60,4 +63,4 @@ class Anthropic(RemoteBackend):
         unsupported = Unsupported(f"Anthropic({model!r})", on_unsupported)
         api = MessagesApi(clients, model, unsupported, prefill=prefill, sampling=sampling)
         policy = retry or RetryPolicy(max_retries=max_retries)
-        super().__init__(api, unsupported, policy, is_chat=True, model=model)
+        super().__init__(api, unsupported, policy, is_chat=True, model=model, max_calls=max_calls)

@@ -7,10 +7,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any, final
 
 from jsg.errors import BackendError, JsgError, RequestError
+from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.retry import Backoff
 from jsg.lang.remote.usage import Meter
 from jsg.lang.remote.wire import Api, Bill, Call, Delta, Failure, Scored, Token
 
+MAX_CALLS = 32  # at a time; what APIs allow differs, and more of a whole batch would only fail by their rate limits
 _CLIENTS_FAULT = frozenset({400, 413, 422})
 
 
@@ -37,7 +39,7 @@ class Reply:
 
 @final
 class Caller:
-    """Calls one API, with retries. It takes any number of calls at a time."""
+    """Calls one API, with retries. It takes any number of calls, and makes some of them at a time."""
 
     def __init__(
         self,
@@ -45,8 +47,11 @@ class Caller:
         backoff: Backoff,
         meter: Meter,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        max_calls: int = MAX_CALLS,
     ):
+        """`max_calls` are under way at a time, of each event loop; others wait."""
         self.api = api
+        self._rooms = PerLoop(lambda: asyncio.Semaphore(max_calls), _nothing)
         self.meter = meter
         self._backoff = backoff
         self._sleep = sleep
@@ -102,7 +107,7 @@ class Caller:
         bill: Bill | None = None
         try:
             with self._understood():
-                async with contextlib.aclosing(self.api.stream(call)) as deltas:
+                async with self._rooms.here(), contextlib.aclosing(self.api.stream(call)) as deltas:
                     async for delta in deltas:
                         _check(delta, call)
                         has_begun = True
@@ -117,7 +122,12 @@ class Caller:
 
     async def score(self, prompt: str, choices: tuple[str, ...]) -> Scored | None:
         """Does what `Api.score` says, with retries. Raises the same as `stream`."""
-        scored = await self._patiently(lambda: self.api.score(prompt, choices))
+
+        async def attempt() -> Scored | None:
+            async with self._rooms.here():
+                return await self.api.score(prompt, choices)
+
+        scored = await self._patiently(attempt)
         if scored is not None:
             if len(scored.texts) != len(choices) + 1:
                 raise BackendError(
@@ -162,6 +172,10 @@ class Caller:
             raise error_of(self.api.name, failure, num_failed) from error
         self.meter.count_retry()
         await self._sleep(wait_s)
+
+
+async def _nothing(_: object) -> None:
+    """Closes what needs no closing."""
 
 
 def _check(delta: Delta, call: Call) -> None:

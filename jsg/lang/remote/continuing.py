@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, final
 
 from jsg.errors import BackendError
-from jsg.lang.backend import Piece
+from jsg.lang.backend import Piece, with_answers
 from jsg.lang.ir import SamplingArgs
 from jsg.lang.remote.ahead import Ahead, GenCut, Taken, Unit, UnitReader, could_be_shared, shared_settings
 from jsg.lang.remote.arguments import Unsupported, normalised
@@ -130,7 +130,10 @@ class Continuer:
             meta["completion_tokens"] = None  # the call was ended before the API reported it
         if others:
             meta |= cost_of(reply.bill for reply in (replies[0], *more))
-        yield Piece(cut.flush(), meta, tuple(_cut_text(reply.text, make_finder()) for reply in replies[1:]))
+        cuts = [_cut(reply.text, make_finder()) for reply in replies[1:]]
+        first = self._meta(args, replies[0], cut)
+        metas = [first, *(self._meta(args, reply, other) for reply, other in zip(replies[1:], cuts, strict=True))]
+        yield Piece(cut.flush(), with_answers(metas) | meta, tuple(other.text for other in cuts))
 
     def _with_reports(self, args: SamplingArgs) -> SamplingArgs:
         """Removes reports that the API does not have. Raises UnsupportedError where that is an error."""
@@ -204,7 +207,7 @@ def logprobs_meta(tokens: Sequence[Token], *, with_top: bool) -> dict[str, Any]:
     return meta
 
 
-def _cut_text(text: str, finder: StopFinder) -> str:
+def _cut(text: str, finder: StopFinder) -> GenCut:
     cut = GenCut(finder, None)
     cut.push(Unit(text, None))
-    return cut.text
+    return cut

@@ -5,6 +5,7 @@ from typing import Any, Literal, final
 from jsg.errors import ConfigError
 from jsg.lang.backend import OnUnsupported
 from jsg.lang.remote.arguments import Unsupported
+from jsg.lang.remote.caller import MAX_CALLS
 from jsg.lang.remote.choosing import Encoder
 from jsg.lang.remote.dialects import Dialect, dialect_of
 from jsg.lang.remote.remote_backend import RemoteBackend, connect, missing_package, options_of
@@ -30,6 +31,7 @@ class OpenAI(RemoteBackend):
             that are not among the likeliest tokens.
         timeout_s: Seconds for which the server may be silent.
         max_retries: Further attempts of a call after an error that may pass. The package itself makes none.
+        max_calls: The calls that are under way at a time; others wait.
         retry: The number of attempts and the waits between them, in place of `max_retries`.
         on_unsupported: For an argument that the API cannot honour, "error" raises UnsupportedError and "warn" leaves it
             out with a warning, once per argument.
@@ -53,6 +55,7 @@ class OpenAI(RemoteBackend):
         tokenizer: Encoder | None = None,
         timeout_s: float = 600.0,
         max_retries: int = 3,
+        max_calls: int = MAX_CALLS,
         retry: RetryPolicy | None = None,
         on_unsupported: OnUnsupported = "error",
         **client_options: Any,
@@ -83,4 +86,6 @@ class OpenAI(RemoteBackend):
         unsupported = Unsupported(f"OpenAI({model!r})", on_unsupported)
         made = (ChatApi if is_chat else TextApi)(clients, model, dialect_of(dialect, base_url), unsupported)
         policy = retry or RetryPolicy(max_retries=max_retries)
-        super().__init__(made, unsupported, policy, is_chat=is_chat, model=model, encoder=tokenizer)
+        super().__init__(
+            made, unsupported, policy, is_chat=is_chat, model=model, encoder=tokenizer, max_calls=max_calls
+        )

@@ -8,7 +8,7 @@ from jsg.errors import ConfigError, UnsupportedError
 from jsg.lang.backend import Session
 from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.arguments import Unsupported
-from jsg.lang.remote.caller import Caller
+from jsg.lang.remote.caller import MAX_CALLS, Caller
 from jsg.lang.remote.chat_session import ChatSession
 from jsg.lang.remote.choosing import Chooser, Encoder
 from jsg.lang.remote.continuing import Continuer
@@ -36,9 +36,12 @@ class RemoteBackend:
         is_chat: bool,
         model: str,
         encoder: Encoder | None = None,
+        max_calls: int = MAX_CALLS,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ):
-        self._caller = Caller(api, Backoff(policy), Meter(), sleep)
+        if not isinstance(max_calls, int) or isinstance(max_calls, bool) or max_calls < 1:
+            raise ConfigError(f"max_calls must be a number of at least 1, but got {max_calls!r}; leave it out for 32")
+        self._caller = Caller(api, Backoff(policy), Meter(), sleep, max_calls)
         self._unsupported = unsupported
         self._chooser = Chooser(self._caller, unsupported, encoder)
         self._is_chat = is_chat
@@ -56,7 +59,7 @@ class RemoteBackend:
         """Gives what all calls have cost so far, and what speculation saved."""
         return self._caller.meter.usage
 
-    async def flush_cache(self) -> bool:
+    def flush_cache(self) -> Any:
         """Raises UnsupportedError: the API gives no access to its cache."""
         raise UnsupportedError(f"{self._caller.api.name} gives no access to its cache")
 

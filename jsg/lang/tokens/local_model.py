@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import Any
 
 from jsg.errors import RequestError
+from jsg.lang.backend import with_answers
 from jsg.lang.tokens.model import Hold, Outcome, ScoredChoices, TokenCall, TokenDelta
 from jsg.lang.tokens.scoring import ScoreLimits, ScorePlan
 from jsg.processing.answer import Answer, Prompt
@@ -17,6 +18,11 @@ from jsg.types import SamplingParams
 
 HELD = SamplingParams(max_new_tokens=0)
 """The sampling parameters of a prompt that is only held."""
+
+
+def _meta(answer: Answer, texts: Tokenizer | None) -> dict[str, Any]:
+    result = answer.result(texts)
+    return result["meta_info"] | {"output_ids": result["output_ids"]}
 
 
 class LocalModel(abc.ABC):
@@ -45,12 +51,12 @@ class LocalModel(abc.ABC):
                 if index == 0 and text:
                     yield TokenDelta(text)
         kept_ids, tail = split_answer(self._tokenizer, answers[0])
-        result = answers[0].result(texts)
+        metas = [_meta(answer, texts) for answer in answers]
         outcome = Outcome(
             part_ids=encoded.part_ids,
             kept_ids=kept_ids,
             tail=tail,
-            meta=result["meta_info"] | {"output_ids": result["output_ids"]},
+            meta=with_answers(metas),
             others=tuple(answer.text for answer in answers[1:]),
         )
         yield TokenDelta("", outcome)
