@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import random
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import final
 
 from jsg.config import ServerConfig
@@ -24,6 +25,7 @@ from jsg.processing.tokenizer import Tokenizer
 from jsg.processing.tool_calls import nameable_tokens
 from jsg.server.caller import ApiCall
 from jsg.server.limits import Admission
+from jsg.server.loop_share import PER_UNIT, LoopShare
 from jsg.server.observer import Begun, Observer
 from jsg.server.text_threads import TextThreads
 from jsg.types import FinishReason, FinishType, GrammarKind, GrammarSpec, RequestOutput, SamplingParams
@@ -32,6 +34,8 @@ HELD = FinishReason(FinishType.STOP)
 MAX_ANSWERS = 1024  # of one HTTP request: prompts times n
 MAX_PROMPT_TOKENS = 2**23  # of one HTTP request, each prompt counted n times; a token takes 40 bytes in the engine
 MAX_INLINE_CHARS = 1024  # work on so few takes less time than a thread costs
+TOKENS_PER_UNIT = 4096  # of a prompt, in units of `LoopShare`
+ENDED_AT_ONCE = 16  # answers whose generation ends before they do
 MAX_SCORES = 2**19  # log-probabilities of one HTTP request; the front takes about a second to make JSON of so many
 
 
@@ -52,6 +56,7 @@ class Generation:
         answers: Sequence[Answer],
         client: ServedEngine,
         admission: Admission,
+        share: LoopShare,
         observers: Sequence[Observer],
     ) -> None:
         self.call = call
@@ -59,6 +64,7 @@ class Generation:
         self.started_at = time.monotonic()
         self._client = client
         self._admission = admission
+        self._share = share
         self._observers = observers
         self._begun = Begun(call.route, call.user, prompts, answers, self.started_at)
         self._is_held = False
@@ -115,7 +121,7 @@ class Generation:
         for observer in self._observers:
             observer.on_start(self._begun)
         try:
-            async with contextlib.aclosing(_merge(sources)) as deltas:
+            async with contextlib.aclosing(_merge(sources, self._turn)) as deltas:
                 async for index, delta in deltas:
                     yield index, delta
         except BaseException as error:
@@ -124,6 +130,11 @@ class Generation:
         finally:
             for observer in self._observers:
                 observer.on_end(self._begun, None if self._is_held else ending)
+
+    async def _turn(self, index: int) -> None:
+        """Waits until an answer may begin. A long prompt takes as much time as several short ones."""
+        num_tokens = len(self.answers[index].request.input_ids)
+        await self._share.turn(self.call.caller.tenant, 1 + num_tokens / TOKENS_PER_UNIT)
 
     async def complete(self) -> None:
         """Generates all answers to their ends. Raises as `run`."""
@@ -199,6 +210,7 @@ class Generator:
     Attributes:
         tokenizer: The model's.
         admission: Lets generations in or refuses them.
+        share: Gives turns of the event loop to whoever makes many things of a request.
     """
 
     def __init__(
@@ -213,6 +225,7 @@ class Generator:
     ) -> None:
         self.tokenizer = tokenizer
         self.admission = Admission(config or ServerConfig())
+        self.share = LoopShare()
         self._client = client
         self._threads = threads or TextThreads()
         self._seeds = random.Random(random_seed)
@@ -279,13 +292,12 @@ class Generator:
                 param="return_logprob",
             )
         makers = await self._finders(call, [prompt.sampling for prompt in prompts], num_answers)
-        answers = [
-            answer
-            for prompt, patterns in zip(prompts, makers, strict=True)
-            for answer in prompt.answers(self.tokenizer, self._seeds.getrandbits(63), self.info.vocab_size, patterns)
-        ]
+        answers: list[Answer] = []
+        for prompt, patterns in zip(prompts, makers, strict=True):
+            await self.share.turn(call.caller.tenant, prompt.sampling.n / PER_UNIT)
+            answers += prompt.answers(self.tokenizer, self._seeds.getrandbits(63), self.info.vocab_size, patterns)
         observers = self._observers if call.observer is None else (*self._observers, call.observer)
-        return Generation(call, prompts, answers, self._client, self.admission, observers)
+        return Generation(call, prompts, answers, self._client, self.admission, self.share, observers)
 
     async def _finders(
         self, call: ApiCall, samplings: Sequence[SamplingParams], num_answers: int
@@ -309,13 +321,16 @@ def new_rid() -> str:
     return uuid.uuid4().hex
 
 
-async def _merge(sources: Sequence[AsyncGenerator[AnswerDelta]]) -> AsyncGenerator[tuple[int, AnswerDelta]]:
+async def _merge(
+    sources: Sequence[AsyncGenerator[AnswerDelta]], turn: Callable[[int], Awaitable[None]]
+) -> AsyncGenerator[tuple[int, AnswerDelta]]:
     """Runs all sources side by side, each up to its finish; yields (index of a source, all its deltas that wait).
 
-    The first failure closes all sources.
+    A source begins when it has its turn. The first failure closes all sources.
     """
     waiting: list[list[AnswerDelta]] = [[] for _ in sources]
     arrived: asyncio.Queue[int | Exception] = asyncio.Queue()  # the sources whose deltas wait, each once
+    tasks: list[asyncio.Task[None]] = []
 
     async def drain(index: int, source: AsyncGenerator[AnswerDelta]) -> None:
         try:
@@ -327,8 +342,13 @@ async def _merge(sources: Sequence[AsyncGenerator[AnswerDelta]]) -> AsyncGenerat
         except Exception as error:  # the loop below raises it
             arrived.put_nowait(error)
 
-    tasks = [asyncio.create_task(drain(index, source)) for index, source in enumerate(sources)]
-    num_open = len(tasks)
+    async def begin_all() -> None:
+        for index, source in enumerate(sources):
+            await turn(index)
+            tasks.append(asyncio.create_task(drain(index, source)))
+
+    beginning = asyncio.create_task(begin_all())
+    num_open = len(sources)
     try:
         while num_open:
             item = await arrived.get()
@@ -339,6 +359,9 @@ async def _merge(sources: Sequence[AsyncGenerator[AnswerDelta]]) -> AsyncGenerat
             num_open -= delta.finish is not None
             yield item, delta
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        beginning.cancel()
+        await asyncio.gather(beginning, return_exceptions=True)
+        for some in itertools.batched(tasks, ENDED_AT_ONCE):
+            for task in some:
+                task.cancel()
+            await asyncio.gather(*some, return_exceptions=True)

@@ -6,7 +6,7 @@ queue of its stream. The task itself waits only for the conditions of `cond` and
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Never, assert_never
 
 from jsg.errors import UnknownVariableError
@@ -49,6 +49,8 @@ from jsg.lang.streams.ops import ExprOp, Make, Place
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
 
+type Pace = Callable[[], Awaitable[None]]
+
 _TURN = 100  # nodes that are handed over before other tasks run
 
 
@@ -69,6 +71,7 @@ class Driver:
         tasks: asyncio.TaskGroup,
         evaluator: Evaluator,
         concatenated: frozenset[int],
+        pace: Pace | None = None,
     ) -> None:
         """Prepares the run.
 
@@ -80,6 +83,7 @@ class Driver:
             tasks: The tasks of the run; all end before it does.
             evaluator: Makes the values of the run.
             concatenated: Branches of "concate_and_append" joins, which end them.
+            pace: Returns when the next node may be handed over; None lets other tasks run every `_TURN` nodes.
         """
         self.streams: list[Stream] = [main]
         self.values: list[tuple[AnyNode, Variable]] = []
@@ -90,6 +94,7 @@ class Driver:
         self._tasks = tasks
         self._evaluator = evaluator
         self._concatenated = concatenated
+        self._pace = pace or self._pause
         self._forked: dict[Stream, list[asyncio.Task[None]]] = {}
         self._num_steps = 0
 
@@ -120,9 +125,7 @@ class Driver:
 
     async def _step(self, node: AnyNode, frame: Frame) -> None:
         """Hands a node to its stream. An error of the node ends the stream there."""
-        self._num_steps += 1
-        if self._num_steps % _TURN == 0:
-            await asyncio.sleep(0)
+        await self._pace()
         try:
             await self._hand_over(node, frame)
         except Exception as error:
@@ -130,6 +133,11 @@ class Driver:
                 self._define(node, name, _failed(error), frame)
             with contextlib.suppress(Exception):  # the stream may have ended already
                 frame.streams[node.stream].append(Text(""), place_of(node), _raiser(error))
+
+    async def _pause(self) -> None:
+        self._num_steps += 1
+        if self._num_steps % _TURN == 0:
+            await asyncio.sleep(0)
 
     async def _hand_over(self, node: AnyNode, frame: Frame) -> None:
         if isinstance(node, Open):

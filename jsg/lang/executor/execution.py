@@ -9,7 +9,7 @@ from jsg.constrained.text_patterns import TextPatterns
 from jsg.errors import AbortedError, UnknownVariableError
 from jsg.lang.backend import Backend
 from jsg.lang.executor.arguments import ArgumentValue
-from jsg.lang.executor.driver import Driver
+from jsg.lang.executor.driver import Driver, Pace
 from jsg.lang.executor.evaluation import Evaluator
 from jsg.lang.executor.frames import new_frame
 from jsg.lang.graphs.graph import Graph
@@ -44,6 +44,7 @@ class Execution:
         max_text: int | None = None,
         patterns: TextPatterns | None = None,
         history: History | None = None,
+        pace: Pace | None = None,
     ) -> None:
         """Prepares the run, which `start` starts.
 
@@ -56,6 +57,7 @@ class Execution:
             max_text: The number of characters that all texts made from values may have.
             patterns: The patterns of all conditions; None compiles each when it is needed.
             history: Notes what happens.
+            pace: As in `Driver`.
         """
         history = history or History(is_watched=False)
 
@@ -83,6 +85,7 @@ class Execution:
             self._tasks,
             self._evaluator,
             _concatenated(graph),
+            pace,
         )
         self._root: asyncio.Task[None] | None = None
         self._has_begun = False

@@ -24,7 +24,7 @@ from jsg.constrained.text_patterns import TextPatterns
 from jsg.errors import JsgError, RequestError
 from jsg.lang.backend import Backend
 from jsg.lang.executor.arguments import ArgumentValue
-from jsg.lang.executor.driver import place_of
+from jsg.lang.executor.driver import Pace, place_of
 from jsg.lang.executor.execution import Execution
 from jsg.lang.executor.frames import text_len
 from jsg.lang.executor.limits import ProgramLimits
@@ -167,6 +167,7 @@ async def execute(
     defaults: SamplingArgs | None = None,
     limits: ProgramLimits | None = None,
     patterns: TextPatterns | None = None,
+    pace: Pace | None = None,
 ) -> AsyncIterator[ProgramRun]:
     """Runs a graph on the running loop. Cancels what is under way at the end of the block.
 
@@ -178,6 +179,7 @@ async def execute(
         limits: Their `text_chars` also limit the texts that are made from values during the run, and their
             `answer_chars` the result.
         patterns: The patterns of its conditions; None compiles each when it is needed.
+        pace: Returns when the next node may be handed to its stream; None lets other tasks run now and then.
     """
     execution = Execution(
         reorder(graph),
@@ -187,6 +189,7 @@ async def execute(
         defaults=defaults or SamplingArgs(),
         max_text=None if limits is None else limits.text_chars,
         patterns=patterns,
+        pace=pace,
     )
     execution.start()
     try:

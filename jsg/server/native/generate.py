@@ -38,6 +38,7 @@ HOLD_BEAT_S = 15.0
 # number has grown by LEAST_GROWTH. Else a thousand tokens with 128 alternatives each would be a gigabyte of events.
 FREE_SCORES = 4096
 LEAST_GROWTH = 1 / 16
+CHARS_OF_PARAMS = 64  # reading the sampling parameters of a prompt takes as long as encoding so many characters
 PIECE_SCORES = 512  # take about 1 ms to write as JSON
 
 type StartLen = Annotated[int, Field(ge=-1, lt=2**31)]
@@ -198,7 +199,7 @@ async def generate(
     front.check_model(body.model)
     generator = front.generator
     prompts, is_list, encoded = await _prompts(body, call, front)
-    prompts = _thinking(body, prompts, front, rules)
+    prompts = await _thinking(body, prompts, call, front, rules)
     given = "input_ids" if body.input_ids is not None else "prompt" if encoded is not None else "text"
     with client_names({"input_ids": given}):
         generation = await begin(request, front, call, prompts)
@@ -225,13 +226,15 @@ async def generate(
     if body.stream:
         return await respond_with_events(request, _events(generation, is_list, logprobs, shown))
     await until_disconnect(request, generation.complete())
-    results = [shown(index) for index in range(len(generation.answers))]
+    results = await generator.share.each(call.caller.tenant, shown, range(len(generation.answers)))
     for result, scores in zip(results, logprobs, strict=True):
         result["meta_info"] |= await scores.shown(with_prompt=True)
     return json_response(results if is_list else results[0])
 
 
-def _thinking(body: GenerateBody, prompts: list[Prompt], front: Front, rules: FieldRules) -> list[Prompt]:
+async def _thinking(
+    body: GenerateBody, prompts: list[Prompt], call: CurrentCall, front: Front, rules: FieldRules
+) -> list[Prompt]:
     """The prompts whose answers may begin with thoughts, if the client says so."""
     wish = body.thought_wish
     if wish is None:
@@ -246,7 +249,9 @@ def _thinking(body: GenerateBody, prompts: list[Prompt], front: Front, rules: Fi
         given = [name for name in ("require_reasoning", "separate_reasoning") if getattr(body, name)]
         for name in given:
             rules.pass_over(name, NO_THOUGHTS)
-    return [think(prompt, front.thinking, wish, rules) for prompt in prompts]
+    return await front.generator.share.each(
+        call.caller.tenant, lambda prompt: think(prompt, front.thinking, wish, rules), prompts
+    )
 
 
 async def _held_events(generation: Generation, shown: Callable[[int], Event]) -> AsyncGenerator[Event]:
@@ -357,28 +362,33 @@ async def _prompts(
     else:
         all_encoded, is_list = await _encoded(given[0], body, front, namespace)
     count, info = len(all_encoded), front.generator.info
-    samplings = to_samplings(
-        _params_of_hold(body, is_list=is_list) if body.hold else body.sampling_params,
-        [len(encoded.input_ids) for encoded in all_encoded],
-        info.max_request_tokens,
+    given_params = _params_of_hold(body, is_list=is_list) if body.hold else body.sampling_params
+    lengths = [len(encoded.input_ids) for encoded in all_encoded]
+    samplings = await front.generator.beside(
+        lambda: to_samplings(given_params, lengths, info.max_request_tokens), CHARS_OF_PARAMS * count
     )
     rids = one_each("rid", body.rid, count, None)
     if isinstance(body.rid, str) and is_list:
         rids = [f"{body.rid}_{index}" for index in range(count)]
+    unnamed = new_rid()
     salts = one_each("cache_salt", body.cache_salt, count, None)
     extra_keys = one_each("extra_key", body.extra_key, count, None)
-    prompts = [
-        Prompt(
-            rid=rids[index] or new_rid(),
+    logprob_fields = _logprob_fields(body, count)
+
+    def prompt(index: int) -> Prompt:
+        encoded = all_encoded[index]
+        room = info.max_request_tokens - len(encoded.input_ids)
+        return Prompt(
+            rid=rids[index] or (f"{unnamed}_{index}" if is_list else unnamed),
             **encoded.fields,
-            **_asked(body, samplings[index], reports, info.max_request_tokens - len(encoded.input_ids)),
+            **_asked(body, samplings[index], logprob_fields[index], room),
             namespace=call.caller.namespace(salts[index], extra_keys[index]),
             priority=body.priority or 0,
             return_cache_info=bool(body.return_cache_info),
             hold=bool(body.hold),
         )
-        for index, (encoded, reports) in enumerate(zip(all_encoded, _logprob_fields(body, count), strict=True))
-    ]
+
+    prompts = await front.generator.share.each(call.caller.tenant, prompt, range(count))
     return prompts, is_list, in_parts
 
 

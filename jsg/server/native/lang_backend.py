@@ -138,9 +138,11 @@ class FrontModel(LocalModel):
             await hold.release()
 
     async def _encode(self, parts: tuple[Part, ...]) -> EncodedPrompt:
+        await self._front.generator.share.turn(self._call.caller.tenant)
         return await encode_prompt(self._front, parts, namespace=self._namespace)
 
     async def _encode_choices(self, parts: tuple[Part, ...], choices: Sequence[str]) -> EncodedChoices:
+        await self._front.generator.share.turn(self._call.caller.tenant)
         return await encode_choices_of(self._front, parts, choices, namespace=self._namespace)
 
     async def _beside[T](self, work: Callable[[], T], size: int) -> T:

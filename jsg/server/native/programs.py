@@ -30,6 +30,7 @@ from jsg.server.http.body import Body
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.failures import MAX_MESSAGE_CHARS, json_response
 from jsg.server.http.json_body import BodyBytes, new_router
+from jsg.server.loop_share import PER_UNIT
 from jsg.server.native.generate import Salt
 from jsg.server.native.lang_backend import Budget, FrontBackend, FrontModel
 from jsg.server.native.sampling import Object
@@ -148,10 +149,10 @@ async def _running(
     program: _Program, front: Front, call: ApiCall, namespace: str, *, is_read: bool
 ) -> AsyncIterator[ProgramRun]:
     """Lets a program in, compiles its patterns and runs it; its time limit covers all of this. Raises JsgError."""
-    admission = front.generator.admission
+    admission, share, tenant = front.generator.admission, front.generator.share, call.caller.tenant
     limit_s = admission.config.program_timeout
     model = FrontModel(front, call, namespace=namespace, budget=Budget(), waits=True, is_read=is_read)
-    with admission.program(call.caller.tenant):
+    with admission.program(tenant):
         try:
             async with (
                 asyncio.timeout(limit_s),
@@ -161,7 +162,8 @@ async def _running(
                     program.arguments,
                     defaults=program.defaults,
                     limits=LIMITS,
-                    patterns=await program.patterns(front, call.caller.tenant),
+                    patterns=await program.patterns(front, tenant),
+                    pace=lambda: share.turn(tenant, 1 / PER_UNIT),
                 ) as run,
             ):
                 yield run

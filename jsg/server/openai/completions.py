@@ -166,14 +166,16 @@ async def completions(body: CompletionBody, request: Request, call: CurrentCall,
         generation = await begin(request, front, call, await _prompts(body, call, front, rid))
         tokenizer = front.generator.tokenizer
         names = TokenNames(tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+        choices = await front.generator.share.each(
+            call.caller.tenant,
+            lambda index: TextChoice(index, generation.answers[index], tokenizer, names, echo=bool(body.echo)),
+            range(len(generation.answers)),
+        )
         return await respond(
             request,
             body,
             generation,
-            [
-                TextChoice(index, answer, tokenizer, names, echo=bool(body.echo))
-                for index, answer in enumerate(generation.answers)
-            ],
+            choices,
             head_of(rid, front),
             kind="text_completion",
             event_kind="text_completion",
@@ -215,16 +217,22 @@ async def _prompts(body: CompletionBody, call: ApiCall, front: Front, rid: str) 
             "their tokens; leave one out",
             "echo",
         )
-    return [
-        body.to_prompt(
-            call,
-            rid if len(given) == 1 else f"{rid}_{index}",
-            encoded.input_ids,
-            media=encoded.media,
-            max_new_tokens=limit(encoded.input_ids),
-            return_logprob=body.logprobs is not None,
-            logprob_start_len=0 if body.scores_prompt else -1,
-            top_logprobs_num=body.logprobs or 0,
-        )
-        for index, encoded in enumerate(all_encoded)
-    ]
+    alike: dict[int, Prompt] = {}  # by the number of new tokens: what else is sampled is the same for all
+
+    def prompt(index: int) -> Prompt:
+        encoded = all_encoded[index]
+        most_new = limit(encoded.input_ids)
+        if most_new not in alike:
+            alike[most_new] = body.to_prompt(
+                call,
+                rid,
+                encoded.input_ids,
+                max_new_tokens=most_new,
+                return_logprob=body.logprobs is not None,
+                logprob_start_len=0 if body.scores_prompt else -1,
+                top_logprobs_num=body.logprobs or 0,
+            )
+        name = rid if len(given) == 1 else f"{rid}_{index}"
+        return dataclasses.replace(alike[most_new], rid=name, input_ids=encoded.input_ids, media=encoded.media)
+
+    return await front.generator.share.each(call.caller.tenant, prompt, range(len(all_encoded)))

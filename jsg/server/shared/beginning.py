@@ -20,5 +20,5 @@ async def begin(request: Request, front: Front, call: ApiCall, prompts: Sequence
     """
     beginning = front.generator.begin(call, prompts)
     if not any(prompt.sampling.stop_regex for prompt in prompts):
-        return await beginning  # which waits for nothing
+        return await beginning  # which waits for turns of the event loop at most
     return await until_disconnect(request, beginning)
