@@ -154,6 +154,19 @@ class QueueTimeoutError(QueueFullError):
     """A request waited longer than `--queue-timeout` for its first step."""
 
 
+def queue_full(most: int) -> QueueFullError:
+    """The error where so many requests run and wait."""
+    return QueueFullError(f"at most {most} requests may run and wait, and so many do; try again later")
+
+
+def waited_too_long(limit_s: float) -> QueueTimeoutError:
+    """The error for a request that had no step in this time."""
+    return QueueTimeoutError(
+        f"the request waited for more than {limit_s:g} s (--queue-timeout) and had no step yet; the server is busy, try "
+        "again later"
+    )
+
+
 class TimeLimitError(JsgError):
     """A request took longer than `--request-timeout` allows."""
 

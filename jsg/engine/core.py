@@ -14,7 +14,7 @@ from jsg.engine.gather import Gatherer
 from jsg.engine.profile import StepProfiler
 from jsg.engine.selfcheck import SelfCheck, check_steps
 from jsg.engine.startup import start
-from jsg.errors import JsgError, QueueTimeoutError
+from jsg.errors import JsgError, waited_too_long
 from jsg.sched.batch import Batch
 from jsg.sched.put_off import put_off
 from jsg.sched.table import POOL_TERMS
@@ -161,11 +161,7 @@ class EngineCore:
         limit_s = self._config.queue_timeout
         if limit_s is None:
             return []
-        message = (
-            f"the request waited for more than {limit_s:g} s (--queue-timeout) and had no step yet; "
-            "the server is busy, try again later"
-        )
-        failure = Failure.of(QueueTimeoutError(message))
+        failure = Failure.of(waited_too_long(limit_s))
         expired = self.scheduler.expire(time.monotonic() - limit_s)
         for rid in expired:
             self.grammars.forget(rid)

@@ -222,9 +222,12 @@ class Generator:
         threads: TextThreads | None = None,
         config: ServerConfig | None = None,
         observers: Sequence[Observer] = (),
+        has_several_keys: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
-        self.admission = Admission(config or ServerConfig())
+        self.admission = Admission(
+            config or ServerConfig(), capacity=lambda: client.most_requests, has_several_keys=has_several_keys
+        )
         self.share = LoopShare()
         self._client = client
         self._threads = threads or TextThreads()

@@ -5,7 +5,7 @@ import collections
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import final
 
 from jsg.config import ServerConfig
@@ -16,6 +16,7 @@ from jsg.errors import (
     RequestError,
     ShuttingDownError,
     TimeLimitError,
+    queue_full,
 )
 
 WINDOW_S = 10.0  # how far back the drain rate looks
@@ -23,6 +24,7 @@ MAX_ENDS = 1024  # so many are remembered at most; of more in a window, the last
 MIN_SPAN_S = 1.0  # without it, a single end a moment ago would be a rate of thousands a second
 MAX_RETRY_AFTER_S = 60
 MAX_OTHERS = 4096  # holds at a time, and programs
+MAX_STREAMS = 2048  # of the programs of a key that run at the same time; two programs may have as many, or one
 
 
 @final
@@ -53,19 +55,41 @@ class DrainRate:
 
 @final
 class Admission:
-    """Lets requests in, as long as the server is not ending and their key has room.
+    """Lets requests in, as long as the server is not ending and there is room for all of their answers.
+
+    A key may have `--max-requests-per-key` answers under way, and all keys together as many as the engines take. Where
+    there are several keys, a key may have half of what the others leave, so there is always room for another one.
 
     Invariant: an answer is counted from the `enter` that let it in until it has left, and every answer leaves. Holds
-    and programs are counted apart: a key may have as many of each as of answers, and they keep no answer out.
+    and programs are counted apart: a key may have as many of each as of answers, and they keep no answer out of a key.
     """
 
-    def __init__(self, config: ServerConfig, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        now: Callable[[], float] = time.monotonic,
+        *,
+        capacity: Callable[[], int] | None = None,
+        has_several_keys: bool = False,
+    ) -> None:
+        """Nothing is under way.
+
+        Args:
+            config: The limits.
+            now: A clock, in seconds.
+            capacity: Gives how many requests the engines take now; None for any number.
+            has_several_keys: Whether there are several keys, none of which may fill the engines.
+        """
         self.config = config
+        self._capacity = capacity
+        self._has_several_keys = has_several_keys
         self.is_closed = False
         self._under_way: collections.Counter[str] = collections.Counter()
         self._others: collections.Counter[tuple[str, str]] = collections.Counter()  # by kind and tenant
         self._hold_timers: set[asyncio.Timeout] = set()
-        self._waiting: collections.defaultdict[str, list[asyncio.Future[None]]] = collections.defaultdict(list)
+        self._rooms = _Lines(lambda tenant, num_answers: self._excess(tenant, num_answers) is None)
+        self._streams: collections.Counter[str] = collections.Counter()  # of programs that run
+        self._stages = _Lines(lambda tenant, num: self._streams[tenant] + num <= max(MAX_STREAMS, num))
         self._is_over = False
         self._drain_rate = DrainRate(now)
         self._drain_rates: collections.defaultdict[str, DrainRate] = collections.defaultdict(lambda: DrainRate(now))
@@ -133,13 +157,22 @@ class Admission:
         """Lets a program in. Raises as `hold`."""
         return self._other("programs", tenant)
 
+    @contextlib.asynccontextmanager
+    async def streams(self, tenant: str, num_streams: int) -> AsyncGenerator[None]:
+        """Waits until the programs of a tenant that run leave room for one with so many streams."""
+        await self._stages.wait(tenant, num_streams)
+        self._streams[tenant] += num_streams
+        try:
+            yield
+        finally:
+            self._streams[tenant] -= num_streams
+            self._stages.wake()
+
     async def room(self, tenant: str, num_answers: int) -> None:
         """Waits until a tenant may have so many more answers under way. Returns at once where it never may."""
-        most = self.config.max_requests_per_key
-        while most is not None and num_answers <= most < self._under_way[tenant] + num_answers:
-            left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting[tenant].append(left)
-            await left
+        most = self._capacity() if self._capacity is not None else num_answers
+        if num_answers <= min(self.config.max_requests_per_key or most, most // 2 if self._has_several_keys else most):
+            await self._rooms.wait(tenant, num_answers)
 
     @contextlib.contextmanager
     def enter(self, tenant: str, num_answers: int, *, is_let_in: bool = False) -> Iterator[Callable[[], None]]:
@@ -156,6 +189,7 @@ class Admission:
             ShuttingDownError: The server is ending.
             RequestError: The request has more answers than a key may ever have.
             RateLimitError: The key has too many under way.
+            QueueFullError: There are too many under way in all.
         """
         self.check(tenant, num_answers, is_let_in=is_let_in)
         num_inside = num_answers
@@ -166,7 +200,7 @@ class Admission:
             self._under_way[tenant] -= 1
             self._drain_rate.count()
             self._drain_rates[tenant].count()
-            self._wake(tenant)
+            self._rooms.wake()
 
         self._under_way[tenant] += num_answers
         try:
@@ -175,7 +209,7 @@ class Admission:
             error.retry_after_s = self._drain_rate.seconds_until(num_answers)
             self._under_way[tenant] -= num_inside  # they were never in the engine, so they leave no room there
             num_inside = 0
-            self._wake(tenant)
+            self._rooms.wake()
             raise
         finally:
             while num_inside:
@@ -186,21 +220,39 @@ class Admission:
         if self._is_over or (self.is_closed and not is_let_in):
             raise self.shutting_down()
         most = self.config.max_requests_per_key
-        if most is None:
-            return
-        if num_answers > most:
+        if most is not None and num_answers > most:
             raise RequestError(
                 f"prompts times n must be at most {most} answers (--max-requests-per-key), but got {num_answers}; "
                 "send several requests, one after the other"
             )
-        excess = self._under_way[tenant] + num_answers - most
-        if excess > 0:
+        if error := self._excess(tenant, num_answers):
+            raise error
+
+    def _excess(self, tenant: str, num_answers: int) -> RateLimitError | QueueFullError | None:
+        """The error where a tenant may not have so many more answers now."""
+        own, most = self._under_way[tenant], self.config.max_requests_per_key
+        if most is not None and own + num_answers > most:
             error = RateLimitError(
                 f"a key may have {most} answers under way (--max-requests-per-key), but it has "
-                f"{self._under_way[tenant]} and this request asks for {num_answers}; wait for some to end"
+                f"{own} and this request asks for {num_answers}; wait for some to end"
             )
-            error.retry_after_s = self._drain_rates[tenant].seconds_until(excess)
-            raise error
+            error.retry_after_s = self._drain_rates[tenant].seconds_until(own + num_answers - most)
+            return error
+        if self._capacity is None:
+            return None
+        capacity = self._capacity()
+        others = self._under_way.total() - own + sum(n for (kind, _), n in self._others.items() if kind == "holds")
+        most_own = (capacity - others) // 2 if self._has_several_keys else capacity - others
+        if own + num_answers <= most_own:
+            return None
+        full = queue_full(capacity)
+        if self._has_several_keys:
+            full = QueueFullError(
+                f"a key may have half of the requests that others leave of {capacity}, which are {max(most_own, 0)}, but "
+                f"it has {own} and this request asks for {num_answers}; try again later"
+            )
+        full.retry_after_s = self._drain_rate.seconds_until(num_answers)
+        return full
 
     def shutting_down(self) -> ShuttingDownError:
         """The error for requests that come, or are still under way, when the server ends."""
@@ -231,7 +283,41 @@ class Admission:
             if not self._others[kind, tenant]:
                 del self._others[kind, tenant]
 
-    def _wake(self, tenant: str) -> None:
-        for left in self._waiting.pop(tenant, ()):
-            if not left.done():
-                left.set_result(None)
+
+@final
+class _Lines:
+    """Those who wait until there is room for their tenant, each tenant's in the order in which they came.
+
+    Invariant: no line is empty.
+    """
+
+    def __init__(self, fits: Callable[[str, int], bool]) -> None:
+        """Takes what says whether there is room now for a tenant and a size."""
+        self._fits = fits
+        self._lines: dict[str, collections.deque[tuple[asyncio.Future[None], int]]] = {}
+
+    async def wait(self, tenant: str, size: int) -> None:
+        """Returns when there is room and nobody of the tenant comes before."""
+        is_first = False
+        while not self._fits(tenant, size) or (tenant in self._lines and not is_first):
+            left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            line = self._lines.setdefault(tenant, collections.deque())
+            (line.appendleft if is_first else line.append)((left, size))
+            try:
+                await left
+            except asyncio.CancelledError:
+                self.wake()  # another one gets the room
+                raise
+            is_first = True
+
+    def wake(self) -> None:
+        """Says that there is more room. Whoever finds it taken again stays the first of its line."""
+        for tenant, line in [*self._lines.items()]:
+            promised = 0
+            while line and self._fits(tenant, promised + line[0][1]):
+                left, size = line.popleft()
+                if not left.done():  # else nobody waits any more
+                    left.set_result(None)
+                    promised += size
+            if not line:
+                del self._lines[tenant]

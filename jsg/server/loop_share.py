@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import final
 
-UNITS = 16
+UNITS = 8
 """The work that begins in one turn of the loop. A unit is what one answer needs to begin: about 0.3 ms."""
 PER_UNIT = 8
 """Things that take a unit together where many are made of a list: prompts, answers that have not begun, results."""

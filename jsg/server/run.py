@@ -31,14 +31,15 @@ from jsg.engine.front.children import EngineChild
 from jsg.engine.front.fleet import open_engines
 from jsg.engine.front.served import ServedEngine
 from jsg.engine.media_reader import ModelMediaReader
-from jsg.errors import ConfigError
+from jsg.errors import ConfigError, JsgError
 from jsg.processing.media_prompt import MediaReader
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.app import create_app
 from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.front import Front, FrontDoor, public_name
+from jsg.server.garbage import collect_garbage
 from jsg.server.generation import Generator
-from jsg.server.http.access import has_keys
+from jsg.server.http.access import KeyRing, has_keys
 from jsg.server.http.http_protocol import ACCEPTED_AT_ONCE, allow_more_files, http_protocol
 from jsg.server.media_sources import MediaSources, media_limits
 from jsg.server.progress import StartDisplay
@@ -88,7 +89,11 @@ async def serve(
     directories, greet = Directories(tokenizer_dir, model_dir), functools.partial(print, flush=True)
     with StartDisplay() as display:
         client = open_engines(children, engine, display.show)
-        await serve_until(told_to_end, client, engine, server, directories, started_at, greet)
+        tidying = asyncio.create_task(_tidy(client))  # here, because it is for a process that does nothing else
+        try:
+            await serve_until(told_to_end, client, engine, server, directories, started_at, greet)
+        finally:
+            tidying.cancel()
 
 
 async def serve_until(
@@ -195,6 +200,9 @@ async def _open(
 ) -> Front:
     """Loads the tokenizer and the reader of pictures while the engine loads the model."""
     (tokenizer, reader), _ = await asyncio.gather(asyncio.to_thread(directories.load, server), client.ready())
+    has_several_keys = KeyRing.of(server).has_several_users
+    if has_several_keys:
+        client.take_turns()
     generator = Generator(
         client,
         tokenizer,
@@ -202,9 +210,18 @@ async def _open(
         threads=threads,
         config=server,
         observers=telemetry.observers,
+        has_several_keys=has_several_keys,
     )
     chat = ChatPrompt(tokenizer, client.info.max_request_tokens, reader)
     return Front(client, generator, chat, threads, engine, server, MediaSources(reader, threads, server))
+
+
+async def _tidy(client: ServedEngine) -> None:
+    """Collects garbage from the first request on. Who waits for the engine is told if it does not start."""
+    with contextlib.suppress(JsgError):
+        await client.ready()
+        await asyncio.sleep(FIRST_REQUEST_S)
+        await collect_garbage()
 
 
 async def _warm(client: ServedEngine) -> None:

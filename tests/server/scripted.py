@@ -82,6 +82,7 @@ class ScriptedClient:
     is_alive = True
     is_stalled = False
     takes_grammars = False
+    most_requests = 10_000
 
     @property
     def engines(self) -> "tuple[ScriptedClient]":

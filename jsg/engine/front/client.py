@@ -29,10 +29,11 @@ from jsg.engine.child.heartbeat import HeartbeatMonitor
 from jsg.engine.child.protocol import Call, FromEngine, GrammarTables, ModelInfo, Progress, ToEngine
 from jsg.engine.front.children import EngineChild
 from jsg.engine.front.grammar_compiler import GrammarCompiler
+from jsg.engine.front.places import Places
 from jsg.engine.front.routing import Reason
 from jsg.engine.front.streams import Stream, Streams
 from jsg.engine.front.tree_feed import TreeFeed
-from jsg.errors import EngineDeadError, JsgError, QueueFullError, RequestError
+from jsg.errors import EngineDeadError, JsgError, RequestError, queue_full, waited_too_long
 from jsg.types import FinishReason, FinishType, GrammarSpec, Request, RequestOutput, altered
 
 logger = logging.getLogger(__name__)
@@ -119,6 +120,7 @@ class EngineClient:
         self._socket.bind(child.address)
         self._numbers = itertools.count()
         self._streams = Streams()
+        self._places: Places | None = None
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._outbox: _Outbox | None = None
         self.grammars = grammars or GrammarCompiler()
@@ -134,6 +136,10 @@ class EngineClient:
     async def ready(self) -> ModelInfo:
         """Waits for the end of the warm-up. Raises what the engine's start raised, or EngineDeadError."""
         return await asyncio.shield(self._ready)
+
+    def take_turns(self) -> None:
+        """From now on owners take turns, as `Places` says. Only after `ready`, and where there are several."""
+        self._places = Places(self.info.max_running_requests)
 
     async def death(self) -> EngineDeadError:
         """Waits for the engine's end; returns an error that describes it."""
@@ -155,9 +161,14 @@ class EngineClient:
         return not self._death.done() and self._heartbeat.is_stalled
 
     @property
+    def most_requests(self) -> int:
+        """How many requests may run and wait."""
+        return self._config.max_queued_requests + self.info.max_running_requests
+
+    @property
     def is_full(self) -> bool:
         """Whether no further request may run or wait."""
-        return len(self._streams) >= self._limit
+        return len(self._streams) >= self.most_requests
 
     @property
     def takes_grammars(self) -> bool:
@@ -208,7 +219,7 @@ class EngineClient:
                 output = await stream.arrived.get()
                 if isinstance(output, JsgError):
                     raise output
-                yield dataclasses.replace(output, rid=stream.rid)
+                yield dataclasses.replace(output, rid=stream.rid, queue_s=output.queue_s + stream.waited_s)
                 if output.finish is not None:
                     return
         finally:
@@ -244,7 +255,8 @@ class EngineClient:
 
         Raises EngineDeadError, or JsgError where the engine fails to count them.
         """
-        return await self._call("stats")
+        stats = await self._call("stats")
+        return stats if self._places is None else stats | {"num_waiting": stats["num_waiting"] + len(self._places)}
 
     async def watch_cache(self, cursor: int, *, with_tokens: bool = False) -> dict[str, Any]:
         """The news of the prefix cache as `TreeLog.look` gives them, and the pool.
@@ -283,12 +295,8 @@ class EngineClient:
                 "namespace must be Unicode text, but has a lone surrogate; leave it out", param="namespace"
             ) from None
         if self.is_full:
-            raise QueueFullError(f"at most {self._limit} requests may run and wait, and so many do; try again later")
+            raise queue_full(self.most_requests)
         return self._streams.open(owner, request.rid)
-
-    @property
-    def _limit(self) -> int:
-        return self._config.max_queued_requests + self.info.max_running_requests
 
     def _send(self, stream: Stream, request: Request, *, is_streamed: bool) -> None:
         # The front makes the text, so it finds the stop strings, and the engine has no use for them. The engine has the
@@ -297,9 +305,30 @@ class EngineClient:
         if key is not None:
             self._sent_grammars.get(key)  # so that it counts as used
         sampling = altered(request.sampling, stop=(), grammar=key)
-        self._post().requests[stream.wire_name] = altered(
+        sent = altered(
             request, rid=stream.wire_name, sampling=sampling, is_streamed=request.is_streamed and is_streamed
         )
+        if self._places is None or request.hold:  # a hold takes no row
+            self._post().requests[stream.wire_name] = sent
+        else:
+            self._places.add(stream.owner, sent)
+            self._fill_places()
+
+    def _fill_places(self) -> None:
+        for request, waited_s in self._places.take() if self._places is not None else ():
+            if stream := self._streams.on_wire(request.rid):
+                stream.waited_s = waited_s
+            self._post().requests[request.rid] = request
+
+    def _close(self, stream: Stream) -> bool:
+        """Forgets a stream, whose place another request gets. Returns whether the engine may have the request."""
+        if not self._streams.close(stream):
+            return False
+        if self._places is None:
+            return True
+        is_unknown = self._places.leave(stream.owner, stream.wire_name)
+        self._fill_places()
+        return not is_unknown
 
     async def _have_compiled(self, stream: Stream, grammar: GrammarSpec, turns: asyncio.Semaphore) -> None:
         """Compiles and sends a grammar unless the engine has it or the stream ends. Its request must follow at once."""
@@ -340,7 +369,7 @@ class EngineClient:
 
     def _abort(self, stream: Stream) -> None:
         """Forgets a stream and tells the engine; does nothing where the stream has ended."""
-        if not self._streams.close(stream):
+        if not self._close(stream):
             return
         outbox = self._post()
         if outbox.requests.pop(stream.wire_name, None) is None:
@@ -409,8 +438,18 @@ class EngineClient:
         self._heartbeat.start_watch()
         while self._heartbeat.stuck_s <= limit_s:
             await asyncio.sleep(min(WATCH_S, limit_s / 4))
+            self._refuse_overdue()
         logger.error("the engine's step loop has not turned for %g s (--watchdog-timeout); it is ended", limit_s)
         self._child.kill()
+
+    def _refuse_overdue(self) -> None:
+        """Ends the requests that have waited for a place too long; the engine ends those that it knows."""
+        limit_s = self._config.queue_timeout
+        if self._places is None or limit_s is None:
+            return
+        for name in self._places.overdue(limit_s):
+            if stream := self._streams.on_wire(name):
+                self._end(stream, waited_too_long(limit_s))
 
     def _take_beats(self) -> None:
         if not self._heartbeat.read():
@@ -429,11 +468,11 @@ class EngineClient:
             if stream is None:
                 continue  # the request was aborted while this output was under way
             if output.finish is not None:
-                self._streams.close(stream)
+                self._close(stream)
             stream.arrived.put_nowait(output)
         for refusal in message.refusals:
             if stream := self._streams.on_wire(refusal.rid):
-                self._streams.close(stream)
+                self._close(stream)
                 stream.arrived.put_nowait(refusal.failure.to_error())
         for reply in message.replies:
             waiting = self._calls.pop(reply.number)
@@ -467,6 +506,7 @@ class EngineClient:
         asyncio.get_running_loop().remove_reader(self._heartbeat.fileno())
         self._heartbeat.close()
         self._fail_start(EngineDeadError(reason))
+        self._places = None
         for stream in self._streams.all_of(None):
             self._streams.close(stream)
             stream.arrived.put_nowait(EngineDeadError(reason))

@@ -98,6 +98,16 @@ class EngineFleet:
         self._is_open = True
         return self.info
 
+    def take_turns(self) -> None:
+        """As `EngineClient.take_turns`, in each engine by itself."""
+        for engine in self.engines:
+            engine.take_turns()
+
+    @property
+    def most_requests(self) -> int:
+        """How many requests may run and wait in the engines that live."""
+        return sum(self.engines[number].most_requests for number in self._living)
+
     async def death(self) -> EngineDeadError:
         """Waits for the end of the last engine and describes the end of each."""
         errors = await asyncio.gather(*(engine.death() for engine in self.engines))

@@ -19,6 +19,7 @@ class Stream:
         wire_name: Its name on the wire, which is never used twice.
         arrived: Its outputs in order. Nothing follows the last output, or an error.
         ended: Set when the stream is closed.
+        waited_s: How long its request has waited for a place in the engine.
     """
 
     owner: str
@@ -26,6 +27,7 @@ class Stream:
     wire_name: str
     arrived: asyncio.Queue[RequestOutput | JsgError] = dataclasses.field(default_factory=asyncio.Queue)
     ended: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    waited_s: float = 0.0
 
 
 @final

@@ -88,6 +88,11 @@ def check_limits(
     return count.patterns
 
 
+def num_streams(graph: Graph) -> int:
+    """Counts the streams of a graph as it is written. The rounds of a loop come one after the other."""
+    return sum(len(node.branches) if isinstance(node, Fork) else isinstance(node, Open) for node in graph.nodes())
+
+
 def size_of(part: Any) -> int:
     """Counts the values, conditions and pieces of text that a part of a graph consists of."""
     held = (inner for inner in parts(part) if isinstance(inner, Value | Condition))

@@ -15,7 +15,7 @@ from jsg.constrained.text_patterns import PatternSet, TextPatterns, refused_patt
 from jsg.errors import GrammarError, GraphError, JsgError, RequestError, TimeLimitError
 from jsg.lang.choices import check_draw, method_named
 from jsg.lang.executor.arguments import arguments_from_json
-from jsg.lang.executor.limits import ProgramLimits, check_limits
+from jsg.lang.executor.limits import ProgramLimits, check_limits, num_streams
 from jsg.lang.executor.posted import CallEvent, ProgramRun, VariableEvent, execute
 from jsg.lang.graphs.check import graph_from_json
 from jsg.lang.graphs.codec import sampling_from_dict
@@ -92,6 +92,7 @@ class _Program:
         self.arguments = arguments_from_json(self.graph, body.arguments or {})
         self.defaults = sampling_from_dict(body.sampling_params or {})
         self._pattern_nodes = check_limits(self.graph, self.arguments, LIMITS, self.defaults)
+        self.num_streams = num_streams(self.graph)
         _check_calls(self.graph, self.defaults)
 
     async def patterns(self, front: Front, owner: str) -> TextPatterns | None:
@@ -156,6 +157,7 @@ async def _running(
         try:
             async with (
                 asyncio.timeout(limit_s),
+                admission.streams(tenant, program.num_streams),
                 execute(
                     program.graph,
                     FrontBackend(model),

@@ -1,0 +1,36 @@
+"""When Python collects its garbage in the front: seldom while much is under way, because nothing else runs meanwhile.
+
+A full collection looks at every object that is alive. With ten thousand answers under way that took 0.7 s of CPU, in which
+nobody got a token or a sign of life, and Python begins one after each growth by a quarter.
+"""
+
+import asyncio
+import gc
+import time
+
+LOOK_S = 2.0
+MOST_SHARE = 0.01
+"""Of the time, full collections take at most so much."""
+NEVER = 2**31 - 1
+
+
+async def collect_garbage() -> None:
+    """Makes all full collections of this process from now on, until it is cancelled.
+
+    What is alive now is not looked at again, because it stays. Young objects are collected as ever.
+    """
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*before[:2], NEVER)
+    try:
+        took_s = 0.0
+        while True:
+            await asyncio.sleep(max(LOOK_S, took_s / MOST_SHARE))
+            if gc.get_count()[2]:  # young objects have grown old
+                began = time.thread_time()
+                gc.collect()
+                took_s = time.thread_time() - began
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
