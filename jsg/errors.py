@@ -162,8 +162,8 @@ def queue_full(most: int) -> QueueFullError:
 def waited_too_long(limit_s: float) -> QueueTimeoutError:
     """The error for a request that had no step in this time."""
     return QueueTimeoutError(
-        f"the request waited for more than {limit_s:g} s (--queue-timeout) and had no step yet; the server is busy, try "
-        "again later"
+        f"the request waited for more than {limit_s:g} s (--queue-timeout) and had no step yet; "
+        "the server is busy, try again later"
     )
 
 

@@ -1,7 +1,7 @@
 """When Python collects its garbage in the front: seldom while much is under way, because nothing else runs meanwhile.
 
-A full collection looks at every object that is alive. With ten thousand answers under way that took 0.7 s of CPU, in which
-nobody got a token or a sign of life, and Python begins one after each growth by a quarter.
+A full collection looks at every object that is alive. With ten thousand answers under way that took 0.7 s of CPU, in
+which nobody got a token or a sign of life, and Python begins one after each growth by a quarter.
 """
 
 import asyncio

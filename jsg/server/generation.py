@@ -313,7 +313,8 @@ class Generator:
         makers: dict[PatternSet | None, MakeFinder | None] = {None: None}
         for patterns in wanted:
             if patterns is not None and patterns not in makers:
-                self.admission.check(tenant, num_answers, is_let_in=call.is_let_in)
+                if not call.is_let_in:  # else it has room already
+                    self.admission.check(tenant, num_answers, is_let_in=False)
                 tables = await self._client.grammars.patterns(patterns, tenant)
                 makers[patterns] = finders(patterns.patterns, tables)
         return [makers[patterns] for patterns in wanted]

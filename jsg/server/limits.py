@@ -87,9 +87,8 @@ class Admission:
         self._under_way: collections.Counter[str] = collections.Counter()
         self._others: collections.Counter[tuple[str, str]] = collections.Counter()  # by kind and tenant
         self._hold_timers: set[asyncio.Timeout] = set()
-        self._rooms = _Lines(lambda tenant, num_answers: self._excess(tenant, num_answers) is None)
-        self._streams: collections.Counter[str] = collections.Counter()  # of programs that run
-        self._stages = _Lines(lambda tenant, num: self._streams[tenant] + num <= max(MAX_STREAMS, num))
+        self._rooms = _Lines(lambda tenant, _, num_answers: self._excess(tenant, num_answers) is None)
+        self._streams = _Lines(lambda _, num_taken, num: num_taken + num <= max(MAX_STREAMS, num))
         self._is_over = False
         self._drain_rate = DrainRate(now)
         self._drain_rates: collections.defaultdict[str, DrainRate] = collections.defaultdict(lambda: DrainRate(now))
@@ -157,22 +156,20 @@ class Admission:
         """Lets a program in. Raises as `hold`."""
         return self._other("programs", tenant)
 
-    @contextlib.asynccontextmanager
-    async def streams(self, tenant: str, num_streams: int) -> AsyncGenerator[None]:
-        """Waits until the programs of a tenant that run leave room for one with so many streams."""
-        await self._stages.wait(tenant, num_streams)
-        self._streams[tenant] += num_streams
-        try:
-            yield
-        finally:
-            self._streams[tenant] -= num_streams
-            self._stages.wake()
+    def streams(self, tenant: str, num_streams: int) -> contextlib.AbstractAsyncContextManager[None]:
+        """Waits until the programs of a tenant that run leave room for one with so many streams, and keeps the room."""
+        return self._streams.room(tenant, num_streams)
 
-    async def room(self, tenant: str, num_answers: int) -> None:
-        """Waits until a tenant may have so many more answers under way. Returns at once where it never may."""
-        most = self._capacity() if self._capacity is not None else num_answers
-        if num_answers <= min(self.config.max_requests_per_key or most, most // 2 if self._has_several_keys else most):
-            await self._rooms.wait(tenant, num_answers)
+    def room(self, tenant: str, num_answers: int) -> contextlib.AbstractAsyncContextManager[None]:
+        """Waits until a tenant may have so many more answers under way, and keeps the room, which `enter` then takes.
+
+        Nothing may happen between the end of the block and `enter`. It does not wait where there never is so much room.
+        """
+        most = num_answers if self._capacity is None else self._capacity()
+        most = most // 2 if self._capacity is not None and self._has_several_keys else most
+        if num_answers > min(self.config.max_requests_per_key or most, most):
+            return contextlib.nullcontext()
+        return self._rooms.room(tenant, num_answers)
 
     @contextlib.contextmanager
     def enter(self, tenant: str, num_answers: int, *, is_let_in: bool = False) -> Iterator[Callable[[], None]]:
@@ -230,7 +227,7 @@ class Admission:
 
     def _excess(self, tenant: str, num_answers: int) -> RateLimitError | QueueFullError | None:
         """The error where a tenant may not have so many more answers now."""
-        own, most = self._under_way[tenant], self.config.max_requests_per_key
+        own, most = self._under_way[tenant] + self._rooms.taken[tenant], self.config.max_requests_per_key
         if most is not None and own + num_answers > most:
             error = RateLimitError(
                 f"a key may have {most} answers under way (--max-requests-per-key), but it has "
@@ -241,15 +238,16 @@ class Admission:
         if self._capacity is None:
             return None
         capacity = self._capacity()
-        others = self._under_way.total() - own + sum(n for (kind, _), n in self._others.items() if kind == "holds")
+        holds = sum(count for (kind, _), count in self._others.items() if kind == "holds")
+        others = self._under_way.total() + self._rooms.taken.total() - own + holds
         most_own = (capacity - others) // 2 if self._has_several_keys else capacity - others
         if own + num_answers <= most_own:
             return None
         full = queue_full(capacity)
         if self._has_several_keys:
             full = QueueFullError(
-                f"a key may have half of the requests that others leave of {capacity}, which are {max(most_own, 0)}, but "
-                f"it has {own} and this request asks for {num_answers}; try again later"
+                f"a key may have half of the requests that others leave of {capacity}, which are {max(most_own, 0)}, "
+                f"but it has {own} and this request asks for {num_answers}; try again later"
             )
         full.retry_after_s = self._drain_rate.seconds_until(num_answers)
         return full
@@ -289,35 +287,39 @@ class _Lines:
     """Those who wait until there is room for their tenant, each tenant's in the order in which they came.
 
     Invariant: no line is empty.
+
+    Attributes:
+        taken: The room that each tenant keeps.
     """
 
-    def __init__(self, fits: Callable[[str, int], bool]) -> None:
-        """Takes what says whether there is room now for a tenant and a size."""
+    def __init__(self, fits: Callable[[str, int, int], bool]) -> None:
+        """`fits` says whether there is room now for a tenant, who keeps so much room already, and a size."""
+        self.taken: collections.Counter[str] = collections.Counter()
         self._fits = fits
         self._lines: dict[str, collections.deque[tuple[asyncio.Future[None], int]]] = {}
 
-    async def wait(self, tenant: str, size: int) -> None:
-        """Returns when there is room and nobody of the tenant comes before."""
-        is_first = False
-        while not self._fits(tenant, size) or (tenant in self._lines and not is_first):
-            left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            line = self._lines.setdefault(tenant, collections.deque())
-            (line.appendleft if is_first else line.append)((left, size))
-            try:
-                await left
-            except asyncio.CancelledError:
-                self.wake()  # another one gets the room
-                raise
-            is_first = True
+    @contextlib.asynccontextmanager
+    async def room(self, tenant: str, size: int) -> AsyncGenerator[None]:
+        """Waits for room, and keeps it during the block."""
+        left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(tenant, collections.deque()).append((left, size))
+        self.wake()
+        try:
+            await left
+            yield
+        finally:
+            if left.done() and not left.cancelled():
+                self.taken[tenant] -= size
+                asyncio.get_running_loop().call_soon(self.wake)  # once it is known what came of the room
 
     def wake(self) -> None:
-        """Says that there is more room. Whoever finds it taken again stays the first of its line."""
+        """Says that there may be more room."""
         for tenant, line in [*self._lines.items()]:
-            promised = 0
-            while line and self._fits(tenant, promised + line[0][1]):
+            while line and (line[0][0].done() or self._fits(tenant, self.taken[tenant], line[0][1])):
                 left, size = line.popleft()
                 if not left.done():  # else nobody waits any more
+                    self.taken[tenant] += size
                     left.set_result(None)
-                    promised += size
             if not line:
                 del self._lines[tenant]
+        self.taken = +self.taken

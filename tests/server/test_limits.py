@@ -320,8 +320,8 @@ class TestWhatWasLetIn:
     async def wait(self) -> None:
         admission = Admission(ServerConfig(max_requests_per_key=2))
         with admission.enter("a", 2) as leave, admission.enter("b", 2):
-            waiting = [asyncio.create_task(admission.room("a", 1)) for _ in range(2)]
-            too_many = asyncio.create_task(admission.room("a", 3))
+            waiting = [asyncio.create_task(self.take(admission, 1)) for _ in range(2)]
+            too_many = asyncio.create_task(self.take(admission, 3))
             await too_many  # there never is room for them: who enters is told
             await asyncio.sleep(0)
             assert not any(task.done() for task in waiting)
@@ -337,10 +337,14 @@ class TestWhatWasLetIn:
 
         async def fail() -> None:
             with admission.enter("a", 1):
-                waiting.append(asyncio.create_task(admission.room("a", 1)))
+                waiting.append(asyncio.create_task(self.take(admission, 1)))
                 await asyncio.sleep(0)
                 raise QueueFullError
 
         with pytest.raises(QueueFullError):
             await fail()
         await asyncio.wait_for(waiting[0], 5)
+
+    async def take(self, admission: Admission, num_answers: int) -> None:
+        async with admission.room("a", num_answers):
+            pass

@@ -63,7 +63,8 @@ def changes(events: Iterator[dict], last: str) -> list[list]:
     while last not in [change[0] for change in found]:
         event = next(events)
         assert event["type"] == "delta"
-        assert event["pool"]["total"] == sum(event["pool"][term] for term in event["pool"]["terms"])
+        pool = event.get("pool", {"terms": [], "total": 0})  # only admins see it
+        assert pool["total"] == sum(pool[term] for term in pool["terms"])
         found += event["changes"]
     return found
 
@@ -120,11 +121,12 @@ def test_a_key_sees_its_own_namespace(two_keys: RunningServer):
     admin = look(two_keys, headers=key("root"))
     assert sorted(lengths(admin)) == [2, 3]
     alice = look(two_keys, headers=key("alice"))
-    assert (lengths(alice), alice["num_nodes"]) == ([3], 2)
-    assert alice["aggregates"] == {"0": {"nodes": 1, "tokens": 2, "evictable": 2}}
-    of_bob = next(node[0] for node in admin["nodes"] if node[2] == 2)
+    assert (lengths(alice), alice["num_nodes"], alice["aggregates"]) == ([3], 1, {})
+    assert look(two_keys, f"?root={alice['nodes'][0][0]}", headers=key("alice"))["nodes"] == alice["nodes"]
+    of_bob = look(two_keys, headers=key("bob"))["nodes"][0][0]
     for path in ("/debug/radix", "/debug/radix/events"):
-        assert two_keys.http.get(f"{path}?root={of_bob}", headers=key("alice")).status_code == 404
+        for number in (of_bob, *(node[0] for node in admin["nodes"])):
+            assert two_keys.http.get(f"{path}?root={number}", headers=key("alice")).status_code == 404
         refused = two_keys.http.get(f"{path}?text=true", headers=key("alice"))
         assert refused.status_code == 403
         assert "--admin-api-key" in refused.json()["error"]["message"]
@@ -134,6 +136,32 @@ def test_a_key_sees_its_own_namespace(two_keys: RunningServer):
         generate(two_keys, [69, 70, 71], key("alice"))
         (insert,) = changes(events, "insert")
         assert insert[2:] == [0, 3]
+
+
+@pytest.mark.parametrize("query", ["", "?limit=1"])
+def test_a_key_learns_nothing_of_what_others_do(two_keys: RunningServer, query: str):
+    def seen(num_of_bob: int) -> list[dict[str, Any]]:
+        assert two_keys.http.post("/flush_cache", headers=key("root")).status_code == 200
+        generate(two_keys, [64, 65, 66], key("alice"))
+        with watching(two_keys, query, headers=key("alice")) as events:
+            told = [next(events)]
+            for number in range(num_of_bob):
+                generate(two_keys, [70 + number, *range(64, 70 + 3 * number)], key("bob"))
+                look(two_keys, headers=key("root"))
+            generate(two_keys, [67, 68], key("alice"))
+            while told[-1]["num_nodes"] != 2:
+                told.append(next(events))
+        return [*told, look(two_keys, query, headers=key("alice"))]
+
+    def shape(event: dict[str, Any]) -> list[Any]:
+        assert event.keys() <= {*"type engine page_size cursor time nodes num_nodes aggregates changes".split()}
+        return [lengths(event), event["num_nodes"], sorted(map(repr, event["aggregates"].values()))]
+
+    alone, beside = seen(0), seen(4)
+    assert [shape(alone[end]) for end in (0, -1)] == [shape(beside[end]) for end in (0, -1)]
+    assert [event["cursor"] for event in beside[:-1]] == list(range(1, len(beside)))
+    assert sum(event["num_nodes"] == 1 for event in beside[:-1]) == 1, "nothing was sent of what another key did"
+    assert beside[-1]["cursor"] == 1
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Which nodes of a tree are shown, and how the others are counted."""
 
+import dataclasses
 import random
 
 import pytest
@@ -39,28 +40,31 @@ def totals(drawn: dict) -> tuple[int, int, int]:
 @pytest.mark.parametrize("namespace", [None, *NAMESPACES])
 def test_folding_keeps_sums_and_all_above(namespace):
     for seed in range(20):
-        nodes = random_tree(seed, 60)
-        whole = {node.id: node for node in nodes}
+        whole = random_tree(seed, 60)
+        view = View(60, None, namespace, b"secret")
+        nodes = view.seen(whole)
+        assert namespace is not None or len(nodes) == len(whole)
         expected = (
             len(nodes),
             sum(node.length for node in nodes),
             sum(node.length for node in nodes if not node.holders),
         )
         for limit in (1, 5, 30, 60):
-            shown, drawn = View(limit, None, namespace).draw(nodes, NOW)
+            shown, drawn = dataclasses.replace(view, limit=limit).draw(whole, NOW)
             assert totals(drawn) == expected
             assert drawn["num_nodes"] == len(nodes)
             seen = {0}
             for node, row in zip(shown, drawn["nodes"], strict=True):
-                assert node.parent in seen, "parents come first, and none is folded"
-                seen.add(node.id)
-                flags = (LOCKED if node.holders else 0) | (FOLDED if node.id in drawn["aggregates"] else 0)
-                assert row == [node.id, node.parent, node.length, node.holders, 7, 2, flags]
+                assert view.name(node.parent) in seen, "parents come first, and none is folded"
+                name = view.name(node.id)
+                assert (name == node.id) == (namespace is None)
+                seen.add(name)
+                flags = (LOCKED if node.holders else 0) | (FOLDED if name in drawn["aggregates"] else 0)
+                assert row == [name, view.name(node.parent), node.length, node.holders, 7, 2, flags]
                 if node.parent == 0:
-                    assert namespace in (None, whole[node.id].namespace)
+                    assert namespace in (None, node.namespace)
             assert set(drawn["aggregates"]) <= seen
-            if namespace is None:
-                assert len(shown) == min(limit, len(nodes))
+            assert len(shown) == min(limit, len(nodes))
 
 
 def test_the_smallest_subtrees_are_folded():

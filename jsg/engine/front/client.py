@@ -120,7 +120,6 @@ class EngineClient:
         self._socket.bind(child.address)
         self._numbers = itertools.count()
         self._streams = Streams()
-        self._places: Places | None = None
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._outbox: _Outbox | None = None
         self.grammars = grammars or GrammarCompiler()
@@ -139,7 +138,7 @@ class EngineClient:
 
     def take_turns(self) -> None:
         """From now on owners take turns, as `Places` says. Only after `ready`, and where there are several."""
-        self._places = Places(self.info.max_running_requests)
+        self._streams.places = Places(self.info.max_running_requests)
 
     async def death(self) -> EngineDeadError:
         """Waits for the engine's end; returns an error that describes it."""
@@ -256,7 +255,11 @@ class EngineClient:
         Raises EngineDeadError, or JsgError where the engine fails to count them.
         """
         stats = await self._call("stats")
-        return stats if self._places is None else stats | {"num_waiting": stats["num_waiting"] + len(self._places)}
+        return (
+            stats
+            if self._streams.places is None
+            else stats | {"num_waiting": stats["num_waiting"] + len(self._streams.places)}
+        )
 
     async def watch_cache(self, cursor: int, *, with_tokens: bool = False) -> dict[str, Any]:
         """The news of the prefix cache as `TreeLog.look` gives them, and the pool.
@@ -308,14 +311,14 @@ class EngineClient:
         sent = altered(
             request, rid=stream.wire_name, sampling=sampling, is_streamed=request.is_streamed and is_streamed
         )
-        if self._places is None or request.hold:  # a hold takes no row
+        if self._streams.places is None or request.hold:  # a hold takes no row
             self._post().requests[stream.wire_name] = sent
         else:
-            self._places.add(stream.owner, sent)
+            self._streams.places.add(stream.owner, sent)
             self._fill_places()
 
     def _fill_places(self) -> None:
-        for request, waited_s in self._places.take() if self._places is not None else ():
+        for request, waited_s in self._streams.places.take() if self._streams.places is not None else ():
             if stream := self._streams.on_wire(request.rid):
                 stream.waited_s = waited_s
             self._post().requests[request.rid] = request
@@ -324,9 +327,9 @@ class EngineClient:
         """Forgets a stream, whose place another request gets. Returns whether the engine may have the request."""
         if not self._streams.close(stream):
             return False
-        if self._places is None:
+        if self._streams.places is None:
             return True
-        is_unknown = self._places.leave(stream.owner, stream.wire_name)
+        is_unknown = self._streams.places.leave(stream.owner, stream.wire_name)
         self._fill_places()
         return not is_unknown
 
@@ -445,9 +448,9 @@ class EngineClient:
     def _refuse_overdue(self) -> None:
         """Ends the requests that have waited for a place too long; the engine ends those that it knows."""
         limit_s = self._config.queue_timeout
-        if self._places is None or limit_s is None:
+        if self._streams.places is None or limit_s is None:
             return
-        for name in self._places.overdue(limit_s):
+        for name in self._streams.places.overdue(limit_s):
             if stream := self._streams.on_wire(name):
                 self._end(stream, waited_too_long(limit_s))
 
@@ -506,7 +509,7 @@ class EngineClient:
         asyncio.get_running_loop().remove_reader(self._heartbeat.fileno())
         self._heartbeat.close()
         self._fail_start(EngineDeadError(reason))
-        self._places = None
+        self._streams.places = None
         for stream in self._streams.all_of(None):
             self._streams.close(stream)
             stream.arrived.put_nowait(EngineDeadError(reason))

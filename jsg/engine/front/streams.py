@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 from typing import final
 
+from jsg.engine.front.places import Places
 from jsg.errors import JsgError, RequestError
 from jsg.types import RequestOutput
 
@@ -35,9 +36,13 @@ class Streams:
     """Every live request, by its name on the wire and by owner and rid.
 
     Invariant: both tables hold the same streams, and every owner in them has one.
+
+    Attributes:
+        places: Those in the engine, where owners take turns; None where every request goes to the engine at once.
     """
 
     def __init__(self) -> None:
+        self.places: Places | None = None
         self._numbers = itertools.count()
         self._by_wire_name: dict[str, Stream] = {}
         self._by_owner: dict[str, dict[str, Stream]] = {}

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import Awaitable, Iterator
 from typing import Any, Protocol, final
 
@@ -54,10 +55,12 @@ class TreeFeed:
 
     Attributes:
         copy: The tree, while somebody looks.
+        secret: For readers who must not learn the numbers of the nodes.
     """
 
     def __init__(self, ask: Ask) -> None:
         self.copy = TreeCopy()
+        self.secret = secrets.token_bytes(16)
         self._ask = ask
         self._listeners: list[Listener] = []
         self._arrived = asyncio.Event()

@@ -160,18 +160,18 @@ class FrontModel(LocalModel):
             self._budget.spend(prompts)  # after it, because a call that `begin` refuses costs nothing
         return generation
 
-    async def _room(self, num_answers: int) -> None:
+    def _room(self, num_answers: int) -> contextlib.AbstractAsyncContextManager[None]:
         """Waits until the caller's key has room for so many answers, if this model's calls may wait."""
-        if self._waits:
-            await self._front.generator.admission.room(self._call.caller.tenant, num_answers)
+        if not self._waits:
+            return contextlib.nullcontext()
+        return self._front.generator.admission.room(self._call.caller.tenant, num_answers)
 
     async def _run(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[Sequence[Answer], int, str]]:
         """Waits until the caller's key has room. Raises AbortedError unless every answer comes to its end."""
         num_answers = sum(prompt.sampling.n for prompt in prompts)
         async with self._places:
-            await self._room(num_answers)
-            generation = await self._begin(prompts)
-            await self._room(num_answers)  # others may have taken it while stop patterns were compiled
+            async with self._room(num_answers):
+                generation = await self._begin(prompts)
             async with contextlib.aclosing(generation.run(is_read=self._is_read)) as deltas:
                 async for index, delta in deltas:
                     yield generation.answers, index, delta.text

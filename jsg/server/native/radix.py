@@ -77,15 +77,18 @@ def _reader(query: RadixQuery, caller: Caller, front: Front) -> "_Reader":
         raise RequestError(f"engine must be below {len(engines)}, but got {query.engine}", param="engine")
     if query.text:
         check_admin(caller, "text=true shows the prompts of all keys")
-    view = View(query.limit, query.root, None if caller.is_admin else caller.namespace())
+    tree = engines[query.engine].tree
+    view = View(query.limit, query.root, None if caller.is_admin else caller.namespace(), tree.secret)
     decode = functools.partial(front.generator.tokenizer.decode, skip_special_tokens=False) if query.text else None
     head = {"engine": query.engine, "page_size": front.client.info.page_size}
-    return _Reader(engines[query.engine].tree, view, head, decode, None if caller.is_admin else caller.tenant)
+    return _Reader(tree, view, head, decode, None if caller.is_admin else caller.tenant)
 
 
 @final
 class _Reader:
     """Somebody who looks at the tree of one engine.
+
+    Who sees one namespace gets events only when it has changed, and no number that depends on others.
 
     Invariant: unless `_is_stale`, what was sent, `_changes` and the copy's pool make what the view shows now.
     """
@@ -107,7 +110,9 @@ class _Reader:
         self._woken = asyncio.Event()
         self._error: Exception | None = None
         self._is_stale = True
-        self._version = 0  # of the copy when something was sent
+        self._cursor = 0  # of the last event: the version of the copy, or for one namespace the number of events
+        self._own: dict[int, TreeNode] = {}  # what was sent of the only namespace that is seen
+        self._root = view.root  # as the tree numbers it
         self._shown: set[int] | None = None  # None while what is shown is folded
         self._changes: list[Change] = []
         self._due = 0.0
@@ -116,7 +121,7 @@ class _Reader:
 
     def on_look(self, changes: list[Change] | None) -> None:
         """Keeps the changes that the reader sees."""
-        if changes is None or (self._shown is None and self.feed.copy.version != self._version):
+        if changes is None or (self._shown is None and self._concerns(changes)):
             self._is_stale = True
         elif self._shown is not None and not self._is_stale:
             self._changes += [change for change in changes if self._sees(change, self._shown)]
@@ -128,10 +133,17 @@ class _Reader:
         self._error = error
         self._woken.set()
 
+    def _concerns(self, changes: list[Change]) -> bool:
+        """Whether what is shown, and is folded, is other than what was sent."""
+        if self._view.namespace is None:
+            return self.feed.copy.version != self._cursor
+        own = {*self._own}
+        return max((self._sees(change, own) for change in changes), default=False)  # each, because `own` grows
+
     def _sees(self, change: Change, shown: set[int]) -> bool:
         match change:
             case ("split", int(upper), int(lower), _):
-                self._is_stale |= lower == self._view.root  # the upper half is above the root
+                self._is_stale |= lower == self._root  # the upper half is above the root
                 is_seen = lower in shown
                 if is_seen:
                     shown.add(upper)
@@ -140,7 +152,7 @@ class _Reader:
                 if is_seen:
                     shown.add(new)
             case ("evict", int(gone)):
-                self._is_stale |= gone == self._view.root
+                self._is_stale |= gone == self._root
                 is_seen = gone in shown
                 shown.discard(gone)
             case _:
@@ -161,14 +173,15 @@ class _Reader:
             while True:
                 await self._news()
                 if self._is_stale:
-                    yield await self._draw()
-                elif self._changes or self.feed.copy.version != self._version:
+                    if (event := await self._draw()) is not None:
+                        yield event
+                elif self._changes or (self._view.namespace is None and self.feed.copy.version != self._cursor):
                     yield self._delta()
 
     async def snapshot(self) -> Event:
         """All that is shown, as of the next look."""
         await self._news()
-        return await self._draw()
+        return await self._draw() or {}
 
     async def _news(self) -> None:
         """Waits for a look that something may be sent of. Raises what the engine raised."""
@@ -181,7 +194,8 @@ class _Reader:
             if self.feed.copy.is_whole:  # else it was begun anew meanwhile, and a look follows when it is whole
                 return
 
-    async def _draw(self) -> Event:
+    async def _draw(self) -> Event | None:
+        """A snapshot; None where the reader sees one namespace and has been sent all that it shows."""
         copy = self.feed.copy
         nodes, start, now = [*copy.nodes.values()], time.monotonic(), time.time()
         event = self._event("snapshot", now)
@@ -189,17 +203,22 @@ class _Reader:
         self._is_stale, self._shown = False, None
         self._changes.clear()
 
-        def draw() -> tuple[list[TreeNode], dict[str, Any]]:
+        def draw() -> tuple[list[TreeNode], dict[str, Any], dict[int, TreeNode]]:
             shown, drawn = self._view.draw(nodes, now)
-            return shown, drawn | self._texts(shown)
+            own = {} if self._view.namespace is None else {node.id: node for node in self._view.seen(nodes)}
+            return shown, drawn | self._texts(shown), own
 
-        if is_small:
-            shown, drawn = draw()
-            self._shown = {node.id for node in shown}
-        else:
-            _, drawn = await asyncio.to_thread(draw)
+        shown, drawn, own = draw() if is_small else await asyncio.to_thread(draw)
+        self._shown = {node.id for node in shown} if is_small else None
+        if self._view.root is not None and shown:
+            self._root = shown[0].id
+        is_known = self._view.namespace is not None and self._cursor > 1 and _alike(own, self._own)
+        self._own = own
         took_s = time.monotonic() - start
         self._due = start + (LOOK_S if is_small else max(FOLDED_S, took_s / FOLDED_SHARE))
+        if is_known:
+            self._cursor -= 1
+            return None
         return event | drawn
 
     @property
@@ -213,13 +232,32 @@ class _Reader:
         told = {part for change in changes for part in change[1:3] if change[0] == "split"}
         told |= {change[1] for change in changes if change[0] == "insert"}
         texts = self._texts(nodes[number] for number in told if number in nodes)
-        size = {"num_nodes": len(nodes)} if self._view.root is None else {}
+        if self._view.namespace is not None:
+            self._note(changes)
+            changes = [self._named(change) for change in changes]
+        num_nodes = len(nodes) if self._view.namespace is None else len(self._own)
+        size = {"num_nodes": num_nodes} if self._view.root is None else {}
         return self._event("delta", time.time()) | size | {"changes": changes} | texts
+
+    def _note(self, changes: list[Change]) -> None:
+        """Remembers what is sent of the only namespace that is seen."""
+        nodes = self.feed.copy.nodes
+        for number in {part for change in changes for part in change[1 : _num_ids(change) + 1]}:
+            if number in nodes:
+                self._own[int(number)] = nodes[int(number)]
+            else:
+                self._own.pop(int(number), None)
+
+    def _named(self, change: Change) -> Change:
+        end = _num_ids(change) + 1
+        return (change[0], *(self._view.name(int(part)) for part in change[1:end]), *change[end:])
 
     def _event(self, kind: str, now: float) -> Event:
         copy = self.feed.copy
-        self._version = copy.version
-        return {"type": kind, "cursor": copy.version, "time": now, **self._head, "pool": copy.pool}
+        is_own = self._view.namespace is not None
+        self._cursor = self._cursor + 1 if is_own else copy.version
+        event = {"type": kind, "cursor": self._cursor, "time": now, **self._head}
+        return event if is_own else event | {"pool": copy.pool}
 
     def _texts(self, nodes: Iterable[TreeNode]) -> dict[str, Any]:
         decode = self._decode
@@ -228,3 +266,17 @@ class _Reader:
         return {
             "texts": {node.id: decode(np.frombuffer(node.tokens, np.int32).tolist())[:MAX_TEXT_CHARS] for node in nodes}
         }
+
+
+def _num_ids(change: Change) -> int:
+    """How many numbers of nodes a change begins with, behind its name."""
+    return 2 if change[0] in ("split", "insert") else 1
+
+
+def _alike(some: dict[int, TreeNode], others: dict[int, TreeNode]) -> bool:
+    """Whether two states of a tree differ in nothing that a change tells."""
+
+    def told(nodes: dict[int, TreeNode]) -> dict[int, tuple[int, int, int, int]]:
+        return {node.id: (node.parent, node.length, node.holders, node.hits) for node in nodes.values()}
+
+    return told(some) == told(others)

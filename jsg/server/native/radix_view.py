@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import hashlib
 import heapq
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -22,12 +23,22 @@ class View:
     Attributes:
         limit: The most nodes to show.
         root: The node whose subtree is shown; None for the whole tree.
-        namespace: The only namespace that is shown; None for all of them.
+        namespace: The only namespace that is shown; None for all of them. Nothing that is shown depends on the others.
+        secret: With a namespace, what its nodes are named by. The tree numbers all nodes in turn, so the numbers would
+            tell how many nodes others have.
     """
 
     limit: int
     root: int | None
     namespace: str | None
+    secret: bytes = b""
+
+    def name(self, number: int) -> int:
+        """The number by which a reader knows a node. It has 48 bits, because a script reads larger ones inexactly."""
+        if self.namespace is None or number == TOP:
+            return number
+        data = f"{number} {self.namespace}".encode()
+        return int.from_bytes(hashlib.blake2b(data, digest_size=6, key=self.secret).digest())
 
     def draw(self, nodes: Sequence[TreeNode], now_s: float) -> tuple[list[TreeNode], dict[str, Any]]:
         """The nodes to show, parents first, and the part of a snapshot that is made of nodes.
@@ -38,7 +49,7 @@ class View:
         Raises:
             NotFoundError: The root is not in the tree, or not in what the reader may see.
         """
-        order = self._subtrees(nodes)
+        order = self.seen(nodes)
         weights: collections.defaultdict[int, int] = collections.defaultdict(int)
         for node in reversed(order):
             weights[node.id] += node.length
@@ -48,15 +59,12 @@ class View:
             heaviest = heapq.nlargest(self.limit, order, key=lambda node: weights[node.id])
             ids = {node.id for node in heaviest}
             shown = [node for node in order if node.id in ids]
-        num_nodes = len(order) if self.root is not None else len(nodes)
         aggregates = self._fold(order, {node.id for node in shown})
-        if num_nodes > len(order):  # of other namespaces
-            seen = {node.id for node in order}
-            _add(aggregates[TOP], (node for node in nodes if node.id not in seen))
-        rows = [_row(node, now_s, is_folded=node.id in aggregates) for node in shown]
-        return shown, {"nodes": rows, "num_nodes": num_nodes, "aggregates": aggregates}
+        rows = [self._row(node, now_s, is_folded=node.id in aggregates) for node in shown]
+        named = {self.name(number): aggregate for number, aggregate in aggregates.items()}
+        return shown, {"nodes": rows, "num_nodes": len(order), "aggregates": named}
 
-    def _subtrees(self, nodes: Sequence[TreeNode]) -> list[TreeNode]:
+    def seen(self, nodes: Sequence[TreeNode]) -> list[TreeNode]:
         """The nodes that may be seen, parents first."""
         children: collections.defaultdict[int, list[TreeNode]] = collections.defaultdict(list)
         for node in nodes:
@@ -65,7 +73,7 @@ class View:
         order = _with_all_below(order, children)
         if self.root is None:
             return order
-        found = [node for node in order if node.id == self.root]
+        found = [node for node in order if self.name(node.id) == self.root]
         if not found:
             raise NotFoundError(
                 f"root must be the id of a cached node, but no node {self.root} is here; it may have been evicted, so "
@@ -83,6 +91,11 @@ class View:
                 _add(aggregates[owners[node.id]], (node,))
         return aggregates
 
+    def _row(self, node: TreeNode, now_s: float, *, is_folded: bool) -> list[int]:
+        flags = (LOCKED if node.holders else 0) + (FOLDED if is_folded else 0)
+        age_s = max(int(now_s - node.used_at), 0)
+        return [self.name(node.id), self.name(node.parent), node.length, node.holders, age_s, node.hits, flags]
+
 
 def _with_all_below(nodes: list[TreeNode], children: dict[int, list[TreeNode]]) -> list[TreeNode]:
     order = [*nodes]
@@ -96,9 +109,3 @@ def _add(aggregate: dict[str, int], nodes: Iterable[TreeNode]) -> None:
         aggregate["nodes"] += 1
         aggregate["tokens"] += node.length
         aggregate["evictable"] += 0 if node.holders else node.length
-
-
-def _row(node: TreeNode, now_s: float, *, is_folded: bool) -> list[int]:
-    flags = (LOCKED if node.holders else 0) + (FOLDED if is_folded else 0)
-    age_s = max(int(now_s - node.used_at), 0)
-    return [node.id, node.parent, node.length, node.holders, age_s, node.hits, flags]

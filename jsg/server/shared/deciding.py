@@ -5,6 +5,7 @@ turn. So the prompts of all questions begin with the same tokens, the first of t
 them in the cache. A model without a chat template reads plain text.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -317,10 +318,10 @@ class _Asked:
     async def _generated(self, request: Request, prompts: Sequence[Prompt]) -> Sequence[Answer]:
         """The answers of one generation. A later one waits for the room that the first one had."""
         call = dataclasses.replace(self._call, is_let_in=self._call.is_let_in or self._num_begun > 0)
-        if self._num_begun:
-            await self._front.generator.admission.room(call.caller.tenant, len(prompts))
-        self._num_begun += 1
-        generation = await self._front.generator.begin(call, prompts)
+        admission, is_first = self._front.generator.admission, not self._num_begun
+        async with contextlib.nullcontext() if is_first else admission.room(call.caller.tenant, len(prompts)):
+            self._num_begun += 1
+            generation = await self._front.generator.begin(call, prompts)
         await until_disconnect(request, generation.complete())
         self.num_computed += sum(len(each.request.input_ids) - each.cached_tokens for each in generation.answers)
         return generation.answers
