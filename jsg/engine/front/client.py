@@ -23,7 +23,6 @@ import zmq
 import zmq.asyncio
 
 from jsg.config import EngineConfig
-from jsg.engine.byte_cache import ByteCache
 from jsg.engine.child import wire
 from jsg.engine.child.heartbeat import HeartbeatMonitor
 from jsg.engine.child.protocol import Call, FromEngine, GrammarTables, ModelInfo, Progress, ToEngine
@@ -31,6 +30,7 @@ from jsg.engine.front.children import EngineChild
 from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.engine.front.places import Places
 from jsg.engine.front.routing import Reason
+from jsg.engine.front.sent_grammars import SentGrammars
 from jsg.engine.front.streams import Stream, Streams
 from jsg.engine.front.tree_feed import TreeFeed
 from jsg.errors import EngineDeadError, JsgError, RequestError, queue_full, waited_too_long
@@ -123,7 +123,7 @@ class EngineClient:
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._outbox: _Outbox | None = None
         self.grammars = grammars or GrammarCompiler()
-        self._sent_grammars = ByteCache[str, int](ENGINE_GRAMMAR_BYTES, int)  # sizes by key
+        self._sent_grammars = SentGrammars(ENGINE_GRAMMAR_BYTES)
         self._takes_grammars = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[ModelInfo] = loop.create_future()
@@ -306,7 +306,7 @@ class EngineClient:
         # tables of a grammar and needs no more than its key.
         key = request.sampling.grammar_key
         if key is not None:
-            self._sent_grammars.get(key)  # so that it counts as used
+            self._sent_grammars.use(key)
         sampling = altered(request.sampling, stop=(), grammar=key)
         sent = altered(
             request, rid=stream.wire_name, sampling=sampling, is_streamed=request.is_streamed and is_streamed
@@ -334,7 +334,10 @@ class EngineClient:
         return not is_unknown
 
     async def _have_compiled(self, stream: Stream, grammar: GrammarSpec, turns: asyncio.Semaphore) -> None:
-        """Compiles and sends a grammar unless the engine has it or the stream ends. Its request must follow at once."""
+        """Compiles and sends a grammar unless the engine has it or the stream ends.
+
+        Its request must follow at once, or wait for a place.
+        """
         key = grammar.key
         if key in self._sent_grammars:
             return
@@ -352,7 +355,8 @@ class EngineClient:
         if key not in self._sent_grammars:  # no other request has sent it meanwhile
             outbox = self._post()
             outbox.add_grammar(GrammarTables(key, tables))
-            outbox.forgotten_grammars += self._sent_grammars.put(key, len(tables))
+            waiting = set() if self._streams.places is None else self._streams.places.grammars()
+            outbox.forgotten_grammars += self._sent_grammars.add(key, len(tables), waiting)
 
     async def _tables(self, grammar: GrammarSpec, owner: str, turns: asyncio.Semaphore) -> bytes:
         """The tables of a grammar, as soon as the engine takes requests that have grammars."""

@@ -79,6 +79,11 @@ class Places:
             del self._lines[owner]
         return True
 
+    def grammars(self) -> set[str]:
+        """The keys of the grammars that waiting requests name."""
+        keys = (waiting.request.sampling.grammar_key for line in self._lines.values() for waiting in line.values())
+        return {key for key in keys if key is not None}
+
     def overdue(self, limit_s: float) -> list[str]:
         """The names of the requests that have waited for longer."""
         before = self._now() - limit_s

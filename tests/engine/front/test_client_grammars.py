@@ -7,14 +7,14 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from jsg.engine.byte_cache import ByteCache
 from jsg.engine.front.client import EngineClient
+from jsg.engine.front.sent_grammars import SentGrammars
 from jsg.errors import GrammarError, JsgError, ShuttingDownError
 from jsg.types import FinishReason, FinishType, GrammarSpec, RequestOutput
 from tests.engine.fake_core import LATE
 from tests.engine.front.background import idle_pids, note_compilations, num_live, num_waiting, until
 from tests.engine.front.conftest import Use
-from tests.engine.front.test_client import collect, fake_engine, request, tokens_of
+from tests.engine.front.test_client import collect, endless, fake_engine, request, tokens_of
 
 TOKENS = [1, 2, 3, 1, 2]
 
@@ -70,7 +70,7 @@ def test_one_grammar_is_sent_once_and_again_when_it_was_forgotten(use: Use):
     async def main(client: EngineClient) -> None:
         one = len(await client.grammars.tables(spec("own0")))
         compiled = note_compilations(client.grammars)
-        client._sent_grammars = ByteCache(3 * one, int)
+        client._sent_grammars = SentGrammars(3 * one)
         for _ in range(2):
             wanted = [with_grammar(str(i), f"own{i // 2}") for i in range(40)]
             results = await asyncio.gather(*(collect(client, one) for one in wanted))
@@ -110,7 +110,7 @@ def test_of_one_request_few_grammars_stand_in_line(use: Use):
 def test_the_engine_keeps_the_grammar_that_answers_use(use: Use):
     async def main(client: EngineClient) -> None:
         one = len(await client.grammars.tables(spec("a0")))
-        client._sent_grammars = ByteCache(2 * one, int)
+        client._sent_grammars = SentGrammars(2 * one)
         for rid, text in enumerate(("a0", "a1", "a0", "a2")):
             await collect(client, with_grammar(str(rid), text))
         assert [spec(text).key in client._sent_grammars for text in ("a0", "a1", "a2")] == [True, False, True]
@@ -193,5 +193,27 @@ def test_an_engine_that_ends_leaves_nobody_waiting_for_a_grammar():
             client._child.kill()
             with pytest.raises(JsgError, match="engine process ended"):
                 await asked
+
+    asyncio.run(main())
+
+
+def test_a_grammar_of_a_request_that_waits_for_a_place_is_not_forgotten():
+    async def main() -> None:
+        async with fake_engine() as client:
+            client.take_turns()
+            assert client._streams.places is not None
+            num_places = client._streams.places._num
+            one = len(await client.grammars.tables(spec("a0")))
+            client._sent_grammars = SentGrammars(one)
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(collect(client, endless(f"r{i}"))) for i in range(num_places)]
+                waiting = [tasks.create_task(collect(client, with_grammar(f"g{i}", f"a{i}"))) for i in range(3)]
+                await until(lambda: client._streams.places is not None and len(client._streams.places) == 3)
+                assert client.abort("r0")
+                for outputs in [await task for task in waiting]:
+                    assert tokens_of(outputs) == TOKENS
+                client.abort_all()
+            assert len(running) == num_places
+            assert client._sent_grammars.add("another", one, set()) == sorted(spec(f"a{i}").key for i in range(3))
 
     asyncio.run(main())

@@ -1,0 +1,104 @@
+"""Turns of the event loop: how much work begins in one, and whose."""
+
+import asyncio
+
+import pytest
+
+from jsg.server import generation
+from jsg.server.loop_share import PER_UNIT, UNITS, LoopShare
+from tests.server.running import key
+from tests.server.threads import ServerMaker
+
+ONE = {"max_new_tokens": 1, "stop": ["x" * 1000, "y" * 1000]}
+
+
+def test_so_much_begins_in_a_turn_and_no_more():
+    async def main() -> None:
+        share, turn, turns = LoopShare(), 0, list[int]()
+
+        async def work() -> None:
+            await share.turn("a")
+            turns.append(turn)
+
+        tasks = [asyncio.create_task(work()) for _ in range(100)]
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0)
+            turn += 1
+        assert max(map(turns.count, turns)) <= UNITS
+        assert turn < 100 / UNITS + 5, "a turn is used"
+        assert share.most_units == UNITS
+
+    asyncio.run(main())
+
+
+def test_tenants_take_turns_and_large_work_is_paid_for():
+    async def main() -> None:
+        share, order = LoopShare(), list[str]()
+
+        async def work(tenant: str, units: float) -> None:
+            await share.turn(tenant, units)
+            order.append(tenant)
+
+        many = [asyncio.create_task(work("a", UNITS)) for _ in range(20)]
+        await asyncio.sleep(0)
+        await work("b", 1)
+        assert order.count("a") <= 3
+        many[-1].cancel()
+        await asyncio.gather(*many[:-1])
+        assert order.count("a") == 19
+        assert share.most_units <= 2 * UNITS
+
+    asyncio.run(main())
+
+
+def test_a_list_is_made_in_slices():
+    async def main() -> None:
+        share, num_others = LoopShare(), 0
+
+        async def others() -> None:
+            nonlocal num_others
+            while True:
+                num_others += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(others())
+        assert await share.each("a", str, range(1000)) == [*map(str, range(1000))]
+        assert num_others >= 1000 / PER_UNIT / UNITS - 1
+        beside.cancel()
+
+    asyncio.run(main())
+
+
+MANY = [
+    ("/generate", {"text": ["hello"] * 512, "sampling_params": ONE}),
+    ("/generate", {"text": ["hello"] * 8, "sampling_params": ONE | {"n": 64}}),
+    ("/v1/completions", {"prompt": ["hello"] * 512, "max_tokens": 1, "stop": ["x" * 1000]}),
+    ("/v1/completions", {"prompt": ["hello"] * 4, "max_tokens": 1, "n": 128}),
+    ("/v1/score", {"query": "hello", "items": ["you"] * 512, "label_token_ids": [65, 66]}),
+]
+
+
+def test_large_posts_begin_in_slices(make_server: ServerMaker, monkeypatch: pytest.MonkeyPatch):
+    shares: list[LoopShare] = []
+
+    def made() -> LoopShare:
+        shares.append(LoopShare())
+        return shares[-1]
+
+    monkeypatch.setattr(generation, "LoopShare", made)
+    with make_server(server={"api_key": ("alice", "bob")}) as server:
+        for path, body in MANY:
+            response = server.http.post(path, json=body, headers=key("alice"), timeout=60)
+            assert response.status_code == 200, response.text
+        assert 2 <= shares[0].most_units <= UNITS + 128 / PER_UNIT
+
+
+def test_a_key_leaves_room_for_others(make_server: ServerMaker):
+    body = {"text": ["hello"] * 400, "sampling_params": ONE}
+    with make_server(engine={"max_queued_requests": 500}, server={"api_key": ("alice", "bob")}) as server:
+        refused = server.http.post("/generate", json=body, headers=key("alice"))
+        assert refused.status_code == 503
+        assert "half of the requests that others leave" in refused.json()["error"]["message"]
+        assert int(refused.headers["Retry-After"]) >= 1
+    with make_server(engine={"max_queued_requests": 500}) as server:
+        assert server.http.post("/generate", json=body).status_code == 200
