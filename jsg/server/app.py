@@ -41,8 +41,8 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
             "--kv-events-endpoint tells the tokens of all prompts, but this server has several users' keys; leave it "
             "out, or give all users one key"
         )
-    # The interactive pages would load scripts from elsewhere: none.
-    app = FastAPI(title="jsg", docs_url=None, redoc_url=None, redirect_slashes=False)
+    # The interactive pages would load scripts from elsewhere: none. `describe` adds `/openapi.json`.
+    app = FastAPI(title="jsg", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.max_request_bytes = config.max_request_bytes
     app.state.strict_fields = config.strict_fields
     app.state.logged_warnings = set()

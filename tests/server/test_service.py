@@ -1,14 +1,18 @@
 """The application as a whole: its description, and bodies of every kind."""
 
 import json
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from jsg.config import ServerConfig
 from jsg.server.app import create_app
 from jsg.server.front import FrontDoor
+from jsg.server.http import interface
 from tests.server.running import RunningServer
 from tests.server.threads import ServerMaker
 
@@ -70,3 +74,19 @@ class TestBodies:
         }
         assert http.get("/v1/nowhere").json()["error"]["code"] == "not_found"
         assert http.get("/generate").status_code == 405
+
+
+def test_the_description_is_made_once_and_beside_the_event_loop(make_server: ServerMaker, monkeypatch):
+    threads: list[str] = []
+    make = interface.get_openapi
+
+    def made(**arguments: Any) -> dict[str, Any]:
+        threads.append(threading.current_thread().name)
+        return make(**arguments)
+
+    monkeypatch.setattr(interface, "get_openapi", made)
+    with make_server() as server, ThreadPoolExecutor(4) as clients:
+        described = list(clients.map(lambda _: server.http.get("/openapi.json").json(), range(4)))
+    assert all(each == described[0] for each in described)
+    assert described[0]["paths"].keys() >= {"/generate", "/v1/chat/completions"}
+    assert [name.startswith("asyncio_") for name in threads] == [True]

@@ -11,6 +11,7 @@ too long is refused.
 import asyncio
 import copy
 import dataclasses
+import math
 from asyncio import Event, Task
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
@@ -25,7 +26,10 @@ MOST_AT_ONCE = 4
 QUICK_S = 0.5
 """A grammar that takes longer is slow. Nearly all take milliseconds and must not wait for the few that do not."""
 WAIT_S = 10.0
-"""A grammar that waits longer for a process is refused: a client can wait by itself, and may be gone."""
+"""A grammar that waits longer for a process, while no quick one was compiled, is refused: a client can wait by itself,
+and may be gone."""
+MOST_WAITS = 6
+"""However many quick ones come before it, a grammar waits so many times `WAIT_S` at most."""
 MAX_WAITING = 1000
 """Grammars of one owner that may wait."""
 
@@ -71,7 +75,7 @@ class GrammarQueue[Worker, Result]:
         Args:
             take: Gives a worker, which may take a while.
             compile: Has a worker compile a grammar. Every caller that asked for the grammar gets what either raises.
-            wait_s: How long a grammar may wait until it begins.
+            wait_s: How long a grammar may wait until it begins, while no quick one is compiled.
             quick_s: How long a grammar may have its worker until it counts as slow.
         """
         self._take = take
@@ -82,6 +86,7 @@ class GrammarQueue[Worker, Result]:
         self._lines: OrderedDict[str, OrderedDict[str, _Job[Result]]] = OrderedDict()
         self._begun = Counter[str]()  # by the owner whose turn it took
         self._num_slow = 0
+        self._quick_at = -math.inf  # when a quick one was compiled last
         self._has_worker = False
         self._is_closed = False
 
@@ -124,14 +129,16 @@ class GrammarQueue[Worker, Result]:
         job.owners.add(owner)
 
     async def _begin_of(self, job: _Job[Result]) -> Task[Result]:
+        loop = asyncio.get_running_loop()
+        most_at = loop.time() + MOST_WAITS * self._wait_s
         while not job.begun.is_set():
             try:
                 async with asyncio.timeout(self._wait_s):
                     await job.begun.wait()
             except TimeoutError:
-                if (
-                    self._has_worker
-                ):  # before the first worker has started, which may take long, nothing else is to blame
+                now = loop.time()
+                goes_on = now < self._quick_at + self._wait_s and now < most_at
+                if self._has_worker and not goes_on:  # nothing else is to blame before a worker has started
                     break
         if job.task is not None:
             return job.task
@@ -175,6 +182,8 @@ class GrammarQueue[Worker, Result]:
         finally:
             if timer is not None:
                 timer.cancel()
+                if not job.is_slow:
+                    self._quick_at = asyncio.get_running_loop().time()
             self._num_slow -= job.is_slow
             self._begun[owner] -= 1
             if not self._begun[owner]:

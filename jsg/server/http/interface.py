@@ -4,14 +4,18 @@ It adds the form of each failure, the events of streams, and the keys. It remove
 no client of this server ever gets.
 """
 
+import asyncio
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.requests import Request
+from starlette.responses import Response
 
 import jsg
 from jsg.config import ServerConfig
 from jsg.server.http.access import PROBES, has_keys, open_paths
+from jsg.server.http.failures import json_response
 from jsg.server.http.root_path import checked_root_path
 
 Schema = dict[str, Any]
@@ -79,6 +83,17 @@ def describe(app: FastAPI, config: ServerConfig) -> None:
         return app.openapi_schema
 
     app.openapi = openapi
+    made: list[bytes] = []
+    making = asyncio.Lock()
+
+    async def show(_: Request) -> Response:
+        async with making:
+            if not made:
+                made.append(await asyncio.to_thread(lambda: json_response(openapi()).body))  # it takes most of a second
+                app.openapi_schema = None  # the bytes are enough
+        return Response(made[0], media_type="application/json")
+
+    app.add_route("/openapi.json", show, include_in_schema=False)
 
 
 def _complete(document: Schema, config: ServerConfig) -> Schema:

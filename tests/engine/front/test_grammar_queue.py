@@ -283,3 +283,32 @@ def test_each_who_asked_gets_an_error_of_its_own():
         assert len({id(error) for error in errors}) == 3 and {str(error) for error in errors} == {"bad"}
 
     run(use)
+
+
+def test_a_burst_waits_while_quick_ones_are_compiled_but_not_for_ever():
+    wait_s = LONG_S / 10
+
+    async def use(workers: Workers, queue: GrammarQueue) -> None:
+        burst = [ask(queue, f"a{i}") for i in range(20)]
+        await turns()
+        for number in range(5):
+            workers.let_go(f"a{number}")
+            await skip(0.9 * wait_s)
+        assert not any(task.done() for task in burst[5:]), (
+            "they have waited for longer than they may without a quick one"
+        )
+        await skip(1.1 * wait_s)
+        for task in burst[7:]:
+            with pytest.raises(QueueFullError, match="6 s"):
+                await task
+        late = [ask(queue, f"b{i}") for i in range(4)]
+        for _ in range(20):
+            await skip(0.9 * wait_s)
+            queue._quick_at = asyncio.get_running_loop().time()
+        for task in late:
+            with pytest.raises(QueueFullError):
+                await task
+        workers.let_go("a5", "a6")
+        assert await asyncio.gather(*burst[:7]) == [f"A{i}" for i in range(7)]
+
+    run(use, wait_s=wait_s, quick_s=100 * LONG_S)
