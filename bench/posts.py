@@ -1,6 +1,6 @@
 """Measures what a few large posts of one key do to everybody else: `/health`, and the chat of another key.
 
-    python -m bench.posts [--only texts,answers,completions,programs,choices,mixed] [--posts 20] [--busy 2] [--output FILE]
+    python -m bench.posts [--only texts,answers,completions,choices,programs,mixed] [--posts 20] [--busy 2]
 
 The server is a real one of the embedded model, and so many processes beside it do nothing but use a core. Each chat is
 new to the cache, so that it has no better place in the queue than the posts.
