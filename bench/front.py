@@ -137,7 +137,7 @@ def measure_streams(report: Report, api: str, num_streams: int, seconds: float) 
         writer = Writer(vocab_size=TINY_VOCAB)
         _load(target, shape, writer, Plan(concurrency=num_streams, num_requests=2 * num_streams))
         before, lag_before = server.usage(), _lag_buckets(server.url)
-        with _probed(server.url) as delays:
+        with probed(server.url) as delays:
             run = _load(target, shape, writer, Plan(concurrency=num_streams, duration_s=seconds, seed=1))
         after, lag_after = server.usage(), _lag_buckets(server.url)
     name = f"{num_streams} streams, {api}"
@@ -172,7 +172,7 @@ def _is_whole(outcome: Outcome, api: str, num_tokens: int) -> bool:
 
 
 @contextlib.contextmanager
-def _probed(url: str) -> Iterator[dict[str, list[float]]]:
+def probed(url: str) -> Iterator[dict[str, list[float]]]:
     """Runs the probe inside the `with`. The yielded object has its results at the end."""
     delays: dict[str, list[float]] = {}
     command = [sys.executable, "-m", "bench.probe", url, str(PROBE_PERIOD_S)]

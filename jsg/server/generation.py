@@ -18,7 +18,7 @@ from jsg.constrained.text_patterns import PatternSet
 from jsg.engine.child.protocol import ModelInfo
 from jsg.engine.front.grammar_queue import AT_ONCE
 from jsg.engine.front.served import ServedEngine
-from jsg.errors import RequestError, check_length
+from jsg.errors import QueueFullError, RequestError, check_length
 from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.processing.stop_strings import MakeFinder
 from jsg.processing.tokenizer import Tokenizer
@@ -90,6 +90,13 @@ class Generation:
             JsgError: `EngineClient.generate` raised it, or the engine failed an answer.
         """
         tenant, is_let_in = self.call.caller.tenant, self.call.is_let_in
+        try:
+            self._admission.check(tenant, len(self.answers), is_let_in=is_let_in)
+        except QueueFullError as error:
+            for observer in self._observers:
+                observer.on_start(self._begun)
+                observer.on_end(self._begun, error)
+            raise
         with self._admission.enter(tenant, len(self.answers), is_let_in=is_let_in) as leave:
             sources = [
                 self._deltas(answer, kind, leave, is_read=is_read)

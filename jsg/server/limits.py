@@ -24,7 +24,7 @@ MAX_ENDS = 1024  # so many are remembered at most; of more in a window, the last
 MIN_SPAN_S = 1.0  # without it, a single end a moment ago would be a rate of thousands a second
 MAX_RETRY_AFTER_S = 60
 MAX_OTHERS = 4096  # holds at a time, and programs
-MAX_STREAMS = 2048  # of the programs of a key that run at the same time; two programs may have as many, or one
+MAX_STREAMS = 1024  # of the programs of a key that run at the same time
 
 
 @final

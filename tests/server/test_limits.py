@@ -2,13 +2,15 @@
 
 import asyncio
 import concurrent.futures
+import gc
 import time
 
 import pytest
 
 from jsg.config import ServerConfig
 from jsg.errors import QueueFullError, RateLimitError, RequestError, ShuttingDownError
-from jsg.server.limits import MAX_RETRY_AFTER_S, Admission, DrainRate
+from jsg.server import garbage
+from jsg.server.limits import MAX_RETRY_AFTER_S, MAX_STREAMS, Admission, DrainRate
 from tests.server.running import LONG, LONG_STREAMS, POLL_DEADLINE_S, RunningServer
 from tests.server.threads import ServerMaker
 
@@ -348,3 +350,75 @@ class TestWhatWasLetIn:
     async def take(self, admission: Admission, num_answers: int) -> None:
         async with admission.room("a", num_answers):
             pass
+
+
+class TestSeveralKeys:
+    """Without `--max-requests-per-key` none of several keys fills the engines."""
+
+    def test_a_key_may_have_half_of_what_others_leave(self):
+        admission = Admission(ServerConfig(), capacity=lambda: 100, has_several_keys=True)
+        with admission.enter("a", 50), pytest.raises(QueueFullError, match="half of"), admission.enter("a", 1):
+            pass
+        with admission.enter("a", 40), admission.enter("b", 30), admission.enter("c", 15):
+            with pytest.raises(QueueFullError), admission.enter("d", 8):
+                pass
+            with admission.enter("d", 7):
+                pass
+
+    def test_a_key_alone_may_have_all(self):
+        admission = Admission(ServerConfig(), capacity=lambda: 100)
+        with admission.hold("a"), admission.enter("a", 99), pytest.raises(QueueFullError), admission.enter("a", 1):
+            pass
+
+    def test_programs_wait_for_the_branches_of_others_of_their_key(self):
+        asyncio.run(self.branches())
+
+    async def branches(self) -> None:
+        admission, order = Admission(ServerConfig(), capacity=lambda: 100), list[str]()
+
+        async def run(name: str, tenant: str, num_streams: int) -> None:
+            async with admission.streams(tenant, num_streams):
+                order.append(name)
+                await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as tasks, admission.streams("a", MAX_STREAMS - 10):
+            waiting = tasks.create_task(run("large", "a", 11))
+            given_up = tasks.create_task(run("gone", "a", 5))
+            tasks.create_task(run("behind", "a", 1))
+            await run("other", "b", MAX_STREAMS + 1)
+            given_up.cancel()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert order == ["other"] and not waiting.done()
+        assert order == ["other", "large", "behind"]
+
+    def test_what_waits_has_the_room_that_it_was_given(self):
+        asyncio.run(self.room())
+
+    async def room(self) -> None:
+        admission = Admission(ServerConfig(max_requests_per_key=2))
+        async with admission.room("a", 2):
+            with pytest.raises(RateLimitError), admission.enter("a", 1):
+                pass
+        with admission.enter("a", 2):
+            pass
+
+
+def test_garbage_is_collected_seldom(monkeypatch: pytest.MonkeyPatch):
+    before, collected = gc.get_threshold(), list[int]()
+    for name in ("freeze", "unfreeze"):
+        monkeypatch.setattr(gc, name, lambda: None)
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(1))
+    monkeypatch.setattr(gc, "get_count", lambda: (0, 0, 1))
+    monkeypatch.setattr(garbage, "LOOK_S", 0.001)
+
+    async def main() -> None:
+        collecting = asyncio.create_task(garbage.collect_garbage())
+        while len(collected) < 3:
+            await asyncio.sleep(0.001)
+        assert gc.get_threshold() == (*before[:2], garbage.NEVER)
+        collecting.cancel()
+        await asyncio.gather(collecting, return_exceptions=True)
+
+    asyncio.run(main())
+    assert gc.get_threshold() == before

@@ -1,9 +1,11 @@
 """Turns of the event loop: how much work begins in one, and whose."""
 
 import asyncio
+import json
 
 import pytest
 
+import jsg as sgl
 from jsg.server import generation
 from jsg.server.loop_share import PER_UNIT, UNITS, LoopShare
 from tests.server.running import key
@@ -78,6 +80,15 @@ MANY = [
 ]
 
 
+@sgl.function
+def branches(s: sgl.ProgramState) -> None:
+    s += "hello"
+    forks = s.fork(64)
+    for number in range(64):
+        forks[number] += f" {number}" + sgl.gen("said", max_tokens=1)
+    forks.join()
+
+
 def test_large_posts_begin_in_slices(make_server: ServerMaker, monkeypatch: pytest.MonkeyPatch):
     shares: list[LoopShare] = []
 
@@ -86,8 +97,9 @@ def test_large_posts_begin_in_slices(make_server: ServerMaker, monkeypatch: pyte
         return shares[-1]
 
     monkeypatch.setattr(generation, "LoopShare", made)
+    program = {"graph": json.loads(branches.compile().to_json())}
     with make_server(server={"api_key": ("alice", "bob")}) as server:
-        for path, body in MANY:
+        for path, body in [*MANY, ("/v1/programs", program)]:
             response = server.http.post(path, json=body, headers=key("alice"), timeout=60)
             assert response.status_code == 200, response.text
         assert 2 <= shares[0].most_units <= UNITS + 128 / PER_UNIT

@@ -26,6 +26,8 @@ CALL = ApiCall(caller=Caller(), route="/generate")
 class ScriptedClient:
     """Gives "abab..." token by token; the event loop turns once before each. The last prompt token is how it ends."""
 
+    most_requests = 1000
+
     class info:
         max_request_tokens = 100
         vocab_size = 512

@@ -62,7 +62,7 @@ class Places:
                 del self._lines[owner]
             self._held[name] = owner
             self._counts[owner] += 1
-            taken.append((waiting.request, self._now() - waiting.since_s))
+            taken.append((waiting.request, round(self._now() - waiting.since_s, 3)))
         self._counts = +self._counts
         return taken
 

@@ -21,8 +21,6 @@ from jsg.server.generation import MAX_ANSWERS, MAX_PROMPT_TOKENS, MAX_SCORES, Ge
 from jsg.server.shared.prompt_parts import encode_choices_of, encode_prompt
 from jsg.types import FinishType
 
-MAX_AT_ONCE = 1024  # calls of one HTTP request that are in the engine at the same time; others wait
-
 
 @final
 class Budget:
@@ -101,8 +99,6 @@ class FrontModel(LocalModel):
         self._budget = budget
         self._num_calls = 0
         self._holds: list[Hold] = []
-        most = front.generator.admission.config.max_requests_per_key or MAX_AT_ONCE
-        self._places = asyncio.Semaphore(min(most, MAX_AT_ONCE))
 
     def info(self) -> dict[str, Any]:
         """Which model this is."""
@@ -169,13 +165,12 @@ class FrontModel(LocalModel):
     async def _run(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[Sequence[Answer], int, str]]:
         """Waits until the caller's key has room. Raises AbortedError unless every answer comes to its end."""
         num_answers = sum(prompt.sampling.n for prompt in prompts)
-        async with self._places:
-            async with self._room(num_answers):
-                generation = await self._begin(prompts)
-            async with contextlib.aclosing(generation.run(is_read=self._is_read)) as deltas:
-                async for index, delta in deltas:
-                    yield generation.answers, index, delta.text
-            _check_whole(generation.answers)
+        async with self._room(num_answers):
+            generation = await self._begin(prompts)
+        async with contextlib.aclosing(generation.run(is_read=self._is_read)) as deltas:
+            async for index, delta in deltas:
+                yield generation.answers, index, delta.text
+        _check_whole(generation.answers)
 
 
 @final

@@ -31,7 +31,6 @@ from jsg.server.http.body import Body
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.failures import MAX_MESSAGE_CHARS, json_response
 from jsg.server.http.json_body import BodyBytes, new_router
-from jsg.server.loop_share import PER_UNIT
 from jsg.server.native.generate import Salt
 from jsg.server.native.lang_backend import Budget, FrontBackend, FrontModel
 from jsg.server.native.program_batch import Item, run_items
@@ -42,6 +41,7 @@ from jsg.types import SamplingParams
 LIMITS = ProgramLimits()
 BEAT_S = 15.0
 MAX_BATCH = 1024  # runs of one post, which is also the most streams that a program may have
+NODE_UNITS = 0.25  # of `LoopShare`, for a node that is handed to its stream and executed
 MAX_ANSWER_CHARS = 2**24  # of all texts in an answer, and of all deltas
 
 router = new_router()
@@ -145,7 +145,7 @@ class _Program:
             defaults=self.defaults,
             limits=LIMITS,
             patterns=patterns,
-            pace=lambda: front.generator.share.turn(tenant, 1 / PER_UNIT),
+            pace=lambda: front.generator.share.turn(tenant, NODE_UNITS),
         )
 
     async def patterns(self, front: Front, owner: str) -> TextPatterns | None:

@@ -87,15 +87,16 @@ def label_prompts(
     kind: str, id_lists: Sequence[tuple[int, ...]], label_ids: Sequence[int], call: ApiCall
 ) -> list[Prompt]:
     """Prompts whose answers report the log-probability of each label to come next; `kind` begins their names."""
-    rid = f"{kind}-{new_rid()}"
+    rid, namespace = f"{kind}-{new_rid()}", call.caller.namespace()
+    sampling = SamplingParams(max_new_tokens=1, temperature=0)
     return [
         Prompt(
             rid=f"{rid}_{index}",
             input_ids=input_ids,
-            sampling=SamplingParams(max_new_tokens=1, temperature=0),
+            sampling=sampling,
             return_logprob=True,
             token_ids_logprob=tuple(label_ids),
-            namespace=call.caller.namespace(),
+            namespace=namespace,
         )
         for index, input_ids in enumerate(id_lists)
     ]

@@ -58,14 +58,15 @@ async def embeddings(body: EmbeddingsBody, request: Request, call: CurrentCall, 
     front.check_model(body.model)
     check_dimensions(embedder, body.dimensions)
     id_lists = await _encode(body, front)
-    rid = f"embd-{new_rid()}"
+    rid, namespace = f"embd-{new_rid()}", call.caller.namespace()
+    sampling = SamplingParams(max_new_tokens=1, temperature=0)
     prompts = [
         Prompt(
             rid=f"{rid}_{index}",
             input_ids=input_ids,
-            sampling=SamplingParams(max_new_tokens=1, temperature=0),
+            sampling=sampling,
             only_scores_next=True,
-            namespace=call.caller.namespace(),
+            namespace=namespace,
             embed=True,
         )
         for index, input_ids in enumerate(id_lists)
