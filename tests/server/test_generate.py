@@ -158,8 +158,14 @@ def test_ids_outside_the_vocabulary_never_match(http, stream):
     answer = generate(http, input_ids=[5, 7], sampling_params=sampling, stream=stream)
     last = list(events_of(answer))[-1] if stream else answer.json()
     assert last["output_ids"] == [5, 7, 5, 7]
-    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "stop_token_ids": [151643]}
-    assert http.post("/v1/chat/completions", json=chat).status_code == 200
+    named = [f"an id in {name} that is outside the vocabulary" for name in ("stop_token_ids", "logit_bias")]
+    warnings = [f"{name} has no effect: no token has it; leave it out" for name in named]
+    assert answer.headers["x-jsg-warnings"] == "; ".join(warnings)
+    assert last["meta_info"]["warnings"] == warnings
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "stream": stream}
+    for others, warned in (({"stop_token_ids": [151643]}, warnings[:1]), ({"stop_token_ids": [6]}, [])):
+        response = http.post("/v1/chat/completions", json=chat | others)
+        assert (response.status_code, response.headers.get("x-jsg-warnings", "")) == (200, "; ".join(warned))
 
 
 ALTERNATIVES = {"return_logprob": True, "top_logprobs_num": 2, "token_ids_logprob": [3, 4]}

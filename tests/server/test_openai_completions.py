@@ -72,7 +72,7 @@ class TestCompletions:
             ({"prompt": []}, "prompt", "at least one"),
             ({"prompt": 5}, "prompt", "not valid"),
             ({"prompt": ["a", 5]}, "prompt", "not valid"),
-            ({"prompt": "a", "suffix": "b"}, "suffix", "only continue a prompt"),
+            ({"prompt": "a", "suffix": "b"}, "suffix", "has no marks"),
             ({"prompt": "a", "best_of": 2}, "best_of", "must be 1"),
             ({"prompt": "a", "best_of": 3, "n": 2}, "best_of", "must be 1"),
             ({"prompt": "a", "length_penalty": 1.5}, "length_penalty", "no beam search"),

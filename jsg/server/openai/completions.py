@@ -12,6 +12,7 @@ from starlette.responses import Response
 from jsg.errors import RequestError
 from jsg.processing.answer import PROMPT_TAIL_LEN, Answer, AnswerDelta, Prompt
 from jsg.processing.detokenizer import IncrementalDetokenizer
+from jsg.processing.infilling import Infilling
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.caller import ApiCall, CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
@@ -34,11 +35,6 @@ router = new_router()
 
 class CompletionBody(OpenAIBody):
     """One prompt or a list of prompts, as text or as token ids, and the parameters of the answers."""
-
-    REFUSED: ClassVar[Mapping[str, str]] = {
-        **OpenAIBody.REFUSED,
-        "suffix": "models of this version only continue a prompt; leave it out",
-    }
 
     HARMLESS: ClassVar[Mapping[str, str]] = {
         **OpenAIBody.HARMLESS,
@@ -67,6 +63,11 @@ class CompletionBody(OpenAIBody):
         le=MAX_TOP_LOGPROBS,
         description="The number of most likely tokens to report at each position, beside the log-probability of the "
         "token.",
+    )
+    suffix: str | None = Field(
+        None,
+        description="What stands behind the answer, for a model of code whose tokenizer has the marks for it. The "
+        "prompts must be texts, and `echo` must be off.",
     )
     echo: bool | None = Field(
         None,
@@ -198,6 +199,10 @@ async def _prompts(body: CompletionBody, call: ApiCall, front: Front, rid: str) 
         raise RequestError("prompt must have at least one prompt, but it is an empty list; send one", param="prompt")
     most = front.generator.info.max_request_tokens
 
+    end_ids: tuple[int, ...] = ()
+    if body.suffix:
+        given, end_ids = await _with_suffix(body, given, body.suffix, front)
+
     def limit(input_ids: tuple[int, ...]) -> int:
         if body.max_tokens is not None:
             return body.max_tokens
@@ -223,7 +228,7 @@ async def _prompts(body: CompletionBody, call: ApiCall, front: Front, rid: str) 
         encoded = all_encoded[index]
         most_new = limit(encoded.input_ids)
         if most_new not in alike:
-            alike[most_new] = body.to_prompt(
+            made = body.to_prompt(
                 call,
                 rid,
                 encoded.input_ids,
@@ -232,7 +237,40 @@ async def _prompts(body: CompletionBody, call: ApiCall, front: Front, rid: str) 
                 logprob_start_len=0 if body.scores_prompt else -1,
                 top_logprobs_num=body.logprobs or 0,
             )
+            stops = (*made.sampling.stop_token_ids, *end_ids)
+            alike[most_new] = dataclasses.replace(
+                made, sampling=dataclasses.replace(made.sampling, stop_token_ids=stops)
+            )
         name = rid if len(given) == 1 else f"{rid}_{index}"
         return dataclasses.replace(alike[most_new], rid=name, input_ids=encoded.input_ids, media=encoded.media)
 
     return await front.generator.share.each(call.caller.tenant, prompt, range(len(all_encoded)))
+
+
+async def _with_suffix(
+    body: CompletionBody, prompts: Sequence[Any], suffix: str, front: Front
+) -> tuple[list[list[int]], tuple[int, ...]]:
+    """The tokens of prompts whose answers stand before a text, and the tokens that end an answer.
+
+    Raises:
+        RequestError: The model cannot do that, or a prompt is no text.
+        ContextLengthError: As `Tokenizer.encode`.
+    """
+    generator = front.generator
+    infilling = Infilling.of(generator.tokenizer)
+    if infilling is None:
+        raise RequestError(
+            "suffix is not supported by this model: its tokenizer has no marks for a text behind the answer; leave it "
+            "out, or serve a model of code that fills in the middle",
+            "suffix",
+        )
+    if not all(isinstance(prompt, str) for prompt in prompts) or body.echo or body.image_data or body.video_data:
+        raise RequestError(
+            "suffix must come with prompts that are texts, without echo and without pictures or videos, but does not; "
+            "leave the other field out, or send a text",
+            "suffix",
+        )
+    limit = generator.info.max_request_tokens
+    num_chars = sum(map(len, prompts)) + len(suffix) * len(prompts)
+    ids = await generator.beside(lambda: [infilling.encode(text, suffix, limit) for text in prompts], num_chars)
+    return ids, infilling.end_ids

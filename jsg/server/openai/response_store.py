@@ -84,7 +84,7 @@ class Turn:
     @property
     def num_bytes(self) -> int:
         """The memory that it takes, approximately."""
-        names = sys.getsizeof(self.call_id) + sys.getsizeof(self.name)
+        names = sum(map(sys.getsizeof, (self.call_id, self.name, self.namespace)))
         urls = sum(OBJECT_BYTES + sys.getsizeof(picture.url) for picture in self.pictures)
         return OBJECT_BYTES + sys.getsizeof(self.text) + sys.getsizeof(self.token_ids) + names + urls
 

@@ -150,8 +150,15 @@ class InputItem(CallFields):
 
     type: (
         Literal[
-            *("message", "item_reference", "reasoning", "function_call", "function_call_output"),
-            *("custom_tool_call", "custom_tool_call_output", "local_shell_call", "local_shell_call_output"),
+            "message",
+            "item_reference",
+            "reasoning",
+            "function_call",
+            "function_call_output",
+            "custom_tool_call",
+            "custom_tool_call_output",
+            "local_shell_call",
+            "local_shell_call_output",
         ]
         | None
     ) = None
