@@ -65,3 +65,24 @@ async def alone() -> None:
     state = await later.arun("bees", temperature=1)
     print(await state.atext())
     await later.arun(1)  # type: ignore
+    for each in await later.arun_batch([{"topic": "ants"}], num_threads=2):
+        print(await each.aget("x"))
+    async for each in await later.arun_batch([("ants",)], generator_style=True):
+        each.nothing()  # type: ignore
+
+
+def others(s: sgl.ProgramState) -> None:
+    s += sgl.image("photo.jpg") + sgl.gen_int("n", max_tokens=4) + sgl.gen("d", dtype=float)
+    s += sgl.gen_string("n", stop=3)  # type: ignore
+    with s.var_scope("all"), s.copy() as branch:
+        branch += sgl.unordered()
+    sgl.SamplingParams(temperature=0.5, max_new_tokens=3)
+    sgl.SamplingParams(temprature=0.5)  # type: ignore
+    backends: list[object] = [
+        sgl.RuntimeEndpoint("http://127.0.0.1:30000"),
+        sgl.OpenAI("gpt-6"),
+        sgl.Anthropic("claude"),
+    ]
+    sgl.RuntimeEndpoint(3)  # type: ignore
+    is_done: bool = sgl.flush_cache()
+    print(backends, is_done, sgl.get_server_info()["model"], sgl.greedy_token_selection, sgl.__version__.upper())
