@@ -52,11 +52,12 @@ help: ## this list
 serve: $(INSTALLED) ## the embedded model at 127.0.0.1:30000; options in SERVE_ARGS
 	$(BIN)/jsg serve $(SERVE_ARGS)
 
-lint: $(INSTALLED) ## ruff, basedpyright, import contracts, names that nothing uses, the pages
+lint: $(INSTALLED) ## ruff, basedpyright, mypy, import contracts, names that nothing uses, the pages
 	@$(MAKE) --no-print-directory -j 2 lint-types lint-others
 
 lint-types: $(INSTALLED) # it takes longer than all other checks together
 	$(BIN)/basedpyright
+	$(BIN)/mypy
 
 lint-others: $(INSTALLED)
 	$(BIN)/ruff check

@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import jsg
@@ -92,7 +93,7 @@ def measure_ttft(report: Report, rounds: int) -> None:
         report.add(f"TTFT idle, {path} above in process (medians)", "ms", [added], target="<= 5")
 
 
-def _engine_ttft_s(engine: jsg.Engine, **asked: object) -> float:
+def _engine_ttft_s(engine: jsg.Engine, **asked: Any) -> float:
     started = time.perf_counter()
     stream = engine.generate(stream=True, **asked)
     next(stream)

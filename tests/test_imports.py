@@ -1,5 +1,6 @@
 """Which imports load JAX, seen at run time: the linter reads import statements, this reads `sys.modules`."""
 
+import ast
 import os
 import pathlib
 import subprocess
@@ -8,6 +9,8 @@ import sys
 import pytest
 
 import jsg
+from jsg.lang import function
+from jsg.lang.run_args import RunArgs
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "jsg"
@@ -94,6 +97,23 @@ def test_import_jsg_is_free():
 
 def test_every_public_name_loads():
     assert [name for name in jsg.__all__ if getattr(jsg, name) is None] == []
+
+
+def test_type_checkers_see_every_public_name_where_it_is():
+    stub = ast.parse(pathlib.Path(jsg.__file__).with_suffix(".pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    assert {name.asname: node.module for node in imports for name in node.names} == jsg._PUBLIC
+    assert all(name.name == name.asname for node in imports for name in node.names)
+
+
+def test_type_checkers_see_the_arguments_that_a_run_gives_to_its_gens():
+    """Each is a form of its own, since a signature cannot add them to the parameters of a program."""
+    stub = ast.parse(pathlib.Path(function.__file__).with_suffix(".pyi").read_text())
+    [runs] = [node for node in stub.body if isinstance(node, ast.ClassDef) and node.name == "Runs"]
+    forms = [node for node in runs.body if isinstance(node, ast.FunctionDef)]
+    seen = {form.args.kwonlyargs[0].arg: ast.unparse(form.args.kwonlyargs[0].annotation or form) for form in forms[1:]}
+    assert seen.keys() == {"stream", "backend", *RunArgs.__annotations__}
+    assert seen["temperature"] == "float" and seen["stop"] == "str | Sequence[str]"
 
 
 def test_unknown_public_name_is_an_attribute_error():

@@ -82,7 +82,7 @@ class NullSession:
         """Makes copies."""
         return [NullSession(self._backend, self.num_chars) for _ in range(size)]
 
-    async def join(self, branches: "Sequence[NullSession]") -> None:
+    async def join(self, branches: Sequence[Any]) -> None:
         """Adds the lengths of the branches."""
         self.num_chars += sum(branch.num_chars - self.num_chars for branch in branches)
 

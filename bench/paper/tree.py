@@ -98,10 +98,11 @@ def run(engine: jsg.Engine, seed: int, count: int) -> tuple[float, Stopwatch]:
     writer = Writer(vocab_size=engine.info.vocab_size)
     turns = [session.turns[0] for session in itertools.islice(WORKLOADS["sharegpt"](Shape(), writer, seed), count)]
     sampling = [SamplingParams(max_new_tokens=turn.max_tokens, ignore_eos=True, temperature=0.0) for turn in turns]
+    prompts = [[int(token) for token in turn.text] for turn in turns]
     watch = Stopwatch()
     with watch.on(RadixCache, METHODS):
         started = time.perf_counter()
-        engine.generate(input_ids=[[*turn.text] for turn in turns], sampling_params=sampling)
+        engine.generate(input_ids=prompts, sampling_params=sampling)
         return time.perf_counter() - started, watch
 
 

@@ -93,6 +93,30 @@ class Batchable[State](abc.ABC):
         runs = _Batch(work, num_workers(num_threads, work), progress_bar)
         return runs.iterate() if generator_style else runs.run()
 
+    @overload
+    async def arun_batch(
+        self,
+        batch_kwargs: Items,
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: Literal[False] = False,
+        backend: Backend | BackendSource | None = None,
+        **run_args: Unpack[BatchArgs],
+    ) -> list[State]: ...
+
+    @overload
+    async def arun_batch(
+        self,
+        batch_kwargs: Items,
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: Literal[True],
+        backend: Backend | BackendSource | None = None,
+        **run_args: Unpack[BatchArgs],
+    ) -> AsyncIterator[State]: ...
+
     async def arun_batch(
         self,
         batch_kwargs: Items,

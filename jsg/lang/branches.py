@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, NoReturn, Self, final
+from typing import Any, NoReturn, Self, final, overload
 
 from jsg.errors import ProgramError
 from jsg.lang.ir import Expr, Role, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
@@ -38,14 +38,26 @@ class Extendable(abc.ABC):
             position_ids_offset: For each state a number by which the positions of its own text are shifted.
         """
 
+    @overload
+    def system(self, value: None = None) -> "Span": ...
+    @overload
+    def system(self, value: "Expr | str") -> None: ...
     def system(self, value: "Expr | str | None" = None) -> "Span | None":
         """Appends a turn of the system; without a value, `with s.system():` opens one."""
         return self._turn("system", value)
 
+    @overload
+    def user(self, value: None = None) -> "Span": ...
+    @overload
+    def user(self, value: "Expr | str") -> None: ...
     def user(self, value: "Expr | str | None" = None) -> "Span | None":
         """Appends a turn of the user; without a value, `with s.user():` opens one."""
         return self._turn("user", value)
 
+    @overload
+    def assistant(self, value: None = None) -> "Span": ...
+    @overload
+    def assistant(self, value: "Expr | str") -> None: ...
     def assistant(self, value: "Expr | str | None" = None) -> "Span | None":
         """Appends a turn of the assistant; without a value, `with s.assistant():` opens one."""
         return self._turn("assistant", value)

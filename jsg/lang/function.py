@@ -24,7 +24,7 @@ from jsg.lang.tracing import scope
 
 
 @final
-class SglFunction(batch.Batchable[ProgramState]):
+class SglFunction[**P](batch.Batchable[ProgramState]):
     """A program.
 
     Attributes:

@@ -15,6 +15,7 @@ from jsg.constrained.jit import (
     GivenWords1,
     Ints1,
     Ints2,
+    Kernels,
     Shorts1,
     Words1,
     compiled,
@@ -400,3 +401,7 @@ def forced_run(t: StaticTables, m: Memory, only_byte: Shorts1, least: int, out: 
         copy_heads(m.heads, 1, m.heads, 0, 0)
         out[place] = only_byte[only]
     return len(out)
+
+
+run = Kernels(StaticTables, Memory)
+"""Runs any kernel. It is made last, when all functions that it compiles are there."""

@@ -30,6 +30,7 @@ from jsg.constrained.run.memory import (
     STOPPED,
     TOO_MUCH_WORK,
     UNKNOWN,
+    Memory,
     enlarged,
     new_memory,
     num_bytes,
@@ -109,7 +110,9 @@ class Machine:
         self._max_token_len = max_token_len
         self._lock = threading.Lock()
         self._is_paid = False
+        self._static_record = kernels.run.record(static)
         self._memory = new_memory(static, limits)
+        self._memory_record = kernels.run.record(self._memory)
         # The keys are identities of arrays. The values hold the arrays, so that no other one gets such an identity.
         self._alphabets: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = {}
         self._known_text: dict[tuple[int, int], dict[int, bool]] = {}
@@ -208,9 +211,8 @@ class Machine:
         Raises:
             GrammarError: The walk needs more steps than are left.
         """
-        arrays = [_read_only(array) for array in trie]
         with self._lock:
-            return self._tried(self._kernels.walk, config, *arrays, mask)[1]
+            return self._tried(self._kernels.walk, config, *trie, mask)[1]
 
     def frames_read(self, config: Config, depth: int) -> Hashable:
         """A value for what the uppermost `depth` frames can mean to one token.
@@ -354,8 +356,7 @@ class Machine:
             for column in (PARENT, SIBLING):
                 rows[:, column] = [new_frame[frame] for frame in rows[:, column].tolist()]
             rows[:, RETURN] = [new_state[back] for back in rows[:, RETURN].tolist()]
-            self._memory = renewed(old, self._static, self._limits, states, rows)
-            self._states.rebuild_indexes(self._memory)
+            self._use(renewed(old, self._static, self._limits, states, rows))
             self._known_text.clear()
             renamed = {c: tuple([(new_state[state], new_frame[frame]) for state, frame in c]) for c in configs}
             self._start = renamed[self._start]
@@ -366,7 +367,7 @@ class Machine:
     def _forget_frames(self, keep: int) -> None:
         """Forgets all frames but the first `keep`."""
         if self.num_frames > keep:
-            self._states.forget_frames(self._memory, keep)
+            self._call(self._states.forget_frames, keep)
 
     def _is_barred(self, config: Config, firsts: np.ndarray) -> bool:
         """Whether there is one of these classes of bytes that, as is already known, no head can read."""
@@ -416,9 +417,9 @@ class Machine:
         found = self._alphabets.get(id(chars))
         if found is None:
             starts, spelled = np.empty(len(chars) + 1, np.int32), np.empty(chars.size, np.int32)
-            size = self._kernels.spell(self._static, _read_only(chars), starts, spelled)
-            spelled = _read_only(spelled[:size].copy())
-            found = self._alphabets[id(chars)] = _read_only(starts), spelled, spelled[: starts[1]] & 255, chars
+            size = self._call(self._kernels.spell, chars, starts, spelled)
+            spelled = spelled[:size].copy()
+            found = self._alphabets[id(chars)] = starts, spelled, spelled[: starts[1]] & 255, chars
         return found[0], found[1], found[2]
 
     def _config(self, row: int) -> Config:
@@ -455,10 +456,13 @@ class Machine:
             memory.counters[CALLED] += 1
             if config:
                 memory.heads[0, : 1 + 2 * len(config)] = [len(config), *[part for head in config for part in head]]
-            result = kernel(self._static, memory, *args)
+            result = self._call(kernel, *args)
             if result != STOPPED:
                 return result
             self._make_room(int(memory.counters[FULL]))
+
+    def _call(self, kernel: Callable[..., int | None], *args: object) -> int:
+        return self._kernels.run(kernel, self._static_record, self._memory_record, *args)
 
     def _spend(self, num_steps: int) -> None:
         """Pays for steps that Python takes.
@@ -502,17 +506,12 @@ class Machine:
                 f"the grammar needs more than {limits.machine_bytes} bytes for the states and stacks of this text; "
                 "simplify it"
             )
-        self._memory = larger
         if which == ENTRIES:
             larger.counters[ENTRIES] = 0
-        self._memory.counters[FUEL] += (2 * bytes_before - num_bytes(larger)) // _BYTES_PER_STEP
-        self._states.rebuild_indexes(self._memory)
+        larger.counters[FUEL] += (2 * bytes_before - num_bytes(larger)) // _BYTES_PER_STEP
+        self._use(larger)
 
-
-def _read_only(array: np.ndarray) -> np.ndarray:
-    """A read-only view of the array, because numba would compile the kernels again for a writeable array."""
-    if not array.flags.writeable:
-        return array
-    array = array.view()
-    array.flags.writeable = False
-    return array
+    def _use(self, memory: Memory) -> None:
+        """Goes on with a memory whose hash tables are empty."""
+        self._memory, self._memory_record = memory, self._kernels.run.record(memory)
+        self._call(self._states.rebuild_indexes)

@@ -1,12 +1,14 @@
 """The kernel process: `python -m jsg.engine.child.kernel_process DIRECTORY PID` compiles the kernels of grammars.
 
-Compiling takes some twenty seconds of Python, which in a thread of the engine would hold up every step. So an engine
-that is ready starts this process, once for each version of the kernels.
+Compiling takes 5 to 15 seconds of Python, which in a thread of the engine would hold up every step. So an engine that
+is ready starts this process, once for each version of the kernels.
 """
 
 import fcntl
 import logging
 import os
+import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -17,23 +19,24 @@ from jsg.engine.child.parent import die_with_parent
 
 logger = logging.getLogger(__name__)
 
-FILL_S = 300.0
-"""Ten times what compiling takes. A process that is not ready by then gets no CPU, or hangs."""
+FILL_CPU_S = 150
+"""The most processor time that compiling may take: ten times what it takes on a slow machine."""
+HANG_S = 3600.0
+"""A process that is not ready by then hangs, however little of the processor it gets."""
 POLL_S = 0.1
 NICENESS = 5
 """The engine serves requests meanwhile, so it comes first where the two share cores. Beside an engine that leaves no
-core idle, Linux gives this process a quarter of a core. At 10 it would be a tenth, and `FILL_S` would not suffice."""
+core idle, Linux gives this process a quarter of a core."""
 STDERR = 2
 
 
-def fill_elsewhere(directory: Path, is_closing: threading.Event, limit_s: float = FILL_S) -> None:
+def fill_elsewhere(directory: Path, is_closing: threading.Event, limit_s: float = HANG_S) -> None:
     """Has a process of its own compile the kernels into a directory, and waits for it until `is_closing` is set.
 
     If that fails or takes too long, the log says so, and this process has to compile the kernels for itself.
     """
     command = [sys.executable, "-P", "-m", "jsg.engine.child.kernel_process", str(directory), str(os.getpid())]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    logger.info("compiling the kernels of grammars, once for this version; it takes about half a minute")
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=STDERR, env=environment)
     except OSError as error:
@@ -56,6 +59,8 @@ def _wait(process: subprocess.Popen[bytes], is_closing: threading.Event, limit_s
             pass
         if process.returncode is None:
             return f"was not ready after {limit_s:g} s and was ended"
+        if process.returncode == -signal.SIGXCPU:
+            return f"took more than {FILL_CPU_S} s of processor time and was ended"
         return f"ended with status {process.returncode}" if process.returncode else None
     finally:
         process.kill()  # does nothing to one that has ended
@@ -73,9 +78,17 @@ def fill_once(directory: Path) -> None:
             kernel_cache.fill(directory)
 
 
+def _limit_processor_time() -> None:
+    """Has the system end this process after `FILL_CPU_S`, which does not count the time of a busy machine."""
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    least = FILL_CPU_S if most == resource.RLIM_INFINITY else min(FILL_CPU_S, most)
+    resource.setrlimit(resource.RLIMIT_CPU, (least, most))
+
+
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
     os.nice(NICENESS)
+    _limit_processor_time()
     try:
         fill_once(Path(sys.argv[1]))
     except OSError as error:  # the directory is read-only or full, which is nobody's bug

@@ -16,7 +16,7 @@ import pytest
 
 from jsg.constrained import jit
 from jsg.constrained.run import kernel_cache
-from jsg.engine.child.kernel_process import fill_elsewhere, fill_once
+from jsg.engine.child.kernel_process import FILL_CPU_S, fill_elsewhere, fill_once
 
 PARENT = """
 import subprocess, sys, threading
@@ -29,10 +29,15 @@ kernel_process.fill_elsewhere(Path(sys.argv[1]), threading.Event())
 """
 """Has another program in place of the process, with its arguments."""
 CHILD = """
-import os, runpy, time
+import os, resource, runpy, time
 from jsg.constrained.run import kernel_cache
 
-kernel_cache.fill = lambda path: (path.joinpath("pid").write_text(str(os.getpid())), time.sleep(600))
+def fill(path):
+    path.joinpath("facts").write_text(f"{os.getpid()} {resource.getrlimit(resource.RLIMIT_CPU)[0]} .")
+    time.sleep(600)
+
+
+kernel_cache.fill = fill
 runpy.run_module("jsg.engine.child.kernel_process", run_name="__main__")
 """
 """The process, with kernels that take for ever."""
@@ -93,7 +98,14 @@ def test_what_another_process_has_compiled_meanwhile_is_not_compiled_again(tmp_p
     assert calls == [tmp_path]
 
 
-@pytest.mark.parametrize(("code", "words"), [("raise SystemExit(3)", "ended with status 3"), (None, "not be started")])
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise SystemExit(3)", "ended with status 3"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGXCPU)", "took more than 150 s of processor time"),
+        (None, "not be started"),
+    ],
+)
 def test_a_process_that_fails_is_told_of(
     python, code: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
 ):
@@ -106,18 +118,21 @@ def test_a_process_that_fails_is_told_of(
     assert words in caplog.text
 
 
-def test_it_ends_with_its_parent(tmp_path: Path):
-    """A parent that is killed while the process compiles leaves none behind."""
+def test_it_ends_with_its_parent_and_after_so_much_processor_time(tmp_path: Path):
+    """A parent that is killed while the process compiles leaves none behind. Time on a busy machine does not count."""
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), CHILD])
+    facts: list[str] = []
     try:
-        mark, deadline = tmp_path / "pid", time.monotonic() + 60
-        while not (mark.exists() and mark.read_text()):
+        mark, deadline = tmp_path / "facts", time.monotonic() + 60
+        while facts[-1:] != ["."]:
             assert parent.poll() is None and time.monotonic() < deadline, "the process did not begin"
             time.sleep(0.02)
+            facts = mark.read_text().split() if mark.exists() else []
     finally:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-    while _is_running(int(mark.read_text())):
+    assert facts[1] == str(FILL_CPU_S)
+    while _is_running(int(facts[0])):
         assert time.monotonic() < deadline, "the process outlives its parent"
         time.sleep(0.02)
 
