@@ -29,7 +29,6 @@ import httpx
 
 import jsg
 from jsg.errors import BackendError, ConfigError
-from jsg.lang.backend import Backend, BackendSource
 from jsg.lang.defaults import default_backend
 from jsg.lang.http.endpoint import RuntimeEndpoint
 from jsg.lang.media import image_of
@@ -68,7 +67,7 @@ class _GlobalConfig:
     __slots__ = ()
 
     @property
-    def default_backend(self) -> Backend | BackendSource:
+    def default_backend(self) -> Any:
         """The backend of programs that name none, as it was set. Raises ConfigError where none is set."""
         return default_backend()
 
@@ -118,10 +117,11 @@ def launch_server_cmd(
 
     `python -m sglang.launch_server` becomes `jsg serve`, which takes the options of its own and names others.
     """
-    if port is None:
-        with socket.socket() as free:
+    with contextlib.ExitStack() as stack:
+        if port is None:
+            free = stack.enter_context(socket.socket())
             free.bind((host, 0))
-            port = free.getsockname()[1]
+            port = int(free.getsockname()[1])
     return execute_shell_command(f"{command} --port {port}"), port
 
 

@@ -353,8 +353,8 @@ class _Answers:
                 break
         for length in self._lengths:
             for prompt in (tail, bare):
-                end = prompt[len(prompt) - length :] if length <= len(prompt) else None
-                if end in ends:
+                end = prompt[max(0, len(prompt) - length) :]
+                if len(end) == length and end in ends:
                     self._unused.pop(end, None)
                     return end
         shown = ", ".join(map(repr, ends)) or "none"

@@ -30,7 +30,7 @@ def checked_keywords[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-_ELSEWHERE = dict.fromkeys(
+_ELSEWHERE: dict[str, str] = dict.fromkeys(
     ("tools", "tool_choice"),
     "; tools belong to chats: send them to POST /v1/chat/completions of a jsg server, or describe the call that you "
     "want by json_schema=",

@@ -220,10 +220,10 @@ class CompiledFunction(Batchable[GraphState]):
 
             def start_there(bound: Mapping[str, ArgumentValue]) -> GraphState:
                 state, arguments = RemoteState(self.graph, loop), arguments_to_json(bound)
-                if posts is not None:
-                    loop.post(lambda: posts.add(state, arguments))
-                else:
+                if posts is None:
                     loop.post(lambda: state.start(sent, graph, arguments, sampling, stream=stream))
+                else:
+                    loop.post(functools.partial(posts.add, state, arguments))
                 return state
 
             return start_there

@@ -186,7 +186,7 @@ class Mixed:
         self.name = ref.name
 
     @property
-    def __class__(self) -> NoReturn:  # of which `isinstance` asks, unless it asks for a Mixed
+    def __class__(self) -> NoReturn:  # pyright: ignore[reportIncompatibleMethodOverride] - `isinstance` asks for it
         _refuse(self, "asked for its type")
 
 
