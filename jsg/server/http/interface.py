@@ -89,7 +89,7 @@ def describe(app: FastAPI, config: ServerConfig) -> None:
     async def show(_: Request) -> Response:
         async with making:
             if not made:
-                made.append(await asyncio.to_thread(lambda: json_response(openapi()).body))  # it takes most of a second
+                made.append(await asyncio.to_thread(lambda: bytes(json_response(openapi()).body)))  # most of a second
                 app.openapi_schema = None  # the bytes are enough
         return Response(made[0], media_type="application/json")
 
