@@ -84,7 +84,7 @@ def is_accepting(t: StaticTables, m: Memory) -> int:
             if frame < 0:
                 return 1
             if m.frames[frame, SIBLING] >= 0:
-                state = finished_state(t, m, ended_levels(t, m, state, frame))
+                state = finished_state(t, m, ended_levels(t, m, state, int(frame)))
                 if state == STOPPED:
                     return STOPPED
                 if state < 0:

@@ -337,7 +337,7 @@ def enter_some(t: StaticTables, m: Memory, size: int, frame: int, actions: int, 
             if back == STOPPED:
                 return STOPPED
         if m.actions[action] == CALL:
-            number = -1 - t.rule_ends[number] if found > 1 else -1
+            number = -1 - int(t.rule_ends[number]) if found > 1 else -1
         above = make_frame(m, parent, back, number, 0, 0, above)
         if above < 0:
             return STOPPED if above == STOPPED else size
