@@ -60,11 +60,6 @@ def inner[F: Callable[..., Any]](function: F) -> F:
     return _njit(numba, function, pipeline_class=_link().LinkedCompiler, **options)
 
 
-def inlined[F: Callable[..., Any]](function: F) -> F:
-    """Like `inner`, for a function of the hottest loops. LLVM decides where it becomes part of its callers."""
-    return inner(function)
-
-
 def _njit(numba: Any, function: Any, *signature: Any, **options: Any) -> Any:
     # Without numba's own memory management, since kernels allocate nothing.
     options |= {"nogil": True, "_nrt": False}

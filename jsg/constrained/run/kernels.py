@@ -19,7 +19,7 @@ from jsg.constrained.jit import (
     Shorts1,
     Words1,
     compiled,
-    inlined,
+    inner,
 )
 from jsg.constrained.run.levels import ended_levels, finished_state, may_finish
 from jsg.constrained.run.memory import (
@@ -76,7 +76,7 @@ def advance(t: StaticTables, m: Memory, data: GivenBytes1) -> int:
 def is_accepting(t: StaticTables, m: Memory) -> int:
     """Whether the text may end here: 0, 1 or STOPPED. It may if all open levels of some head may end, one by one."""
     for k in range(m.heads[0, 0]):
-        state, frame = m.heads[0, 1 + 2 * k], np.int64(m.heads[0, 2 + 2 * k])
+        state, frame = m.heads[0, 1 + 2 * k], int(m.heads[0, 2 + 2 * k])
         while m.states[state, ENDS] > 0:
             m.counters[FUEL] -= 5 * m.states[state, ENDS] + 5
             if is_out_of_fuel(m):
@@ -129,7 +129,7 @@ def expand_heads(t: StaticTables, m: Memory) -> int:
     return 0
 
 
-@inlined
+@inner
 def add_tokens(tokens: GivenInts1, begin: int, end: int, mask: Words1) -> None:
     """Sets the bits of some tokens of a trie."""
     for k in range(begin, end):
@@ -194,14 +194,14 @@ def walk(
     return 0
 
 
-@inlined
+@inner
 def copy_heads(source: Ints2, row: int, target: Ints2, target_row: int, column: int) -> None:
     """Copies the heads of a row of one array into a row of another, from a column on."""
     for k in range(1 + 2 * source[row, 0]):
         target[target_row, column + k] = source[row, k]
 
 
-@inlined
+@inner
 def find_node(m: Memory, nodes: Ints2, slots: Ints1, size: int, spelled: int) -> int:
     """Adds a node to `nodes` unless it is there: the heads in row 1 and the state `spelled` of the characters.
 
@@ -226,7 +226,7 @@ def find_node(m: Memory, nodes: Ints2, slots: Ints1, size: int, spelled: int) ->
     return size + 1
 
 
-@inlined
+@inner
 def most_text_steps(m: Memory) -> int:
     """The most steps to find out whether all ordinary text may come behind the heads in row 0."""
     ways = m.heads[0, 0]
@@ -238,7 +238,7 @@ def most_text_steps(m: Memory) -> int:
     return ways * _MOST_TEXT_STEPS
 
 
-@inlined
+@inner
 def has_too_many_ways(m: Memory) -> bool:
     """Whether a text has more heads than there is room for; `nodes` has none for them, either."""
     return m.counters[FULL] in (HEADS, TOO_MUCH_WORK)

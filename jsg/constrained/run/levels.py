@@ -11,7 +11,7 @@ returns to. A loop stands in a group at most once, because its positions do not 
 A call behind which its caller ends opens no frame: it returns to where the caller returns.
 """
 
-from jsg.constrained.jit import inlined, inner
+from jsg.constrained.jit import inner
 from jsg.constrained.run.memory import (
     CALLED,
     COUNT,
@@ -76,7 +76,7 @@ from jsg.constrained.tables import (
 )
 
 
-@inlined
+@inner
 def add_work(m: Memory, size: int, state: int, frame: int) -> int:
     """Adds a head that must still read the byte, unless it is already there. Returns their number, or STOPPED."""
     m.counters[FUEL] -= size >> 2
@@ -91,7 +91,7 @@ def add_work(m: Memory, size: int, state: int, frame: int) -> int:
     return size + 1
 
 
-@inlined
+@inner
 def may_finish(t: StaticTables, loop: int, count: int, mask: int) -> bool:
     """Whether a loop may end after `count` items, of which `mask` has the bits."""
     required = t.loops[loop, REQUIRED]
@@ -272,7 +272,7 @@ def end_group(t: StaticTables, m: Memory, size: int, state: int, frame: int) -> 
     return size
 
 
-@inlined
+@inner
 def end_level(t: StaticTables, m: Memory, size: int, state: int, frame: int) -> int:
     """Adds the heads after the level of a state, which may end here. Returns the size of the work, or STOPPED."""
     depth = 0 if frame < 0 else m.frames[frame, DEPTH]
@@ -331,7 +331,7 @@ def enter_some(t: StaticTables, m: Memory, size: int, frame: int, actions: int, 
     for action in range(end - 3, begin - 1, -3):
         if is_tail_call(t, m, action) != is_tail:
             continue
-        number, back = m.actions[action + 1], m.actions[action + 2]
+        number, back = int(m.actions[action + 1]), int(m.actions[action + 2])
         if is_tail:
             back = finished_state(t, m, ended_levels(t, m, back, frame))
             if back == STOPPED:
@@ -354,7 +354,7 @@ def enter_some(t: StaticTables, m: Memory, size: int, frame: int, actions: int, 
     return STOPPED if state == STOPPED else add_work(m, size, state, above)
 
 
-@inlined
+@inner
 def enter(t: StaticTables, m: Memory, size: int, frame: int, actions: int) -> int:
     """Adds the heads in the rules and loops that a byte enters. Returns the size of the work, or STOPPED."""
     action = actions + 2

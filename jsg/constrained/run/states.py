@@ -12,7 +12,7 @@ Work is paid for in steps of `counters[FUEL]`, each of a nanosecond or two. A lo
 steps are left. Short work only pays and does not stop, because such a loop stops soon after it.
 """
 
-from jsg.constrained.jit import compiled, inlined, inner
+from jsg.constrained.jit import compiled, inner
 from jsg.constrained.run.memory import (
     ACTIONS,
     COUNT,
@@ -68,7 +68,7 @@ _NOWHERE, _SEVERAL = -1, -2
 _FRAME_STEPS = 10
 
 
-@inlined
+@inner
 def is_out_of_fuel(m: Memory) -> bool:
     """Whether no steps are left. The kernel must then return STOPPED."""
     if m.counters[FUEL] >= 0:
@@ -105,7 +105,7 @@ def gather_state(m: Memory, state: int, size: int) -> int:
     return size
 
 
-@inlined
+@inner
 def mixed(value: int) -> int:
     """A hash in [0, 2^32). Values that differ little have very different hashes."""
     product = (int(value) * 2654435761) & 0xFFFFFFFF
@@ -349,7 +349,7 @@ def expand_plain(t: StaticTables, m: Memory, state: int) -> int:
 # -- Frames
 
 
-@inlined
+@inner
 def frame_slot(m: Memory, parent: int, back: int, loop: int, count: int, mask: int, sibling: int) -> int:
     """The slot of `frame_index` that has the frame, or the free slot for it."""
     slots = len(m.frame_index) - 1

@@ -5,7 +5,7 @@ of the text. As in `states.py`, nothing allocates, and STOPPED asks the caller t
 call again.
 """
 
-from jsg.constrained.jit import inlined, inner
+from jsg.constrained.jit import inner
 from jsg.constrained.run.levels import add_work, end_level, enter
 from jsg.constrained.run.memory import DEAD, ENDS, FUEL, FULL, HEADS, LENGTH, MAX_HEADS, STOPPED, UNKNOWN, Memory
 from jsg.constrained.run.states import expand, is_out_of_fuel, join_states
@@ -17,7 +17,7 @@ _MOST_JOINED = 1024
 """The most positions of a joined state. Each join makes a state, so thousands of joins take quadratic time."""
 
 
-@inlined
+@inner
 def add_head(t: StaticTables, m: Memory, row: int, state: int, frame: int) -> int:
     """Adds a head to a row. It is joined with a head of the same frame, unless the two have many positions.
 
@@ -45,7 +45,7 @@ def add_head(t: StaticTables, m: Memory, row: int, state: int, frame: int) -> in
     return 0
 
 
-@inlined
+@inner
 def step(t: StaticTables, m: Memory, state: int, frame: int, klass: int, row: int) -> int:
     """Adds to a row the heads that a head becomes by reading a byte of a class. Returns 0, or STOPPED."""
     size = add_work(m, 0, state, frame)
@@ -79,7 +79,7 @@ def step(t: StaticTables, m: Memory, state: int, frame: int, klass: int, row: in
     return 0
 
 
-@inlined
+@inner
 def step_row(t: StaticTables, m: Memory, source: int, klass: int, row: int) -> int:
     """Lets all heads of a row read a byte of a class, into another row. Returns that row's size, or STOPPED."""
     m.heads[row, 0] = 0

@@ -50,7 +50,7 @@ def test_a_numba_without_the_private_options_still_compiles(monkeypatch: pytest.
 
 def test_without_numba_a_kernel_is_the_function_it_is(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(jit, "_numba", lambda: None)
-    assert jit.compiled(double) is double and jit.inlined(double) is double
+    assert jit.compiled(double) is double
 
 
 def test_a_filled_cache_is_known_by_its_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
