@@ -1,5 +1,6 @@
 """A model that computes nothing, so that the cost of a step beside the model can be measured."""
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from bench.shapes import LLAMA_100M
 from jsg.cache.pool import KVPool
 from jsg.models import registry
 from jsg.models.config import ModelConfig
+from jsg.models.families import FAMILIES
 from jsg.models.inputs import ForwardInputs
 
 ARCHITECTURE = "NullForBench"
@@ -49,5 +51,9 @@ def _build(config: ModelConfig, dtype: jax.typing.DTypeLike) -> NullModel:
 @contextmanager
 def registered() -> Iterator[None]:
     """Makes `ARCHITECTURE` a known family inside the `with`."""
-    with mock.patch.dict(registry.BUILDERS, {ARCHITECTURE: _build}):
+    family = dataclasses.replace(FAMILIES["LlamaForCausalLM"], architecture=ARCHITECTURE)
+    with (
+        mock.patch.dict(registry.BUILDERS, {ARCHITECTURE: _build}),
+        mock.patch.dict(FAMILIES, {ARCHITECTURE: family}),
+    ):
         yield

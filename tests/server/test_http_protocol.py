@@ -29,7 +29,7 @@ GET = b"GET /size HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 def post(path: str, *headers: str, body: bytes = b"") -> bytes:
-    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: a", *headers, "", ""]).encode() + body
+    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode() + body
 
 
 async def size(request: Request) -> Response:

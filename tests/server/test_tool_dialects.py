@@ -160,7 +160,7 @@ class TestHeaders:
             head = special_bytes("<|channel|>") + b"final" + special_bytes("<|message|>")
             assert accepts(machine, head + text)
             assert not accepts(machine, text)
-        wrong = {"type": "json_schema", "json_schema": {"name": "form", "schema": {"pattern": "(?=x)"}}}
+        wrong = {"type": "json_schema", "json_schema": {"name": "form", "schema": {"pattern": r"(x)\1"}}}
         ask(server, self.FINAL, response_format=wrong)
         with pytest.raises(GrammarError) as refused:
             structural_tag_grammar(server.sampling.grammar.text)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import shutil
 from collections.abc import Iterator
 
 import jax
@@ -143,10 +144,12 @@ def test_the_cache_can_be_flushed_while_programs_make_their_first_runs(core: Eng
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_compiled_or_loaded(
-    small_model: pathlib.Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch
+    small_model: pathlib.Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ):
-    """Without weights in the directory, loading would fail otherwise."""
+    """The weights are damaged, so that loading them would fail otherwise."""
     monkeypatch.setattr(Executables, "lower", lambda *args, **kwargs: pytest.fail("a program was lowered"))
-    config = small.make_config(small_model, compile_cache_dir, load_format="auto", max_total_tokens=2**31 - 1)
+    shutil.copy(small_model / "config.json", tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"damaged")
+    config = small.make_config(tmp_path, compile_cache_dir, load_format="auto", max_total_tokens=2**31 - 1)
     with pytest.raises(MemoryPlanError, match="memory is left for"):
         EngineCore(config)
