@@ -329,7 +329,7 @@ def _read_attention_factor(scaling: Fields, factor: float, notes: list[str]) -> 
     usual = 0.1 * math.log(factor) + 1.0
     if scaling.get("attention_factor") is not None:
         usual = scaling.number("attention_factor")
-    elif scaling.get("mscale") is not None and scaling.get("mscale_all_dim") is not None:
+    elif scaling.get("mscale") and scaling.get("mscale_all_dim"):  # a 0 is none, as in transformers
         above, below = (0.1 * scaling.number(name) * math.log(factor) + 1.0 for name in ("mscale", "mscale_all_dim"))
         usual = above / below
     elif scaling.get("attn_factor") is None:
@@ -370,8 +370,9 @@ def _read_windows(config: Fields, family: Family, num_layers: int, notes: list[s
     """
     window, switch = config.get("sliding_window"), config.get("use_sliding_window")
     if window is None or family.windows == "none":
-        if window is not None and switch is not False:
-            notes.append(f"config.json has a sliding_window, but {family.architecture} has none, so it has no effect")
+        is_named = family.windows == "none" and SLIDING in (_read_layer_types(config, num_layers) or ())
+        if is_named or (window is not None and switch is not False):
+            notes.append(f"config.json names a sliding window, but {family.architecture} has none, so it has no effect")
     elif family.windows == "all":
         if switch is not None:
             notes.append(f"config.json has use_sliding_window, but {family.architecture} has no such switch")

@@ -160,7 +160,7 @@ _ANYWHERE = frozenset(
         # The types of numbers, and how another program computes.
         "dtype torch_dtype torchscript attn_implementation experts_implementation fp16 bf16 low_cpu_mem_usage "
         "pretraining_tp return_dict upcast use_bfloat16 use_cache use_sdpa prefill_chunk_size "
-        "use_memory_efficient_attention use_recompute use_xformers chunk_size_feed_forward cache_implementation "
+        "use_memory_efficient_attention use_xformers chunk_size_feed_forward cache_implementation "
         # The context, which `max_position_embeddings` says, a scaling where nobody reads it, and training.
         "embedding_size factor finetuned type output_router_logits router_jitter_noise gradient_checkpointing "
         "gradient_checkpointing_kwargs neftune_noise_alpha seed n_ctx n_positions context_window context_window_size "
@@ -182,8 +182,9 @@ _ANYWHERE = frozenset(
     ).split()
 ) | set(ROPE_DICTS)
 _ANYWHERE_PATTERN = re.compile(
-    r"_.*|unsloth_.*|tokenizer_.*|flash_(attn|attention)(_2)?|fuse_.*|initializer_.*|tf_legacy_loss|neuron(_.*)?|"
-    r"use_(flash_(attn|attention)\w*|fused_(?!.*(scal|clip))\w*|liger_\w+)|"  # faster ways to the same numbers
+    r"_.*|unsloth_.*|tokenizer_.*|flash_(attn|attention)(_2)?|fuse_.*|(\w+_)?recompute(_\w+)?|initializer_.*|"
+    r"tf_legacy_loss|neuron(_.*)?|"
+    r"use_(flash(_?(attn|attention)\w*)?|fused_(?!.*(scal|clip))\w*|liger_\w+)|"  # faster ways to the same numbers
     r"(tensor|pipeline|sequence|context|expert|data|virtual)_(model_)?(parallel|pp)(_\w+)?|"
     r"(max|model_max|train|original_max)_(model|seq|sequence|context|position|input)_?(len|length)|"
     r"(seq|sequence|context)_?(len|length)|"
@@ -210,9 +211,21 @@ def refuse_unknown(config: Fields, known: AbstractSet[str], what: str) -> None:
     """
     for name in sorted(config.names() - known - _ANYWHERE):
         value = config.get(name)
-        is_neutral = value == 1 and _NEUTRAL_AT_ONE.fullmatch(name)
-        if value and not is_neutral and not _ANYWHERE_PATTERN.fullmatch(name):
+        is_neutral = _is_off(value) or (value == 1 and _NEUTRAL_AT_ONE.fullmatch(name))
+        if not is_neutral and not _ANYWHERE_PATTERN.fullmatch(name):
             raise ModelError(
                 f"{config.file}: {what} has no field {name!r}, so jsg cannot know whether it changes the answers, but "
                 f"it is {repr(value)[:MAX_SHOWN]}; remove it if the model does without"
             )
+
+
+def _is_off(value: Any) -> bool:
+    """Whether a value is off or empty, or an object of such values. A list of zeros is none: it may name layers."""
+    rest = [value]
+    while rest:
+        each = rest.pop()
+        if isinstance(each, dict):
+            rest.extend(each.values())
+        elif each:
+            return False
+    return True

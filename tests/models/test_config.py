@@ -1,3 +1,4 @@
+import functools
 import json
 import math
 from pathlib import Path
@@ -138,6 +139,7 @@ def test_scales_of_yarn(tmp_path):
     both = {"mscale": 2.0, "mscale_all_dim": 0.5}
     assert rope(**both).attention_factor == pytest.approx((0.2 * math.log(4) + 1) / (0.05 * math.log(4) + 1))
     assert rope(**both, attention_factor=1.5).attention_factor == 1.5
+    assert rope(mscale=0.7, mscale_all_dim=0).attention_factor is None
     assert (rope(finetuned=True).truncate, rope(truncate=False).truncate) == (True, False)
 
 
@@ -201,12 +203,15 @@ def test_fields_without_effect_are_no_reason(tmp_path):
         "use_cache": True,
         "use_mrope": False,
         "residual_multiplier": None,
+        "adapters": {"adapters": {}, "config_map": {}, "fusions": {"on": False}},
+        "nested": functools.reduce(lambda inner, _: {"x": inner}, range(800), {}),
     }
     assert read(tmp_path, {**LLAMA, **silent}) == read(tmp_path, LLAMA)
     names = (
         "sequence_length max_context_length model_max_length max_model_len n_ctx context_window_size seq_len "
         "tensor_parallel_output virtual_pp_degree use_flash_attention_2 use_flash_attn use_fused_rms_norm "
-        "use_fused_rope fuse_attention_qkv peft_version base_model pipeline_tag processor_class min_p "
+        "use_fused_rope fuse_attention_qkv recompute_granularity peft_version base_model pipeline_tag processor_class "
+        "min_p "
         "renormalize_logits "
         "router_aux_loss_coef router_z_loss_coef loss_type aux_loss_alpha layerdrop hidden_dropout_rate "
         "attention_probs_dropout_prob pad_token decoder_start_token_id output_hidden_states initializer_factor"
@@ -232,6 +237,8 @@ def test_a_factor_of_one_that_stands_for_another_scale_is_refused(tmp_path):
     """Granite's factor of attention replaces the usual one, so 1 is none that changes nothing."""
     with pytest.raises(ModelError, match="no field 'attention_multiplier'"):
         read(tmp_path, {**LLAMA, "attention_multiplier": 1.0})
+    with pytest.raises(ModelError, match="no field 'no_rope_layers'"):
+        read(tmp_path, {**LLAMA, "no_rope_layers": [0, 0]})
 
 
 @pytest.mark.parametrize(
@@ -265,6 +272,11 @@ def test_llama_has_no_window(tmp_path):
     config = read(tmp_path, {**LLAMA, "sliding_window": 32})
     assert (config.layer_windows, len(config.notes)) == ((None, None), 1)
     assert not read(tmp_path, {**LLAMA, "sliding_window": 32, "use_sliding_window": False}).notes
+    named = read(tmp_path, {**LLAMA, "layer_types": ["sliding_attention", "full_attention"]})
+    assert (named.layer_windows, len(named.notes)) == ((None, None), 1)
+    assert not read(tmp_path, {**LLAMA, "layer_types": ["full_attention"] * 2}).notes
+    with pytest.raises(ModelError, match="layer_types"):
+        read(tmp_path, {**LLAMA, "layer_types": ["chunked_attention", "full_attention"]})
 
 
 def test_end_tokens_of_both_files_count(tmp_path):
