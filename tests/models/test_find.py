@@ -209,7 +209,8 @@ def test_a_home_directory_and_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     model = write(tmp_path / "model", LLAMA, WEIGHTS)
     assert find_model(EngineConfig(model_path="~/model")) == model
     assert "GGUF" in refusal(write(tmp_path, None, "a.gguf") / "a.gguf")
-    assert "serve its directory" in refusal(model / WEIGHTS)
+    for file in (WEIGHTS, "config.json"):
+        assert "serve its directory" in refusal(model / file)
 
 
 def test_a_hub_name_is_judged_by_its_config_before_the_rest_comes(
