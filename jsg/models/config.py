@@ -13,7 +13,7 @@ from jsg.errors import ConfigError, ModelError
 from jsg.fields import Fields, read_json
 from jsg.models.families import ALIASES, CAUSAL_RULE, ROPE_DICTS, TEXT_HALVES, Family, family_of, refuse_unknown
 from jsg.models.forms import refuse_quantised
-from jsg.models.vision_config import TOWER_FIELDS, VISION_KINDS, WHOLE_FIELDS, VisionConfig, read_vision
+from jsg.models.vision_config import TOWER_FIELDS, VISION_KINDS, WHOLE_FIELDS, VisionConfig, read_tower, read_vision
 
 RopeType = Literal["default", "linear", "llama3", "yarn"]
 
@@ -174,12 +174,12 @@ class ModelConfig:
             refuse_quantised(path, whole)
             return cls._from_fields(whole, family, path)
         family, text = _text_half(whole, architecture)
+        tower = read_tower(whole)
         refuse_quantised(path, whole, text)
         config = cls._from_fields(text, family, path)
         vision = read_vision(whole, architecture, config.vocab_size)
         refuse_unknown(whole, WHOLE_FIELDS, architecture)
-        if (tower := whole.section("vision_config")) is not None:
-            refuse_unknown(tower, TOWER_FIELDS, "a tower of CLIP")
+        refuse_unknown(tower, TOWER_FIELDS, "a tower of CLIP")
         return dataclasses.replace(config, vision=vision)
 
     @classmethod
@@ -321,11 +321,7 @@ def _read_rope(config: Fields, context_len: int, notes: list[str]) -> RopeConfig
 
 
 def _read_attention_factor(scaling: Fields, factor: float, notes: list[str]) -> float | None:
-    """The factor of cosine and sine in yarn, from the file or by DeepSeek's two scales; None for the usual one.
-
-    `attn_factor`, as in DeepSeek-R1-0528-Qwen3-8B, multiplies the usual one. vLLM and SGLang, for which such files are
-    made, read it so; transformers ignores it.
-    """
+    """The factor of cosine and sine in yarn, from the file or by DeepSeek's two scales; None for the usual one."""
     usual = 0.1 * math.log(factor) + 1.0
     if scaling.get("attention_factor") is not None:
         usual = scaling.number("attention_factor")
@@ -334,6 +330,7 @@ def _read_attention_factor(scaling: Fields, factor: float, notes: list[str]) -> 
         usual = above / below
     elif scaling.get("attn_factor") is None:
         return None
+    # Files for vLLM and SGLang, which multiply by it, have another one. DeepSeek-R1-0528-Qwen3-8B is such a file.
     if (extra := scaling.number("attn_factor", default=1.0)) != 1.0:
         notes.append(f"config.json scales positions by attn_factor = {extra:g}, which transformers would ignore")
     return usual * extra

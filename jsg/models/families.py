@@ -155,8 +155,8 @@ _ANYWHERE = frozenset(
     (
         # About the file and the program that wrote it. A custom model class in `auto_map` is noted in `config.py`.
         "architectures model_type auto_map author base_model custom_pipelines date description finetuning_task "
-        "is_llama_config language library_name license model_id model_name name name_or_path pipeline_tag "
-        "processor_class tags tokenizer transformers.js_config use_return_dict version "
+        "is_composition is_llama_config language library_name license model_id model_name name name_or_path "
+        "pipeline_tag processor_class tags tokenizer transformers.js_config use_return_dict version "
         # The types of numbers, and how another program computes.
         "dtype torch_dtype torchscript attn_implementation experts_implementation fp16 bf16 low_cpu_mem_usage "
         "pretraining_tp return_dict upcast use_bfloat16 use_cache use_sdpa prefill_chunk_size "
@@ -172,32 +172,24 @@ _ANYWHERE = frozenset(
         "output_attentions output_hidden_states output_scores output_past "
         # How tokens are chosen, which belongs into generation_config.json.
         "do_sample early_stopping num_beams num_beam_groups num_return_sequences temperature top_k top_p min_p "
-        "typical_p repetition_penalty presence_penalty frequency_penalty length_penalty no_repeat_ngram_size "
-        "encoder_no_repeat_ngram_size diversity_penalty penalty_alpha max_length min_length max_new_tokens "
-        "bad_words_ids suppress_tokens begin_suppress_tokens remove_invalid_values renormalize_logits "
-        "exponential_decay_length_penalty "
+        "typical_p no_repeat_ngram_size encoder_no_repeat_ngram_size penalty_alpha max_length min_length "
+        "max_new_tokens bad_words_ids suppress_tokens begin_suppress_tokens remove_invalid_values renormalize_logits "
         # What all families read, or refuse by a message of its own.
         "is_causal partial_rotary_factor original_max_position_embeddings quantization_config quantization "
         "compression_config"
     ).split()
 ) | set(ROPE_DICTS)
 _ANYWHERE_PATTERN = re.compile(
-    r"_.*|unsloth_.*|tokenizer_.*|flash_(attn|attention)(_2)?|fuse_.*|(\w+_)?recompute(_\w+)?|initializer_.*|"
-    r"tf_legacy_loss|neuron(_.*)?|"
-    r"use_(flash(_?(attn|attention)\w*)?|fused_(?!.*(scal|clip))\w*|liger_\w+)|"  # faster ways to the same numbers
-    r"(tensor|pipeline|sequence|context|expert|data|virtual)_(model_)?(parallel|pp)(_\w+)?|"
-    r"(max|model_max|train|original_max)_(model|seq|sequence|context|position|input)_?(len|length)|"
-    r"(seq|sequence|context)_?(len|length)|"
-    r"model_max_(len|length)|(?!rope|rotary|attn|attention|norm)\w+_version|"
-    r"\w+_token_ids?|(\w+_)?(bos|eos|pad|unk|sep|cls|mask|im_start|im_end|image|video)_token|"
-    r"(\w+_)?(aux|loss|kl|entropy)(_\w+)?|(\w+_)?(dropout(_prob|_rate)?|pdrop|layerdrop)",
+    r"_.*|unsloth_.*|tokenizer_.*|fuse_.*|(\w+_)?recompute(_\w+)?|initializer_.*|neuron(_.*)?|\w+_penalty|"
+    r"flash_att(n|ention)(_2)?|use_(flash(_?att(n|ention)\w*)?|fused_(?!.*(scal|clip))\w*|liger_\w+)|"
+    r"(tensor|pipeline|sequence|context|expert|data|virtual)_(model_)?(parallel|pp)(_\w+)?|model_max_len(gth)?|"
+    r"((max|model_max|train|original_max)_)?(model|seq|sequence|context|position|input)_?len(gth)?|"
+    r"(?!rope|rotary|attn|attention|norm)\w+_version|(\w+_)?(dropout(_prob|_rate)?|pdrop|layerdrop)|\w+_token_ids?|"
+    r"(\w+_)?(bos|eos|pad|unk|sep|cls|mask|im_start|im_end|image|video)_token|(\w+_)?(aux|loss|kl|entropy)(_\w+)?",
     re.ASCII,
 )
 """Fields without effect on answers, in files of any family."""
-_NEUTRAL_AT_ONE = re.compile(
-    r"(embedding|residual)_multiplier|logits?_(scale|scaling)|rope_(scaling_factor|ratio|condense_ratio)|"
-    r"rotary_(pct|percent|emb_fraction)"
-)
+_AT_ONE = re.compile(r"(embedding|residual)_multiplier|logits?_scal(e|ing)|rope_(\w+_)?(factor|ratio)|rotary_pct")
 """Factors that change nothing if they are 1. That of attention is not among them, for it replaces 1/√head_dim."""
 
 
@@ -211,7 +203,7 @@ def refuse_unknown(config: Fields, known: AbstractSet[str], what: str) -> None:
     """
     for name in sorted(config.names() - known - _ANYWHERE):
         value = config.get(name)
-        is_neutral = _is_off(value) or (value == 1 and _NEUTRAL_AT_ONE.fullmatch(name))
+        is_neutral = _is_off(value) or (value == 1 and _AT_ONE.fullmatch(name))
         if not is_neutral and not _ANYWHERE_PATTERN.fullmatch(name):
             raise ModelError(
                 f"{config.file}: {what} has no field {name!r}, so jsg cannot know whether it changes the answers, but "
@@ -221,11 +213,7 @@ def refuse_unknown(config: Fields, known: AbstractSet[str], what: str) -> None:
 
 def _is_off(value: Any) -> bool:
     """Whether a value is off or empty, or an object of such values. A list of zeros is none: it may name layers."""
-    rest = [value]
-    while rest:
-        each = rest.pop()
-        if isinstance(each, dict):
-            rest.extend(each.values())
-        elif each:
-            return False
-    return True
+    values = [value]
+    for each in values:
+        values.extend(each.values() if isinstance(each, dict) else ())
+    return not any(each for each in values if not isinstance(each, dict))

@@ -13,10 +13,6 @@ INDEX_FILE = "model.safetensors.index.json"
 ORBAX_MANIFEST = "orbax.json"
 ORBAX_FOLDER = "orbax"
 _WANTED = {"safetensors": f"{SINGLE_FILE} or {INDEX_FILE}", "orbax": ORBAX_MANIFEST}
-_PICKLES = (
-    "in pickles of PyTorch (such as pytorch_model.bin), which can run code and are never opened; take a checkpoint in "
-    "safetensors, or save it so with transformers"
-)
 _FOREIGN: Mapping[str, str] = {
     "adapter_config.json adapter_model.*": (
         "a LoRA adapter and no whole model; merge it into its base model (peft's merge_and_unload, then "
@@ -27,7 +23,6 @@ _FOREIGN: Mapping[str, str] = {
         "in the own form of Mistral or Meta (params.json, consolidated weights); take a checkpoint for transformers, "
         "which has config.json and model.safetensors"
     ),
-    "pytorch_model*.bin*": _PICKLES,
     "openvino_* mlc-chat-config.json params_shard_* *.engine rank*.safetensors *vocabulary.* *.mlpackage *.mlmodelc "
     "*.pte *.task *.litertlm": (
         "compiled for OpenVINO, MLC, TensorRT-LLM, CTranslate2, Core ML, ExecuTorch or LiteRT; take the checkpoint in "
@@ -37,7 +32,10 @@ _FOREIGN: Mapping[str, str] = {
         "a state of training (NeMo, Megatron, DeepSpeed or FSDP); let the program that trained it write a checkpoint "
         "for transformers in safetensors"
     ),
-    "*.bin *.pt *.pth *.ckpt": _PICKLES,
+    "*.bin *.bin.index.json *.pt *.pth *.ckpt": (
+        "in pickles of PyTorch (such as pytorch_model.bin), which can run code and are never opened; take a checkpoint "
+        "in safetensors, or save it so with transformers"
+    ),
     "*.h5 *.msgpack *.onnx *.tflite *.npz": (
         "made for TensorFlow, Flax, ONNX or MLX; take a checkpoint in safetensors"
     ),

@@ -118,6 +118,10 @@ def test_quantised_weights_of_a_served_family_are_named_by_their_method(tmp_path
         directory = write(tmp_path / old, LLAMA, WEIGHTS)
         (directory / old).write_text(json.dumps({bits: 4, "group_size": 128}))
         assert f"{old}: {bits} says that they are quantised ('4 bits')" in refusal(directory)
+    pixtral = {**llava, "vision_config": {"model_type": "pixtral"}, "text_config": {"norm_eps": 1e-5, "unknown": 7}}
+    for fields in ({}, {"quantization_config": FP8}):
+        reason = refusal(write(tmp_path / "pixtral", {**pixtral, **fields}, WEIGHTS))
+        assert "vision_config: model_type must be clip_vision_model, the only supported tower" in reason
     other = {**llava, "text_config": {"model_type": "gemma", "quantization_config": FP8}, "quantization_config": FP8}
     assert "text_config: model_type must be one of llama, mistral" in refusal(write(tmp_path / "gemma", other, WEIGHTS))
 
@@ -137,7 +141,6 @@ def test_quantised_weights_of_a_served_family_are_named_by_their_method(tmp_path
         (["flax_model.msgpack"], "Flax"),
         (["model.onnx"], "ONNX"),
         (["a.pt", "training_args.bin"], "pickles"),
-        (["pytorch_model.bin", "openvino_model.xml", "openvino_model.bin"], "pickles"),
         (["openvino_model.xml", "openvino_model.bin"], "OpenVINO"),
         (["mlc-chat-config.json", "params_shard_0.bin"], "MLC"),
         (["rank0.safetensors"], "TensorRT-LLM"),
