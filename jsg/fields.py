@@ -25,7 +25,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise ModelError(f"{path.name} must have at most {MAX_JSON_BYTES} bytes; is it the right file?")
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise ModelError(f"a model directory must have {path.name}, but this one has none") from None
+        raise ModelError(f"a model must have {path.name}, but this one has none; take all of its files") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path.name} must be readable JSON ({type(error).__name__}); download it again") from None
     if not isinstance(value, dict):
@@ -64,7 +64,7 @@ class Fields:
     def require(self, ok: bool, name: str, rule: str, value: object) -> None:
         """Raises unless `ok`. The message says that the field must `rule`, and which value it has."""
         if not ok:
-            shown = repr(value)
+            shown = "absent or null" if value is None else repr(value)
             shown = shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + "…"
             raise ModelError(f"{self.file}: {name} must {rule}, but is {shown}")
 

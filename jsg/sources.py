@@ -57,7 +57,8 @@ def resolve_model(
         judge(local, _files_in(local))
         return local
     if local.is_file():
-        judge(local.parent, [local.name])
+        if not (local.parent / "config.json").is_file():  # a GGUF, for example, has a better reason
+            judge(local.parent, [local.name])
         raise ModelError(f"the model must be a directory, but {local.name!r} is a file; serve its directory")
     if not _HUB_NAME.fullmatch(name):
         _refuse(name, "is none of these; correct the path, or write a hub name as owner/model")

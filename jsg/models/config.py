@@ -13,7 +13,7 @@ from jsg.errors import ConfigError, ModelError
 from jsg.fields import Fields, read_json
 from jsg.models.families import ALIASES, CAUSAL_RULE, ROPE_DICTS, TEXT_HALVES, Family, family_of, refuse_unknown
 from jsg.models.forms import refuse_quantised
-from jsg.models.vision_config import TOWER_FIELDS, VISION_KINDS, WHOLE_FIELDS, VisionConfig, read_vision
+from jsg.models.vision_config import TOWER_FIELDS, VISION_KINDS, WHOLE_FIELDS, VisionConfig, read_tower, read_vision
 
 RopeType = Literal["default", "linear", "llama3", "yarn"]
 
@@ -26,7 +26,7 @@ SLIDING = "sliding_attention"
 LAYER_KINDS = ("full_attention", SLIDING)
 ROPE_FIELDS = frozenset(
     "rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings beta_fast "
-    "beta_slow attention_factor mscale mscale_all_dim truncate finetuned partial_rotary_factor".split()
+    "beta_slow attention_factor attn_factor mscale mscale_all_dim truncate finetuned partial_rotary_factor".split()
 )
 
 
@@ -174,12 +174,12 @@ class ModelConfig:
             refuse_quantised(path, whole)
             return cls._from_fields(whole, family, path)
         family, text = _text_half(whole, architecture)
+        tower = read_tower(whole)
         refuse_quantised(path, whole, text)
         config = cls._from_fields(text, family, path)
         vision = read_vision(whole, architecture, config.vocab_size)
         refuse_unknown(whole, WHOLE_FIELDS, architecture)
-        if (tower := whole.section("vision_config")) is not None:
-            refuse_unknown(tower, TOWER_FIELDS, "a tower of CLIP")
+        refuse_unknown(tower, TOWER_FIELDS, "a tower of CLIP")
         return dataclasses.replace(config, vision=vision)
 
     @classmethod
@@ -198,7 +198,11 @@ class ModelConfig:
         config.require(head_dim % 2 == 0, "head_dim", "be even, for rope turns pairs", head_dim)
         context_len = config.integer("max_position_embeddings", high=MAX_CONTEXT_LEN)
         notes: list[str] = []
+        own_code = config.section("auto_map")
+        if own_code and any(name.startswith("AutoModel") for name in own_code.names()):
+            notes.append(f"{family.architecture} is computed as in transformers; auto_map's Python code is never run")
         rope = _read_rope(config, context_len, notes)
+        context_len = _context_of_one_chunk(config, _scaled_context_len(context_len, rope), notes)
         num_experts, experts_per_token = _read_experts(config, family)
         return cls(
             architecture=family.architecture,
@@ -209,7 +213,7 @@ class ModelConfig:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            max_position_embeddings=_scaled_context_len(context_len, rope),
+            max_position_embeddings=context_len,
             rms_norm_eps=config.number("rms_norm_eps", low=0.0, high=1.0),
             rope=rope,
             layer_windows=_read_windows(config, family, num_layers, notes),
@@ -227,7 +231,7 @@ class ModelConfig:
 def _architecture(config: Fields) -> str:
     names = config.get("architectures")
     ok = isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) and 0 < len(names[0]) <= 100
-    config.require(ok, "architectures", "name exactly one model class", names)
+    config.require(ok, "architectures", "name exactly one model class, such as LlamaForCausalLM", names)
     return names[0]
 
 
@@ -301,7 +305,7 @@ def _read_rope(config: Fields, context_len: int, notes: list[str]) -> RopeConfig
             original_max_position_embeddings=original,
             beta_fast=scaling.number("beta_fast", default=32.0),
             beta_slow=scaling.number("beta_slow", default=1.0),
-            attention_factor=_read_attention_factor(scaling, factor),
+            attention_factor=_read_attention_factor(scaling, factor, notes),
             truncate=scaling.flag("truncate", default=True),
         )
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
@@ -316,14 +320,20 @@ def _read_rope(config: Fields, context_len: int, notes: list[str]) -> RopeConfig
     )
 
 
-def _read_attention_factor(scaling: Fields, factor: float) -> float | None:
+def _read_attention_factor(scaling: Fields, factor: float, notes: list[str]) -> float | None:
     """The factor of cosine and sine in yarn, from the file or by DeepSeek's two scales; None for the usual one."""
+    usual = 0.1 * math.log(factor) + 1.0
     if scaling.get("attention_factor") is not None:
-        return scaling.number("attention_factor")
-    if scaling.get("mscale") is None or scaling.get("mscale_all_dim") is None:
+        usual = scaling.number("attention_factor")
+    elif scaling.get("mscale") and scaling.get("mscale_all_dim"):  # a 0 is none, as in transformers
+        above, below = (0.1 * scaling.number(name) * math.log(factor) + 1.0 for name in ("mscale", "mscale_all_dim"))
+        usual = above / below
+    elif scaling.get("attn_factor") is None:
         return None
-    above, below = (0.1 * scaling.number(name) * math.log(factor) + 1.0 for name in ("mscale", "mscale_all_dim"))
-    return above / below
+    # Files for vLLM and SGLang, which multiply by it, have another one. DeepSeek-R1-0528-Qwen3-8B is such a file.
+    if (extra := scaling.number("attn_factor", default=1.0)) != 1.0:
+        notes.append(f"config.json scales positions by attn_factor = {extra:g}, which transformers would ignore")
+    return usual * extra
 
 
 def _scaled_context_len(context_len: int, rope: RopeConfig) -> int:
@@ -337,6 +347,18 @@ def _scaled_context_len(context_len: int, rope: RopeConfig) -> int:
             return context_len
 
 
+def _context_of_one_chunk(config: Fields, context_len: int, notes: list[str]) -> int:
+    """The part of the context in which Qwen's dual chunk attention (arXiv:2402.17463) is plain attention, in tokens."""
+    chunks = config.section("dual_chunk_attention_config")
+    if chunks is None:
+        return context_len
+    chunk_len = chunks.integer("chunk_size", high=MAX_CONTEXT_LEN)
+    chunk_len -= chunks.integer("local_size", high=chunk_len - 1)
+    if chunk_len < context_len:
+        notes.append(f"the context is {chunk_len} tokens of {context_len}, without dual_chunk_attention_config")
+    return min(context_len, chunk_len)
+
+
 def _read_windows(config: Fields, family: Family, num_layers: int, notes: list[str]) -> tuple[int | None, ...]:
     """The sliding window of each layer, or None.
 
@@ -345,8 +367,9 @@ def _read_windows(config: Fields, family: Family, num_layers: int, notes: list[s
     """
     window, switch = config.get("sliding_window"), config.get("use_sliding_window")
     if window is None or family.windows == "none":
-        if window is not None and switch is not False:
-            notes.append(f"config.json has a sliding_window, but {family.architecture} has none, so it has no effect")
+        is_named = family.windows == "none" and SLIDING in (_read_layer_types(config, num_layers) or ())
+        if is_named or (window is not None and switch is not False):
+            notes.append(f"config.json names a sliding window, but {family.architecture} has none, so it has no effect")
     elif family.windows == "all":
         if switch is not None:
             notes.append(f"config.json has use_sliding_window, but {family.architecture} has no such switch")

@@ -13,25 +13,34 @@ INDEX_FILE = "model.safetensors.index.json"
 ORBAX_MANIFEST = "orbax.json"
 ORBAX_FOLDER = "orbax"
 _WANTED = {"safetensors": f"{SINGLE_FILE} or {INDEX_FILE}", "orbax": ORBAX_MANIFEST}
-_FOREIGN: Mapping[tuple[str, ...], str] = {
-    ("adapter_config.json", "adapter_model.*"): (
+_FOREIGN: Mapping[str, str] = {
+    "adapter_config.json adapter_model.*": (
         "a LoRA adapter and no whole model; merge it into its base model (peft's merge_and_unload, then "
         "save_pretrained) and serve the result"
     ),
-    ("*.gguf",): "GGUF, the form of llama.cpp; take the checkpoint in safetensors that it was made of",
-    ("params.json", "consolidated*"): (
+    "*.gguf ggml*.bin": "GGUF, the form of llama.cpp; take the checkpoint in safetensors that it was made of",
+    "params.json consolidated*": (
         "in the own form of Mistral or Meta (params.json, consolidated weights); take a checkpoint for transformers, "
         "which has config.json and model.safetensors"
     ),
-    ("pytorch_model*", "model*.bin", "*.pth", "*.ckpt"): (
+    "openvino_* mlc-chat-config.json params_shard_* *.engine rank*.safetensors *vocabulary.* *.mlpackage *.mlmodelc "
+    "*.pte *.task *.litertlm": (
+        "compiled for OpenVINO, MLC, TensorRT-LLM, CTranslate2, Core ML, ExecuTorch or LiteRT; take the checkpoint in "
+        "safetensors that it was made of"
+    ),
+    "*.nemo model_config.yaml *.distcp .metadata pytorch_model_fsdp* global_step* iter_* mp_rank_*": (
+        "a state of training (NeMo, Megatron, DeepSpeed or FSDP); let the program that trained it write a checkpoint "
+        "for transformers in safetensors"
+    ),
+    "*.bin *.bin.index.json *.pt *.pth *.ckpt": (
         "in pickles of PyTorch (such as pytorch_model.bin), which can run code and are never opened; take a checkpoint "
         "in safetensors, or save it so with transformers"
     ),
-    ("*.h5", "*.msgpack", "*.onnx", "*.tflite", "*.npz"): (
+    "*.h5 *.msgpack *.onnx *.tflite *.npz": (
         "made for TensorFlow, Flax, ONNX or MLX; take a checkpoint in safetensors"
     ),
-    ("model_index.json",): "a pipeline of diffusers, which makes pictures; choose a language model",
-    ("*.safetensors",): (
+    "model_index.json": "a pipeline of diffusers, which makes pictures; choose a language model",
+    "*.safetensors": (
         f"in safetensors, but without {SINGLE_FILE} and without the index of shards; download it again, or save it "
         "again with transformers"
     ),
@@ -77,7 +86,7 @@ def weights_form(files: Iterable[str], load_format: str = "auto") -> Literal["sa
     if has_orbax or has_safetensors:
         raise ModelError(f"{rule}, but has a checkpoint of the other form; choose it with --load-format")
     for patterns, what in _FOREIGN.items():
-        if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns for path in paths):
+        if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns.split() for path in paths):
             raise ModelError(f"{rule}, but this is {what}")
     raise ModelError(f"{rule}, but has no weights; take a checkpoint in safetensors, or use --load-format dummy")
 
@@ -94,7 +103,7 @@ def refuse_quantised(directory: Path, *halves: Fields) -> None:
         if (directory / file).is_file():
             found.append((f"{file}: {name}", read_json(directory / file).get(name)))
     for place, section in found:
-        if section is not None:
+        if any(section.values()) if isinstance(section, dict) else section is not None:
             raise ModelError(
                 f"the weights must be float32, float16 or bfloat16, but {place} says that they are quantised"
                 f"{_method(section)}; take the unquantised checkpoint that they were made of, and --quantization for "

@@ -115,6 +115,14 @@ class VisionConfig:
         return 0 if self.pool_stride is None else (self.patches_per_side // self.pool_stride) ** 2
 
 
+def read_tower(config: Fields) -> Fields:
+    """The fields of the tower of a vision model. Raises ModelError for one that is not of CLIP."""
+    tower = config.section("vision_config") or Fields("config.json: vision_config", _CLIP_VIT_L_336)
+    model_type, supported = tower.text("model_type", default="clip_vision_model"), "clip_vision_model"
+    tower.require(model_type == supported, "model_type", f"be {supported}, the only supported tower", model_type)
+    return tower
+
+
 def read_vision(config: Fields, architecture: str, text_vocab_size: int) -> VisionConfig:
     """The vision half of a config.
 
@@ -127,9 +135,7 @@ def read_vision(config: Fields, architecture: str, text_vocab_size: int) -> Visi
         ModelError: A field is missing, out of bounds or not supported. The message names it.
     """
     kind = VISION_KINDS[architecture]
-    tower = config.section("vision_config") or Fields("config.json: vision_config", _CLIP_VIT_L_336)
-    model_type = tower.text("model_type", default="clip_vision_model")
-    tower.require(model_type == "clip_vision_model", "model_type", "be clip_vision_model", model_type)
+    tower = read_tower(config)
     channels = tower.integer("num_channels", default=3)
     tower.require(channels == 3, "num_channels", "be 3, red, green and blue", channels)
     image_size = tower.integer("image_size", default=224, high=MAX_IMAGE_SIZE)

@@ -51,7 +51,7 @@ class AddedTokens:
             if "rstrip" in flags:
                 end = len(text) - len(text[end:].lstrip(_SPACES))
             parts += [(text[done:start], False)] if start > done else []
-            parts.append((match[0], True))
+            parts += [(match[0], True)] if start < end else []  # else the token before took all of it
             done = end
         return [*parts, (text[done:], False)] if done < len(text) else parts
 

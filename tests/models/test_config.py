@@ -1,3 +1,4 @@
+import functools
 import json
 import math
 from pathlib import Path
@@ -12,6 +13,7 @@ from jsg.fields import MAX_JSON_BYTES
 from jsg.models.config import ModelConfig, RopeConfig
 from jsg.models.families import FAMILIES
 from jsg.models.registry import BUILDERS
+from jsg.models.rope import attention_factor
 from tests.golden.variants import LLAMA, VARIANTS
 
 QWEN = VARIANTS["qwen2"]
@@ -98,7 +100,7 @@ def test_a_null_is_no_absence(tmp_path):
     config = read(tmp_path, mistral)
     assert (config.num_kv_heads, config.head_dim, config.sliding_window) == (4, 16, None)
     for name in ("rms_norm_eps", "max_position_embeddings", "hidden_act", "is_causal", "vocab_size", "rope_theta"):
-        with pytest.raises(ModelError, match=rf"{name} must .* but is None"):
+        with pytest.raises(ModelError, match=rf"{name} must .* but is absent or null"):
             read(tmp_path, {**LLAMA, name: None})
     with pytest.raises(ModelError, match="head_dim must"):
         read(tmp_path, {**VARIANTS["qwen3"], "head_dim": None})
@@ -137,7 +139,45 @@ def test_scales_of_yarn(tmp_path):
     both = {"mscale": 2.0, "mscale_all_dim": 0.5}
     assert rope(**both).attention_factor == pytest.approx((0.2 * math.log(4) + 1) / (0.05 * math.log(4) + 1))
     assert rope(**both, attention_factor=1.5).attention_factor == 1.5
+    assert rope(mscale=0.7, mscale_all_dim=0).attention_factor is None
     assert (rope(finetuned=True).truncate, rope(truncate=False).truncate) == (True, False)
+
+
+def test_a_factor_of_attention_as_deepseek_publishes_it(tmp_path):
+    """DeepSeek-R1-0528-Qwen3-8B: its factor takes that of yarn away, and transformers does not know it."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    config = read(tmp_path, {**VARIANTS["qwen3"], "rope_scaling": {**scaling, "attn_factor": 0.8782488562869419}})
+    assert attention_factor(config.rope) == pytest.approx(1.0)
+    assert "attn_factor = 0.878249" in config.notes[0]
+    both = read(tmp_path, {**LLAMA, "rope_scaling": {**scaling, "attention_factor": 1.5, "attn_factor": 2.0}})
+    assert attention_factor(both.rope) == 3.0
+    plain = read(tmp_path, {**LLAMA, "rope_scaling": {**scaling, "attn_factor": 1.0}})
+    assert attention_factor(plain.rope) == attention_factor(RopeConfig(type="yarn", factor=4.0))
+    assert not plain.notes
+
+
+def test_dual_chunk_attention_ends_the_context_at_its_first_chunk(tmp_path):
+    """Qwen2.5-7B-Instruct-1M. Within one chunk it is plain attention."""
+    chunks = {"chunk_size": 300, "local_size": 44, "original_max_position_embeddings": 300}
+    config = read(tmp_path, {**QWEN, "dual_chunk_attention_config": chunks})
+    assert (config.max_position_embeddings, len(config.notes)) == (256, 1)
+    chunks["chunk_size"] = 1024
+    config = read(tmp_path, {**QWEN, "dual_chunk_attention_config": chunks})
+    assert (config.max_position_embeddings, len(config.notes)) == (512, 0)
+    for broken in ({}, {"chunk_size": 300, "local_size": 300}):
+        with pytest.raises(ModelError, match=r"dual_chunk_attention_config.*|_size must"):
+            read(tmp_path, {**QWEN, "dual_chunk_attention_config": {"local_size": 1, **broken}})
+    with pytest.raises(ModelError, match="no field 'dual_chunk_attention_config'"):
+        read(tmp_path, {**LLAMA, "dual_chunk_attention_config": chunks})
+
+
+def test_python_code_of_a_model_is_noted(tmp_path):
+    own = {"AutoConfig": "configuration_x.XConfig", "AutoModelForCausalLM": "modeling_x.X"}
+    assert "never run" in read(tmp_path, {**LLAMA, "auto_map": own}).notes[0]
+    assert not read(tmp_path, {**LLAMA, "auto_map": {"AutoConfig": "x.X", "AutoTokenizer": ["x.T", None]}}).notes
+    for broken in ("x", 5):
+        with pytest.raises(ModelError, match="auto_map must be an object"):
+            read(tmp_path, {**LLAMA, "auto_map": broken})
 
 
 def test_other_names_of_architectures_and_of_fields(tmp_path):
@@ -163,8 +203,42 @@ def test_fields_without_effect_are_no_reason(tmp_path):
         "use_cache": True,
         "use_mrope": False,
         "residual_multiplier": None,
+        "adapters": {"adapters": {}, "config_map": {}, "fusions": {"on": False}},
+        "nested": functools.reduce(lambda inner, _: {"x": inner}, range(800), {}),
     }
     assert read(tmp_path, {**LLAMA, **silent}) == read(tmp_path, LLAMA)
+    names = (
+        "sequence_length max_context_length model_max_length max_model_len n_ctx context_window_size seq_len "
+        "tensor_parallel_output virtual_pp_degree use_flash_attention_2 use_flash_attn use_fused_rms_norm "
+        "use_fused_rope fuse_attention_qkv recompute_granularity peft_version base_model pipeline_tag processor_class "
+        "min_p "
+        "renormalize_logits "
+        "router_aux_loss_coef router_z_loss_coef loss_type aux_loss_alpha layerdrop hidden_dropout_rate "
+        "attention_probs_dropout_prob pad_token decoder_start_token_id output_hidden_states initializer_factor"
+    )
+    assert read(tmp_path, {**LLAMA, **dict.fromkeys(names.split(), 2)}) == read(tmp_path, LLAMA)
+    assert read(tmp_path, {**LLAMA, "residual_multiplier": 1.0, "rope_scaling_factor": 1}) == read(tmp_path, LLAMA)
+
+
+@pytest.mark.parametrize(
+    "name",
+    "num_experts_per_token experts_per_token output_multiplier output_multiplier_scale rope_version residual_coef "
+    "transformers_weights use_class_token use_fused_scale flash_scale alibi rotary_dim logit_scale attention_sink_size "
+    "attention_chunk_size scale_emb norm_topk_prob moe_intermediate_size num_shared_experts norm_type clip_qkv "
+    "final_logit_softcapping use_parallel_residual lora_alpha mrope_section v_head_dim use_logn_attn causal_window "
+    "draft_vocab_size rope_condense_ratio per_token_scale".split(),
+)
+def test_a_field_that_may_change_answers_passes_no_pattern(tmp_path, name: str):
+    with pytest.raises(ModelError, match=f"no field {name!r}"):
+        read(tmp_path, {**LLAMA, name: 2})
+
+
+def test_a_factor_of_one_that_stands_for_another_scale_is_refused(tmp_path):
+    """Granite's factor of attention replaces the usual one, so 1 is none that changes nothing."""
+    with pytest.raises(ModelError, match="no field 'attention_multiplier'"):
+        read(tmp_path, {**LLAMA, "attention_multiplier": 1.0})
+    with pytest.raises(ModelError, match="no field 'no_rope_layers'"):
+        read(tmp_path, {**LLAMA, "no_rope_layers": [0, 0]})
 
 
 @pytest.mark.parametrize(
@@ -198,6 +272,11 @@ def test_llama_has_no_window(tmp_path):
     config = read(tmp_path, {**LLAMA, "sliding_window": 32})
     assert (config.layer_windows, len(config.notes)) == ((None, None), 1)
     assert not read(tmp_path, {**LLAMA, "sliding_window": 32, "use_sliding_window": False}).notes
+    named = read(tmp_path, {**LLAMA, "layer_types": ["sliding_attention", "full_attention"]})
+    assert (named.layer_windows, len(named.notes)) == ((None, None), 1)
+    assert not read(tmp_path, {**LLAMA, "layer_types": ["full_attention"] * 2}).notes
+    with pytest.raises(ModelError, match="layer_types"):
+        read(tmp_path, {**LLAMA, "layer_types": ["chunked_attention", "full_attention"]})
 
 
 def test_end_tokens_of_both_files_count(tmp_path):

@@ -118,6 +118,10 @@ def test_quantised_weights_of_a_served_family_are_named_by_their_method(tmp_path
         directory = write(tmp_path / old, LLAMA, WEIGHTS)
         (directory / old).write_text(json.dumps({bits: 4, "group_size": 128}))
         assert f"{old}: {bits} says that they are quantised ('4 bits')" in refusal(directory)
+    pixtral = {**llava, "vision_config": {"model_type": "pixtral"}, "text_config": {"norm_eps": 1e-5, "unknown": 7}}
+    for fields in ({}, {"quantization_config": FP8}):
+        reason = refusal(write(tmp_path / "pixtral", {**pixtral, **fields}, WEIGHTS))
+        assert "vision_config: model_type must be clip_vision_model, the only supported tower" in reason
     other = {**llava, "text_config": {"model_type": "gemma", "quantization_config": FP8}, "quantization_config": FP8}
     assert "text_config: model_type must be one of llama, mistral" in refusal(write(tmp_path / "gemma", other, WEIGHTS))
 
@@ -136,6 +140,17 @@ def test_quantised_weights_of_a_served_family_are_named_by_their_method(tmp_path
         (["tf_model.h5"], "TensorFlow"),
         (["flax_model.msgpack"], "Flax"),
         (["model.onnx"], "ONNX"),
+        (["a.pt", "training_args.bin"], "pickles"),
+        (["openvino_model.xml", "openvino_model.bin"], "OpenVINO"),
+        (["mlc-chat-config.json", "params_shard_0.bin"], "MLC"),
+        (["rank0.safetensors"], "TensorRT-LLM"),
+        (["model.bin", "shared_vocabulary.json"], "CTranslate2"),
+        (["model.mlpackage", "x.tflite"], "Core ML"),
+        (["model_config.yaml", "model_weights"], "training .NeMo"),
+        (["global_step100", "zero_to_fp32.py", "rng_state_0.pth"], "training .*DeepSpeed"),
+        (["pytorch_model_fsdp_0", "optimizer.bin"], "training .*FSDP"),
+        ([".metadata", "__0_0.distcp"], "training"),
+        (["ggml-model-q4_0.bin"], "GGUF"),
         (["model_index.json", "unet/diffusion_pytorch_model.safetensors"], "diffusers"),
         (["model-00001-of-00002.safetensors"], "without the index of shards"),
         (["README.md"], "has no weights.*--load-format dummy"),
@@ -147,6 +162,14 @@ def test_weights_of_another_form_are_named_as_what_they_are(tmp_path: Path, file
         directory = write(tmp_path / name, config, *files)
         with pytest.raises(ModelError, match=rf"must have model.safetensors .*orbax.json, but .*{named}"):
             find_model(EngineConfig(model_path=str(directory)))
+
+
+def test_a_section_that_names_no_quantisation_is_no_reason(tmp_path: Path) -> None:
+    """As TensorRT-LLM and ModelOpt write it for a model that they left alone."""
+    for number, section in enumerate(({}, {"quant_algo": None, "kv_cache_quant_algo": None})):
+        for name in ("quantization_config", "quantization", "compression_config"):
+            directory = write(tmp_path / f"{name}{number}", {**LLAMA, name: section}, WEIGHTS)
+            assert find_model(EngineConfig(model_path=str(directory))) == directory
 
 
 def test_of_two_forms_one_must_be_chosen_and_be_there(tmp_path: Path) -> None:
@@ -189,7 +212,8 @@ def test_a_home_directory_and_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     model = write(tmp_path / "model", LLAMA, WEIGHTS)
     assert find_model(EngineConfig(model_path="~/model")) == model
     assert "GGUF" in refusal(write(tmp_path, None, "a.gguf") / "a.gguf")
-    assert "serve its directory" in refusal(model / WEIGHTS)
+    for file in (WEIGHTS, "config.json"):
+        assert "serve its directory" in refusal(model / file)
 
 
 def test_a_hub_name_is_judged_by_its_config_before_the_rest_comes(

@@ -7,7 +7,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import example, given
 from tokenizers import models
 
 from jsg.processing.added_tokens import FLAGS, AddedTokens
@@ -23,6 +23,8 @@ WORDS = (*TOKENS, " ", "\n", "\x1c", "\x85", "\u3000", "\u200b", "\u200d", "a", 
     flags=st.dictionaries(st.sampled_from(TOKENS), st.sets(st.sampled_from(FLAGS)), min_size=1),
     text=st.lists(st.sampled_from(WORDS), max_size=8).map("".join),
 )
+@example(flags={"<x>": {"rstrip"}, "\n": {"lstrip"}}, text="<x>\na")
+@example(flags={" ": {"lstrip", "rstrip"}}, text="a  \x85b")
 def test_a_text_is_cut_as_tokenizers_cuts_it(flags: dict[str, set[str]], text: str):
     theirs = tokenizers.Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
     for token, on in flags.items():
