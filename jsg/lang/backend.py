@@ -116,6 +116,14 @@ class HintSession(Session, Protocol):
         ...
 
 
+class CopySession(Session, Protocol):
+    """A session that can be copied before it calls the model."""
+
+    def copy(self) -> Session:
+        """Gives a session of another run that begins as this one is now."""
+        ...
+
+
 class Backend(Protocol):
     """A model, or an API, that executes programs."""
 

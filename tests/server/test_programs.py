@@ -16,6 +16,8 @@ from jsg.constrained.text_patterns import PatternSet, PatternTables, pattern_tab
 from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.errors import ContextLengthError, GrammarError, QueueFullError, RequestError
 from jsg.lang.executor.limits import ProgramLimits
+from jsg.lang.ir import Text
+from jsg.lang.tokens.session import TokenSession
 from jsg.processing.parts import TextPart
 from jsg.server.caller import ApiCall, Caller
 from jsg.server.http.event_stream import COMMENT
@@ -44,6 +46,14 @@ def judge(s, topic):
     branches.join()
     s += " so " + sgl.select("verdict", ["good", "bad"])
     return s["verdict"]
+
+
+@sgl.function
+def talk(s, shots, question):
+    for number in range(6):
+        s += sgl.user(f"{shots}{number}?") + sgl.assistant(f"yes {number}")
+    s += sgl.user(question) + sgl.assistant(sgl.gen("answer", max_tokens=3))
+    return s["answer"]
 
 
 def graph_of(program: Any, **constants: object) -> dict[str, Any]:
@@ -138,6 +148,31 @@ class TestRuns:
         assert first["result"]["text"].startswith("Of art: hello so ")
         for name in ("variables", "text", "return_value", "errors", "usage"):
             assert last["result"][name] == alone[name]
+
+    @pytest.mark.parametrize("wrong", [None, "yes 4"])
+    def test_many_runs_execute_their_common_beginning_once(
+        self, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, wrong: str | None
+    ):
+        extend, extended = TokenSession.extend, list[Any]()
+
+        async def counting(session: TokenSession, item: Any) -> str:
+            extended.append(item)
+            if isinstance(item, Text) and item.text == wrong:
+                raise RequestError("not this text")
+            return await extend(session, item)
+
+        monkeypatch.setattr(TokenSession, "extend", counting)
+        graph, items = graph_of(talk), [{"shots": "Is it ", "question": f"why {n}?"} for n in range(9)]
+        answer = server.http.post("/v1/programs", json={"graph": graph, "batch": items}).json()
+        if wrong is None:
+            assert len(extended) == 37 + 9 * 4  # all turns before the question and the beginning of its own; the rest
+        results = [each["result"] for each in answer["results"]]
+        for result, item in zip(results, items, strict=True):
+            alone = run(server, graph, arguments=item)
+            assert {**result, "id": "", "meta_info": {}, "timeline": []} == {
+                **alone, "id": "", "meta_info": {}, "timeline": []
+            }  # fmt: skip
+            assert bool(result["errors"]) == (wrong is not None)
 
     def test_a_stream_of_many_runs_has_each_as_it_ends(self, server: ScriptedServer):
         body = {"graph": graph_of(judge), "batch": [{"topic": str(n)} for n in range(20)], "stream": True}

@@ -148,14 +148,12 @@ class Driver:
         match node:
             case Append():
                 self._append(node, stream, frame)
-            case Media():
-                stream.append(known_media(node, self._arguments), place)
+            case Media() | Turn():
+                stream.append(known_item(node, self._arguments), place)
             case Generate():
                 self._generate(node, stream, frame)
             case Choose():
                 self._choose(node, stream, frame)
-            case Turn(role=role, is_begin=is_begin):
-                stream.append(RoleBegin(role) if is_begin else RoleEnd(role), place)
             case Scope(name=name, is_begin=is_begin):
                 stream.append(VarScopeBegin(name) if is_begin else VarScopeEnd(name), place)
                 if not is_begin:
@@ -306,6 +304,19 @@ def _kept(stream: Stream, name: str) -> Variable:
 
 def _unset(name: str) -> Variable:
     return _failed(UnknownVariableError(f"nothing set {name!r} the way the program went"))
+
+
+def known_item(node: AnyNode, arguments: Mapping[str, ArgumentValue]) -> Expr:
+    """Gives what a node appends that reads arguments only."""
+    match node:
+        case Media():
+            return known_media(node, arguments)
+        case Turn(role=role, is_begin=is_begin):
+            return RoleBegin(role) if is_begin else RoleEnd(role)
+        case Append(pieces=pieces):
+            return Text(known_text(pieces, arguments))
+        case _:
+            raise AssertionError(f"not known before the run: {node}")
 
 
 def place_of(node: Node) -> Place:

@@ -45,6 +45,7 @@ class Execution:
         patterns: TextPatterns | None = None,
         history: History | None = None,
         pace: Pace | None = None,
+        beginning: Stream | None = None,
     ) -> None:
         """Prepares the run, which `start` starts.
 
@@ -58,6 +59,7 @@ class Execution:
             patterns: The patterns of all conditions; None compiles each when it is needed.
             history: Notes what happens.
             pace: As in `Driver`.
+            beginning: What the program's own stream begins with, which the graph leaves out.
         """
         history = history or History(is_watched=False)
 
@@ -68,7 +70,8 @@ class Execution:
 
         opened = graph.block.nodes[0]
         assert isinstance(opened, Open)
-        self.stream = open_stream(opened)
+        own = defaults_of(opened, defaults)
+        self.stream = open_stream(opened) if beginning is None else beginning.copy(own, history)
         self.outputs = {name: Variable() for name, _ in graph.block.outputs}
         self.returned = Variable()
         self.submitted = Variable()

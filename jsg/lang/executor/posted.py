@@ -24,6 +24,7 @@ from jsg.constrained.text_patterns import TextPatterns
 from jsg.errors import JsgError, RequestError
 from jsg.lang.backend import Backend
 from jsg.lang.executor.arguments import ArgumentValue
+from jsg.lang.executor.beginning import Beginning
 from jsg.lang.executor.driver import Pace, place_of
 from jsg.lang.executor.execution import Execution
 from jsg.lang.executor.frames import text_len
@@ -171,6 +172,7 @@ async def execute(
     limits: ProgramLimits | None = None,
     patterns: TextPatterns | None = None,
     pace: Pace | None = None,
+    beginning: Beginning | None = None,
 ) -> AsyncIterator[ProgramRun]:
     """Runs a graph on the running loop. Cancels what is under way at the end of the block.
 
@@ -183,16 +185,19 @@ async def execute(
             `answer_chars` the result.
         patterns: The patterns of its conditions; None compiles each when it is needed.
         pace: Returns when the next node may be handed to its stream; None lets other tasks run now and then.
+        beginning: What it has in common with other runs of the graph.
     """
+    beginning = beginning or Beginning(reorder(graph))
     execution = Execution(
-        reorder(graph),
+        beginning.graph,
         backend,
         arguments,
-        loop=running_loop(),
+        loop=running_loop() if beginning.stream is None else beginning.stream.runner.loop,
         defaults=defaults or SamplingArgs(),
         max_text=None if limits is None else limits.text_chars,
         patterns=patterns,
         pace=pace,
+        beginning=beginning.stream,
     )
     execution.start()
     try:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Literal, assert_never, cast
 
 from jsg.errors import AbortedError
-from jsg.lang.backend import BlockSession, Piece, Session
+from jsg.lang.backend import BlockSession, CopySession, Piece, Session
 from jsg.lang.decisions import Decision, items_of
 from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, VarScopeBegin, VarScopeEnd, Video
 from jsg.lang.streams.history import History
@@ -58,12 +58,18 @@ class Runner:
         transcript: The text and the turns of its prompt.
     """
 
-    def __init__(self, loop: Loop, open_session: Callable[[], Session] | None, history: History | None = None):
+    def __init__(
+        self,
+        loop: Loop,
+        open_session: Callable[[], Session] | None,
+        history: History | None = None,
+        transcript: Transcript | None = None,
+    ):
         """`open_session` makes the session when the first op needs it; None for a child, which a fork gives one."""
         self.loop = loop
         self._history = history or History(is_watched=False)
         self.failure: BaseException | None = None
-        self.transcript = Transcript()
+        self.transcript = transcript or Transcript()
         self._open = open_session
         self._session: Session | None = None
         self._queue: collections.deque[Op] = collections.deque()
@@ -73,6 +79,10 @@ class Runner:
         self._num_ops = 0
         self._has_begun = open_session is not None
         self._has_ended = False
+
+    def copies(self) -> tuple[Session, Transcript]:
+        """Gives a session and a transcript that begin as its own, which has no branches, are now."""
+        return cast(CopySession, self._live()).copy(), self.transcript.fork(1)[0]
 
     # From any thread.
 

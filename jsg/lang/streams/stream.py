@@ -50,6 +50,7 @@ from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.ops import Close, ExprOp, Make, Mark, Place
 from jsg.lang.streams.runner import Fork, Join, Runner, What
+from jsg.lang.streams.transcript import Transcript
 from jsg.lang.streams.variables import Variable, gather, known
 from jsg.processing.thoughts import Markers, markers_of
 
@@ -76,10 +77,11 @@ class Stream:
         defaults: SamplingArgs | None = None,
         parent: "Stream | None" = None,
         history: History | None = None,
+        transcript: Transcript | None = None,
     ):
         """`open_session` is called when the first op needs a session. A fork has None, and a `parent`."""
         self.history = parent.history if parent is not None else history or History(is_watched=False)
-        self.runner = Runner(loop, open_session, self.history)
+        self.runner = Runner(loop, open_session, self.history, transcript)
         self.variables: dict[str, Variable] = {} if parent is None else dict(parent.variables)
         self.assigned: dict[str, Variable] = {}
         self.nesting = Nesting() if parent is None else parent.nesting.fork()
@@ -152,6 +154,13 @@ class Stream:
         runners = tuple(child.runner for child in children)
         self.runner.push([Fork(runners, None if offsets is None else tuple(offsets), place)])
         return children
+
+    def copy(self, defaults: SamplingArgs, history: History) -> "Stream":
+        """Gives a stream of another run that begins as this one is now. All ops must be done, and none forked it."""
+        session, transcript = self.runner.copies()
+        copied = Stream(self.runner.loop, lambda: session, defaults, history=history, transcript=transcript)
+        copied.nesting = self.nesting
+        return copied
 
     def join(
         self, branches: "Sequence[Stream]", mode: JoinMode = "gather_variable", place: Place | None = None

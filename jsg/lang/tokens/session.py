@@ -139,6 +139,13 @@ class TokenSession:
             self._point = object()
         return [self._branch(prefix, size, offset) for offset in offsets]
 
+    def copy(self) -> "TokenSession":
+        """Gives a session of another run that begins as this one is now, which has no branches."""
+        self._merge()
+        copied = TokenSession(self._model)
+        copied._parts, copied._turn = list(self._parts), self._turn
+        return copied
+
     async def join(self, branches: Sequence[Session]) -> None:
         """Puts the branches behind this prompt, side by side. The conversation goes on as in the last of them.
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Annotated, Any, final
 
@@ -15,13 +16,14 @@ from jsg.constrained.text_patterns import PatternSet, TextPatterns, refused_patt
 from jsg.errors import GrammarError, GraphError, JsgError, RequestError, TimeLimitError
 from jsg.lang.choices import check_draw, method_named
 from jsg.lang.executor.arguments import ArgumentValue, arguments_from_json
+from jsg.lang.executor.beginning import Beginning, begin
 from jsg.lang.executor.limits import ProgramLimits, check_limits, num_streams
 from jsg.lang.executor.posted import CallEvent, ProgramRun, VariableEvent, execute
 from jsg.lang.graphs.check import graph_from_json
 from jsg.lang.graphs.codec import sampling_from_dict
 from jsg.lang.graphs.graph import Graph
 from jsg.lang.graphs.nodes import Choose, Fork, Generate, Open, describe
-from jsg.lang.graphs.reorder import reorder, varying_arguments
+from jsg.lang.graphs.reorder import varying_arguments
 from jsg.lang.ir import SamplingArgs
 from jsg.lang.tokens.session import reports_of, sampling_of
 from jsg.server.caller import ApiCall, CurrentCall
@@ -109,8 +111,8 @@ class _Program:
         self.defaults = sampling_from_dict(body.sampling_params or {})
         fit = [item for item in self.items if not isinstance(item, JsgError)]
         self._pattern_nodes = check_limits(self.graph, fit[0], LIMITS, self.defaults, further=fit[1:]) if fit else {}
-        if not is_one:
-            self.graph = reorder(self.graph, varying_arguments(self.graph.arguments, fit))
+        self._known: Mapping[str, ArgumentValue] = fit[0] if fit else {}
+        self._varying = varying_arguments(self.graph.arguments, fit)
         self.num_streams = num_streams(self.graph)
         _check_calls(self.graph, self.defaults)
 
@@ -136,6 +138,7 @@ class _Program:
         arguments: Mapping[str, ArgumentValue],
         tenant: str,
         patterns: TextPatterns | None,
+        beginning: Beginning | None = None,
     ) -> contextlib.AbstractAsyncContextManager[ProgramRun]:
         """A run of the program, whose nodes take the turns of their key."""
         return execute(
@@ -145,8 +148,14 @@ class _Program:
             defaults=self.defaults,
             limits=LIMITS,
             patterns=patterns,
-            pace=lambda: front.generator.share.turn(tenant, NODE_UNITS),
+            pace=functools.partial(front.generator.share.turn, tenant, NODE_UNITS),
+            beginning=beginning,
         )
+
+    async def begin(self, front: Front, model: FrontModel, tenant: str) -> Beginning:
+        """What all items have in common."""
+        pace = functools.partial(front.generator.share.turn, tenant, NODE_UNITS)
+        return await begin(self.graph, FrontBackend(model), self._known, self._varying, pace)
 
     async def patterns(self, front: Front, owner: str) -> TextPatterns | None:
         """The patterns of its conditions, which a grammar process compiles together; None where it has none.
@@ -243,6 +252,7 @@ async def _results(program: _Program, front: Front, call: ApiCall, namespace: st
     with admission.program(tenant):
         async with _limited(front):
             patterns = await program.patterns(front, tenant)
+            beginning = await program.begin(front, model, tenant)
         yield {"object": "program.batch", "items": len(program.items)}
 
         async def run(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
@@ -250,7 +260,7 @@ async def _results(program: _Program, front: Front, call: ApiCall, namespace: st
             async with (
                 admission.streams(tenant, program.num_streams),
                 _limited(front),
-                program.run(front, model, arguments, tenant, patterns) as running,
+                program.run(front, model, arguments, tenant, patterns, beginning) as running,
             ):
                 result = await running.result()
                 num_chars += _num_chars(result)
