@@ -1,5 +1,6 @@
 """Unions of many kinds: no mask leaves an alternative out, wherever the member is that tells the kinds apart."""
 
+import itertools
 import json
 import random
 from typing import Any, Literal, NamedTuple
@@ -164,11 +165,14 @@ def test_every_alternative_of_a_union_can_be_written(form: Form):
     _check(form, 0, num_walked=2)
 
 
+GRID = itertools.product(["first", "middle", "last"], [0, 1, 2], [False, True], ["declared", "free"])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["declared", "free"])
-@pytest.mark.parametrize("tag", ["first", "middle", "last"])
-@pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize("is_recursive", [False, True])
+@pytest.mark.parametrize(
+    ("tag", "depth", "is_recursive", "order"),
+    [pytest.param(*case, marks=[] if case[0] == "last" else [pytest.mark.long]) for case in GRID],
+)
 def test_every_alternative_of_many_unions_can_be_written(
     tag: Tag, depth: int, is_recursive: bool, order: PropertyOrder
 ):
