@@ -24,6 +24,7 @@ from jsg.lang.defaults import (
     get_server_info as get_server_info,
     set_default_backend as set_default_backend,
 )
+from jsg.lang.executor.compiled import CompiledFunction as CompiledFunction
 from jsg.lang.function import SglFunction as SglFunction, function as function
 from jsg.lang.gantt import trace_to_html as trace_to_html
 from jsg.lang.http.endpoint import RuntimeEndpoint as RuntimeEndpoint
