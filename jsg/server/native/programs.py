@@ -43,6 +43,7 @@ from jsg.types import SamplingParams
 LIMITS = ProgramLimits()
 BEAT_S = 15.0
 MAX_BATCH = 1024  # runs of one post, which is also the most streams that a program may have
+RUN_UNITS = 0.5  # of `LoopShare`, for a run of a batch that begins
 NODE_UNITS = 0.25  # of `LoopShare`, for a node that is handed to its stream and executed
 MAX_ANSWER_CHARS = 2**24  # of all texts in an answer, and of all deltas
 
@@ -257,6 +258,7 @@ async def _results(program: _Program, front: Front, call: ApiCall, namespace: st
 
         async def run(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
             nonlocal num_chars
+            await front.generator.share.turn(tenant, RUN_UNITS)
             async with (
                 admission.streams(tenant, program.num_streams),
                 _limited(front),
