@@ -114,6 +114,10 @@ class ScriptedSession:
         self._check()
         return await self._inner.extend(item)
 
+    def copy(self) -> "ScriptedSession":
+        self._check()
+        return ScriptedSession(self._backend, testing.ScriptedSession(self._backend.inner, self._inner._end))
+
     async def generate(self, gen: Gen) -> AsyncIterator[Piece]:
         self._begin("generate", gen)
         self._is_busy = True

@@ -1,11 +1,18 @@
 """Programs drawn at random whose variables hold values of every type, and all ways in which a program can run."""
 
+import json
 from typing import Any
 
 from hypothesis import strategies as st
 
 import jsg as sgl
 from jsg.errors import UnknownVariableError
+from jsg.lang.executor.arguments import arguments_from_json
+from jsg.lang.executor.beginning import begin
+from jsg.lang.executor.posted import execute
+from jsg.lang.graphs.check import graph_from_json
+from jsg.lang.graphs.codec import sampling_from_dict
+from jsg.lang.graphs.reorder import varying_arguments
 from tests.lang.graph_programs import GraphServer, backend
 
 QUESTIONS = st.sampled_from(["why", "no"])
@@ -155,3 +162,19 @@ def ways(plan, **arguments):
     yield "here", seen(compiled.run(backend=backend(), **arguments))
     for stream in (False, True):
         yield f"posted {stream=}", seen(compiled.run(backend=GraphServer(), stream=stream, **arguments))
+    _, state = compiled.run_batch([arguments | {"q": "other"}, arguments], backend=PostServer())
+    yield "in a post", seen(state)
+
+
+class PostServer(GraphServer):
+    """A backend that takes many runs of a graph in one post, as a server does."""
+
+    async def run_graphs(self, graph, batch, *, sampling_params=None):
+        graph, items, defaults = json.loads(json.dumps([graph, batch, sampling_params or {}]))
+        graph = graph_from_json(graph)
+        runs = [arguments_from_json(graph, item) for item in items]
+        beginning = await begin(graph, self, runs[0], varying_arguments(graph.arguments, runs))
+        for index, run in enumerate(runs):
+            options = {"defaults": sampling_from_dict(defaults), "beginning": beginning}
+            async with execute(graph, self, run, **options) as running:
+                yield {"item": index, "result": json.loads(json.dumps(await running.result()))}

@@ -6,8 +6,10 @@ import json
 import pytest
 
 import jsg as sgl
+from jsg.lang.executor.execution import Execution
 from jsg.server import generation
 from jsg.server.loop_share import PER_UNIT, UNITS, LoopShare
+from jsg.server.native.programs import RUN_UNITS
 from tests.server.running import key
 from tests.server.threads import ServerMaker
 
@@ -103,6 +105,30 @@ def test_large_posts_begin_in_slices(make_server: ServerMaker, monkeypatch: pyte
             response = server.http.post(path, json=body, headers=key("alice"), timeout=60)
             assert response.status_code == 200, response.text
         assert 2 <= shares[0].most_units <= UNITS + 128 / PER_UNIT
+
+
+@sgl.function
+def reply(s: sgl.ProgramState, q: str) -> None:
+    s += q + sgl.gen("said", max_tokens=1)
+
+
+def test_the_runs_of_a_post_begin_in_slices(make_server: ServerMaker, monkeypatch: pytest.MonkeyPatch):
+    turns, renew, start = [0], LoopShare._renew, Execution.start
+
+    def renewed(share: LoopShare) -> None:
+        turns.append(0)
+        renew(share)
+
+    def started(execution: Execution) -> None:
+        turns[-1] += 1
+        start(execution)
+
+    monkeypatch.setattr(LoopShare, "_renew", renewed)
+    monkeypatch.setattr(Execution, "start", started)
+    program = {"graph": json.loads(reply.compile().to_json()), "batch": [{"q": str(n)} for n in range(100)]}
+    with make_server() as server:
+        assert server.http.post("/v1/programs", json=program).status_code == 200
+    assert sum(turns) == 100 and max(turns) <= UNITS / RUN_UNITS + 1
 
 
 def test_a_key_leaves_room_for_others(make_server: ServerMaker):

@@ -174,6 +174,14 @@ class TestRuns:
             }  # fmt: skip
             assert bool(result["errors"]) == (wrong is not None)
 
+    def test_numbers_that_are_equal_but_written_otherwise_are_not_common(self, server: ScriptedServer):
+        values = [1, 1.0, True, 0.0, -0.0, "1"]
+        answer = self.batch(server, [{"topic": value} for value in values])
+        texts = [each["result"]["text"] for each in answer["results"]]
+        assert [text.split(":")[0] for text in texts] == [f"Of {value}" for value in values]
+        few = self.batch(server, [{"topic": 1}, {"topic": 1.0}])["results"]
+        assert few[1]["result"]["text"].startswith("Of 1.0:")
+
     def test_a_stream_of_many_runs_has_each_as_it_ends(self, server: ScriptedServer):
         body = {"graph": graph_of(judge), "batch": [{"topic": str(n)} for n in range(20)], "stream": True}
         with server.http.stream("POST", "/v1/programs", json=body) as response:

@@ -23,10 +23,14 @@ def reorder(graph: Graph, varying: Collection[str] = ()) -> Graph:
 
 
 def varying_arguments(arguments: Iterable[Argument], runs: Sequence[Mapping[str, object]]) -> frozenset[str]:
-    """Gives the names of the arguments that are not equal in all runs."""
-    return frozenset(
-        argument.name for argument in arguments if any(run[argument.name] != runs[0][argument.name] for run in runs)
-    )
+    """Gives the names of the arguments that are not written alike in all runs, as 1 and 1.0 are not."""
+
+    def written(run: Mapping[str, object], name: str) -> object:
+        value = run[name]
+        return str(value) if isinstance(value, int | float) else value
+
+    names = (argument.name for argument in arguments)
+    return frozenset(name for name in names if any(written(run, name) != written(runs[0], name) for run in runs))
 
 
 def _reorder_block(block: Block, varying: frozenset[str]) -> Block:

@@ -82,7 +82,8 @@ class Runner:
 
     def copies(self) -> tuple[Session, Transcript]:
         """Gives a session and a transcript that begin as its own, which has no branches, are now."""
-        return cast(CopySession, self._live()).copy(), self.transcript.fork(1)[0]
+        self.transcript, copied = self.transcript.fork(2)  # all copies have one text, not one each
+        return cast(CopySession, self._live()).copy(), copied
 
     # From any thread.
 

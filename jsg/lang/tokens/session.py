@@ -141,7 +141,9 @@ class TokenSession:
 
     def copy(self) -> "TokenSession":
         """Gives a session of another run that begins as this one is now, which has no branches."""
-        self._merge()
+        if self._point is None:  # else it is as at the last copy
+            self._merge()
+            self._point = object()
         copied = TokenSession(self._model)
         copied._parts, copied._turn = list(self._parts), self._turn
         return copied

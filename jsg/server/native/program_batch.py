@@ -8,6 +8,7 @@ from typing import Any
 from jsg.errors import JsgError, RequestError
 from jsg.lang.executor.arguments import ArgumentValue
 from jsg.server.http.failures import INTERNAL_ERROR, MAX_MESSAGE_CHARS
+from jsg.server.loop_share import PER_UNIT
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +18,7 @@ Item = dict[str, ArgumentValue] | JsgError
 
 async def run_items(
     items: list[Item], run: Callable[[Mapping[str, ArgumentValue]], Awaitable[dict[str, Any]]], at_once: int
-) -> AsyncGenerator[dict[str, Any]]:
+) -> AsyncGenerator[list[dict[str, Any]]]:
     """Runs the items side by side. What fails in one is told of that one. Closing the generator ends all.
 
     Args:
@@ -26,7 +27,8 @@ async def run_items(
         at_once: So many run at a time.
 
     Yields:
-        `{"item": index, "result": answer}` or `{"item": index, "failure": {"type", "message"}}`, as each ends.
+        `{"item": index, "result": answer}` or `{"item": index, "failure": {"type", "message"}}` for each that has
+        ended, up to `PER_UNIT` of them together.
     """
     ended: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     places = asyncio.Semaphore(at_once)
@@ -46,8 +48,13 @@ async def run_items(
 
     tasks = [asyncio.create_task(run_one(index, item)) for index, item in enumerate(items)]
     try:
-        for _ in tasks:
-            yield await ended.get()
+        left = len(tasks)
+        while left:
+            some = [await ended.get()]
+            while len(some) < PER_UNIT and not ended.empty():
+                some.append(ended.get_nowait())
+            left -= len(some)
+            yield some
     finally:
         for task in tasks:
             task.cancel()

@@ -30,7 +30,7 @@ from jsg.server.caller import ApiCall, CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import new_rid
 from jsg.server.http.body import Body
-from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
+from jsg.server.http.event_stream import Event, Events, respond_with_events, until_disconnect
 from jsg.server.http.failures import MAX_MESSAGE_CHARS, json_response
 from jsg.server.http.json_body import BodyBytes, new_router
 from jsg.server.native.generate import Salt
@@ -43,6 +43,7 @@ from jsg.types import SamplingParams
 LIMITS = ProgramLimits()
 BEAT_S = 15.0
 MAX_BATCH = 1024  # runs of one post, which is also the most streams that a program may have
+RUN_UNITS = 0.5  # of `LoopShare`, for a run of a batch that begins
 NODE_UNITS = 0.25  # of `LoopShare`, for a node that is handed to its stream and executed
 MAX_ANSWER_CHARS = 2**24  # of all texts in an answer, and of all deltas
 
@@ -240,7 +241,7 @@ async def _limited(front: Front) -> AsyncIterator[None]:
         ) from None
 
 
-async def _results(program: _Program, front: Front, call: ApiCall, namespace: str) -> AsyncGenerator[Event]:
+async def _results(program: _Program, front: Front, call: ApiCall, namespace: str) -> AsyncGenerator[Events]:
     """The results of a batch, behind an event without one. All items together have the limits of one program.
 
     The key's room for answers limits how many run at a time; the time limit of an item begins when it does.
@@ -257,6 +258,7 @@ async def _results(program: _Program, front: Front, call: ApiCall, namespace: st
 
         async def run(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
             nonlocal num_chars
+            await front.generator.share.turn(tenant, RUN_UNITS)
             async with (
                 admission.streams(tenant, program.num_streams),
                 _limited(front),
@@ -270,21 +272,21 @@ async def _results(program: _Program, front: Front, call: ApiCall, namespace: st
         results = run_items(program.items, run, admission.config.max_requests_per_key or MAX_BATCH)
         try:
             async with contextlib.aclosing(results):
-                async for result in results:
-                    yield result
+                async for some in results:
+                    yield some
         finally:
             await model.close()
 
 
-async def _all_of(results: AsyncGenerator[Event]) -> dict[str, Any]:
-    found = [event async for event in results if "item" in event]
+async def _all_of(results: AsyncGenerator[Events]) -> dict[str, Any]:
+    found = [event async for some in results if isinstance(some, list) for event in some]
     found.sort(key=lambda event: event["item"])
     return {"id": f"programs-{new_rid()}", "object": "program.batch", "results": found}
 
 
 async def _answer(program: _Program, front: Front, call: ApiCall, namespace: str) -> dict[str, Any]:
     async with _running(program, front, call, namespace, is_read=False) as run:
-        return _shown(await run.result())
+        return _checked(await run.result())
 
 
 async def _events(program: _Program, front: Front, call: ApiCall, namespace: str) -> AsyncGenerator[Event]:
@@ -301,7 +303,7 @@ async def _events(program: _Program, front: Front, call: ApiCall, namespace: str
                         num_chars += len(delta)
                         _check_size(num_chars)
                         news.add(name, delta, is_done=is_done, has_failed=has_failed)
-            news.end(_shown(await run.result()))
+            news.end(_checked(await run.result()))
 
     collecting = asyncio.create_task(collect())
     collecting.add_done_callback(lambda _: news.wake())
@@ -376,8 +378,12 @@ class _News:
         return events
 
 
-def _shown(result: dict[str, Any]) -> dict[str, Any]:
+def _checked(result: dict[str, Any]) -> dict[str, Any]:
     _check_size(_num_chars(result))
+    return _shown(result)
+
+
+def _shown(result: dict[str, Any]) -> dict[str, Any]:
     errors = [_shown_error(error) for error in result["errors"]]
     return {"id": f"program-{new_rid()}", "object": "program", **result, "errors": errors}
 
