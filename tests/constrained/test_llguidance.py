@@ -41,6 +41,7 @@ class Ours(enum.Enum):
     SIGN = r"U+007F, or a slash that is written \/, both of which are JSON"
     ESCAPE = r"any character of a free string may be written \uXXXX; llguidance has that for control characters only"
     NUMBER = "an exponent, or zero with a sign, of a number that has bounds"
+    LATE = "a declared name that was left out of an open object may come later"
 
 
 class Theirs(enum.Enum):
@@ -49,6 +50,7 @@ class Theirs(enum.Enum):
     LEAP_SECOND = "seconds are at most 59 in our times, since it depends on the zone where 60 is right"
     EXPONENT = "our exponents end at 299, so that no number runs on"
     LINE_BREAK = "ECMA-262's dot matches no carriage return, and no line or paragraph separator"
+    NAME = "behind a declared name that may not come, an escape would only be invented to get away from it"
 
 
 @functools.cache
@@ -119,7 +121,14 @@ class Comparison:
             return Ours.NUMBER
         if text in (b"-", b" -") and not any(after.fork().accept(TEKKEN_SPECIAL + digit) for digit in b"123456789"):
             return Ours.NUMBER
+        if text.startswith(b'"') and self._is_declared_name():
+            return Ours.LATE
         raise AssertionError(f"{self._case.name}: only we allow {text!r} behind {self._done[-80:]!r}")
+
+    def _is_declared_name(self) -> bool:
+        """Whether the string that is open is so far a text of the schema."""
+        name = re.search(rb'"[^"\\]*$', self._done)
+        return name is not None and name[0] + b'"' in self._case.text.encode()
 
     def _why_theirs(self, token: int) -> Theirs:
         text = tekken().tokens[token]
@@ -129,6 +138,8 @@ class Comparison:
             return Theirs.EXPONENT
         if re.match(rb"\\r|\\u2028|\\u2029", text) and '"pattern"' in self._case.text:
             return Theirs.LINE_BREAK
+        if re.match(rb'\\["\\bfnrtu]', text) and self._is_declared_name():
+            return Theirs.NAME
         raise AssertionError(f"{self._case.name}: only llguidance allows {text!r} behind {self._done[-80:]!r}")
 
 

@@ -211,6 +211,8 @@ class TestResponses:
         [
             ({"tools": [{"type": "file_search", "vector_store_ids": []}]}, "type", "runs no tools"),
             ({"tools": [{"type": "function"}]}, "tools", "name is required"),
+            ({"tools": [{"type": None, "name": "f"}]}, "type", "must be 'function' or 'custom'"),
+            ({"tools": [SPACE | {"tools": [{"type": None, "name": "f"}]}]}, "type", "must be 'function' or 'custom'"),
             ({"tool_choice": "required"}, "tool_choice", "needs tools"),
             ({"tools": [CLOCK], "tool_choice": {"type": "function"}}, "tool_choice", "must have name"),
             ({"tools": [CLOCK], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "none of them"),

@@ -111,7 +111,7 @@ class NamespacedTool(Body):
         "custom": "name description? format?",
     }
 
-    type: Annotated[Any, Only(("function", "custom"), NO_HOSTED_TOOLS)]
+    type: Annotated[Any, Only(("function", "custom"), NO_HOSTED_TOOLS, takes_null=False)]
     name: ToolName
     description: str | None = Field(None, description=DESCRIPTION)
     parameters: dict[str, Any] | None = Field(None, description=f"For the type `function`: {PARAMETERS}")
@@ -151,7 +151,7 @@ class ResponsesTool(NamespacedTool):
 
     KINDS: ClassVar[Mapping[str, str]] = {**NamespacedTool.KINDS, "namespace": "name description? tools"}
 
-    type: Annotated[Any, Only(("function", "custom", "namespace"), NO_HOSTED_TOOLS)]
+    type: Annotated[Any, Only(("function", "custom", "namespace"), NO_HOSTED_TOOLS, takes_null=False)]
     tools: Annotated[Checked[NamespacedTool], Field(min_length=1, max_length=MAX_TOOLS)] | None = Field(
         None,
         description="For the type `namespace`: its tools. The model calls the tool `b` of the namespace `a` as `a__b`, "
@@ -176,7 +176,7 @@ class ResponsesTool(NamespacedTool):
 class ResponsesToolName(Body):
     """The name of a tool."""
 
-    type: Annotated[Any, Only(("function", "custom"), NO_HOSTED_TOOLS)]
+    type: Annotated[Any, Only(("function", "custom"), NO_HOSTED_TOOLS, takes_null=False)]
     name: str
 
 

@@ -27,20 +27,22 @@ class Only:
     """Marks a field that takes only some values. Other values are refused with the name of the field.
 
     Attributes:
-        allowed: The values that it takes; null is taken as absent.
+        allowed: The values that it takes.
         otherwise: Why other values are refused, or what to do instead.
         harmless: Other values that are passed over; see `shared/harmless.py`.
+        takes_null: Null is taken as absent.
     """
 
     allowed: tuple[Any, ...]
     otherwise: str
     harmless: tuple[Any, ...] = ()
+    takes_null: bool = True
 
     def __get_pydantic_core_schema__(self, _source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Checks the value. Raises RequestError."""
 
         def check(value: Any, info: core_schema.ValidationInfo) -> Any:
-            if value is None or _is_one_of(value, self.allowed):
+            if (value is None and self.takes_null) or _is_one_of(value, self.allowed):
                 return value
             rules = FieldRules.of(info.context)
             if _is_one_of(value, self.harmless) and not rules.is_strict:
@@ -55,8 +57,8 @@ class Only:
         return core_schema.with_info_plain_validator_function(check)
 
     def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """The values, and null."""
-        return {"enum": [*self.allowed, *self.harmless, None]}
+        """The values, and null where it is one."""
+        return {"enum": [*self.allowed, *self.harmless, *([None] if self.takes_null else [])]}
 
 
 def _is_one_of(value: Any, known: tuple[Any, ...]) -> bool:
