@@ -167,7 +167,10 @@ class Formulas:
     def _spend(self, meetings: int) -> None:
         self._num_meetings += meetings
         if self._num_meetings > MAX_MEETINGS:
-            raise GrammarError("anyOf, oneOf, allOf and not of the schema have too many combinations; simplify them")
+            raise GrammarError(
+                f"anyOf, oneOf, allOf and not of the schema have too many combinations: more than {MAX_MEETINGS} pairs "
+                "of alternatives would have to be compared; split the schema, or nest fewer unions within each other"
+            )
 
     def _any_of(self, alternatives: Iterable[Alternative]) -> Formula:
         """The alternatives without duplicates, with all lists of values merged into one alternative."""
