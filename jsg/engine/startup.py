@@ -261,7 +261,7 @@ def begin(config: EngineConfig, report: Report) -> Settings:
     # Several hosts tune the programs of GPUs together, so all of them must find a program in the cache, or none.
     keeps_programs = config.nnodes == 1 and not config.disable_compilation_cache
     if keeps_programs or config.shared_cache_dir is not None:
-        use_compilation_cache(compilation_cache_path(config.compilation_cache_dir))
+        use_compilation_cache(config.compilation_cache_dir)
     directory, party = find_model(config), None
     if config.nnodes > 1:
         party = meet(config, directory, lambda there, count: report(Progress("hosts", there, count)))

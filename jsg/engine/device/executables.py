@@ -18,7 +18,6 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,6 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jsg.engine.device.compile_errors import REFUSALS, compile_error
 from jsg.engine.device.pace import Pace
 from jsg.engine.device.program_store import ProgramStore
+from jsg.engine.private_directory import PROGRAMS_WHY, compilation_cache_path, private_directory
 from jsg.errors import CompileError, ForbiddenCompileError
 from jsg.models.tensor_parallel import spec_of
 
@@ -384,8 +384,16 @@ def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
     return x if isinstance(x, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
 
-def use_compilation_cache(path: Path) -> None:
-    """Keeps compiled programs in this owner-only directory, because whoever can write there can run code as us."""
+def use_compilation_cache(directory: str | None) -> None:
+    """Keeps compiled programs in an owner-only directory, because whoever can write there can run code as us.
+
+    Args:
+        directory: See `compilation_cache_path`.
+
+    Raises:
+        ConfigError: The directory cannot be made, belongs to somebody else, or others may enter it.
+    """
+    path = private_directory(compilation_cache_path(directory), "--compilation-cache-dir", PROGRAMS_WHY)
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
