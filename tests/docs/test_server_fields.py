@@ -1,4 +1,4 @@
-"""docs/server.md says what the code says."""
+"""The pages of docs/reference say what the code says."""
 
 import importlib.util
 import pathlib
@@ -18,26 +18,33 @@ def server_fields() -> ModuleType:
     return module
 
 
-def test_the_page_is_current(server_fields):
-    assert server_fields.made_part() == server_fields.tables(), "run: .venv/bin/python docs/server_fields.py"
+@pytest.fixture(scope="module")
+def pages(server_fields: ModuleType) -> dict[str, str]:
+    return server_fields.pages()
 
 
-def test_it_shows_what_there_is(server_fields):
-    made = server_fields.tables()
-    for part in (
-        "| `POST /generate` |",
-        "| `max_new_tokens` | `128` |",
-        "| `messages` | list of `Message`,",
-        "| `spaces_between_special_tokens` |",
-        "| refused |",
+def test_the_pages_are_current(server_fields, pages):
+    for name, made in pages.items():
+        assert server_fields.made_part(name) == made, "run: .venv/bin/python docs/server_fields.py"
+
+
+def test_they_show_what_there_is(pages):
+    for name, part in (
+        ("endpoints", "| [`POST /generate`](native.md) |"),
+        ("sampling", "| `max_new_tokens` | `128` |"),
+        ("chat", "| `messages` | list of [`Message`](#message),"),
+        ("native", "| `messages` | list of [`Message`](chat.md#message),"),
+        ("sampling", "| `spaces_between_special_tokens` |"),
+        ("responses", "| refused |"),
     ):
-        assert part in made
-    assert "Checked" not in made, "the name of an alias of ours is no kind of value"
+        assert part in pages[name]
+    assert "Checked" not in "".join(pages.values()), "the name of an alias of ours is no kind of value"
 
 
-def test_what_is_said_of_pictures_is_shown(server_fields):
-    rows = [line for line in server_fields.tables().splitlines() if line.startswith("| `image_data`")]
+def test_what_is_said_of_pictures_is_shown(pages):
+    made = "\n".join(pages.values())
+    rows = [line for line in made.splitlines() if line.startswith("| `image_data`")]
     assert len(rows) == 2
     for name in ("image_data", "video_data", "num_frames"):
-        for row in server_fields.tables().splitlines():
+        for row in made.splitlines():
             assert not (row.startswith(f"| `{name}` |") and row.endswith("|  |")), row
