@@ -60,9 +60,16 @@ class InsertResult:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class PrefixLock:
-    """Protects the path to a node from eviction until `RadixCache.unlock`."""
+    """Protects the path to a node from eviction until `RadixCache.unlock`.
+
+    Attributes:
+        node: The node.
+        yields: Whether whoever has the lock gives it up when others need the pages.
+        is_held: Whether it was not unlocked yet.
+    """
 
     node: Node
+    yields: bool = False
     is_held: bool = True
 
 
@@ -88,6 +95,7 @@ class RadixCache:
         - A node is locked while one below it is, and its last use is never earlier than theirs.
         - `num_protected` pages are in locked nodes and `num_evictable` in the others. So, with the pages that callers
           own, free + evictable + protected + uncached == the allocator's total.
+        - `num_yielding` of the protected pages are in nodes with yielding locks only.
         - A root is kept while it has children or watches.
     """
 
@@ -112,6 +120,7 @@ class RadixCache:
         self.enabled = enabled
         self.num_evictable = 0
         self.num_protected = 0
+        self.num_yielding = 0
         self.num_nodes = 0
         self._allocator = allocator
         self._observers: tuple[TreeObserver, ...] = ()  # a new one for each change, since one may end in its own call
@@ -121,7 +130,6 @@ class RadixCache:
         self._watches = WatchIndex(page_size)
         self._uses = UseClock(clock)
         self._serials = itertools.count(1)
-        self._inserted_pages = 0
         self._evicted_pages = 0
 
     @property
@@ -214,31 +222,48 @@ class RadixCache:
 
     # Locks.
 
-    def lock(self, at: PrefixMatch | InsertResult | Node) -> PrefixLock:
-        """Protects the path to `at` from eviction. It must not have been evicted since it was matched or inserted."""
-        node = at if isinstance(at, Node) else at.node
-        assert node.parent is not None or isinstance(node, Root), "a prefix must be locked before it is evicted"
-        for locked in path_up(node):
-            if locked.num_locks == 0:
-                self.num_evictable -= locked.num_pages
-                self.num_protected += locked.num_pages
-            locked.num_locks += 1
-        for observer in self._observers:
-            observer.held(node)
-        return PrefixLock(node)
+    def lock(self, at: PrefixMatch | InsertResult | Node, *, yields: bool = False) -> PrefixLock:
+        """Protects the path to `at` from eviction. It must not have been evicted since it was matched or inserted.
+
+        Args:
+            at: The end of the path.
+            yields: Count the pages that no other lock protects in `num_yielding`.
+        """
+        lock = PrefixLock(at if isinstance(at, Node) else at.node, yields)
+        assert lock.node.parent or isinstance(lock.node, Root), "a prefix must be locked before it is evicted"
+        self._count_lock(lock, 1)
+        return lock
 
     def unlock(self, lock: PrefixLock) -> None:
         """Ends `lock`; once."""
         assert lock.is_held, "a lock must be unlocked only once"
         lock.is_held = False
-        for locked in path_up(lock.node):
-            locked.num_locks -= 1
-            if locked.num_locks == 0:
-                self.num_evictable += locked.num_pages
-                self.num_protected -= locked.num_pages
+        self._count_lock(lock, -1)
+        self._leaves.offer(lock.node)
+
+    def _count_lock(self, lock: PrefixLock, change: int) -> None:
+        """Counts a lock that begins or ends, and the pages of nodes that it was the first or the last to protect."""
+        decisive = 0 if change > 0 else 1  # with so many locks of its strength, a node changes its account
+        for node in path_up(lock.node):
+            is_decisive = (node.num_locks if lock.yields else node.num_locks - node.num_yielding) == decisive
+            if is_decisive:
+                self._account(node, -node.num_pages)
+            node.num_locks += change
+            if lock.yields:
+                node.num_yielding += change
+            if is_decisive:
+                self._account(node, node.num_pages)
         for observer in self._observers:
             observer.held(lock.node)
-        self._leaves.offer(lock.node)
+
+    def _account(self, node: Node, num_pages: int) -> None:
+        """Adds pages to the counts to which the locks of a node assign them."""
+        if not node.num_locks:
+            self.num_evictable += num_pages
+            return
+        self.num_protected += num_pages
+        if node.num_locks == node.num_yielding:
+            self.num_yielding += num_pages
 
     # Watches.
 
@@ -327,11 +352,12 @@ class RadixCache:
 
     def stats(self) -> CacheStats:
         """Sizes and totals, in tokens."""
+        num_cached = self.num_evictable + self.num_protected
         return CacheStats(
             num_nodes=self.num_nodes,
-            num_cached_tokens=(self.num_evictable + self.num_protected) * self.page_size,
+            num_cached_tokens=num_cached * self.page_size,
             num_namespaces=len(self._roots),
-            inserted_tokens=self._inserted_pages * self.page_size,
+            inserted_tokens=(num_cached + self._evicted_pages) * self.page_size,
             evicted_tokens=self._evicted_pages * self.page_size,
         )
 
@@ -400,7 +426,6 @@ class RadixCache:
             self._roots[parent.namespace] = parent
         self.num_nodes += 1
         self.num_evictable += leaf.num_pages
-        self._inserted_pages += leaf.num_pages
         for observer in self._observers:
             observer.added(leaf)
         self._leaves.offer(leaf)

@@ -138,7 +138,7 @@ class Lifecycle:
         if running.branch_of is not None:
             self.joins.keep(running, place)
             return
-        running.kept = self.table.keep(place)
+        running.kept = self.table.keep(place, yields=True)
         if running.request.media:  # its pixels are not needed any more
             self.table.vision.release(running.request.rid)
             running.request = dataclasses.replace(running.request, media=())

@@ -22,7 +22,6 @@ from jsg.sched.batching import Batcher
 from jsg.sched.bypass import BypassLedger
 from jsg.sched.config import SchedulerConfig, check_positions, check_request
 from jsg.sched.drafts import add_drafts
-from jsg.sched.holds import num_to_end
 from jsg.sched.lifecycle import Lifecycle, placement
 from jsg.sched.outputs import append_tokens
 from jsg.sched.request import RequestState, RunningRequest
@@ -103,6 +102,15 @@ class Scheduler:
         self.totals.num_expired += len(expired)
         return expired
 
+    def _end_holds(self, num_pages: int) -> bool:
+        """Ends holds, the oldest first, until so many pages are free. If even all are not enough, it ends none."""
+        if num_pages > self.table.num_yielding_pages:
+            return False
+        wanted = self.table.num_available_pages + num_pages
+        while self.table.num_available_pages < wanted:
+            self.break_holds(1)
+        return True
+
     def break_holds(self, count: int) -> None:
         """Ends the `count` oldest holds."""
         for running in [*itertools.islice(self.holds.values(), count)]:
@@ -182,8 +190,7 @@ class Scheduler:
 
         That is a joined request with computed branches or a running request. False if it may have a step in flight.
         """
-        if count := num_to_end(self.holds.values(), 1):
-            self.break_holds(count)
+        if self._end_holds(1):
             return True
         whole = self.joins.latest_computed()
         victim = max(self.running, key=lambda r: r.arrival, default=None)
@@ -292,9 +299,7 @@ class Scheduler:
         missing = num_pages + self._estimate.promised_pages - self.table.num_available_pages
         if missing <= 0 or not (self.running or self.joins.num_kept):
             return True
-        count = num_to_end(self.holds.values(), missing)
-        self.break_holds(count)
-        return count > 0
+        return self._end_holds(missing)
 
     def _expected_pages(self, running: RunningRequest, num_there: int) -> int:
         """How many pages a request is expected to need behind its first `num_there` tokens."""
@@ -310,7 +315,7 @@ class Scheduler:
         num_again = place.num_dispatched - start  # a request that was put off has its pages already
         wanted = min(running.num_known - start, budget)
         if (lacking := wanted - num_again - self.table.room(place)) > 0:
-            self.break_holds(num_to_end(self.holds.values(), self.table.pages_for(lacking)))
+            self._end_holds(self.table.pages_for(lacking))
         num_new = self.table.vision.reserve(running, place, start, min(wanted, num_again + self.table.room(place)))
         if num_new <= 0:
             return 0

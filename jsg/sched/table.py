@@ -68,6 +68,11 @@ class RequestTable:
         """Pages that are free, or that an eviction frees."""
         return self._allocator.num_free + self._cache.num_evictable
 
+    @property
+    def num_yielding_pages(self) -> int:
+        """Pages that would become available if all holds ended."""
+        return self._cache.num_yielding
+
     def pages_for(self, num_tokens: int) -> int:
         """How many pages so many tokens take."""
         return -(-num_tokens // self.page_size)
@@ -160,15 +165,18 @@ class RequestTable:
         self.words.release(shifts)
         self.vision.release(request.rid, distrusts=distrusts)
 
-    def keep(self, place: Placement, *, keeps_own: bool = False, first_page: int = 0) -> KeptPrefix:
+    def keep(
+        self, place: Placement, *, keeps_own: bool = False, yields: bool = False, first_page: int = 0
+    ) -> KeptPrefix:
         """Takes a request's row back, but keeps its cached prefix until `drop`.
 
         Args:
             place: Where the request lived.
             keeps_own: Keep the pages too that are not in the tree. Otherwise they are freed.
+            yields: Count the pages that nobody else needs in `num_yielding_pages`.
             first_page: The first page that the result lists. The pages before it are kept, but not listed.
         """
-        lock = self._cache.lock(place.lock.node)
+        lock = self._cache.lock(place.lock.node, yields=yields)
         num_pages = self.pages_for(place.num_dispatched) if keeps_own else place.num_tree_pages
         row = self.pages[place.row]
         pages, own = row[first_page:num_pages].copy(), row[place.num_tree_pages : num_pages].copy()

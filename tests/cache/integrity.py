@@ -18,11 +18,12 @@ def check_cache(cache: RadixCache) -> None:
     protected = sum(node.num_pages for node in nodes if node.num_locks)
     evictable = sum(node.num_pages for node in nodes if not node.num_locks)
     assert (cache.num_protected, cache.num_evictable) == (protected, evictable), "pages are counted wrongly"
+    yielding = sum(node.num_pages for node in nodes if node.num_locks == node.num_yielding > 0)
+    assert cache.num_yielding == yielding, "pages of yielding locks are counted wrongly"
     pages = _join_pages(nodes)
     assert len(np.unique(pages)) == len(pages), "two nodes own one page"
     assert not cache._allocator.is_free(pages).any(), "a cached page is free"
     assert not (pages == 0).any(), "page 0 is cached"
-    assert cache._inserted_pages - cache._evicted_pages == len(pages), "a page came or went without being counted"
     _check_queue(cache, nodes)
     _check_watches(cache, nodes)
 
@@ -32,6 +33,7 @@ def _check_node(cache: RadixCache, node: Node) -> None:
     assert parent is not None and parent.children.get(node.tokens[: cache._page_bytes]) is node, "a node is misfiled"
     assert len(node.tokens) == node.num_pages * cache._page_bytes > 0, "an edge must have whole pages, at least one"
     assert sum(child.num_locks for child in node.children.values()) <= node.num_locks, "a lock skips a node"
+    assert sum(child.num_yielding for child in node.children.values()) <= node.num_yielding <= node.num_locks
     assert node.last_used <= parent.last_used, "a child is younger than its parent"
 
 

@@ -106,11 +106,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.matches.append((PrefixMatch(result.pages, result.node, len(tokens)), path))
 
     @precondition(lambda self: self.matches)
-    @rule(pick=picks)
-    def lock(self, pick: int) -> None:
+    @rule(pick=picks, yields=st.booleans())
+    def lock(self, pick: int, yields: bool) -> None:
         """Locks any match since which its pages were not evicted, however old."""
         match, path = self.matches[pick % len(self.matches)]
-        self.locks.append((self.cache.lock(match), path))
+        self.locks.append((self.cache.lock(match, yields=yields), path))
 
     @precondition(lambda self: self.locks)
     @rule(pick=picks)
@@ -195,6 +195,8 @@ class CacheMachine(RuleBasedStateMachine):
         check_cache(self.cache)
         assert self.cache.num_evictable + self.cache.num_protected == len(self.model)
         assert self.cache.num_protected == len(self.locked())
+        firm = {prefix for lock, path in self.locks if not lock.yields for prefix in path}
+        assert self.cache.num_yielding == len(self.locked() - firm)
         assert self.allocator.num_free + len(self.model) == NUM_PAGES
         for watch, tokens, namespace in self.watches:
             assert watch.matched == self.cache.matched_len(tokens, namespace)

@@ -16,7 +16,7 @@ CACHE = (
     Mutation(
         "cache: a split forgets the locks of the lower half",
         "jsg/cache/node.py",
-        "            num_locks=self.num_locks,\n",
+        "        upper.num_locks, upper.num_yielding = self.num_locks, self.num_yielding\n",
         "",
         "tests/cache",
     ),
@@ -58,8 +58,8 @@ CACHE = (
     Mutation(
         "cache: an unlock leaves the pages protected",
         "jsg/cache/radix.py",
-        "self.num_evictable += locked.num_pages\n                self.num_protected -= locked.num_pages\n        for",
-        "pass\n        for",
+        "            if is_decisive:\n                self._account(node, node.num_pages)\n",
+        "",
         "tests/cache",
     ),
 )
