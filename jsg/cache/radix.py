@@ -20,7 +20,8 @@ from jsg.cache.eviction_log import EvictionLog
 from jsg.cache.node import INT_BYTES, Node, Root, common_len, path_up
 from jsg.cache.observer import TreeObserver
 from jsg.cache.use_clock import UseClock
-from jsg.cache.watch import Watch, WatchIndex
+from jsg.cache.watch import Watch, WatchGroup
+from jsg.cache.watch_index import WatchIndex
 from jsg.types import CacheReport
 
 MAX_CONTINUATIONS = 8
@@ -140,12 +141,27 @@ class RadixCache:
 
     def match(self, tokens: np.ndarray, namespace: str = "") -> PrefixMatch:
         """Finds the longest cached prefix of `tokens`. Marks it as used now, and splits the edge in which it ends."""
-        path = self._reach(self._root(namespace), self._key(tokens))
+        return self._matched(self._reach(self._root(namespace), self._key(tokens)))
+
+    def _matched(self, path: Sequence[Node]) -> PrefixMatch:
+        """The match that ends where this path does."""
         self._use(path)
         for observer in self._observers:
             observer.hit(path[-1])
         pages = _join_pages(path)
         return PrefixMatch(pages=pages, node=path[-1], num_tokens=len(pages) * self.page_size)
+
+    def match_watched(self, watch: Watch) -> PrefixMatch:
+        """Does for the tokens of a watch what `match` does, without the way from the root."""
+        assert watch.group is not None, "an ended watch follows nothing"
+        place = watch.group.place
+        node, depth = place.edge.node, place.matched - place.edge.start
+        if depth < node.num_tokens:
+            node = self._split(node, depth // self.page_size)
+        path = [node]
+        while (above := path[-1].parent) is not None:
+            path.append(above)
+        return self._matched(path[::-1])
 
     def matched_len(self, tokens: np.ndarray, namespace: str = "") -> int:
         """How many tokens the longest cached prefix has. Changes nothing."""
@@ -172,11 +188,14 @@ class RadixCache:
         tree_pages = np.concatenate([_join_pages(path), new_pages])
         node = path[-1]
         if len(new_pages):
-            node = self._add_leaf(node, key[num_existing * self._page_bytes :], new_pages.tobytes())
+            start = num_existing * self.page_size
+            node = self._add_leaf(node, key[start * INT_BYTES :], new_pages.tobytes(), start)
         return InsertResult(pages=tree_pages, num_existing=num_existing, node=node)
 
     def evict(self, num_pages: int) -> int:
         """Frees whole leaves, the least recently used first, until `num_pages` are freed or nothing is left to evict.
+
+        Of the last leaf it leaves what some watch matches, if the rest is enough.
 
         Returns:
             The number of pages freed: at least `num_pages`, unless all that remains is locked.
@@ -184,6 +203,8 @@ class RadixCache:
         freed: list[Node] = []
         num_freed = 0
         while num_freed < num_pages and (leaf := self._leaves.pop()) is not None:
+            if kept := self._watches.num_kept(leaf, (num_pages - num_freed) * self.page_size):
+                self._split(leaf, kept // self.page_size)
             self._evictions.record(leaf)
             self._remove_leaf(leaf)
             freed.append(leaf)
@@ -267,34 +288,41 @@ class RadixCache:
 
     # Watches.
 
-    def watch(self, tokens: np.ndarray, namespace: str = "", limit: int | None = None) -> Watch:
+    def watch(
+        self, tokens: np.ndarray, namespace: str = "", limit: int | None = None, *, tier: int = 0, turn: int = 0
+    ) -> Watch:
         """Keeps `Watch.matched` equal to `matched_len(tokens[:limit], namespace)` until `unwatch`.
-
-        Splits the edge in which the match ends, as the later `match` would. So watches end at nodes, and a split moves
-        no watch.
 
         Args:
             tokens: The prompt. It is not copied, so it must not change.
             namespace: The namespace whose prefixes may match.
             limit: The most tokens that may match; None for no limit.
+            tier: See `Watch`, as for `turn`.
+            turn: See `Watch`.
         """
         tokens = tokens[:limit]
         tokens = tokens[: len(tokens) // self.page_size * self.page_size]
-        root = self._root(namespace)
-        path = self._reach(root, self._key(tokens))
-        matched = sum(node.num_tokens for node in path)
-        watch = Watch(tokens=tokens, namespace=namespace, serial=next(self._serials), node=path[-1], matched=matched)
-        self._watches.add(watch)
+        root, key = self._root(namespace), self._key(tokens)
+        path, end = self._descend(root, key)
+        child, overlap = self._overlap(path[-1], key, end)
+        node, end = child or path[-1], end // INT_BYTES
+        watch = Watch(tokens, namespace, next(self._serials), tier, turn)
+        matched = end + overlap * self.page_size
+        self._watches.add(watch, node, matched, end + (child.num_tokens if child else 0))
         self._roots[namespace] = root
         return watch
 
     def unwatch(self, watch: Watch) -> None:
         """Ends `watch`; once."""
-        self._watches.remove(watch)
-        self._drop_root_if_idle(watch.node)
+        self._watches.end(watch)
+        if (root := self._roots.get(watch.namespace)) is not None:
+            self._drop_root_if_idle(root)
 
-    def drain_changed(self) -> list[Watch]:
-        """The watches whose `matched` changed since the last call, the oldest watch first."""
+    def drain_changed(self) -> list[WatchGroup]:
+        """The groups of watches that changed since the last call: new ones, and those that match more or less.
+
+        A group that has lost its watches to others, or all of them at once, is given too; its size is 0.
+        """
         return self._watches.drain_changed()
 
     def observe(self, observer: TreeObserver) -> None:
@@ -395,12 +423,17 @@ class RadixCache:
         path, end = self._descend(start, key)
         child, overlap = self._overlap(path[-1], key, end)
         if child is not None:
-            upper = child.split(overlap, self.page_size, next(self._serials))
-            for observer in self._observers:
-                observer.split(upper, child)
-            path.append(upper)
-            self.num_nodes += 1
+            path.append(self._split(child, overlap))
         return path
+
+    def _split(self, node: Node, num_pages: int) -> Node:
+        """Splits the edge of a node behind so many pages, and returns the new node there."""
+        upper = node.split(num_pages, self.page_size, next(self._serials))
+        self.num_nodes += 1
+        self._watches.split(upper, node)
+        for observer in self._observers:
+            observer.split(upper, node)
+        return upper
 
     def _nodes(self) -> Iterator[Node]:
         """All nodes but the roots, parents before children."""
@@ -418,8 +451,8 @@ class RadixCache:
         for node in path:
             node.last_used = now
 
-    def _add_leaf(self, parent: Node, tokens: bytes, pages: bytes) -> Node:
-        """Adds a leaf below `parent`, used now, and lengthens the watches that waited for it."""
+    def _add_leaf(self, parent: Node, tokens: bytes, pages: bytes, start: int) -> Node:
+        """Adds a leaf, used now, below `parent`, whose path has `start` tokens, and lengthens watches."""
         leaf = Node(parent, tokens, pages, serial=next(self._serials), last_used=self._uses.count)
         parent.children[tokens[: self._page_bytes]] = leaf
         if isinstance(parent, Root):
@@ -429,7 +462,7 @@ class RadixCache:
         for observer in self._observers:
             observer.added(leaf)
         self._leaves.offer(leaf)
-        self._lengthen_watches(parent, leaf)
+        self._watches.added(leaf, start)
         return leaf
 
     def _remove_leaf(self, leaf: Node) -> None:
@@ -442,22 +475,9 @@ class RadixCache:
         leaf.parent = None
         self.num_nodes -= 1
         self.num_evictable -= leaf.num_pages
-        for watch in self._watches.take_all(leaf):
-            self._watches.put_back(watch, parent, watch.matched - leaf.num_tokens)
+        self._watches.removed(leaf, parent)
         self._leaves.offer(parent)
         self._drop_root_if_idle(parent)
-
-    def _lengthen_watches(self, parent: Node, leaf: Node) -> None:
-        """Moves the watches that waited for the first page of this new leaf as far down its edge as they match."""
-        edge, edge_len = leaf.tokens, leaf.num_tokens  # before watches split the edge; the leaf stays its end
-        for watch in self._watches.take(parent, edge[: self._page_bytes]):
-            wanted = watch.tokens[watch.matched : watch.matched + edge_len].tobytes()
-            if wanted == edge:
-                self._watches.put_back(watch, leaf, watch.matched + edge_len)
-                continue
-            path = self._reach(parent, wanted)
-            gained = sum(node.num_tokens for node in path[1:])
-            self._watches.put_back(watch, path[-1], watch.matched + gained)
 
     def _drop_root_if_idle(self, node: Node) -> None:
         """Forgets a root without children and watches, so that namespaces that come and go cost nothing."""

@@ -248,7 +248,7 @@ class Scheduler:
             budget -= self._plan_chunk(overdue, budget, chunks)
         for running in begun:
             budget -= self._plan_chunk(running, budget, chunks)
-        self.waiting.reorder()
+        self.waiting.begin_round()
         to_admit = self._config.max_prefill_tokens
         while budget > 0 and to_admit > 0:
             first = self.joins.first_ready() or self.waiting.first()

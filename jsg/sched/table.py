@@ -87,10 +87,10 @@ class RequestTable:
 
     def admit(self, running: RunningRequest) -> Placement:
         """Gives a request a row and locks its longest cached prefix. There must be a free row."""
-        tokens = running.key[: running.match_limit]
-        match = self._cache.match(tokens, running.request.namespace)
+        assert running.watch is not None, "a request waits until it is admitted"
+        match = self._cache.match_watched(running.watch)
         if (num_trusted := running.trusted(match.num_tokens, self.page_size)) < match.num_tokens:
-            match = self._cache.match(tokens[:num_trusted], running.request.namespace)
+            match = self._cache.match(running.key[:num_trusted], running.request.namespace)
         row = self._free_rows.pop()
         self.pages[row, : len(match.pages)] = match.pages
         if len(match.pages):

@@ -13,7 +13,7 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.block_events import BlockRecorder, BlocksCleared, BlocksRemoved, BlocksStored
 from jsg.cache.radix import PrefixLock, PrefixMatch, RadixCache
 from jsg.cache.watch import Watch
-from tests.cache.integrity import check_allocator, check_cache
+from tests.cache.integrity import changed_watches, check_allocator, check_cache
 
 NUM_PAGES = 24
 NAMESPACES = ("", "tenant")
@@ -164,7 +164,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule()
     def drain(self) -> None:
-        changed = self.cache.drain_changed()
+        changed = changed_watches(self.cache)
         assert changed == sorted(changed, key=lambda watch: watch.serial)
         assert set(changed) <= set(self.reported)
         for watch in changed:
@@ -251,7 +251,7 @@ def run_traffic(seed: int, page_size: int, num_steps: int) -> list[object]:
             case 3:
                 watches.append(cache.watch(tokens, namespace))
             case _:
-                seen.append([(watches.index(watch), watch.matched) for watch in cache.drain_changed()])
+                seen.append([(watches.index(watch), watch.matched) for watch in changed_watches(cache)])
     check_cache(cache)
     return seen
 

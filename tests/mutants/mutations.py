@@ -44,8 +44,8 @@ CACHE = (
     Mutation(
         "cache: an eviction does not shorten the watches",
         "jsg/cache/radix.py",
-        "self._watches.put_back(watch, parent, watch.matched - leaf.num_tokens)",
-        "self._watches.put_back(watch, parent, watch.matched)",
+        "        self._watches.removed(leaf, parent)\n",
+        "",
         "tests/cache",
     ),
     Mutation(
