@@ -10,7 +10,7 @@ whole pages match, and the tokens of a prompt behind its last whole page are ign
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from jsg.cache.watch import Watch, WatchGroup
 from jsg.cache.watch_index import WatchIndex
 from jsg.types import CacheReport
 
+NODES_PER_GROUP = 8
+"""In the time that it takes to move a group of watches, so many nodes are visited."""
 MAX_CONTINUATIONS = 8
 """The most tokens that the explanation of a miss shows."""
 
@@ -67,11 +69,13 @@ class PrefixLock:
         node: The node.
         yields: Whether whoever has the lock gives it up when others need the pages.
         is_held: Whether it was not unlocked yet.
+        last_used: The count of matches and inserts when it was last extended.
     """
 
     node: Node
     yields: bool = False
     is_held: bool = True
+    last_used: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +97,8 @@ class RadixCache:
 
     Invariants:
         - Each page of the tree is in one node, and the allocator knows it as used.
-        - A node is locked while one below it is, and its last use is never earlier than theirs.
+        - A node is locked while one below it is. Its last use is never earlier than theirs, unless it is locked: what a
+          lock has lengthened counts as used below its former end, and above when it is unlocked.
         - `num_protected` pages are in locked nodes and `num_evictable` in the others. So, with the pages that callers
           own, free + evictable + protected + uncached == the allocator's total.
         - `num_yielding` of the protected pages are in nodes with yielding locks only.
@@ -158,10 +163,7 @@ class RadixCache:
         node, depth = place.edge.node, place.matched - place.edge.start
         if depth < node.num_tokens:
             node = self._split(node, depth // self.page_size)
-        path = [node]
-        while (above := path[-1].parent) is not None:
-            path.append(above)
-        return self._matched(path[::-1])
+        return self._matched(_path_to_root(node)[::-1])
 
     def matched_len(self, tokens: np.ndarray, namespace: str = "") -> int:
         """How many tokens the longest cached prefix has. Changes nothing."""
@@ -183,14 +185,41 @@ class RadixCache:
         key = self._key(tokens)
         path = self._reach(self._root(namespace), key)
         self._use(path)
-        num_existing = sum(node.num_pages for node in path)
-        new_pages = np.asarray(pages[num_existing:], np.int32)
-        tree_pages = np.concatenate([_join_pages(path), new_pages])
-        node = path[-1]
-        if len(new_pages):
-            start = num_existing * self.page_size
-            node = self._add_leaf(node, key[start * INT_BYTES :], new_pages.tobytes(), start)
-        return InsertResult(pages=tree_pages, num_existing=num_existing, node=node)
+        return self._complete(path, key, pages, 0)
+
+    def _complete(self, path: Sequence[Node], key: bytes, pages: np.ndarray, start: int) -> InsertResult:
+        """Adds the leaf that `path` lacks, which goes from `start` tokens below the root along `key`."""
+        there, node = _join_pages(path[1:]), path[-1]
+        new = np.asarray(pages[len(there) :], np.int32)
+        if len(new):
+            start += len(there) * self.page_size
+            node = self._add_leaf(node, key[len(there) * self._page_bytes :], new.tobytes(), start)
+        return InsertResult(pages=np.concatenate([there, new]), num_existing=len(there), node=node)
+
+    def extend(self, lock: PrefixLock, tokens: np.ndarray, pages: np.ndarray, start: int) -> InsertResult:
+        """Inserts a path that is longer than a locked one, from the end of its lock on, and moves the lock to its end.
+
+        Args:
+            lock: A lock of a path.
+            tokens: int32, whole pages behind that path.
+            pages: int32, their pages.
+            start: How many tokens the path has.
+
+        Returns:
+            As `insert`, but for the given tokens only.
+        """
+        node = lock.node
+        if isinstance(node, Root):  # it may have been idle, and another one have come since
+            node = self._root(node.namespace)
+        key = self._key(tokens)
+        path = self._reach(node, key)
+        self._use(path)
+        lock.last_used = self._uses.count
+        result = self._complete(path, key, pages, start)
+        below = itertools.takewhile(lambda other: other is not node, path_up(result.node))
+        lock.node = result.node
+        self._count_lock(lock, below, 1)
+        return result
 
     def evict(self, num_pages: int) -> int:
         """Frees whole leaves, the least recently used first, until `num_pages` are freed or nothing is left to evict.
@@ -252,20 +281,23 @@ class RadixCache:
         """
         lock = PrefixLock(at if isinstance(at, Node) else at.node, yields)
         assert lock.node.parent or isinstance(lock.node, Root), "a prefix must be locked before it is evicted"
-        self._count_lock(lock, 1)
+        self._count_lock(lock, path_up(lock.node), 1)
         return lock
 
     def unlock(self, lock: PrefixLock) -> None:
         """Ends `lock`; once."""
         assert lock.is_held, "a lock must be unlocked only once"
         lock.is_held = False
-        self._count_lock(lock, -1)
+        if lock.last_used:
+            for node in _path_to_root(lock.node):
+                node.last_used = max(node.last_used, lock.last_used)
+        self._count_lock(lock, path_up(lock.node), -1)
         self._leaves.offer(lock.node)
 
-    def _count_lock(self, lock: PrefixLock, change: int) -> None:
-        """Counts a lock that begins or ends, and the pages of nodes that it was the first or the last to protect."""
+    def _count_lock(self, lock: PrefixLock, path: Iterable[Node], change: int) -> None:
+        """Counts a lock that begins or ends to protect nodes, and the pages of those that no other one protects."""
         decisive = 0 if change > 0 else 1  # with so many locks of its strength, a node changes its account
-        for node in path_up(lock.node):
+        for node in path:
             is_decisive = (node.num_locks if lock.yields else node.num_locks - node.num_yielding) == decisive
             if is_decisive:
                 self._account(node, -node.num_pages)
@@ -341,6 +373,11 @@ class RadixCache:
     def used_at(self, node: Node) -> float:
         """When a match or an insert last ended at the node or below, to a second."""
         return self._uses.when(node.last_used)
+
+    @property
+    def work(self) -> int:
+        """How much work matches, inserts and evictions have been so far: in visited nodes, each a fraction of 1 µs."""
+        return self._uses.num_nodes + NODES_PER_GROUP * self._watches.num_moved
 
     # Accounts.
 
@@ -447,7 +484,7 @@ class RadixCache:
 
     def _use(self, path: Sequence[Node]) -> None:
         """Marks the nodes as used now."""
-        now = self._uses.tick()
+        now = self._uses.tick(len(path))
         for node in path:
             node.last_used = now
 
@@ -483,6 +520,14 @@ class RadixCache:
         """Forgets a root without children and watches, so that namespaces that come and go cost nothing."""
         if isinstance(node, Root) and not node.children and node not in self._watches:
             self._roots.pop(node.namespace, None)
+
+
+def _path_to_root(node: Node) -> list[Node]:
+    """`node` and all nodes above it, the root included."""
+    path = [node]
+    while (above := path[-1].parent) is not None:
+        path.append(above)
+    return path
 
 
 def _join_pages(path: Sequence[Node]) -> np.ndarray:

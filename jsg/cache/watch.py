@@ -8,6 +8,7 @@ The watches of a group are in the order of their tokens, with the number of toke
 those that go the same way are neighbours, and to divide a group no prompts are compared but with the new edge.
 """
 
+import bisect
 import dataclasses
 import heapq
 import itertools
@@ -135,7 +136,7 @@ class WatchGroup:
     def __init__(self, place: Place, watches: list[Watch], shared: "array[int] | None" = None) -> None:
         self.place = place
         self.watches = watches
-        self._shared = shared or array("q", (0,))
+        self._shared = array("q", (0,)) if shared is None else shared
         self.size = 0
         self._turns: dict[int, list[tuple[int, int, Watch]]] | None = None
         self._num_turns = 0
@@ -201,7 +202,7 @@ class WatchGroup:
             del watches[:count], self._shared[:count]
         if len(watches) > 2 * self.size + SPARE:
             kept = np.array([index for index, other in enumerate(watches) if other.group is not None])
-            ends = np.minimum.reduceat(_as_numpy(self._shared), np.concatenate([kept[:1], kept[:-1] + 1]))
+            ends = np.minimum.reduceat(np.frombuffer(self._shared, np.int64), np.concatenate([kept[:1], kept[:-1] + 1]))
             self.watches = [watches[index] for index in kept.tolist()]
             self._shared = array("q", ends.tolist())
 
@@ -232,41 +233,55 @@ class WatchGroup:
         """
         end = self.matched + len(edge)
         index, before, after = self._search(edge, page_size, is_whole=False)
-        shared = _as_numpy(self._shared)
-        if index in (0, len(self.watches)):
-            reached = min(max(before, after), end)
-            if len(shared) == 1 or shared[1:].min() > reached:  # all go the same way
-                return [(reached, self)]
-        reach = shared.copy()  # of each watch, along the edge
-        if index < len(reach):
-            reach[index] = after
-            np.minimum.accumulate(reach[index:], out=reach[index:])
-        if index:
-            reach[:index] = np.minimum.accumulate(np.append(shared[1:index], before)[::-1])[::-1]
-        np.minimum(reach, end, out=reach)
-        cuts = 1 + np.flatnonzero((reach[1:] != reach[:-1]) | (shared[1:] <= reach[1:]))
-        starts = [0, *cuts.tolist()]
-        stops = [*starts[1:], len(reach)]
-        del shared  # which keeps the array from being changed
+        starts, borders = self._blocks(end)
+        first = bisect.bisect_left(starts, index)  # the block behind the edge
+        reach = [end] * len(starts)
+        if first < len(starts):
+            reach[first:] = itertools.accumulate([min(after, end), *borders[first + 1 :]], min)
+        if first:
+            reach[:first] = [*itertools.accumulate([min(before, end), *borders[first - 1 : 0 : -1]], min)][::-1]
+        cuts = [b for b in range(1, len(starts)) if reach[b] != reach[b - 1] or borders[b] <= reach[b]]
+        return self._cut([0, *(starts[b] for b in cuts)], [reach[0], *(reach[b] for b in cuts)])
+
+    def _blocks(self, end: int) -> tuple[list[int], list[int]]:
+        """Where watches begin that have `end` tokens or fewer in common with those before, and how many those are."""
+        shared = np.frombuffer(self._shared, np.int64)  # while it lives, the array cannot change
+        starts = np.flatnonzero(shared <= end)
+        if not len(starts) or starts[0]:
+            starts = np.append(0, starts)
+        return starts.tolist(), shared[starts].tolist()
+
+    def _cut(self, starts: list[int], reach: list[int]) -> "list[tuple[int, WatchGroup]]":
+        """Makes parts that begin at these indices, and gives each with its reach. This group stays the largest part."""
+        watches, stops = self.watches, [*starts[1:], len(self.watches)]
         largest = max(range(len(starts)), key=lambda part: stops[part] - starts[part])
         parts: list[tuple[int, WatchGroup]] = []
-        watches, reach_of = self.watches, reach.tolist()
         for part, (start, stop) in enumerate(zip(starts, stops, strict=True)):
             if part == largest:
-                parts.append((reach_of[start], self))
+                parts.append((reach[part], self))
                 continue
-            while start < stop and watches[start].group is not self:
-                start += 1
-            while start < stop and watches[stop - 1].group is not self:
-                stop -= 1
-            if start < stop:
-                group = WatchGroup(self.place, [], self._shared[start:stop] if stop - start > 1 else None)
+            start, stop = self._live(start, stop)
+            if stop - start == 1:
+                parts.append((reach[part], WatchGroup(self.place, watches[start:stop])))
+                self.size -= 1
+            elif start < stop:
+                group = WatchGroup(self.place, [], self._shared[start:stop])
                 group.watches = watches[start:stop]
                 group._take([watch for watch in group.watches if watch.group is self])
                 self.size -= group.size
-                parts.append((reach_of[start], group))
-        self._keep(starts[largest], stops[largest])
+                parts.append((reach[part], group))
+        start, stop = self._live(starts[largest], stops[largest])
+        del watches[stop:], watches[:start]
+        del self._shared[stop:], self._shared[:start]
         return parts if self.size else [part for part in parts if part[1] is not self]
+
+    def _live(self, start: int, stop: int) -> tuple[int, int]:
+        """The range without the watches at its ends that have ended."""
+        while start < stop and self.watches[start].group is not self:
+            start += 1
+        while start < stop and self.watches[stop - 1].group is not self:
+            stop -= 1
+        return start, stop
 
     def absorb(self, before: "Sequence[WatchGroup]", behind: "Sequence[WatchGroup]") -> None:
         """Takes all watches of other groups, each from a place of its own or for a page of its own.
@@ -290,16 +305,6 @@ class WatchGroup:
         for other in others:
             other.size = 0
             other.watches.clear()
-
-    def _keep(self, start: int, stop: int) -> None:
-        """Drops all watches but these, and those at the ends that have ended."""
-        watches = self.watches
-        while stop > start and watches[stop - 1].group is not self:
-            stop -= 1
-        while stop > start and watches[start].group is not self:
-            start += 1
-        del watches[stop:], watches[:start]
-        del self._shared[stop:], self._shared[:start]
 
     def _search(self, tokens: np.ndarray, page_size: int, *, is_whole: bool) -> tuple[int, int, int]:
         """Where tokens belong, and how many tokens their path has in common with the watches before and behind.
@@ -347,8 +352,3 @@ def _common(one: np.ndarray, other: np.ndarray, start: int) -> int:
             return start + index
         start, step = stop, 8 * step
     return end
-
-
-def _as_numpy(numbers: "array[int]") -> np.ndarray:
-    """A view. While it lives, the array keeps its length."""
-    return np.frombuffer(numbers, np.int64)

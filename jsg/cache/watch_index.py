@@ -20,12 +20,16 @@ class WatchIndex:
     All dicts keep their order, so equal histories give equal groups.
 
     Invariant: no edge is without places, no place without groups, and no group without watches.
+
+    Attributes:
+        num_moved: How often a group has got another place so far.
     """
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self._edges: dict[Node, Edge] = {}
         self._changed: dict[WatchGroup, None] = {}
+        self.num_moved = 0
 
     def add(self, watch: Watch, node: Node, matched: int, end: int) -> None:
         """Adds a new watch, `matched` tokens of which match, on the edge of `node`, whose path has `end` tokens."""
@@ -63,10 +67,14 @@ class WatchIndex:
         edge = Edge(leaf, start, [])
         self._edges[leaf] = edge
         parts = group.divide(np.frombuffer(leaf.tokens, np.int32), self._page_size)
+        place = edge.at(parts[0][0])
         for matched, part in parts:
-            part.place = edge.at(matched)
-            part.place.groups[part.next_page(self._page_size)] = part
-            self._changed[part] = None
+            if matched != place.matched:
+                place = edge.at(matched)
+            part.place = place
+            place.groups[part.next_page(self._page_size)] = part
+        self._changed.update(dict.fromkeys(part for _, part in parts))
+        self.num_moved += len(parts)
 
     def removed(self, leaf: Node, parent: Node) -> None:
         """Moves the watches on the edge of a leaf that is evicted to its beginning, as one group."""
@@ -150,6 +158,7 @@ class WatchIndex:
         index = max(range(len(parts)), key=lambda part: len(parts[part].watches))
         parts[index].absorb(parts[:index], parts[index + 1 :])
         self._changed.update(dict.fromkeys(parts))
+        self.num_moved += len(parts)
         return parts[index]
 
 

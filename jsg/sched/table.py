@@ -69,6 +69,11 @@ class RequestTable:
         return self._allocator.num_free + self._cache.num_evictable
 
     @property
+    def tree_work(self) -> int:
+        """The work that the radix tree has been so far: see `RadixCache.work`."""
+        return self._cache.work
+
+    @property
     def num_yielding_pages(self) -> int:
         """Pages that would become available if all holds ended."""
         return self._cache.num_yielding
@@ -258,20 +263,17 @@ class RequestTable:
         count = self._num_shared(running, num_tokens) // self.page_size
         if not self._cache.enabled or count <= place.num_tree_pages:
             return place.num_tree_pages * self.page_size
-        first = place.first_page
-        own = self.pages[place.row, first:count].copy()
-        key = running.key[first * self.page_size : count * self.page_size]
-        result = self._cache.insert(key, own, running.namespace)
-        lock = self._cache.lock(result)
-        self._cache.unlock(place.lock)
-        duplicates = own[place.num_tree_pages - first : result.num_existing]
-        if len(duplicates):  # if copies to them are still to be made, these come before any step that writes them anew
-            self._allocator.free(duplicates)
-            self.pages[place.row, first:count] = result.pages
+        begin = place.num_tree_pages
+        own = self.pages[place.row, begin:count].copy()
+        key = running.key[begin * self.page_size : count * self.page_size]
+        result = self._cache.extend(place.lock, key, own, (begin - place.first_page) * self.page_size)
+        if result.num_existing:  # if copies to these pages are still to be made, they come before any step that writes
+            self._allocator.free(own[: result.num_existing])
+            self.pages[place.row, begin:count] = result.pages
             self.dirty_rows.add(place.row)
-        self.num_uncached_pages -= count - place.num_tree_pages
-        place.lock, place.num_tree_pages = lock, count
-        return (first + result.num_existing) * self.page_size
+        self.num_uncached_pages -= count - begin
+        place.num_tree_pages = count
+        return (begin + result.num_existing) * self.page_size
 
     def _num_shared(self, running: RunningRequest, num_tokens: int) -> int:
         """How many of the first tokens of a row may go into the tree. All tokens of a text may.

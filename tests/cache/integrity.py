@@ -36,7 +36,9 @@ def _check_node(cache: RadixCache, node: Node) -> None:
     assert len(node.tokens) == node.num_pages * cache._page_bytes > 0, "an edge must have whole pages, at least one"
     assert sum(child.num_locks for child in node.children.values()) <= node.num_locks, "a lock skips a node"
     assert sum(child.num_yielding for child in node.children.values()) <= node.num_yielding <= node.num_locks
-    assert node.last_used <= parent.last_used, "a child is younger than its parent"
+    assert node.num_locks or node.last_used <= parent.last_used or parent.num_locks, (
+        "a child is younger than its parent"
+    )
 
 
 def _check_queue(cache: RadixCache, nodes: Sequence[Node]) -> None:

@@ -11,12 +11,14 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.node import Node
 from jsg.cache.radix import RadixCache
 from jsg.config import POLICIES
-from jsg.sched import key_heap, longest
+from jsg.sched import key_heap, longest, scheduler
 from jsg.sched.policy import DfsWeight, OneByOne, make_order
 from jsg.sched.request import RunningRequest, new_running_request
 from jsg.sched.waiting import WaitingQueue
 from jsg.types import Request, SamplingParams
 from tests.sched.integrity import check_waiting, keys_of
+from tests.sched.simulated import EngineShape, SimulatedEngine
+from tests.sched.token_model import VOCAB, TokenModel
 
 
 def make_request(
@@ -154,6 +156,23 @@ def test_random_is_a_shuffle_of_its_seed():
 
     assert order(1) == order(1) != order(2)
     assert sorted(order(1)) == list(range(50)) != order(1)
+
+
+def test_a_step_admits_fewer_if_the_tree_is_much_work(monkeypatch: pytest.MonkeyPatch):
+    """Growing contexts, whose paths have a node for each of them that has run."""
+    monkeypatch.setattr(scheduler, "MAX_TREE_WORK", 60)
+    document = tuple(number * 7 % VOCAB for number in range(40))
+    engine = SimulatedEngine(EngineShape(num_pages=400, max_running=20, chunk=200), TokenModel(broken_every=10**9))
+    for length in range(2, 40):
+        engine.add(Request(rid=str(length), input_ids=document[:length], sampling=SamplingParams(max_new_tokens=2)))
+    engine.step()
+    assert 1 < len(engine.scheduler.running) < 10
+    most = len(engine.scheduler.running)
+    while engine.has_work:
+        engine.step()
+        most = max(most, len(engine.scheduler.running))
+    assert most < 20
+    engine.check_answers()
 
 
 # Depth first.
