@@ -234,10 +234,10 @@ class RadixCache:
         while num_freed < num_pages and (leaf := self._leaves.pop()) is not None:
             if kept := self._watches.num_kept(leaf, (num_pages - num_freed) * self.page_size):
                 self._split(leaf, kept // self.page_size)
-            self._evictions.record(leaf)
             self._remove_leaf(leaf)
             freed.append(leaf)
             num_freed += leaf.num_pages
+        self._evictions.record(freed)
         self._free(freed)
         return num_freed
 
@@ -256,8 +256,12 @@ class RadixCache:
         self._free(freed)
 
     def _free(self, leaves: Sequence[Node]) -> None:
-        """Frees the pages of leaves that were taken out of the tree."""
+        """Frees and counts the pages of leaves that were taken out of the tree, and forgets where they were."""
+        for leaf in leaves:
+            leaf.parent = None
         pages = _join_pages(leaves)
+        self.num_nodes -= len(leaves)
+        self.num_evictable -= len(pages)
         self._allocator.free(pages)
         self._evicted_pages += len(pages)
 
@@ -503,18 +507,19 @@ class RadixCache:
         return leaf
 
     def _remove_leaf(self, leaf: Node) -> None:
-        """Takes an evictable leaf out of the tree. Its watches go to its parent, which may be a leaf now."""
+        """Takes an evictable leaf out of the tree. Its watches go to its parent, which may be a leaf now.
+
+        The caller gives it to `_free`. Until then it knows its parent.
+        """
         parent = leaf.parent
         assert parent is not None and leaf.is_evictable_leaf
         for observer in self._observers:
             observer.removed(leaf)
         del parent.children[leaf.tokens[: self._page_bytes]]
-        leaf.parent = None
-        self.num_nodes -= 1
-        self.num_evictable -= leaf.num_pages
         self._watches.removed(leaf, parent)
-        self._leaves.offer(parent)
-        self._drop_root_if_idle(parent)
+        if not parent.children:
+            self._leaves.offer(parent)
+            self._drop_root_if_idle(parent)
 
     def _drop_root_if_idle(self, node: Node) -> None:
         """Forgets a root without children and watches, so that namespaces that come and go cost nothing."""

@@ -37,7 +37,7 @@ CACHE = (
     Mutation(
         "cache: a leaf that was used since it was queued is evicted first",
         "jsg/cache/eviction.py",
-        "if node.is_evictable_leaf and node.last_used > queued_at:",
+        "if is_evictable and node.last_used > queued_at:",
         "if False:",
         "tests/cache",
     ),
