@@ -114,7 +114,8 @@ async def serve_until(
     `greet` takes the greeting of a ready server; see `serve` for the other arguments.
     """
     try:
-        telemetry = Telemetry(server, server.served_model_name or public_name(engine.model_path))
+        name = server.served_model_name or public_name(engine.model_path)
+        telemetry = Telemetry(server, name, started_at=started_at)
         async with telemetry.running():
             await _serve(told_to_end, client, engine, server, telemetry, directories, started_at, greet)
     finally:

@@ -208,6 +208,7 @@ class TestDelay:
                 wait_until(lambda: server.http.get("/ready").status_code == 503)
                 assert server.http.get("/ready").json() == {"status": "shutting down"}
                 assert server.http.get("/health").status_code == 200
+                assert scrape(server.http).state == "draining"
                 assert answer.result().headers["connection"] == "close", "also of what had begun before"
                 for path, body in LONG_STREAMS.items():
                     with server.http.stream("POST", path, json=body) as response:
@@ -295,6 +296,7 @@ class TestDeath:
                 for path in ("/health", "/ready"):
                     probe = server.http.get(path)
                     assert (probe.status_code, probe.json()) == (503, {"status": "dead"})
+                assert scrape(server.http).state == "ended"
                 assert server.http.post("/generate", json={"text": "a"}).status_code == 503
             error = server.join()
             assert isinstance(error, EngineDeadError)
@@ -330,10 +332,10 @@ class TestStall:
                 wait_until(lambda: server.http.get("/health").status_code == 503)
                 for path in ("/health", "/ready"):
                     assert server.http.get(path).json() == {"status": "stalled"}
-                assert scrape(server.http).get("jsg:engine_up") == 0
+                assert (scrape(server.http).get("jsg:engine_up"), scrape(server.http).state) == (0, "stalled")
             wait_until(lambda: server.http.get("/health").status_code == 200)
             assert data_of(lines)[-1]["meta_info"]["completion_tokens"] == 300
-            assert scrape(server.http).get("jsg:engine_up") == 1
+            assert (scrape(server.http).get("jsg:engine_up"), scrape(server.http).state) == (1, "ready")
 
     def test_a_stopped_engine_does_not_keep_the_server_from_ending(self, make_process: ProcessMaker):
         with make_process(server={"shutdown_timeout": 0.3}) as server, open_stream(server) as lines:
