@@ -109,7 +109,7 @@ def temporary_directory() -> tempfile.TemporaryDirectory[str]:
     Raises:
         ConfigError: No place for temporary files can be written to, or their paths are too long for a socket.
     """
-    for place in (None, os.environ.get("XDG_RUNTIME_DIR"), "/tmp", "/dev/shm"):
+    for place in (None, f"/run/user/{os.getuid()}", "/tmp", "/dev/shm"):
         try:
             made = tempfile.TemporaryDirectory(prefix="jsg-", dir=place, ignore_cleanup_errors=True)  # mode 0700
         except OSError:
