@@ -119,7 +119,6 @@ screenshots: $(INSTALLED) ## the pictures of the page in docs/, by Debian's chro
 	$(BIN)/python -m tests.page.screenshots
 
 docs: $(INSTALLED) ## their tables made new, then these pages and the API as a web site in .cache/docs
-	$(BIN)/python docs/server_fields.py
 	$(BIN)/python -m docs.tables
 	$(STRICT_PAGES)
 

@@ -39,7 +39,7 @@ def test_the_check_of_pages_fails_at_a_broken_anchor(tmp_path: pathlib.Path):
     recipe = subprocess.run(["make", "-n", "lint-others"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     check = next(line for line in recipe.splitlines() if "mkdocs" in line).replace(".venv/", f"{ROOT}/.venv/")
     index = tmp_path / "docs" / "index.md"
-    index.write_text(index.read_text() + "\n[nowhere](options.md#nowhere)\n")
+    index.write_text(index.read_text() + "\n[nowhere](reference/options.md#nowhere)\n")
     done = subprocess.run(["sh", "-c", check], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "'options.md' does not contain an anchor '#nowhere'" in done.stdout
+    assert "'reference/options.md' does not contain an anchor '#nowhere'" in done.stdout

@@ -19,7 +19,7 @@ def test_every_part_is_current(page: str, source: str, name: str, make):
 
 
 def test_every_option_and_command_has_its_row():
-    page = (made.DOCS / "options.md").read_text(encoding="utf-8")
+    page = (made.DOCS / "reference" / "options.md").read_text(encoding="utf-8")
     fields = (*dataclasses.fields(EngineConfig), *dataclasses.fields(ServerConfig))
     assert [name for field in fields if f"| `{(name := option(field.name))}` | " not in page] == []
     assert {"serve", "chat", "grammar check"} < set(options.commands())
