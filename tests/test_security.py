@@ -201,6 +201,7 @@ SHOWS_THE_TIME = {
     "jsg/server/openai/responses.py": "OpenAI's `created_at`",
     "jsg/server/openai/responses_reply.py": "OpenAI's `completed_at`",
     "jsg/engine/child/kv_events.py": "the events say when they happened",
+    "jsg/server/telemetry/metrics.py": "scrapers are shown when the server was started",
     "jsg/server/telemetry/exchange.py": "the request log and traces say when a request began",
 }
 """The files that read the wall clock, which may jump, and why each needs it. Whatever waits or expires is elsewhere."""

@@ -39,8 +39,8 @@ def chosen(topics: dict[str, tuple[Curve, ...]], words: Sequence[str]) -> list[C
 
 def add(report: Report, curve: Curve, *, is_quick: bool) -> list[str]:
     """Measures a curve, again where it is beyond a bound, and adds its figure. Gives what is wrong with it."""
-    num_attempts, problems = 0, [""]
-    while problems and num_attempts < ATTEMPTS:
+    num_attempts = 0
+    while True:
         num_attempts += 1
         try:
             measured = measure(curve, is_quick=is_quick)
@@ -49,6 +49,8 @@ def add(report: Report, curve: Curve, *, is_quick: bool) -> list[str]:
             report.add(curve.name, "s", [math.nan], error=problem)
             return [problem]
         problems = measured.problems()
+        if not problems or num_attempts == ATTEMPTS:
+            break
     facts = {
         "sizes": [point.size for point in measured.points],
         "cpu_s": [float(f"{point.cpu_s:.3g}") for point in measured.points],
