@@ -13,7 +13,7 @@ SCHED = (
     Mutation(
         "sched: the duplicates of a shared prefix stay with the row",
         "jsg/sched/table.py",
-        "            self._allocator.free(duplicates)\n",
+        "            self._allocator.free(own[: result.num_existing])\n",
         "",
         "tests/sched/test_scheduler.py tests/sched/test_traffic.py",
     ),
