@@ -77,7 +77,9 @@ def test_a_directory_that_others_can_enter_is_refused(tmp_path: pathlib.Path):
     with pytest.raises(ConfigError, match=r"--profile-dir must be yours and closed.*chmod 700"):
         profile.StepProfiler(str(tmp_path))
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"--profile-dir must be a directory that can be made, but .*file gave: File exists"):
+    with pytest.raises(
+        ConfigError, match=r"--profile-dir must be a directory that can be made, but .*file gave: File exists"
+    ):
         profile.StepProfiler(str(tmp_path / "file"))
 
 
