@@ -51,8 +51,8 @@ STATES = {
 STATE = Series(
     "jsg:state",
     "gauge",
-    "1 for the state of the server and 0 for the others: it loads its model, is ready, drains before its end, or all its "
-    "engines stall or have ended.",
+    "1 for the state of the server and 0 for the others: it loads its model, is ready, drains before its end, or all "
+    "its engines stall or have ended.",
     ("state",),
 )
 START_TIME = Series(
