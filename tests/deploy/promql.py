@@ -10,7 +10,13 @@ from typing import NamedTuple
 
 TARGET_LABELS = frozenset({"job", "instance"})  # Prometheus adds them to everything that it scrapes
 
-RANGE_FUNCTIONS = {"rate", "increase"}  # of counters
+RANGE_FUNCTIONS = {  # whether they are for counters, or for everything else
+    "rate": True,
+    "increase": True,
+    "max_over_time": False,
+    "min_over_time": False,
+    "changes": False,
+}
 VECTOR_FUNCTIONS = {"histogram_quantile": 2, "clamp_min": 2}  # number of arguments; the vector is the last
 AGGREGATIONS = {"sum", "avg", "min", "max"}
 COMPARISONS = {"==", "!=", ">", "<", ">=", "<="}
@@ -170,8 +176,8 @@ class _Parser:
         if self._next().kind != "range":
             raise PromqlError(f"{function} needs a range behind {name.text}")
         self._expect(")")
-        if not series.is_counter:
-            raise PromqlError(f"{function} of {name.text}, which is no counter")
+        if series.is_counter is not RANGE_FUNCTIONS[function]:
+            raise PromqlError(f"{function} of {name.text}, which is {'a' if series.is_counter else 'no'} counter")
         return Vector(labels, name.text.endswith("_bucket"))
 
     def _vector_function(self, function: str) -> Vector:

@@ -64,6 +64,7 @@ def known(make_server: ServerMaker) -> Iterator[Known]:
         post(server.http, {"text": "hello", "sampling_params": {"max_new_tokens": 4}}, 200)
         post(server.http, {"input_ids": [FAILING_TOKEN]}, 500)
         post(server.http, {"nonsense": 1}, 400)
+        server.http.get("/ready")
         yield Known(scrape(server.http))
 
 
@@ -186,6 +187,7 @@ class TestChecker:
             ("sum by (reason) (rate(c_total[$__rate_interval])) > 0.5", {"reason"}),
             ("histogram_quantile(0.9, sum by (le, job) (rate(h_bucket[1m])))", {"job"}),
             ("rate(c_total[5m]) > 0 and on (job) g > 1", {"reason", "job", "instance"}),
+            ('max_over_time(g{state="free"}[5m]) == 0', {"state", "job", "instance"}),
         ],
     )
     def test_a_right_query(self, query: str, labels: set[str]):
@@ -206,6 +208,7 @@ class TestChecker:
             "sum by reason (g)",
             "sum(g",
             "rate(g[5m])",
+            "changes(c_total[5m])",
             "rate(c_total)",
             "rate(c_total[5])",
             "c_total[5m]",
