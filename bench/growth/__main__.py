@@ -39,8 +39,8 @@ def chosen(topics: dict[str, tuple[Curve, ...]], words: Sequence[str]) -> list[C
 
 def add(report: Report, curve: Curve, *, is_quick: bool) -> list[str]:
     """Measures a curve, again where it is beyond a bound, and adds its figure. Gives what is wrong with it."""
-    num_attempts, problems = 0, [""]
-    while problems and num_attempts < ATTEMPTS:
+    num_attempts, measured = 0, None
+    while measured is None or (measured.problems() and num_attempts < ATTEMPTS):
         num_attempts += 1
         try:
             measured = measure(curve, is_quick=is_quick)
@@ -48,7 +48,6 @@ def add(report: Report, curve: Curve, *, is_quick: bool) -> list[str]:
             problem = f"{curve.name}: it ended with {type(error).__name__}: {error}"
             report.add(curve.name, "s", [math.nan], error=problem)
             return [problem]
-        problems = measured.problems()
     facts = {
         "sizes": [point.size for point in measured.points],
         "cpu_s": [float(f"{point.cpu_s:.3g}") for point in measured.points],
@@ -62,7 +61,7 @@ def add(report: Report, curve: Curve, *, is_quick: bool) -> list[str]:
         facts["work"] = [point.work for point in measured.points]
         facts["work_exponent"] = round(measured.work_exponent, 2)
     report.add(curve.name, "s", [measured.points[-1].cpu_s], **facts)
-    return problems
+    return measured.problems()
 
 
 def main(arguments: list[str]) -> int:
