@@ -7,6 +7,7 @@ because other processes share caches and memory with this one.
 
 import argparse
 import importlib
+import json
 import math
 import pkgutil
 import sys
@@ -64,6 +65,19 @@ def add(report: Report, curve: Curve, *, is_quick: bool) -> list[str]:
     return measured.problems()
 
 
+def as_markdown(file: Path) -> str:
+    """The figures of a recorded run as a table of a page."""
+    lines = ["| | n | CPU time at n | exponent | longest call |", "|---|---|---|---|---|"]
+    for figure in json.loads(file.read_text(encoding="utf-8"))["figures"]:
+        facts = figure["facts"]
+        if "error" in facts:
+            continue
+        n, cpu_ms = f"{facts['sizes'][-1]:,}".replace(",", " "), 1e3 * facts["cpu_s"][-1]
+        stall = "" if facts["max_stall_ms"] is None else f"{facts['stall_ms']:.2g} ms"
+        lines.append(f"| {figure['name']} | {n} | {cpu_ms:.3g} ms | {facts['exponent']:.2f} | {stall} |")
+    return "\n".join(lines)
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.growth", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -74,7 +88,13 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="measure each size once, without the largest")
     parser.add_argument("--output", type=Path, help="JSON file for all figures")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="print the table of such a file, and measure nothing"
+    )
     options = parser.parse_args(arguments)
+    if options.markdown:
+        print(as_markdown(options.markdown))
+        return 0
     curves = chosen(topics, options.only)
     if not curves:
         parser.error(f"no curve is called by {' or '.join(options.only)}; topics: {', '.join(topics)}")
