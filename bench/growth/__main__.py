@@ -7,6 +7,7 @@ because other processes share caches and memory with this one.
 
 import argparse
 import importlib
+import json
 import math
 import pkgutil
 import sys
@@ -39,8 +40,8 @@ def chosen(topics: dict[str, tuple[Curve, ...]], words: Sequence[str]) -> list[C
 
 def add(report: Report, curve: Curve, *, is_quick: bool) -> list[str]:
     """Measures a curve, again where it is beyond a bound, and adds its figure. Gives what is wrong with it."""
-    num_attempts = 0
-    while True:
+    num_attempts, measured = 0, None
+    while measured is None or (measured.problems() and num_attempts < ATTEMPTS):
         num_attempts += 1
         try:
             measured = measure(curve, is_quick=is_quick)
@@ -48,9 +49,6 @@ def add(report: Report, curve: Curve, *, is_quick: bool) -> list[str]:
             problem = f"{curve.name}: it ended with {type(error).__name__}: {error}"
             report.add(curve.name, "s", [math.nan], error=problem)
             return [problem]
-        problems = measured.problems()
-        if not problems or num_attempts == ATTEMPTS:
-            break
     facts = {
         "sizes": [point.size for point in measured.points],
         "cpu_s": [float(f"{point.cpu_s:.3g}") for point in measured.points],
@@ -64,7 +62,20 @@ def add(report: Report, curve: Curve, *, is_quick: bool) -> list[str]:
         facts["work"] = [point.work for point in measured.points]
         facts["work_exponent"] = round(measured.work_exponent, 2)
     report.add(curve.name, "s", [measured.points[-1].cpu_s], **facts)
-    return problems
+    return measured.problems()
+
+
+def as_markdown(file: Path) -> str:
+    """The figures of a recorded run as a table of a page."""
+    lines = ["| | n | CPU time at n | exponent | longest call |", "|---|---|---|---|---|"]
+    for figure in json.loads(file.read_text(encoding="utf-8"))["figures"]:
+        facts = figure["facts"]
+        if "error" in facts:
+            continue
+        n, cpu_ms = f"{facts['sizes'][-1]:,}".replace(",", " "), 1e3 * facts["cpu_s"][-1]
+        stall = "" if facts["max_stall_ms"] is None else f"{facts['stall_ms']:.2g} ms"
+        lines.append(f"| {figure['name']} | {n} | {cpu_ms:.3g} ms | {facts['exponent']:.2f} | {stall} |")
+    return "\n".join(lines)
 
 
 def main(arguments: list[str]) -> int:
@@ -77,7 +88,13 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="measure each size once, without the largest")
     parser.add_argument("--output", type=Path, help="JSON file for all figures")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="print the table of such a file, and measure nothing"
+    )
     options = parser.parse_args(arguments)
+    if options.markdown:
+        print(as_markdown(options.markdown))
+        return 0
     curves = chosen(topics, options.only)
     if not curves:
         parser.error(f"no curve is called by {' or '.join(options.only)}; topics: {', '.join(topics)}")

@@ -324,7 +324,12 @@ class Answer:
         return delta
 
     def result(
-        self, texts: Tokenizer | None = None, *, with_prompt_logprobs: bool = True, with_logprobs: bool = True
+        self,
+        texts: Tokenizer | None = None,
+        *,
+        with_prompt_logprobs: bool = True,
+        with_logprobs: bool = True,
+        delta: AnswerDelta | None = None,
     ) -> dict[str, Any]:
         """The answer so far, as SGLang's `/generate` shows it.
 
@@ -332,6 +337,7 @@ class Answer:
             texts: The tokenizer that gives the text of each token of a logprob; None for no texts.
             with_prompt_logprobs: False leaves the `input_*` logprobs out; `shown_prompt_logprobs` gives them.
             with_logprobs: False leaves the `output_*` logprobs out; `shown_logprobs` gives them.
+            delta: Shows only the text and the tokens of this delta, and what the grammar did only at the end.
         """
         meta: dict[str, Any] = {
             "id": self.request.rid,
@@ -345,14 +351,15 @@ class Answer:
         }
         if self.request.return_cache_info:
             meta["cache"] = None if self.cache_report is None else _shown_cache(self.cache_report, self.request)
-        if self.request.sampling.return_constraint:
+        if self.request.sampling.return_constraint and (delta is None or self.finish is not None):
             meta["constraint"] = self.constraint()
         if self.request.return_logprob:
             if with_prompt_logprobs:
                 meta |= self.shown_prompt_logprobs(texts)
             if with_logprobs:
                 meta |= self.shown_logprobs(texts)
-        return {"text": self.text, "output_ids": list(self.token_ids), "meta_info": meta}
+        text, token_ids = (self.text, self.token_ids) if delta is None else (delta.text, delta.token_ids)
+        return {"text": text, "output_ids": list(token_ids), "meta_info": meta}
 
     def constraint(self) -> dict[str, Any]:
         """What the grammar has done so far: which tokens jump-forward wrote, the mass kept, whether it is complete.

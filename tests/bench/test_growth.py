@@ -84,7 +84,10 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, ca
     ]
     first, *_ = json.loads(file.read_text())["figures"]
     assert first["name"] == "n looks" and first["facts"]["sizes"] == [8, 32, 128] and first["facts"]["attempts"] == 3
-    assert growth.main(["--only", "things", "--quick"]) == 0
+    assert growth.main(["--only", "things", "--quick", "--output", str(file)]) == 0
+    capsys.readouterr()
+    assert growth.main(["--markdown", str(file)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "| n things | 4 | 0 ms | 0.00 | 0 ms |"
     with pytest.raises(SystemExit):
         growth.main(["--only", "nothing"])
 

@@ -32,7 +32,7 @@ from jsg.lang.http.endpoint import RuntimeEndpoint
 from jsg.lang.streams.loop import shared_loop
 from jsg.lang.tokens.model import Outcome, TokenCall, TokenDelta
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, TextPart, TokenPart
-from tests.lang.fake_server import LAST, FakeServer, Reply, answer, failure, fake_server
+from tests.lang.fake_server import LAST, TEMPLATE, FakeServer, Reply, answer, failure, fake_server
 
 CALL = TokenCall(prompt=(TextPart("ab"),), sampling={"max_new_tokens": 4})
 PARTS = (
@@ -114,6 +114,15 @@ class TestGenerate:
         deltas = run(server, deltas_of)
         assert [delta.text for delta in deltas] == ["a", "b", ""]
         assert deltas[-1].outcome is not None and deltas[-1].outcome.others == ("xy", "c")
+
+    def test_a_server_that_can_sends_only_what_is_new(self, server):
+        events = [answer("a", 0, finish=None), answer("x", 1, finish=None), answer("b", 0, **LAST), answer("y", 1)]
+        server.replies["/get_chat_template"] = [Reply(TEMPLATE | {"sends_increments": True})]
+        server.replies["/generate"] = [Reply(events=events)]
+        deltas = run(server, deltas_of)
+        assert [delta.text for delta in deltas] == ["a", "b", ""]
+        assert deltas[-1].outcome is not None and deltas[-1].outcome.others == ("xy",)
+        assert server.bodies("/generate")[0]["incremental"] is True
 
     def test_text_that_is_cut_anywhere_arrives_whole(self, server):
         """One event in many chunks, and many events in one."""

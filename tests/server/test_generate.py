@@ -320,6 +320,25 @@ def test_a_stream_is_cumulative(http):
     assert whole["text"] == events[-1]["text"]
 
 
+def test_an_incremental_stream_has_only_what_is_new(http):
+    body = {
+        **{"text": ["abc", "xy"], "stream": True, "incremental": True, "return_logprob": True},
+        **{"logprob_start_len": 0, "sampling_params": {"max_new_tokens": 5}},
+    }
+    with http.stream("POST", "/generate", json=body) as r:
+        events = events_of(r)
+    wholes = generate(http, **{name: value for name, value in body.items() if name not in ("stream", "incremental")})
+    for index, whole in enumerate(wholes.json()):
+        own = [event for event in events if event["index"] == index]
+        assert "".join(event["text"] for event in own) == whole["text"]
+        assert [token for event in own for token in event["output_ids"]] == whole["output_ids"]
+        assert not any("output_token_logprobs" in event["meta_info"] for event in own[:-1])
+        scores = ("input_token_logprobs", "output_token_logprobs")
+        assert [own[-1]["meta_info"][name] for name in scores] == [whole["meta_info"][name] for name in scores]
+    refused = generate(http, text="abc", incremental=True)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "incremental"
+
+
 def test_a_stream_of_several_answers_says_whose_each_event_is(http):
     body = {"text": ["ab", "xy"], "stream": True, "sampling_params": {"max_new_tokens": 2}}
     with http.stream("POST", "/generate", json=body) as r:

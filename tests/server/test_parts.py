@@ -204,5 +204,6 @@ def test_the_template_for_clients_that_write_turns(server: ScriptedServer, plain
         "eos_token": "<|im_end|>",
         "placeholders": {},
         "keeps_files": False,
+        "sends_increments": True,
     }
     assert ScriptedServer(plain_tokenizer_dir).http.get("/get_chat_template").json()["chat_template"] is None

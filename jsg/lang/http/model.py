@@ -11,6 +11,7 @@ from jsg.lang.http.client import HttpClient
 from jsg.lang.http.parts import id_lists, outcome, scored_choices
 from jsg.lang.http.sent_files import SentFiles
 from jsg.lang.tokens.model import Hold, ScoredChoices, TokenCall, TokenDelta
+from jsg.processing.growing_text import GrowingText
 from jsg.processing.parts import Part
 from jsg.processing.turns import ChatTurns
 
@@ -57,18 +58,22 @@ class HttpModel:
             JsgError: The request is wrong, or the server failed.
         """
         body = {"sampling_params": call.sampling, "stream": True, **call.reports, **self._common}
+        if is_incremental := _has(await self._handshake(), "sends_increments"):
+            body["incremental"] = True
         answers: dict[int, dict[str, Any]] = {}
-        num_shown = 0
+        texts: dict[int, GrowingText] = {}
         async with self._room(), contextlib.aclosing(self._events(call.prompt, body)) as events:
             async for event in events:
                 with self._understood("/generate"):
                     index, text = int(event.get("index", 0)), str(event["text"])
                 answers[index] = event
-                if index == 0 and len(text) > num_shown:
-                    delta, num_shown = text[num_shown:], len(text)
-                    yield TokenDelta(delta)
+                before = texts.setdefault(index, GrowingText())
+                new = text if is_incremental else text[len(before) :]
+                before.append(new)
+                if index == 0 and new:
+                    yield TokenDelta(new)
         with self._understood("/generate"):
-            last = outcome([answers[index] for index in range(len(answers))])
+            last = outcome([answers[index] | {"text": str(texts[index])} for index in range(len(answers))])
         yield TokenDelta("", last)
 
     async def score(
@@ -76,7 +81,7 @@ class HttpModel:
     ) -> ScoredChoices:
         """Scores choices in one call. Raises JsgError."""
         body = {"choices": list(choices), "unconditional": unconditional} | self._common
-        may_name = _keeps_files(await self._handshake())
+        may_name = _has(await self._handshake(), "keeps_files")
         async with self._room():
             for written in self._files.attempts(prompt, may_name=may_name):
                 try:
@@ -133,7 +138,7 @@ class HttpModel:
         Raises:
             JsgError: As `HttpClient.events` does.
         """
-        for written in self._files.attempts(prompt, may_name=_keeps_files(await self._handshake())):
+        for written in self._files.attempts(prompt, may_name=_has(await self._handshake(), "keeps_files")):
             body = {"prompt": written.json, **fields}
             has_begun = False
             try:
@@ -182,6 +187,6 @@ class HttpModel:
             ) from error
 
 
-def _keeps_files(template: Any) -> bool:
-    """Says whether a server takes names of files. An older server does not say it."""
-    return isinstance(template, dict) and template.get("keeps_files") is True
+def _has(template: Any, ability: str) -> bool:
+    """Says whether a server has an ability. An older server does not say it."""
+    return isinstance(template, dict) and template.get(ability) is True

@@ -9,6 +9,7 @@ from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Text, Video
 from jsg.lang.remote.choosing import Chooser
 from jsg.lang.remote.continuing import Continuer
 from jsg.lang.remote.session import RemoteSession
+from jsg.processing.growing_text import GrowingText
 
 
 @final
@@ -17,13 +18,14 @@ class TextSession(RemoteSession):
 
     def __init__(self, continuer: Continuer, chooser: Chooser, text: str = "") -> None:
         super().__init__(continuer, chooser)
-        self._text = text
+        self._text = GrowingText()
+        self._text.append(text)
 
     async def extend(self, item: PromptItem) -> str:
         """As `Session.extend`. Raises UnsupportedError: a completions API takes text only."""
         match item:
             case Text():
-                self._text += item.text
+                self._text.append(item.text)
                 self._continuer.extended(item.text)
                 return item.text
             case RoleBegin() | RoleEnd():
@@ -37,13 +39,13 @@ class TextSession(RemoteSession):
 
     def generate(self, gen: Gen) -> AsyncGenerator[Piece]:
         """As `Session.generate`."""
-        return self._generate(self._continuer, self._text, gen.args)
+        return self._generate(self._continuer, str(self._text), gen.args)
 
     def _prompt(self, what: str) -> str:
-        return self._text
+        return str(self._text)
 
     def _add(self, text: str) -> None:
-        self._text += text
+        self._text.append(text)
 
     def _copy(self) -> "TextSession":
-        return TextSession(self._continuer.copy(), self._chooser, self._text)
+        return TextSession(self._continuer.copy(), self._chooser, str(self._text))

@@ -99,7 +99,8 @@ class Runner:
             what: Its value: all text, the `transcript.Turn`s, the number of pieces of text, or None for "nothing".
         """
         variable = Variable()
-        if self.failure is None and self.transcript.log.is_done:
+        # In this order, because a failure is set before the log ends, and both on another thread.
+        if self.transcript.log.is_done and self.failure is None:
             variable.finish(self._read(what))
         elif self.failure is not None and not (self._task or self._queue or self._session or self._block):
             variable.fail(self.failure)

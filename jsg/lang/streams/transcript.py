@@ -63,6 +63,11 @@ class Transcript:
         self._begin_stretch(before)
         self._scopes: dict[str, int] = {}
 
+    @property
+    def num_chars(self) -> int:
+        """The number of characters of all text."""
+        return len(self._text)
+
     def text(self, start: int = 0) -> str:
         """Gives all text from a piece on."""
         return "".join(self.log.pieces(start)) if start else str(self._text)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from jsg.checks import quote
 from jsg.errors import RequestError
-from jsg.processing.answer import Answer, Prompt, asked
+from jsg.processing.answer import Answer, AnswerDelta, Prompt, asked
 from jsg.processing.encode_parts import EncodedPrompt, split_answer
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.caller import CurrentCall
@@ -124,6 +124,11 @@ class GenerateBody(Body):
         None, description="The name of the request, for `/abort_request`. Prompt i of a list gets the name `rid_i`."
     )
     stream: bool | None = Field(None, description="Answer with events. Each event has the whole text so far.")
+    incremental: bool | None = Field(
+        None,
+        description="`text`, `output_ids` and `reasoning_content` of an event have only what is new, and only the last "
+        "event of an answer has logprobs. It needs `stream`. A long answer is then sent once, and not once per token.",
+    )
     return_logprob: bool | Checked[bool] | None = Field(
         None,
         description="Report the log-probability of each output token as [logprob, token id, text or null]. Without it "
@@ -192,9 +197,9 @@ async def generate(
 ) -> Response:
     """Answers one prompt with an object, and several prompts or `n` > 1 with a list; with `stream` it sends events.
 
-    Each event has the whole answer so far. Tokens that come faster than the client reads are put into one event, and so
-    are tokens whose event would repeat many logprobs for little text. The logprobs of the prompt never change, so only
-    the first event of an answer that has them and its last event show them.
+    Each event has the whole answer so far, or with `incremental` what is new. Tokens that come faster than the client
+    reads are put into one event, and so are tokens whose event would repeat many logprobs for little text. The logprobs
+    of the prompt never change, so only the first event of an answer that has them and its last event show them.
     """
     front.check_model(body.model)
     generator = front.generator
@@ -208,11 +213,11 @@ async def generate(
 
     logprobs = [_LogprobsJson(answer, texts, front.writing) for answer in generation.answers]
 
-    def shown(index: int) -> Event:
+    def shown(index: int, delta: AnswerDelta | None = None) -> Event:
         answer = generation.answers[index]
-        result = answer.result(with_prompt_logprobs=False, with_logprobs=False)
+        result = answer.result(with_prompt_logprobs=False, with_logprobs=False, delta=delta)
         if body.separate_reasoning:
-            result["reasoning_content"] = answer.thoughts
+            result["reasoning_content"] = answer.thoughts if delta is None else delta.thoughts
         if body.thought_wish is not None:
             result["meta_info"]["reasoning_tokens"] = answer.num_tokens_before
         if rules.warnings:
@@ -224,7 +229,8 @@ async def generate(
     if body.hold:
         return await respond_with_events(request, _held_events(generation, shown), beat_s=HOLD_BEAT_S)
     if body.stream:
-        return await respond_with_events(request, _events(generation, is_list, logprobs, shown))
+        events = _increments if body.incremental else _events
+        return await respond_with_events(request, events(generation, is_list, logprobs, shown))
     await until_disconnect(request, generation.complete())
     results = await generator.share.each(call.caller.tenant, shown, range(len(generation.answers)))
     for result, scores in zip(results, logprobs, strict=True):
@@ -335,10 +341,30 @@ async def _events(
             yield event | ({"index": index} if is_list else {})
 
 
+async def _increments(
+    generation: Generation,
+    is_list: bool,
+    logprobs: Sequence[_LogprobsJson],
+    shown: Callable[[int, AnswerDelta], Event],
+) -> AsyncGenerator[Event]:
+    async with aclosing(generation.run()) as deltas:
+        async for index, delta in deltas:
+            event = shown(index, delta)
+            if delta.finish is not None:
+                event["meta_info"] |= await logprobs[index].shown(with_prompt=True)
+            yield event | ({"index": index} if is_list else {})
+
+
 async def _prompts(
     body: GenerateBody, call: CurrentCall, front: Front
 ) -> tuple[list[Prompt], bool, EncodedPrompt | None]:
     """The prompts of a body, whether the body has a list of them, and the prompt in parts if it has one."""
+    if body.incremental and not body.stream:
+        raise RequestError(
+            "incremental needs stream, whose events it changes, but stream is not set; set it, or leave incremental "
+            "out",
+            "incremental",
+        )
     given = [name for name in ("text", "input_ids", "prompt") if getattr(body, name) is not None]
     if len(given) != 1:
         got = " and ".join(given) or "none"

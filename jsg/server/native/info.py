@@ -42,7 +42,8 @@ async def chat_template(front: ReadyFront) -> Response:
     """Gives the chat template, BOS and EOS, for clients that write turns themselves; null if the model has none.
 
     `placeholders` has the tokens that stand for a picture and for a video, if the model sees. `keeps_files` is true if
-    a file that was sent as a part of a prompt may be named by its SHA-256 later.
+    a file that was sent as a part of a prompt may be named by its SHA-256 later, and `sends_increments` if `/generate`
+    takes `incremental`.
     """
     tokenizer = front.generator.tokenizer
     return json_response(
@@ -52,6 +53,7 @@ async def chat_template(front: ReadyFront) -> Response:
             "eos_token": tokenizer.eos_token,
             "placeholders": front.media.placeholders,
             "keeps_files": front.media.reader is not None,
+            "sends_increments": True,
         }
     )
 
