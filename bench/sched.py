@@ -78,9 +78,16 @@ class Host:
         return batch
 
 
-def make_host(policy: str = "lpm", *, page_size: int = 1, chunk: int = 8192, context_length: int = 8192) -> Host:
+def make_host(
+    policy: str = "lpm",
+    *,
+    page_size: int = 1,
+    chunk: int = 8192,
+    context_length: int = 8192,
+    num_pages: int | None = None,
+) -> Host:
     """The host side of an engine with the sizes of a large server."""
-    allocator = PageAllocator(NUM_PAGES // page_size + 1)
+    allocator = PageAllocator((num_pages or NUM_PAGES // page_size) + 1)
     cache = RadixCache(page_size, allocator)
     config = SchedulerConfig(
         context_length=context_length,

@@ -294,7 +294,8 @@ class RadixCache:
         lock.is_held = False
         if lock.last_used:
             for node in _path_to_root(lock.node):
-                node.last_used = max(node.last_used, lock.last_used)
+                if node.last_used < lock.last_used:
+                    node.last_used = lock.last_used
         self._count_lock(lock, path_up(lock.node), -1)
         self._leaves.offer(lock.node)
 
