@@ -335,7 +335,8 @@ class ServerConfig:
         False, "Writes one line of JSON to stderr for each request. The line has no text of the request."
     )
     otlp_traces_endpoint: str | None = _knob(
-        None, "The URL to which OpenTelemetry spans are sent. It needs the extra 'otel'. Default: none are sent."
+        None,
+        "The URL to which OpenTelemetry spans are sent. It needs packages of OpenTelemetry. Default: none are sent.",
     )
 
     def __post_init__(self) -> None:
