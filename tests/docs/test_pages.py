@@ -48,3 +48,16 @@ def test_the_check_of_pages_fails_at_a_broken_anchor(tmp_path: pathlib.Path):
 def test_the_changes_of_a_version_take_at_most_1500_words():
     versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
     assert {each.split()[0]: len(each.split()) for each in versions if len(each.split()) > 1500} == {}
+
+
+def test_each_message_that_the_troubleshooting_page_quotes_is_one_of_the_code():
+    """Of the first column: what is quoted and has a space. `…` is what differs from case to case."""
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "jsg").rglob("*.py"))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)  # a text on several lines
+    source = re.sub(r"\{[^{}\n]*\}", "…", source)
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    symptoms = [row.split(" | ")[0] for row in page.splitlines() if row.startswith("| ")]
+    quoted = [text for symptom in symptoms for text in symptom.split("`")[1::2] if " " in text]
+    assert len(quoted) > 25
+    pieces = {piece.strip() for text in quoted for piece in text.split("…")} - {""}
+    assert sorted(piece for piece in pieces if piece not in source) == []
