@@ -61,3 +61,24 @@ def test_each_message_that_the_troubleshooting_page_quotes_is_one_of_the_code():
     assert len(quoted) > 25
     pieces = {piece.strip() for text in quoted for piece in text.split("…")} - {""}
     assert sorted(piece for piece in pieces if piece not in source) == []
+
+
+TABLE_PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *ROOT.glob("*.md"), ROOT / "examples" / "README.md"]
+NAMES_A_TEST = re.compile(r"(?:`(?:tests/\S+|test_\w+)`(?:, )?)+")
+
+
+def tables(page: pathlib.Path) -> list[list[list[str]]]:
+    """The rows of each table of a page, as cells; the first row is the head."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^\|.*\n\|---.*\n(?:\|.*\n?)+", text, re.MULTILINE)
+    rows = [[line for line in table.splitlines() if not line.startswith("|---")] for table in found]
+    return [[[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table] for table in rows]
+
+
+def test_tables_have_neither_empty_cells_nor_columns_of_names_of_tests():
+    for page in TABLE_PAGES:
+        for head, *rows in tables(page):
+            assert [row for row in rows if "" in row] == [], page.name
+            columns = list(zip(head, *rows, strict=True))
+            names = [name for name, *cells in columns if all(NAMES_A_TEST.fullmatch(cell) for cell in cells)]
+            assert names == [], page.name
