@@ -20,6 +20,7 @@ from jsg.engine.child.protocol import Call, Refusal
 from jsg.engine.core import EngineCore
 from jsg.engine.front.children import EngineChild
 from jsg.engine.front.client import EngineClient
+from jsg.server.ending import EndRequest
 from jsg.server.progress import StartDisplay
 from jsg.server.run import Directories, serve_until
 from jsg.sources import resolve_model
@@ -82,7 +83,7 @@ async def _tick(longest: Longest) -> None:
         longest.gap_s = max(longest.gap_s, time.monotonic() - began_s - TICK_S)
 
 
-async def _tell(client: EngineClient, longest: Longest, told_to_end: asyncio.Event) -> None:
+async def _tell(client: EngineClient, longest: Longest, told_to_end: EndRequest) -> None:
     """Answers lines of stdin until its end."""
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
@@ -91,12 +92,13 @@ async def _tell(client: EngineClient, longest: Longest, told_to_end: asyncio.Eve
         found = dataclasses.asdict(longest) | {"engine_turn_s": stats["longest_turn_s"]}
         longest.turn_s = longest.gap_s = 0.0
         print(json.dumps(found), flush=True)
-    told_to_end.set()
+    told_to_end.is_made.set()
 
 
 async def _serve(loop: WatchedLoop, config: EngineConfig) -> None:
     child = EngineChild.spawn(config, core="bench.gap_server:WatchedCore")
-    told_to_end, directory = asyncio.Event(), resolve_model("tiny")
+    server, directory = ServerConfig(port=0), resolve_model("tiny")
+    told_to_end = EndRequest(server)
     with StartDisplay() as display:
         client = EngineClient(child, config, display.show)
         tasks: list[asyncio.Task[None]] = []
@@ -108,7 +110,6 @@ async def _serve(loop: WatchedLoop, config: EngineConfig) -> None:
             tasks.append(loop.create_task(_tick(loop.longest)))
             tasks.append(loop.create_task(_tell(client, loop.longest, told_to_end)))
 
-        server = ServerConfig(port=0)
         await serve_until(told_to_end, client, config, server, Directories(directory, None), time.monotonic(), greet)
         for task in tasks:
             task.cancel()
