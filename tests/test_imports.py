@@ -25,6 +25,7 @@ HOST_MODULES = (
     "jsg.parameters",
     "jsg.config",
     "jsg.sources",
+    "jsg.option_sources",
     "jsg.cli",
     "jsg.compat",
     "jsg.testing",

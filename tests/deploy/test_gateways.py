@@ -114,11 +114,7 @@ Maker = Callable[[Gateway], contextlib.AbstractContextManager[Fleet]]
 def make_fleet(compile_cache_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Maker:
     @contextlib.contextmanager
     def make(gateway: Gateway) -> Iterator[Fleet]:
-        name = gateway.pin.partition("==")[0]
-        try:
-            programs = make_python(ROOT / ".cache" / "deploy" / name, [gateway.pin])
-        except UnreachableError as error:
-            pytest.skip(str(error))
+        programs = installed(gateway.pin)
         command = ["-m", "jsg.cli", *REPLICA, "--compilation-cache-dir", compile_cache_dir]
         with contextlib.ExitStack() as stack:
             replicas = [stack.enter_context(running(command)) for _ in range(2)]
@@ -126,12 +122,20 @@ def make_fleet(compile_cache_dir: str, tmp_path_factory: pytest.TempPathFactory)
             port = free_port()
             program, *rest = gateway.start
             arguments = [*rest, *arguments_of(urls, port)]
-            stack.enter_context(started([str(programs / program), *arguments], tmp_path_factory.mktemp(name)))
+            stack.enter_context(started([str(programs / program), *arguments], tmp_path_factory.mktemp(program)))
             http = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60))
             wait_until(lambda: num_ready(http) == len(replicas), START_S)
             yield Fleet(gateway, replicas, http)
 
     return make
+
+
+def installed(pin: str) -> Path:
+    """The folder of the programs of a gateway's package. Skips the test where the registry cannot be reached."""
+    try:
+        return make_python(ROOT / ".cache" / "deploy" / pin.partition("==")[0], [pin])
+    except UnreachableError as error:
+        pytest.skip(str(error))
 
 
 def arguments_of(urls: list[str], port: int) -> list[str]:

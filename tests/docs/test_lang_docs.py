@@ -65,6 +65,17 @@ def test_the_tutorial_runs(monkeypatch: pytest.MonkeyPatch):
         jsg.set_default_backend(None)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["README.md", "docs/first-steps.md"])
+def test_the_first_program_that_a_page_shows_prints_what_it_says(name: str, monkeypatch: pytest.MonkeyPatch):
+    page = PAGE.parents[1] / name
+    assert len(blocks(page)) == 1
+    with jsg.Engine("tiny", **SMALL) as engine:
+        monkeypatch.setattr(jsg, "RuntimeEndpoint", {"http://127.0.0.1:30000": engine}.__getitem__, raising=False)
+        monkeypatch.setattr(jsg, "Engine", lambda model_path: engine, raising=False)
+        run_blocks(page, {"__name__": "first"})
+
+
 def test_what_is_compared_with_other_languages_runs():
     page = PAGE.parent / "coming-from.md"
     assert len(blocks(page)) == 5

@@ -43,3 +43,8 @@ def test_the_check_of_pages_fails_at_a_broken_anchor(tmp_path: pathlib.Path):
     done = subprocess.run(["sh", "-c", check], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "'reference/options.md' does not contain an anchor '#nowhere'" in done.stdout
+
+
+def test_the_changes_of_a_version_take_at_most_1500_words():
+    versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+    assert {each.split()[0]: len(each.split()) for each in versions if len(each.split()) > 1500} == {}
