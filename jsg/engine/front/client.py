@@ -12,7 +12,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import itertools
 import logging
 import signal
 import threading
@@ -24,9 +23,9 @@ import zmq
 import zmq.asyncio
 
 from jsg.config import EngineConfig
-from jsg.engine.child import wire
 from jsg.engine.child.heartbeat import HeartbeatMonitor
 from jsg.engine.child.protocol import Call, FromEngine, GrammarTables, ModelInfo, Progress, ToEngine
+from jsg.engine.child.wire import MessageEncoder
 from jsg.engine.front.children import EngineChild
 from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.engine.front.places import Places
@@ -119,10 +118,10 @@ class EngineClient:
         self._socket.set_hwm(0)  # `_open` bounds the requests that are under way
         self._socket.zap_domain = b"jsg"  # where it has one, ZeroMQ refuses ZMTP 1, in which any bytes can be a message
         self._socket.bind(child.address)
-        self._numbers = itertools.count()
         self._streams = Streams()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._outbox: _Outbox | None = None
+        self._encoder = MessageEncoder()
         self.grammars = grammars or GrammarCompiler()
         self._sent_grammars = SentGrammars(ENGINE_GRAMMAR_BYTES)
         self._takes_grammars = asyncio.Event()
@@ -388,7 +387,7 @@ class EngineClient:
     ) -> Any:
         if self._death.done():
             raise EngineDeadError(self._death.result())
-        number = next(self._numbers)
+        number = max(self._calls, default=0) + 1
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[number] = reply
         self._post().calls.append(Call(number, name, cursor, with_tokens))
@@ -404,7 +403,7 @@ class EngineClient:
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, None
         if outbox is not None and not self._socket.closed:
-            self._socket.send_multipart(wire.encode(outbox.message()), copy=False)
+            self._socket.send_multipart(self._encoder.encode(outbox.message()), copy=False)
 
     async def _run(self) -> None:
         """Reads until the child ends, then reads its last messages, then ends all streams and calls."""
