@@ -30,6 +30,14 @@ class Fragment(NamedTuple):
     last: Positions
 
 
+class Arc(NamedTuple):
+    """A label of an automaton, the state that it leads to, and the states from which it leads there."""
+
+    label: ir.Expr
+    target: int
+    sources: list[int]
+
+
 NOTHING = Fragment(True, (), ())
 
 
@@ -74,6 +82,7 @@ class _Builder:
         self._rules: list[tuple[str, Positions, int]] = []
         self._numbers = {name: number for number, name in enumerate(facts.rules)}
         self._repeats = Repeats(facts, written_out)
+        self._arcs: dict[int, list[Arc]] = {}
         self._branches = 0
         self._edges = 0
 
@@ -132,7 +141,7 @@ class _Builder:
                 kept = [item.expr for item in self._items_of(expr)]
                 return [*kept, expr.separator] if kept and self._facts.is_productive(expr.separator) else kept
             case ir.Automaton():
-                return [label for _, label, _ in self._edges_of(expr)]
+                return [arc.label for arc in self._arcs_of(expr)]
             case _:
                 return []
 
@@ -252,26 +261,43 @@ class _Builder:
             tuple(itertools.chain.from_iterable(part.last for part in parts)),
         )
 
-    def _edges_of(self, automaton: ir.Automaton) -> list[tuple[int, ir.Expr, int]]:
-        """(state, label, target) of every edge on a path from state 0 to an accepting state."""
+    def _arcs_of(self, automaton: ir.Automaton) -> list[Arc]:
+        """Every arc on a path from state 0 to an accepting state.
+
+        An arc stands for all edges with one label to one target: however many states they leave, what follows them is
+        the same. Where a label is one of several options, each option is an arc of its own, because many labels share
+        some of them.
+        """
+        known = self._arcs.get(id(automaton))
+        if known is not None:
+            return known
         edges = [
-            [(label, target) for label, target in out if self._facts.is_productive(label)] for out in automaton.edges
+            [(part, target) for label, target in out for part in self._options_of(label)] for out in automaton.edges
         ]
         live = set(live_states([tuple([target for _, target in out]) for out in edges], automaton.accepting))
-        return [
-            (state, label, target)
-            for state, out in enumerate(edges)
-            if state in live
-            for label, target in out
-            if target in live
-        ]
+        arcs: dict[tuple[int, int], Arc] = {}
+        for state, out in enumerate(edges):
+            if state in live:
+                for label, target in out:
+                    if target in live:
+                        arcs.setdefault((id(label), target), Arc(label, target, [])).sources.append(state)
+        self._arcs[id(automaton)] = found = list(arcs.values())
+        return found
+
+    def _options_of(self, label: ir.Expr) -> list[ir.Expr]:
+        """The options of a label that match something. Single bytes stay together, because they are one position."""
+        options = label.options if isinstance(label, ir.Alt) else (label,)
+        if sum(map(is_single, options)) > 1:
+            options = (label,)
+        return [option for option in options if self._facts.is_productive(option)]
 
     def _automaton(self, automaton: ir.Automaton, parts: list[Fragment]) -> Fragment:
         out: dict[int, list[int]] = {}
         into: dict[int, list[int]] = {}
-        for (state, _, target), part in zip(self._edges_of(automaton), parts, strict=True):
-            out.setdefault(state, []).extend(part.first)
-            into.setdefault(target, []).extend(part.last)
+        for arc, part in zip(self._arcs_of(automaton), parts, strict=True):
+            for state in arc.sources:
+                out.setdefault(state, []).extend(part.first)
+            into.setdefault(arc.target, []).extend(part.last)
         for state, first in out.items():
             self._join(tuple(into.get(state, ())), tuple(first))
         last = [position for state in sorted(automaton.accepting) for position in into.get(state, ())]
