@@ -7,8 +7,9 @@ those that end the first. Expressions are folded from the leaves up and without 
 Expressions that never match are left out first (`analysis.py`), so that no position is a dead end.
 """
 
+import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from jsg.constrained import ir, tables
@@ -16,6 +17,7 @@ from jsg.constrained.automata import live_states
 from jsg.constrained.build.ambiguity import several_counts
 from jsg.constrained.build.analysis import Facts, analyse
 from jsg.constrained.build.finish import Loop, Parts, Positions, finish, first_bytes
+from jsg.constrained.build.pieces import Piece, Place, cut, moved, moved_loop
 from jsg.constrained.build.repeats import Plan, Repeats, is_single
 from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.tables import StaticTables
@@ -47,8 +49,8 @@ def build(grammar: ir.Grammar, limits: Limits = LIMITS) -> StaticTables:
     Raises:
         GrammarError: The grammar matches no text, is left-recursive, calls a rule that does not exist, or is too large.
     """
-    facts = analyse(grammar, limits)
-    if not facts.is_productive(facts.rules[grammar.start]):
+    facts = analyse(grammar, limits, _built(grammar.library) if grammar.library else {})
+    if not facts.is_rule_productive(grammar.start):
         raise GrammarError(
             grammar.contradiction
             or f"the grammar matches no text: rule {grammar.start!r} can never be completed; give it an end"
@@ -64,8 +66,18 @@ def build(grammar: ir.Grammar, limits: Limits = LIMITS) -> StaticTables:
         several = several_counts(parts, firsts, counted)
         ambiguous = {id(repeat): repeat for number, repeat in counted.items() if number in several}
         if not ambiguous:
-            return finish(parts, firsts, grammar.start, facts.is_nullable(facts.rules[grammar.start]), limits)
+            return finish(parts, firsts, grammar.start, facts.is_rule_nullable(grammar.start), limits)
         written_out |= ambiguous
+        if any(id(loop.origin) in ambiguous for piece in facts.pieces.values() for loop in piece.loops):
+            facts = analyse(grammar, limits)  # a rule of the library must be built in another way
+
+
+@functools.lru_cache(maxsize=64)
+def _built(library: ir.Library) -> dict[str, Piece]:
+    """The rules of a library, each as a piece."""
+    every = ir.Grammar("", {**library.rules, "": ir.either(*map(ir.Call, library.rules))})
+    builder = _Builder(analyse(every, LIMITS), LIMITS, {})
+    return builder.pieces(library.rules)
 
 
 class _Builder:
@@ -92,6 +104,9 @@ class _Builder:
 
     def add_rule(self, name: str) -> None:
         """Builds the rule. Rules must be added in the order of `Facts.rules`."""
+        if name in self._facts.pieces:
+            self._put(name, self._facts.pieces[name])
+            return
         root = self._facts.rules[name]
         if not self._facts.is_productive(root):
             self._rules.append((name, (), 0))  # nothing calls it
@@ -104,6 +119,33 @@ class _Builder:
         end = self._position(tables.END_RULE, 0)
         self._join(fragment.last, (end,))
         self._rules.append((name, fragment.first, end))
+
+    def pieces(self, library: Collection[str]) -> dict[str, Piece]:
+        """Builds all rules, and gives those of the library as pieces."""
+        pieces: dict[str, Piece] = {}
+        names = list(self._facts.rules)
+        for name in names:
+            begin, edges = self._place(), self._edges
+            self.add_rule(name)
+            is_nullable, end = self._facts.is_rule_nullable(name), self._place()
+            rest = (self._loops, self._rules[-1], names, is_nullable, self._edges - edges)
+            pieces[name] = cut(begin, end, self._kinds, self._arguments, self._follow, *rest)
+        return {name: pieces[name] for name in library}
+
+    def _put(self, name: str, piece: Piece) -> None:
+        """Adds a rule that is built."""
+        place = self._place()
+        check(place.positions + len(piece.kinds), self._limits.positions, "positions")
+        self._spend(piece.num_edges)
+        self._kinds.extend(piece.kinds)
+        self._arguments.extend(piece.moved_arguments(place, [self._numbers[callee] for callee in piece.callees]))
+        self._follow.extend(piece.moved_follow(place.positions))
+        self._loops.extend([moved_loop(loop, place.positions) for loop in piece.loops])
+        self._branches += piece.num_branches
+        self._rules.append((name, moved(piece.first, place.positions), piece.end + place.positions))
+
+    def _place(self) -> Place:
+        return Place(len(self._kinds), len(self._loops), self._branches)
 
     # -- Folding
 
