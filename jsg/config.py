@@ -297,6 +297,11 @@ class ServerConfig:
     health_timeout: Annotated[float, SECONDS] = _knob(
         20.0, "The seconds for which /health_generate waits for its token."
     )
+    drain_delay: Annotated[float, (0, 1e6)] = _knob(
+        0.0,
+        "The seconds after a SIGTERM in which /ready answers 503 already and requests are still taken, so that none is "
+        "lost until proxies have noticed. --shutdown-timeout begins afterwards. A second SIGTERM ends the delay.",
+    )
     shutdown_timeout: Annotated[float, SECONDS] = _knob(
         20.0, "The seconds that running requests have to end after a SIGTERM."
     )

@@ -346,7 +346,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         OneOf(get_args(JumpForward)),
         None,
         _HTTP,
-        "The method for parts where the grammar allows only one text; see `sampling_params` below.",
+        "The method for parts where the grammar allows only one text; see `sampling_params`.",
     ),
     Parameter(
         "return_constraint",

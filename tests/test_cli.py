@@ -28,7 +28,7 @@ def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 
 
 def parse(*arguments: str):
-    return cli._parser().parse_args(arguments)
+    return cli.command_line().parse_args(arguments)
 
 
 class TestOptions:
@@ -134,7 +134,8 @@ class TestOptions:
 
     def test_nothing_slow_is_imported_to_parse(self):
         program = (
-            "import sys; from jsg import cli; cli._parser().parse_args(['serve']); import jsg.engine.front.children; "
+            "import sys; from jsg import cli; cli.command_line().parse_args(['serve']); "
+            "import jsg.engine.front.children; "
             "print([m for m in ('jax', 'numpy', 'fastapi', 'pydantic', 'zmq', 'rich', 'asyncio') if m in sys.modules])"
         )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)

@@ -29,12 +29,13 @@ class EvictionQueue:
         """Takes out the evictable leaf that was used least recently; None where there is none."""
         while self._heap:
             queued_at, _, node = self._heap[0]
-            if node.is_evictable_leaf and node.last_used > queued_at:
+            is_evictable = node.is_evictable_leaf
+            if is_evictable and node.last_used > queued_at:
                 heapq.heapreplace(self._heap, (node.last_used, node.serial, node))
                 continue
             heapq.heappop(self._heap)
             node.is_queued = False
-            if node.is_evictable_leaf:
+            if is_evictable:
                 return node
         return None
 

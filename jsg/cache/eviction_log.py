@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from jsg.cache.node import Node, Root
 
@@ -48,16 +48,18 @@ class EvictionLog:
         self._entries: OrderedDict[bytes, Eviction] = OrderedDict()
         self._states: OrderedDict[int, hashlib.blake2b] = OrderedDict()
 
-    def record(self, leaf: Node) -> None:
-        """Notes the eviction of `leaf`, which is still in the tree."""
-        assert leaf.parent is not None, "a root is not evicted"
-        state = self._state(leaf.parent).copy()
-        state.update(leaf.tokens[: self._page_bytes])
-        key = state.digest()
-        self._entries[key] = Eviction(self._clock(), leaf.num_tokens)
-        self._entries.move_to_end(key)
-        if len(self._entries) > self._capacity:
-            self._entries.popitem(last=False)
+    def record(self, leaves: Sequence[Node]) -> None:
+        """Notes the eviction of leaves, which still know their parents. Only the last of very many are remembered."""
+        at_s = self._clock()
+        for leaf in leaves[-self._capacity :]:
+            assert leaf.parent is not None, "a root is not evicted"
+            state = self._state(leaf.parent).copy()
+            state.update(leaf.tokens[: self._page_bytes])
+            key = state.digest()
+            self._entries[key] = Eviction(at_s, leaf.num_tokens)
+            self._entries.move_to_end(key)
+            if len(self._entries) > self._capacity:
+                self._entries.popitem(last=False)
 
     def find(self, namespace: str, tokens: bytes) -> Eviction | None:
         """The last eviction of a leaf whose first page was the last page of `tokens`; None if none is known.

@@ -14,7 +14,8 @@ INT_BYTES = np.dtype(np.int32).itemsize
 class Node:
     """One edge and the point at its end. An edge has whole pages, at least one.
 
-    Invariants: `last_used` is never larger than that of the parent. Nor is `num_locks`, but a root counts no locks.
+    Invariants: `last_used` is never larger than that of the parent. Nor are `num_locks` and `num_yielding`, but a root
+    counts no locks.
 
     Attributes:
         parent: The node above; None for a root, and for a node that was evicted.
@@ -22,21 +23,31 @@ class Node:
         pages: The page numbers of the edge, one for every `page_size` tokens.
         children: The nodes below, by the first page of tokens on their edge.
         num_locks: Locks here or below. While there are any the pages stay.
+        num_yielding: How many of them yield, because they are of holds (see `RadixCache.lock`).
         last_used: The count of matches and inserts when one of them last ended here or below.
         serial: A number that grows with each node that is made.
         is_queued: Whether the eviction queue has an entry for the node.
     """
 
-    __slots__ = ("children", "is_queued", "last_used", "num_locks", "pages", "parent", "serial", "tokens")
+    __slots__ = (
+        "children",
+        "is_queued",
+        "last_used",
+        "num_locks",
+        "num_yielding",
+        "pages",
+        "parent",
+        "serial",
+        "tokens",
+    )
 
-    def __init__(
-        self, parent: "Node | None", tokens: bytes, pages: bytes, *, serial: int, last_used: int, num_locks: int = 0
-    ):
+    def __init__(self, parent: "Node | None", tokens: bytes, pages: bytes, *, serial: int, last_used: int):
         self.parent = parent
         self.tokens = tokens
         self.pages = pages
         self.children: dict[bytes, Node] = {}
-        self.num_locks = num_locks
+        self.num_locks = 0
+        self.num_yielding = 0
         self.last_used = last_used
         self.serial = serial
         self.is_queued = False
@@ -74,8 +85,8 @@ class Node:
             self.pages[: num_pages * INT_BYTES],
             serial=serial,
             last_used=self.last_used,
-            num_locks=self.num_locks,
         )
+        upper.num_locks, upper.num_yielding = self.num_locks, self.num_yielding
         parent.children[self.tokens[:page_bytes]] = upper
         self.parent = upper
         self.tokens = self.tokens[cut:]

@@ -10,7 +10,7 @@ whole pages match, and the tokens of a prompt behind its last whole page are ign
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -20,9 +20,12 @@ from jsg.cache.eviction_log import EvictionLog
 from jsg.cache.node import INT_BYTES, Node, Root, common_len, path_up
 from jsg.cache.observer import TreeObserver
 from jsg.cache.use_clock import UseClock
-from jsg.cache.watch import Watch, WatchIndex
+from jsg.cache.watch import Watch, WatchGroup
+from jsg.cache.watch_index import WatchIndex
 from jsg.types import CacheReport
 
+NODES_PER_GROUP = 8
+"""In the time that it takes to move a group of watches, so many nodes are visited."""
 MAX_CONTINUATIONS = 8
 """The most tokens that the explanation of a miss shows."""
 
@@ -60,10 +63,19 @@ class InsertResult:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class PrefixLock:
-    """Protects the path to a node from eviction until `RadixCache.unlock`."""
+    """Protects the path to a node from eviction until `RadixCache.unlock`.
+
+    Attributes:
+        node: The node.
+        yields: Whether whoever has the lock gives it up when others need the pages.
+        is_held: Whether it was not unlocked yet.
+        last_used: The count of matches and inserts when it was last extended.
+    """
 
     node: Node
+    yields: bool = False
     is_held: bool = True
+    last_used: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +97,11 @@ class RadixCache:
 
     Invariants:
         - Each page of the tree is in one node, and the allocator knows it as used.
-        - A node is locked while one below it is, and its last use is never earlier than theirs.
+        - A node is locked while one below it is. Its last use is never earlier than theirs, unless it is locked: what a
+          lock has lengthened counts as used below its former end, and above when it is unlocked.
         - `num_protected` pages are in locked nodes and `num_evictable` in the others. So, with the pages that callers
           own, free + evictable + protected + uncached == the allocator's total.
+        - `num_yielding` of the protected pages are in nodes with yielding locks only.
         - A root is kept while it has children or watches.
     """
 
@@ -112,6 +126,7 @@ class RadixCache:
         self.enabled = enabled
         self.num_evictable = 0
         self.num_protected = 0
+        self.num_yielding = 0
         self.num_nodes = 0
         self._allocator = allocator
         self._observers: tuple[TreeObserver, ...] = ()  # a new one for each change, since one may end in its own call
@@ -121,7 +136,6 @@ class RadixCache:
         self._watches = WatchIndex(page_size)
         self._uses = UseClock(clock)
         self._serials = itertools.count(1)
-        self._inserted_pages = 0
         self._evicted_pages = 0
 
     @property
@@ -132,12 +146,24 @@ class RadixCache:
 
     def match(self, tokens: np.ndarray, namespace: str = "") -> PrefixMatch:
         """Finds the longest cached prefix of `tokens`. Marks it as used now, and splits the edge in which it ends."""
-        path = self._reach(self._root(namespace), self._key(tokens))
+        return self._matched(self._reach(self._root(namespace), self._key(tokens)))
+
+    def _matched(self, path: Sequence[Node]) -> PrefixMatch:
+        """The match that ends where this path does."""
         self._use(path)
         for observer in self._observers:
             observer.hit(path[-1])
         pages = _join_pages(path)
         return PrefixMatch(pages=pages, node=path[-1], num_tokens=len(pages) * self.page_size)
+
+    def match_watched(self, watch: Watch) -> PrefixMatch:
+        """Does for the tokens of a watch what `match` does, without the way from the root."""
+        assert watch.group is not None, "an ended watch follows nothing"
+        place = watch.group.place
+        node, depth = place.edge.node, place.matched - place.edge.start
+        if depth < node.num_tokens:
+            node = self._split(node, depth // self.page_size)
+        return self._matched(_path_to_root(node)[::-1])
 
     def matched_len(self, tokens: np.ndarray, namespace: str = "") -> int:
         """How many tokens the longest cached prefix has. Changes nothing."""
@@ -159,16 +185,46 @@ class RadixCache:
         key = self._key(tokens)
         path = self._reach(self._root(namespace), key)
         self._use(path)
-        num_existing = sum(node.num_pages for node in path)
-        new_pages = np.asarray(pages[num_existing:], np.int32)
-        tree_pages = np.concatenate([_join_pages(path), new_pages])
-        node = path[-1]
-        if len(new_pages):
-            node = self._add_leaf(node, key[num_existing * self._page_bytes :], new_pages.tobytes())
-        return InsertResult(pages=tree_pages, num_existing=num_existing, node=node)
+        return self._complete(path, key, pages, 0)
+
+    def _complete(self, path: Sequence[Node], key: bytes, pages: np.ndarray, start: int) -> InsertResult:
+        """Adds the leaf that `path` lacks, which goes from `start` tokens below the root along `key`."""
+        there, node = _join_pages(path[1:]), path[-1]
+        new = np.asarray(pages[len(there) :], np.int32)
+        if len(new):
+            start += len(there) * self.page_size
+            node = self._add_leaf(node, key[len(there) * self._page_bytes :], new.tobytes(), start)
+        return InsertResult(pages=np.concatenate([there, new]), num_existing=len(there), node=node)
+
+    def extend(self, lock: PrefixLock, tokens: np.ndarray, pages: np.ndarray, start: int) -> InsertResult:
+        """Inserts a path that is longer than a locked one, from the end of its lock on, and moves the lock to its end.
+
+        Args:
+            lock: A lock of a path.
+            tokens: int32, whole pages behind that path.
+            pages: int32, their pages.
+            start: How many tokens the path has.
+
+        Returns:
+            As `insert`, but for the given tokens only.
+        """
+        node = lock.node
+        if isinstance(node, Root):  # it may have been idle, and another one have come since
+            node = self._root(node.namespace)
+        key = self._key(tokens)
+        path = self._reach(node, key)
+        self._use(path)
+        lock.last_used = self._uses.count
+        result = self._complete(path, key, pages, start)
+        below = itertools.takewhile(lambda other: other is not node, path_up(result.node))
+        lock.node = result.node
+        self._count_lock(lock, below, 1)
+        return result
 
     def evict(self, num_pages: int) -> int:
         """Frees whole leaves, the least recently used first, until `num_pages` are freed or nothing is left to evict.
+
+        Of the last leaf it leaves what some watch matches, if the rest is enough.
 
         Returns:
             The number of pages freed: at least `num_pages`, unless all that remains is locked.
@@ -176,10 +232,12 @@ class RadixCache:
         freed: list[Node] = []
         num_freed = 0
         while num_freed < num_pages and (leaf := self._leaves.pop()) is not None:
-            self._evictions.record(leaf)
+            if kept := self._watches.num_kept(leaf, (num_pages - num_freed) * self.page_size):
+                self._split(leaf, kept // self.page_size)
             self._remove_leaf(leaf)
             freed.append(leaf)
             num_freed += leaf.num_pages
+        self._evictions.record(freed)
         self._free(freed)
         return num_freed
 
@@ -198,8 +256,12 @@ class RadixCache:
         self._free(freed)
 
     def _free(self, leaves: Sequence[Node]) -> None:
-        """Frees the pages of leaves that were taken out of the tree."""
+        """Frees and counts the pages of leaves that were taken out of the tree, and forgets where they were."""
+        for leaf in leaves:
+            leaf.parent = None
         pages = _join_pages(leaves)
+        self.num_nodes -= len(leaves)
+        self.num_evictable -= len(pages)
         self._allocator.free(pages)
         self._evicted_pages += len(pages)
 
@@ -214,62 +276,89 @@ class RadixCache:
 
     # Locks.
 
-    def lock(self, at: PrefixMatch | InsertResult | Node) -> PrefixLock:
-        """Protects the path to `at` from eviction. It must not have been evicted since it was matched or inserted."""
-        node = at if isinstance(at, Node) else at.node
-        assert node.parent is not None or isinstance(node, Root), "a prefix must be locked before it is evicted"
-        for locked in path_up(node):
-            if locked.num_locks == 0:
-                self.num_evictable -= locked.num_pages
-                self.num_protected += locked.num_pages
-            locked.num_locks += 1
-        for observer in self._observers:
-            observer.held(node)
-        return PrefixLock(node)
+    def lock(self, at: PrefixMatch | InsertResult | Node, *, yields: bool = False) -> PrefixLock:
+        """Protects the path to `at` from eviction. It must not have been evicted since it was matched or inserted.
+
+        Args:
+            at: The end of the path.
+            yields: Count the pages that no other lock protects in `num_yielding`.
+        """
+        lock = PrefixLock(at if isinstance(at, Node) else at.node, yields)
+        assert lock.node.parent or isinstance(lock.node, Root), "a prefix must be locked before it is evicted"
+        self._count_lock(lock, path_up(lock.node), 1)
+        return lock
 
     def unlock(self, lock: PrefixLock) -> None:
         """Ends `lock`; once."""
         assert lock.is_held, "a lock must be unlocked only once"
         lock.is_held = False
-        for locked in path_up(lock.node):
-            locked.num_locks -= 1
-            if locked.num_locks == 0:
-                self.num_evictable += locked.num_pages
-                self.num_protected -= locked.num_pages
+        if lock.last_used:
+            for node in _path_to_root(lock.node):
+                node.last_used = max(node.last_used, lock.last_used)
+        self._count_lock(lock, path_up(lock.node), -1)
+        self._leaves.offer(lock.node)
+
+    def _count_lock(self, lock: PrefixLock, path: Iterable[Node], change: int) -> None:
+        """Counts a lock that begins or ends to protect nodes, and the pages of those that no other one protects."""
+        decisive = 0 if change > 0 else 1  # with so many locks of its strength, a node changes its account
+        for node in path:
+            is_decisive = (node.num_locks if lock.yields else node.num_locks - node.num_yielding) == decisive
+            if is_decisive:
+                self._account(node, -node.num_pages)
+            node.num_locks += change
+            if lock.yields:
+                node.num_yielding += change
+            if is_decisive:
+                self._account(node, node.num_pages)
         for observer in self._observers:
             observer.held(lock.node)
-        self._leaves.offer(lock.node)
+
+    def _account(self, node: Node, num_pages: int) -> None:
+        """Adds pages to the counts to which the locks of a node assign them."""
+        if not node.num_locks:
+            self.num_evictable += num_pages
+            return
+        self.num_protected += num_pages
+        if node.num_locks == node.num_yielding:
+            self.num_yielding += num_pages
 
     # Watches.
 
-    def watch(self, tokens: np.ndarray, namespace: str = "", limit: int | None = None) -> Watch:
+    def watch(
+        self, tokens: np.ndarray, namespace: str = "", limit: int | None = None, *, tier: int = 0, turn: int = 0
+    ) -> Watch:
         """Keeps `Watch.matched` equal to `matched_len(tokens[:limit], namespace)` until `unwatch`.
-
-        Splits the edge in which the match ends, as the later `match` would. So watches end at nodes, and a split moves
-        no watch.
 
         Args:
             tokens: The prompt. It is not copied, so it must not change.
             namespace: The namespace whose prefixes may match.
             limit: The most tokens that may match; None for no limit.
+            tier: See `Watch`, as for `turn`.
+            turn: See `Watch`.
         """
         tokens = tokens[:limit]
         tokens = tokens[: len(tokens) // self.page_size * self.page_size]
-        root = self._root(namespace)
-        path = self._reach(root, self._key(tokens))
-        matched = sum(node.num_tokens for node in path)
-        watch = Watch(tokens=tokens, namespace=namespace, serial=next(self._serials), node=path[-1], matched=matched)
-        self._watches.add(watch)
+        root, key = self._root(namespace), self._key(tokens)
+        path, end = self._descend(root, key)
+        child, overlap = self._overlap(path[-1], key, end)
+        node, end = child or path[-1], end // INT_BYTES
+        watch = Watch(tokens, namespace, next(self._serials), tier, turn)
+        matched = end + overlap * self.page_size
+        self._watches.add(watch, node, matched, end + (child.num_tokens if child else 0))
         self._roots[namespace] = root
         return watch
 
     def unwatch(self, watch: Watch) -> None:
         """Ends `watch`; once."""
-        self._watches.remove(watch)
-        self._drop_root_if_idle(watch.node)
+        self._watches.end(watch)
+        if (root := self._roots.get(watch.namespace)) is not None:
+            self._drop_root_if_idle(root)
 
-    def drain_changed(self) -> list[Watch]:
-        """The watches whose `matched` changed since the last call, the oldest watch first."""
+    def drain_changed(self) -> list[WatchGroup]:
+        """The groups of watches that changed since the last call: new ones, and those that match more or less.
+
+        A group that has lost its watches to others, or all of them at once, is given too; its size is 0.
+        """
         return self._watches.drain_changed()
 
     def observe(self, observer: TreeObserver) -> None:
@@ -288,6 +377,11 @@ class RadixCache:
     def used_at(self, node: Node) -> float:
         """When a match or an insert last ended at the node or below, to a second."""
         return self._uses.when(node.last_used)
+
+    @property
+    def work(self) -> int:
+        """How much work matches, inserts and evictions have been so far: in visited nodes, each a fraction of 1 µs."""
+        return self._uses.num_nodes + NODES_PER_GROUP * self._watches.num_moved
 
     # Accounts.
 
@@ -327,11 +421,12 @@ class RadixCache:
 
     def stats(self) -> CacheStats:
         """Sizes and totals, in tokens."""
+        num_cached = self.num_evictable + self.num_protected
         return CacheStats(
             num_nodes=self.num_nodes,
-            num_cached_tokens=(self.num_evictable + self.num_protected) * self.page_size,
+            num_cached_tokens=num_cached * self.page_size,
             num_namespaces=len(self._roots),
-            inserted_tokens=self._inserted_pages * self.page_size,
+            inserted_tokens=(num_cached + self._evicted_pages) * self.page_size,
             evicted_tokens=self._evicted_pages * self.page_size,
         )
 
@@ -369,12 +464,17 @@ class RadixCache:
         path, end = self._descend(start, key)
         child, overlap = self._overlap(path[-1], key, end)
         if child is not None:
-            upper = child.split(overlap, self.page_size, next(self._serials))
-            for observer in self._observers:
-                observer.split(upper, child)
-            path.append(upper)
-            self.num_nodes += 1
+            path.append(self._split(child, overlap))
         return path
+
+    def _split(self, node: Node, num_pages: int) -> Node:
+        """Splits the edge of a node behind so many pages, and returns the new node there."""
+        upper = node.split(num_pages, self.page_size, next(self._serials))
+        self.num_nodes += 1
+        self._watches.split(upper, node)
+        for observer in self._observers:
+            observer.split(upper, node)
+        return upper
 
     def _nodes(self) -> Iterator[Node]:
         """All nodes but the roots, parents before children."""
@@ -388,56 +488,51 @@ class RadixCache:
 
     def _use(self, path: Sequence[Node]) -> None:
         """Marks the nodes as used now."""
-        now = self._uses.tick()
+        now = self._uses.tick(len(path))
         for node in path:
             node.last_used = now
 
-    def _add_leaf(self, parent: Node, tokens: bytes, pages: bytes) -> Node:
-        """Adds a leaf below `parent`, used now, and lengthens the watches that waited for it."""
+    def _add_leaf(self, parent: Node, tokens: bytes, pages: bytes, start: int) -> Node:
+        """Adds a leaf, used now, below `parent`, whose path has `start` tokens, and lengthens watches."""
         leaf = Node(parent, tokens, pages, serial=next(self._serials), last_used=self._uses.count)
         parent.children[tokens[: self._page_bytes]] = leaf
         if isinstance(parent, Root):
             self._roots[parent.namespace] = parent
         self.num_nodes += 1
         self.num_evictable += leaf.num_pages
-        self._inserted_pages += leaf.num_pages
         for observer in self._observers:
             observer.added(leaf)
         self._leaves.offer(leaf)
-        self._lengthen_watches(parent, leaf)
+        self._watches.added(leaf, start)
         return leaf
 
     def _remove_leaf(self, leaf: Node) -> None:
-        """Takes an evictable leaf out of the tree. Its watches go to its parent, which may be a leaf now."""
+        """Takes an evictable leaf out of the tree. Its watches go to its parent, which may be a leaf now.
+
+        The caller gives it to `_free`. Until then it knows its parent.
+        """
         parent = leaf.parent
         assert parent is not None and leaf.is_evictable_leaf
         for observer in self._observers:
             observer.removed(leaf)
         del parent.children[leaf.tokens[: self._page_bytes]]
-        leaf.parent = None
-        self.num_nodes -= 1
-        self.num_evictable -= leaf.num_pages
-        for watch in self._watches.take_all(leaf):
-            self._watches.put_back(watch, parent, watch.matched - leaf.num_tokens)
-        self._leaves.offer(parent)
-        self._drop_root_if_idle(parent)
-
-    def _lengthen_watches(self, parent: Node, leaf: Node) -> None:
-        """Moves the watches that waited for the first page of this new leaf as far down its edge as they match."""
-        edge, edge_len = leaf.tokens, leaf.num_tokens  # before watches split the edge; the leaf stays its end
-        for watch in self._watches.take(parent, edge[: self._page_bytes]):
-            wanted = watch.tokens[watch.matched : watch.matched + edge_len].tobytes()
-            if wanted == edge:
-                self._watches.put_back(watch, leaf, watch.matched + edge_len)
-                continue
-            path = self._reach(parent, wanted)
-            gained = sum(node.num_tokens for node in path[1:])
-            self._watches.put_back(watch, path[-1], watch.matched + gained)
+        self._watches.removed(leaf, parent)
+        if not parent.children:
+            self._leaves.offer(parent)
+            self._drop_root_if_idle(parent)
 
     def _drop_root_if_idle(self, node: Node) -> None:
         """Forgets a root without children and watches, so that namespaces that come and go cost nothing."""
         if isinstance(node, Root) and not node.children and node not in self._watches:
             self._roots.pop(node.namespace, None)
+
+
+def _path_to_root(node: Node) -> list[Node]:
+    """`node` and all nodes above it, the root included."""
+    path = [node]
+    while (above := path[-1].parent) is not None:
+        path.append(above)
+    return path
 
 
 def _join_pages(path: Sequence[Node]) -> np.ndarray:

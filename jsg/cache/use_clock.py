@@ -18,14 +18,16 @@ class UseClock:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.count = 0
+        self.num_nodes = 0
         self._clock = clock
         self._due = 0.0
         self._counts: list[int] = []
         self._times: list[float] = []
 
-    def tick(self) -> int:
-        """One more use, now. Returns the count."""
+    def tick(self, num_nodes: int) -> int:
+        """One more use, now, of a path of so many nodes. Returns the count."""
         self.count += 1
+        self.num_nodes += num_nodes
         now = self._clock()
         if now >= self._due:
             self._due = now + MARK_S

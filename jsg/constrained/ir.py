@@ -111,10 +111,21 @@ class Automaton:
     Attributes:
         edges: For each state its edges (label, target). A label is never empty and, when built, holds no `Chars`.
         accepting: States in which a text may end.
+        skips: For a state another one, with a higher number, to which a text may go on without a byte.
     """
 
     edges: tuple[tuple[tuple["Expr", int], ...], ...]
     accepting: frozenset[int]
+    skips: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether the empty text is one of the texts."""
+        state: int | None = 0
+        skips = dict(self.skips)
+        while state is not None and state not in self.accepting:
+            state = skips.get(state)
+        return state is not None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -281,8 +292,9 @@ def with_parts(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
         case Bag(items, separator, least, most):
             changed = tuple([BagItem(change(item.expr), item.is_once, item.is_required) for item in items])
             return Bag(changed, change(separator), least, most)
-        case Automaton(edges, accepting):
-            return Automaton(tuple([tuple([(change(label), to) for label, to in row]) for row in edges]), accepting)
+        case Automaton(edges, accepting, skips):
+            changed_edges = tuple([tuple([(change(label), to) for label, to in row]) for row in edges])
+            return Automaton(changed_edges, accepting, skips)
         case _:
             return expr
 

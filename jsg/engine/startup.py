@@ -22,13 +22,7 @@ from jsg.config import EngineConfig, option
 from jsg.engine.child.protocol import ModelInfo, Progress
 from jsg.engine.device import program_store
 from jsg.engine.device.devices import Device, check_number_types, open_device, processor
-from jsg.engine.device.executables import (
-    COMPILER_OPTIONS,
-    QUANTISED_OPTIONS,
-    Executables,
-    compilation_cache_path,
-    use_compilation_cache,
-)
+from jsg.engine.device.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS, Executables, use_compilation_cache
 from jsg.engine.device.memory import MemoryPlan, largest_step_bytes, plan_memory, usable_bytes, vision_shape
 from jsg.engine.device.program_store import ProgramStore
 from jsg.engine.device.programs import DeviceState, Programs, RunnerConfig, make_state, over_devices
@@ -37,6 +31,7 @@ from jsg.engine.grammars.constraints import Constraints
 from jsg.engine.grammars.lexicon import LexiconLoader
 from jsg.engine.hosts.identity import code_identity
 from jsg.engine.hosts.party import Follower, Leader, Party, meet
+from jsg.engine.private_directory import compilation_cache_path, with_usable_cache
 from jsg.engine.profile import profiled_compiler_options
 from jsg.engine.selfcheck import DecodeSteps, step_cost
 from jsg.errors import ConfigError, MemoryPlanError
@@ -228,7 +223,7 @@ def start(config: EngineConfig, report: Report) -> Parts:
     """
     settings = begin(config, report)
     eos_ids = frozenset(settings.model.eos_token_ids)
-    lexicon = _lexicon_loader(settings)  # before the long work, because its directory may be refused
+    lexicon = _lexicon_loader(settings)  # before the long work, because the tokenizer may be missing
     runner, plan = _make_runner(settings, report)
     if isinstance(settings.party, Leader):
         settings.party.open(runner.replica, runner.programs.executables)
@@ -262,10 +257,11 @@ def follow(config: EngineConfig, report: Report) -> None:
 
 def begin(config: EngineConfig, report: Report) -> Settings:
     """Meets the other hosts, if there are any, starts JAX and decides every default."""
+    config = with_usable_cache(config)
     # Several hosts tune the programs of GPUs together, so all of them must find a program in the cache, or none.
     keeps_programs = config.nnodes == 1 and not config.disable_compilation_cache
     if keeps_programs or config.shared_cache_dir is not None:
-        use_compilation_cache(config.compilation_cache_dir)
+        use_compilation_cache(compilation_cache_path(config.compilation_cache_dir))
     directory, party = find_model(config), None
     if config.nnodes > 1:
         party = meet(config, directory, lambda there, count: report(Progress("hosts", there, count)))

@@ -107,7 +107,7 @@ class Run:
 
     def all_done(self) -> Variable:
         """Gives a variable that is done when the body has ended, and all that it and the programs it called started."""
-        return self._behind_bodies(lambda run: [stream.read("nothing") for stream in run._streams()])
+        return self._behind_bodies(lambda run: [each.read("nothing") for each in (run.stream, *run.stream.forks())])
 
     def all_ended(self) -> Variable:
         """Gives a variable that is done when the run has ended, and each program that it called."""
@@ -147,13 +147,6 @@ class Run:
 
         visit(self)
         return done
-
-    def _streams(self) -> Iterator[Stream]:
-        waiting = [self.stream]
-        while waiting:
-            stream = waiting.pop()
-            yield stream
-            waiting.extend(stream.children())
 
 
 def calling_run() -> Run | None:

@@ -11,6 +11,7 @@ from typing import Any, final
 from jsg.errors import RequestError
 from jsg.media import MediaInput
 from jsg.processing.call_stops import CallForm, CallStops
+from jsg.processing.growing_text import GrowingText
 from jsg.processing.output import AnswerDelta, OutputStream, ScoreStream
 from jsg.processing.stop_strings import MakeFinder, find_stops
 from jsg.processing.thoughts import Thoughts
@@ -206,7 +207,6 @@ class Answer:
     """One answer as far as it has come. Times are in seconds since the request was made.
 
     Attributes:
-        thoughts: The thoughts before it, where they are split from its text.
         scores: The log-probabilities of its own tokens; `logprobs` has those of its thoughts too.
         vector: As in `RequestOutput`.
     """
@@ -239,8 +239,6 @@ class Answer:
         stops = find_stops(stop, patterns) if stop or patterns else None
         stops = stops if calls is None else CallStops(stop, calls, patterns)
         self.request = request
-        self.text = ""
-        self.thoughts = ""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.scores: list[TokenLogprob] = []
@@ -249,6 +247,8 @@ class Answer:
         self.cached_tokens = 0
         self.cache_report: CacheReport | None = None
         self.vector: bytes | None = None
+        self._text = GrowingText()
+        self._thoughts = GrowingText()
         self._constraint = _Constraint()
         self._times = _Times()
         self._stream = (
@@ -256,6 +256,16 @@ class Answer:
             if only_scores_next
             else OutputStream(tokenizer, request.sampling, prompt_tail_ids=tail, stops=stops, thoughts=thoughts)
         )
+
+    @property
+    def text(self) -> str:
+        """Its text so far. To read it joins what came since the last reading: read the deltas of what grows."""
+        return str(self._text)
+
+    @property
+    def thoughts(self) -> str:
+        """The thoughts before it, where they are split from its text. To read them costs as much as `text`."""
+        return str(self._thoughts)
 
     @property
     def ends_in_engine(self) -> bool:
@@ -294,8 +304,8 @@ class Answer:
     def push(self, output: RequestOutput) -> AnswerDelta:
         """Takes the engine's next output. After the finish nothing changes any more."""
         delta = self._stream.push(output.token_ids, output.finish, output.logprobs)
-        self.text += delta.text
-        self.thoughts += delta.thoughts
+        self._text.append(delta.text)
+        self._thoughts.append(delta.thoughts)
         self.token_ids += delta.token_ids
         times = self._times
         times.elapsed_s = time.monotonic() - times.started_at

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import final
 
 from jsg.processing.detokenizer import IncrementalDetokenizer
+from jsg.processing.growing_text import GrowingText
 from jsg.processing.stop_strings import StopFinder, StopMatcher
 from jsg.processing.thoughts import ThoughtReader, Thoughts
 from jsg.processing.tokenizer import Tokenizer
@@ -109,11 +110,11 @@ class OutputStream:
         self._min_new_tokens = sampling.min_new_tokens
         self._no_stop_trim = sampling.no_stop_trim
         self._num_tokens = 0
-        self._held = ""
+        self._held = GrowingText()
         self._reader = None if thoughts is None else ThoughtReader(thoughts)
         self._is_split = thoughts is not None and thoughts.is_split
-        self._thoughts = ""
-        self._undecided = ""  # text that is thoughts or answer, where both are shown
+        self._thoughts = GrowingText()
+        self._undecided = GrowingText()  # text that is thoughts or answer, where both are shown
         self._placed: list[TokenLogprob] = []
         self._unplaced: list[TokenLogprob] = []  # of tokens that are thoughts or answer
         self._is_finished = False
@@ -138,7 +139,7 @@ class OutputStream:
         stop = None
         hidden = logprobs[len(visible) :]  # of a stop token
         if self._is_plain and not self._has_stops:
-            self._held += self._detokenizer.push(visible)
+            self._held.append(self._detokenizer.push(visible))
             self._placed += logprobs[: len(visible)]
         else:
             for index, token_id in enumerate(visible):
@@ -156,7 +157,7 @@ class OutputStream:
         if stop is not None:
             finish = FinishReason(FinishType.STOP, matched=stop)
         self._is_finished = finish is not None
-        thoughts, self._thoughts = self._thoughts, ""
+        thoughts = self._thoughts.take_all()
         scores, self._placed = (*self._placed, *hidden), []
         return AnswerDelta(self._release(), tuple(token_ids), finish, logprobs[: len(token_ids)], thoughts, scores)
 
@@ -177,7 +178,7 @@ class OutputStream:
         is_mark = reader.marks(token_id)
         text = self._detokenizer.finish() if is_mark else self._detokenizer.push((token_id,))
         thoughts, answer = reader.push(token_id, text)
-        self._thoughts += thoughts
+        self._thoughts.append(thoughts)
         # A token may be white space, or the beginning of a character, that turns out to belong to the answer.
         is_undecided = reader.may_begin or self._detokenizer.is_inside_character
         if is_undecided or answer:
@@ -191,12 +192,12 @@ class OutputStream:
         """The text of a token where stop strings count. Thoughts are held without a look for stop strings."""
         text = self._detokenizer.push((token_id,))
         reader.push(token_id, "" if reader.marks(token_id) else text)
-        self._undecided += text
+        self._undecided.append(text)
         if reader.may_begin:
             return ""
-        text, self._undecided = self._undecided, ""
+        text = self._undecided.take_all()
         if reader.has_thoughts:
-            self._held += text
+            self._held.append(text)
             return ""
         return text
 
@@ -207,21 +208,22 @@ class OutputStream:
             return text
         thoughts, answer = self._reader.finish(text)
         if not self._is_split:
-            return self._undecided + text
-        self._thoughts += thoughts
+            return self._undecided.take_all() + text
+        self._thoughts.append(thoughts)
         self._placed += self._unplaced if answer else []
         return answer
 
     def _take(self, text: str) -> str | None:
         """Adds text to what is held. If a stop string ends in it, cuts there and returns what `_cut` does."""
-        before = self._held
+        start = 0
         for end, char in enumerate(text, start=1):
             if match_len := self._stops.advance(char):
-                self._held = before + text[:end]
+                self._held.append(text[start:end])
+                start = end
                 stop = self._cut(match_len)
                 if stop is not None:
                     return stop
-        self._held = before + text
+        self._held.append(text[start:])
         return None
 
     def _cut(self, match_len: int) -> str | None:
@@ -231,13 +233,12 @@ class OutputStream:
         """
         if not match_len or self._num_tokens < self._min_new_tokens:
             return None
-        answer = self._held[: len(self._held) - self._stops.behind_len]
-        self._held = answer if self._no_stop_trim else answer[:-match_len]
+        held = self._held.take_all()
+        answer = held[: len(held) - self._stops.behind_len]
+        self._held.append(answer if self._no_stop_trim else answer[:-match_len])
         return self._stops.pattern or answer[-match_len:]
 
     def _release(self) -> str:
         """Takes the text that is no longer held back."""
         held_len = 0 if self._is_finished else self._stops.held_len
-        cut = len(self._held) - held_len
-        released, self._held = self._held[:cut], self._held[cut:]
-        return released
+        return self._held.take(len(self._held) - held_len)

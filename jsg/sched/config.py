@@ -6,12 +6,13 @@ import numpy as np
 
 from jsg.errors import RequestError, check_length
 from jsg.sched.buckets import Buckets
-from jsg.sched.holds import MAX_HOLDS
 from jsg.sched.joined import check_joined
 from jsg.sched.positions import positions_of
 from jsg.sched.table import RequestTable
 from jsg.sched.vision_store import VisionShape
 from jsg.types import Request
+
+MAX_HOLDS = 4096
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

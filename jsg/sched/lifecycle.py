@@ -10,7 +10,7 @@ from jsg.cache.radix import RadixCache
 from jsg.sched.config import SchedulerConfig
 from jsg.sched.joined import JoinedRequests
 from jsg.sched.outputs import make_output
-from jsg.sched.policy import make_policy
+from jsg.sched.policy import make_order
 from jsg.sched.positions import cached_shifts
 from jsg.sched.request import FirstAdmission, Placement, RequestState, RunningRequest, new_running_request
 from jsg.sched.table import RequestTable
@@ -42,11 +42,11 @@ class Lifecycle:
 
     def __init__(self, config: SchedulerConfig, allocator: PageAllocator, cache: RadixCache):
         sizes = (config.max_running, config.context_length, config.vocab_size)
-        policy = make_policy(config.policy, config.seed)
+        order = make_order(config.policy, config.seed, cache)
         self.table = RequestTable(*sizes, allocator, cache, config.vision)
         self.totals = SchedulerTotals()
-        self.waiting = WaitingQueue(policy, cache)
-        self.joins = JoinedRequests(self.table, self._queue, self.totals, makes_all=policy.depends_on_others)
+        self.waiting = WaitingQueue(order, cache)
+        self.joins = JoinedRequests(self.table, self._queue, self.totals, makes_all=order.is_whole)
         self.running: list[RunningRequest] = []
         self.holds: dict[str, RunningRequest] = {}
         self.num_holds = 0
@@ -138,7 +138,7 @@ class Lifecycle:
         if running.branch_of is not None:
             self.joins.keep(running, place)
             return
-        running.kept = self.table.keep(place)
+        running.kept = self.table.keep(place, yields=True)
         if running.request.media:  # its pixels are not needed any more
             self.table.vision.release(running.request.rid)
             running.request = dataclasses.replace(running.request, media=())

@@ -22,7 +22,6 @@ from jsg.sched.batching import Batcher
 from jsg.sched.bypass import BypassLedger
 from jsg.sched.config import SchedulerConfig, check_positions, check_request
 from jsg.sched.drafts import add_drafts
-from jsg.sched.holds import num_to_end
 from jsg.sched.lifecycle import Lifecycle, placement
 from jsg.sched.outputs import append_tokens
 from jsg.sched.request import RequestState, RunningRequest
@@ -30,6 +29,8 @@ from jsg.types import FinishReason, FinishType, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
 
+MAX_TREE_WORK = 30_000
+"""The work on the radix tree, in visited nodes, after which a step admits nobody any more: some 10 ms."""
 FAILED = "the engine failed this request; its log has the cause"
 
 
@@ -102,6 +103,15 @@ class Scheduler:
             expired.append(oldest.request.rid)
         self.totals.num_expired += len(expired)
         return expired
+
+    def _end_holds(self, num_pages: int) -> bool:
+        """Ends holds, the oldest first, until so many pages are free. If even all are not enough, it ends none."""
+        if num_pages > self.table.num_yielding_pages:
+            return False
+        wanted = self.table.num_available_pages + num_pages
+        while self.table.num_available_pages < wanted:
+            self.break_holds(1)
+        return True
 
     def break_holds(self, count: int) -> None:
         """Ends the `count` oldest holds."""
@@ -182,8 +192,7 @@ class Scheduler:
 
         That is a joined request with computed branches or a running request. False if it may have a step in flight.
         """
-        if count := num_to_end(self.holds.values(), 1):
-            self.break_holds(count)
+        if self._end_holds(1):
             return True
         whole = self.joins.latest_computed()
         victim = max(self.running, key=lambda r: r.arrival, default=None)
@@ -227,8 +236,12 @@ class Scheduler:
         then others in policy order. But a request that was passed by more than the bound comes before all later
         arrivals. While it cannot be admitted, no later arrival gets a chunk, so that memory is left for it. Only
         requests that were put off still do, since they need no memory.
+
+        If the radix tree is much work, because its paths have many nodes or many requests wait on them, fewer are
+        admitted in a step, so that no step waits long for its plan.
         """
         self._estimate.promised_pages = None
+        most_work = self.table.tree_work + MAX_TREE_WORK
         self.table.vision.begin_round()
         chunks: list[BatchEntry] = []
         begun = [r for r in self.running if r.place and r.place.is_prefilling]
@@ -236,14 +249,14 @@ class Scheduler:
         while (overdue := self._overdue()) is not None:
             while begun and (begun[0].is_put_off or begun[0].arrival < overdue.arrival):
                 budget -= self._plan_chunk(begun.pop(0), budget, chunks)
-            if budget <= 0 or not self._admit(overdue, now_s):
+            if budget <= 0 or self.table.tree_work > most_work or not self._admit(overdue, now_s):
                 return chunks
             budget -= self._plan_chunk(overdue, budget, chunks)
         for running in begun:
             budget -= self._plan_chunk(running, budget, chunks)
-        self.waiting.reorder()
+        self.waiting.begin_round()
         to_admit = self._config.max_prefill_tokens
-        while budget > 0 and to_admit > 0:
+        while budget > 0 and to_admit > 0 and self.table.tree_work <= most_work:
             first = self.joins.first_ready() or self.waiting.first()
             if first is None or not self._admit(first, now_s):
                 break
@@ -292,9 +305,7 @@ class Scheduler:
         missing = num_pages + self._estimate.promised_pages - self.table.num_available_pages
         if missing <= 0 or not (self.running or self.joins.num_kept):
             return True
-        count = num_to_end(self.holds.values(), missing)
-        self.break_holds(count)
-        return count > 0
+        return self._end_holds(missing)
 
     def _expected_pages(self, running: RunningRequest, num_there: int) -> int:
         """How many pages a request is expected to need behind its first `num_there` tokens."""
@@ -310,7 +321,7 @@ class Scheduler:
         num_again = place.num_dispatched - start  # a request that was put off has its pages already
         wanted = min(running.num_known - start, budget)
         if (lacking := wanted - num_again - self.table.room(place)) > 0:
-            self.break_holds(num_to_end(self.holds.values(), self.table.pages_for(lacking)))
+            self._end_holds(self.table.pages_for(lacking))
         num_new = self.table.vision.reserve(running, place, start, min(wanted, num_again + self.table.room(place)))
         if num_new <= 0:
             return 0

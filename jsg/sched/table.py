@@ -68,6 +68,16 @@ class RequestTable:
         """Pages that are free, or that an eviction frees."""
         return self._allocator.num_free + self._cache.num_evictable
 
+    @property
+    def tree_work(self) -> int:
+        """The work that the radix tree has been so far: see `RadixCache.work`."""
+        return self._cache.work
+
+    @property
+    def num_yielding_pages(self) -> int:
+        """Pages that would become available if all holds ended."""
+        return self._cache.num_yielding
+
     def pages_for(self, num_tokens: int) -> int:
         """How many pages so many tokens take."""
         return -(-num_tokens // self.page_size)
@@ -82,10 +92,10 @@ class RequestTable:
 
     def admit(self, running: RunningRequest) -> Placement:
         """Gives a request a row and locks its longest cached prefix. There must be a free row."""
-        tokens = running.key[: running.match_limit]
-        match = self._cache.match(tokens, running.request.namespace)
+        assert running.watch is not None, "a request waits until it is admitted"
+        match = self._cache.match_watched(running.watch)
         if (num_trusted := running.trusted(match.num_tokens, self.page_size)) < match.num_tokens:
-            match = self._cache.match(tokens[:num_trusted], running.request.namespace)
+            match = self._cache.match(running.key[:num_trusted], running.request.namespace)
         row = self._free_rows.pop()
         self.pages[row, : len(match.pages)] = match.pages
         if len(match.pages):
@@ -160,15 +170,18 @@ class RequestTable:
         self.words.release(shifts)
         self.vision.release(request.rid, distrusts=distrusts)
 
-    def keep(self, place: Placement, *, keeps_own: bool = False, first_page: int = 0) -> KeptPrefix:
+    def keep(
+        self, place: Placement, *, keeps_own: bool = False, yields: bool = False, first_page: int = 0
+    ) -> KeptPrefix:
         """Takes a request's row back, but keeps its cached prefix until `drop`.
 
         Args:
             place: Where the request lived.
             keeps_own: Keep the pages too that are not in the tree. Otherwise they are freed.
+            yields: Count the pages that nobody else needs in `num_yielding_pages`.
             first_page: The first page that the result lists. The pages before it are kept, but not listed.
         """
-        lock = self._cache.lock(place.lock.node)
+        lock = self._cache.lock(place.lock.node, yields=yields)
         num_pages = self.pages_for(place.num_dispatched) if keeps_own else place.num_tree_pages
         row = self.pages[place.row]
         pages, own = row[first_page:num_pages].copy(), row[place.num_tree_pages : num_pages].copy()
@@ -250,20 +263,17 @@ class RequestTable:
         count = self._num_shared(running, num_tokens) // self.page_size
         if not self._cache.enabled or count <= place.num_tree_pages:
             return place.num_tree_pages * self.page_size
-        first = place.first_page
-        own = self.pages[place.row, first:count].copy()
-        key = running.key[first * self.page_size : count * self.page_size]
-        result = self._cache.insert(key, own, running.namespace)
-        lock = self._cache.lock(result)
-        self._cache.unlock(place.lock)
-        duplicates = own[place.num_tree_pages - first : result.num_existing]
-        if len(duplicates):  # if copies to them are still to be made, these come before any step that writes them anew
-            self._allocator.free(duplicates)
-            self.pages[place.row, first:count] = result.pages
+        begin = place.num_tree_pages
+        own = self.pages[place.row, begin:count].copy()
+        key = running.key[begin * self.page_size : count * self.page_size]
+        result = self._cache.extend(place.lock, key, own, (begin - place.first_page) * self.page_size)
+        if result.num_existing:  # if copies to these pages are still to be made, they come before any step that writes
+            self._allocator.free(own[: result.num_existing])
+            self.pages[place.row, begin:count] = result.pages
             self.dirty_rows.add(place.row)
-        self.num_uncached_pages -= count - place.num_tree_pages
-        place.lock, place.num_tree_pages = lock, count
-        return (first + result.num_existing) * self.page_size
+        self.num_uncached_pages -= count - begin
+        place.num_tree_pages = count
+        return (begin + result.num_existing) * self.page_size
 
     def _num_shared(self, running: RunningRequest, num_tokens: int) -> int:
         """How many of the first tokens of a row may go into the tree. All tokens of a text may.

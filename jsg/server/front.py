@@ -92,10 +92,15 @@ class Front:
 
 @final
 class FrontDoor:
-    """Holds the `Front` once it is ready. Before that the app can answer and read bodies already."""
+    """Holds the `Front` once it is ready. Before that the app can answer and read bodies already.
+
+    Attributes:
+        is_ending: Whether the server was told to end. It may take requests for a while yet (`--drain-delay`).
+    """
 
     def __init__(self) -> None:
         self.front: Front | None = None
+        self.is_ending = False
         self.threads = TextThreads()
 
     @property
@@ -111,7 +116,7 @@ class FrontDoor:
             return "dead"
         if client.is_stalled:
             return "stalled"
-        if self.front.generator.admission.is_closed:
+        if self.is_ending:
             return "shutting down"
         return "ok" if all(state_of(engine) == "ok" for engine in client.engines) else "degraded"
 
@@ -127,7 +132,7 @@ class FrontDoor:
 
     @property
     def is_open(self) -> bool:
-        """Whether the server also takes new requests. `/ready` tells it to whoever routes requests."""
+        """Whether the server also wants new requests. `/ready` tells it to whoever routes requests."""
         return self.status in ("ok", "degraded")
 
 

@@ -1,8 +1,7 @@
 """The front process from its first socket to its exit.
 
 The socket listens at once, so a probe sees 503 rather than a refused connection while the engine loads. A first signal
-ends the server in order: it takes no new requests, gives those under way `--shutdown-timeout`, then ends the rest with
-an error. A second signal ends it at once. When the engine, or the last of several, dies, streams end with an error, and
+ends the server in order (`ending.py`). When the engine, or the last of several, dies, streams end with an error, and
 probes see 503 for a moment before the exit.
 """
 
@@ -14,9 +13,7 @@ import functools
 import ipaddress
 import json
 import logging
-import os
 import shlex
-import signal
 import socket
 import sys
 import time
@@ -37,6 +34,7 @@ from jsg.processing.media_prompt import MediaReader
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.app import create_app
 from jsg.server.chat_prompt import ChatPrompt
+from jsg.server.ending import EndRequest, drain, on_signals
 from jsg.server.front import Front, FrontDoor, public_name
 from jsg.server.garbage import collect_garbage
 from jsg.server.generation import Generator
@@ -49,7 +47,6 @@ from jsg.server.text_threads import TextThreads
 
 logger = logging.getLogger(__name__)
 
-DRAIN_POLL_S = 0.02
 MOST_WAITING = 2048  # connections that the kernel keeps until they are accepted
 FIRST_REQUEST_S = 1.0
 """For so long after it is ready the server begins no other work: the request that it was started for comes now."""
@@ -57,7 +54,6 @@ CLOSE_S = 2  # for the last bytes of responses under way
 DEATH_NOTICE_S = 1.0  # probes see 503 for so long after the engine's death
 M_MMAP_THRESHOLD = -3  # of <malloc.h>
 MMAP_THRESHOLD_BYTES = 128 * 2**10  # glibc's own at the start
-SIGNALLED = 128  # exit status after a second signal, with its number added
 
 
 async def serve(
@@ -86,7 +82,8 @@ async def serve(
     """
     _give_back_buffers()
     allow_more_files()
-    told_to_end = _on_signals(children)  # first: whoever sees that the server listens may send a signal
+    # First, because whoever sees that the server listens may send a signal.
+    told_to_end = on_signals(EndRequest(server), children)
     directories, greet = Directories(tokenizer_dir, model_dir), functools.partial(print, flush=True)
     with StartDisplay() as display:
         client = open_engines(children, engine, display.show)
@@ -104,7 +101,7 @@ async def serve_to_end(*args: Any, **kwargs: Any) -> Never:
 
 
 async def serve_until(
-    told_to_end: asyncio.Event,
+    told_to_end: EndRequest,
     client: ServedEngine,
     engine: EngineConfig,
     server: ServerConfig,
@@ -112,12 +109,13 @@ async def serve_until(
     started_at: float,
     greet: Callable[[str], None],
 ) -> None:
-    """Serves until the event is set, and closes the client. Raises as `serve` does.
+    """Serves until it is told to end, and closes the client. Raises as `serve` does.
 
     `greet` takes the greeting of a ready server; see `serve` for the other arguments.
     """
     try:
-        telemetry = Telemetry(server, server.served_model_name or public_name(engine.model_path))
+        name = server.served_model_name or public_name(engine.model_path)
+        telemetry = Telemetry(server, name, started_at=started_at)
         async with telemetry.running():
             await _serve(told_to_end, client, engine, server, telemetry, directories, started_at, greet)
     finally:
@@ -140,7 +138,7 @@ class Directories:
 
 
 async def _serve(
-    told_to_end: asyncio.Event,
+    told_to_end: EndRequest,
     client: ServedEngine,
     engine: EngineConfig,
     server: ServerConfig,
@@ -156,7 +154,7 @@ async def _serve(
     serving = asyncio.create_task(http.serve([listener]))
     opening = asyncio.create_task(_open(client, engine, server, telemetry, directories, door.threads))
     dying = asyncio.create_task(client.death())
-    ending = asyncio.create_task(told_to_end.wait())
+    ending = asyncio.create_task(told_to_end.is_made.wait())
     warming: asyncio.Task[None] | None = None
     try:
         await asyncio.wait({serving, opening, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -167,7 +165,7 @@ async def _serve(
         warming = asyncio.create_task(_warm(client))
         await asyncio.wait({serving, dying, ending}, return_when=asyncio.FIRST_COMPLETED)
         if not dying.done():
-            draining = asyncio.create_task(_drain(http, door.front))
+            draining = asyncio.create_task(drain(told_to_end, door, lambda: bool(http.server_state.tasks)))
             await asyncio.wait({draining, dying}, return_when=asyncio.FIRST_COMPLETED)
             draining.cancel()
         if dying.done():
@@ -180,21 +178,6 @@ async def _serve(
             if task is not None:
                 task.cancel()
         door.threads.close()
-
-
-async def _drain(http: "_HttpServer", front: Front) -> None:
-    """Takes no new requests, waits until those under way have ended, and ends those that take too long.
-
-    The listener stays open meanwhile, so that `/ready` answers 503 and no connection is refused.
-    """
-    admission = front.generator.admission
-    admission.close()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(admission.config.shutdown_timeout):
-            while http.server_state.tasks:
-                await asyncio.sleep(DRAIN_POLL_S)
-    admission.end()
-    front.client.abort_all(error=admission.shutting_down())
 
 
 async def _open(
@@ -258,7 +241,7 @@ class _HttpServer(uvicorn.Server):
 def _uvicorn_config(door: FrontDoor, server: ServerConfig, telemetry: Telemetry) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(door, server, telemetry),
-        http=http_protocol(),
+        http=http_protocol(is_ending=lambda: door.is_ending),
         ws="none",
         backlog=ACCEPTED_AT_ONCE,
         loop="asyncio",
@@ -282,24 +265,6 @@ def _give_back_buffers() -> None:
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):  # not in musl
             libc.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
-
-
-def _on_signals(children: Sequence[EngineChild]) -> asyncio.Event:
-    """The event that the first SIGINT or SIGTERM sets. A second signal kills all processes at once."""
-    loop = asyncio.get_running_loop()
-    told_to_end = asyncio.Event()
-
-    def end(number: int) -> None:
-        if told_to_end.is_set():
-            for child in children:
-                child.kill()
-                child.remove_directory()
-            os._exit(SIGNALLED + number)
-        told_to_end.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, end, number)
-    return told_to_end
 
 
 def _listen(server: ServerConfig) -> socket.socket:

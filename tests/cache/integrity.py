@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from jsg.cache.allocator import _USED, PageAllocator
-from jsg.cache.radix import Node, RadixCache, _join_pages
-from jsg.cache.watch import WatchIndex
+from jsg.cache.node import Node, path_up
+from jsg.cache.radix import RadixCache, _join_pages
+from jsg.cache.watch import Watch, WatchGroup, _common
+from jsg.cache.watch_index import WatchIndex
 
 
 def check_cache(cache: RadixCache) -> None:
@@ -18,11 +20,12 @@ def check_cache(cache: RadixCache) -> None:
     protected = sum(node.num_pages for node in nodes if node.num_locks)
     evictable = sum(node.num_pages for node in nodes if not node.num_locks)
     assert (cache.num_protected, cache.num_evictable) == (protected, evictable), "pages are counted wrongly"
+    yielding = sum(node.num_pages for node in nodes if node.num_locks == node.num_yielding > 0)
+    assert cache.num_yielding == yielding, "pages of yielding locks are counted wrongly"
     pages = _join_pages(nodes)
     assert len(np.unique(pages)) == len(pages), "two nodes own one page"
     assert not cache._allocator.is_free(pages).any(), "a cached page is free"
     assert not (pages == 0).any(), "page 0 is cached"
-    assert cache._inserted_pages - cache._evicted_pages == len(pages), "a page came or went without being counted"
     _check_queue(cache, nodes)
     _check_watches(cache, nodes)
 
@@ -32,7 +35,10 @@ def _check_node(cache: RadixCache, node: Node) -> None:
     assert parent is not None and parent.children.get(node.tokens[: cache._page_bytes]) is node, "a node is misfiled"
     assert len(node.tokens) == node.num_pages * cache._page_bytes > 0, "an edge must have whole pages, at least one"
     assert sum(child.num_locks for child in node.children.values()) <= node.num_locks, "a lock skips a node"
-    assert node.last_used <= parent.last_used, "a child is younger than its parent"
+    assert sum(child.num_yielding for child in node.children.values()) <= node.num_yielding <= node.num_locks
+    assert node.num_locks or node.last_used <= parent.last_used or parent.num_locks, (
+        "a child is younger than its parent"
+    )
 
 
 def _check_queue(cache: RadixCache, nodes: Sequence[Node]) -> None:
@@ -48,7 +54,7 @@ def _check_watches(cache: RadixCache, nodes: Sequence[Node]) -> None:
     _check_places(cache._watches)
     live = {*nodes, *cache._roots.values()}
     for watch in cache._watches:
-        assert watch.node in live, "a watch ends at an evicted node"
+        assert watch.node in live, "a watch ends on the edge of an evicted node"
         expected = cache.matched_len(watch.tokens, watch.namespace)
         assert watch.matched == expected, f"a watch says {watch.matched} tokens match, but {expected} do"
     for namespace, root in cache._roots.items():
@@ -56,16 +62,45 @@ def _check_watches(cache: RadixCache, nodes: Sequence[Node]) -> None:
 
 
 def _check_places(watches: WatchIndex) -> None:
-    """Asserts that every watch is where it says, under the page it needs next, and that no group is empty."""
-    for node, groups in watches._by_node.items():
-        assert groups, "a node without watches is kept"
-        for next_page, group in groups.items():
-            assert group, "an empty group of watches is kept"
-            for watch in group:
-                assert watch.node is node and watches._next_page(watch) == next_page, (
-                    "a watch is at a wrong node or page"
-                )
-    assert set(watches._changed) <= set(watches), "a watch that has ended is still to be reported"
+    """Asserts that every group is where it says, and that its watches are in order with what neighbours share."""
+    size = watches._page_size
+    for node, edge in watches._edges.items():
+        assert edge.node is node and edge.places, "an edge is misfiled, or kept without places"
+        assert edge.start == sum(above.num_tokens for above in path_up(node)) - node.num_tokens
+        depths = [place.matched for place in edge.places]
+        assert depths == sorted(set(depths)), "places are in disorder"
+        assert not node.num_tokens or (edge.start < depths[0] and depths[-1] <= edge.start + node.num_tokens)
+        for place in edge.places:
+            assert place.edge is edge and place.groups, "a place is misfiled, or kept without groups"
+            for page, group in place.groups.items():
+                assert group.place is place and group.next_page(size) == page, "a group is at a wrong place or page"
+                _check_group(group, size)
+    live = {watch.group for watch in watches}
+    assert all(group in live or not group.size for group in watches._changed), "a group is lost"
+
+
+def _check_group(group: WatchGroup, page_size: int) -> None:
+    assert group.size == sum(watch.group is group for watch in group.watches) > 0
+    assert group.watches[0].group is group.watches[-1].group is group, "an ended watch is at an end"
+    assert all(watch.group in (group, None) for watch in group.watches)
+    page = group.next_page(page_size)
+    for watch in group.watches:
+        tokens = watch.tokens[group.matched : group.matched + page_size]
+        assert tokens.tobytes() == page, "a watch needs another page"
+    for before, after, shared in zip(group.watches, group.watches[1:], group._shared[1:], strict=False):
+        assert before.tokens.tobytes() <= after.tokens.tobytes(), "watches are in disorder"
+        count = _common(before.tokens, after.tokens, 0) // page_size * page_size
+        is_equal = count == len(before.tokens) == len(after.tokens)
+        assert shared == count + page_size * is_equal, "watches share another number of tokens"
+    for tier in {watch.tier for watch in group}:
+        expected = min((watch for watch in group if watch.tier == tier), key=lambda watch: (watch.turn, watch.serial))
+        assert group.first(tier) is expected, "another watch has the smallest turn"
+
+
+def changed_watches(cache: RadixCache) -> list[Watch]:
+    """The watches of the groups that have changed, the oldest first."""
+    groups = cache.drain_changed()
+    return sorted((watch for group in groups for watch in group), key=lambda watch: watch.serial)
 
 
 def check_allocator(allocator: PageAllocator) -> None:

@@ -203,19 +203,29 @@ def test_the_log_is_bounded_and_forgets_the_oldest():
     log = EvictionLog(INT_BYTES, clock=lambda: 1.0, capacity=3)
     root = Root("")
     for token in (1, 2, 3, 1, 4):
-        log.record(Node(root, array((token, 9)).tobytes(), b"", serial=token, last_used=0))
+        log.record([Node(root, array((token, 9)).tobytes(), b"", serial=token, last_used=0)])
     assert len(log) == 3
     found = [token for token in range(1, 5) if log.find("", array((token,)).tobytes())]
     assert found == [1, 3, 4], "what was evicted again is young again"
 
 
+def test_of_very_many_leaves_at_once_only_those_are_hashed_that_the_log_can_hold(monkeypatch: pytest.MonkeyPatch):
+    log = EvictionLog(INT_BYTES, clock=lambda: 1.0, capacity=3)
+    begun: list[str] = []
+    begin = eviction_log._begin
+    monkeypatch.setattr(eviction_log, "_begin", lambda namespace: begun.append(namespace) or begin(namespace))
+    roots = [Root(str(number)) for number in range(10)]
+    log.record([Node(root, array((1, 9)).tobytes(), b"", serial=1, last_used=0) for root in roots])
+    assert begun == ["7", "8", "9"] and len(log) == 3
+
+
 def test_namespaces_and_tokens_never_run_into_each_other():
     log = EvictionLog(INT_BYTES, clock=lambda: 1.0)
-    log.record(chain("ab", (1, 2))[1])
+    log.record([chain("ab", (1, 2))[1]])
     assert log.find("ab", array((1,)).tobytes()) == Eviction(1.0, 2)
     assert log.find("a", b"b" + array((1,)).tobytes()) is None
     assert log.find("", array((1,)).tobytes()) is None
-    log.record(chain("\ud800", (1,))[1])
+    log.record([chain("\ud800", (1,))[1]])
     assert log.find("\ud800", array((1,)).tobytes()) == Eviction(1.0, 1)
 
 
@@ -224,11 +234,11 @@ def test_a_deep_path_is_hashed_once_and_the_memory_for_it_is_bounded(monkeypatch
     log = EvictionLog(INT_BYTES, clock=lambda: 1.0)
     nodes = chain("", *((token,) for token in range(100)))
     for depth in range(100, 0, -1):
-        log.record(nodes[depth])
+        log.record([nodes[depth]])
         assert len(log._states) <= 10
     for depth in range(1, 101):
         assert log.find("", array(tuple(range(depth))).tobytes())
     hashed = []
     monkeypatch.setattr(eviction_log, "_begin", lambda namespace: hashed.append(namespace))
-    log.record(nodes[3])  # the path to its parent is known
+    log.record([nodes[3]])  # the path to its parent is known
     assert not hashed

@@ -13,7 +13,7 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.block_events import BlockRecorder, BlocksCleared, BlocksRemoved, BlocksStored
 from jsg.cache.radix import PrefixLock, PrefixMatch, RadixCache
 from jsg.cache.watch import Watch
-from tests.cache.integrity import check_allocator, check_cache
+from tests.cache.integrity import changed_watches, check_allocator, check_cache
 
 NUM_PAGES = 24
 NAMESPACES = ("", "tenant")
@@ -106,11 +106,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.matches.append((PrefixMatch(result.pages, result.node, len(tokens)), path))
 
     @precondition(lambda self: self.matches)
-    @rule(pick=picks)
-    def lock(self, pick: int) -> None:
+    @rule(pick=picks, yields=st.booleans())
+    def lock(self, pick: int, yields: bool) -> None:
         """Locks any match since which its pages were not evicted, however old."""
         match, path = self.matches[pick % len(self.matches)]
-        self.locks.append((self.cache.lock(match), path))
+        self.locks.append((self.cache.lock(match, yields=yields), path))
 
     @precondition(lambda self: self.locks)
     @rule(pick=picks)
@@ -164,7 +164,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule()
     def drain(self) -> None:
-        changed = self.cache.drain_changed()
+        changed = changed_watches(self.cache)
         assert changed == sorted(changed, key=lambda watch: watch.serial)
         assert set(changed) <= set(self.reported)
         for watch in changed:
@@ -195,6 +195,8 @@ class CacheMachine(RuleBasedStateMachine):
         check_cache(self.cache)
         assert self.cache.num_evictable + self.cache.num_protected == len(self.model)
         assert self.cache.num_protected == len(self.locked())
+        firm = {prefix for lock, path in self.locks if not lock.yields for prefix in path}
+        assert self.cache.num_yielding == len(self.locked() - firm)
         assert self.allocator.num_free + len(self.model) == NUM_PAGES
         for watch, tokens, namespace in self.watches:
             assert watch.matched == self.cache.matched_len(tokens, namespace)
@@ -249,7 +251,7 @@ def run_traffic(seed: int, page_size: int, num_steps: int) -> list[object]:
             case 3:
                 watches.append(cache.watch(tokens, namespace))
             case _:
-                seen.append([(watches.index(watch), watch.matched) for watch in cache.drain_changed()])
+                seen.append([(watches.index(watch), watch.matched) for watch in changed_watches(cache)])
     check_cache(cache)
     return seen
 

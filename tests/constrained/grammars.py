@@ -86,7 +86,9 @@ class GrammarMaker:
             )
             for _ in range(size)
         )
-        return ir.Automaton(edges, frozenset(self.random.sample(range(size), self.random.randint(0, size))))
+        accepting = frozenset(self.random.sample(range(size), self.random.randint(0, size)))
+        skips = [(state, self.random.randint(state + 1, size - 1)) for state in range(size - 1)]
+        return ir.Automaton(edges, accepting, tuple([skip for skip in skips if self.random.random() < 0.5]))
 
 
 MORE = ["literal", "bytes", "words", "never", "empty", "seq", "seq", "seq", "alt", "alt", "call", "call"]

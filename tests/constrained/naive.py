@@ -72,6 +72,7 @@ class NaiveGrammar:
             for state, out in enumerate(automaton.edges):
                 if any(target in live and self.is_alive(label) for label, target in out):
                     live.add(state)
+            live.update(state for state, target in automaton.skips if target in live)
         return live
 
     def can_complete(self, bag: ir.Bag, count: int, mask: int, must_go_on: bool) -> bool:
@@ -161,7 +162,7 @@ class Reading:
                 return self.is_repeat_viable(expr, at)
             case ir.Bag():
                 return self.is_bag_viable(expr, at)
-            case ir.Automaton(edges, _):
+            case ir.Automaton(edges, _, _):
                 live = grammar.live_states(expr)
                 return any(
                     (place == len(self.text) and state in live)
@@ -243,6 +244,7 @@ class Reading:
             if (state, place) not in places:
                 places.add((state, place))
                 todo += [(target, end) for label, target in expr.edges[state] for end in self.ends(label, place)]
+                todo += [(target, place) for before, target in expr.skips if before == state]
         return places
 
 

@@ -195,8 +195,9 @@ class OracleMachine:
                 return [self._push(option, rest) for option in options]
             case Call(rule):
                 return [self._push(self._rules[rule], rest)]
-            case Automaton(edges, accepting):
+            case Automaton(edges, accepting, skips):
                 ends = [rest] if item.progress in accepting else []
+                ends += [self._push(expr, rest, to) for state, to in skips if state == item.progress]
                 return ends + [self._push(label, self._push(expr, rest, to)) for label, to in edges[item.progress]]
         raise AssertionError(f"cannot be read: {expr}")
 

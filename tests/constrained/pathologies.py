@@ -255,7 +255,10 @@ SCHEMAS = {
     "100 000 integers": _schema({"enum": list(range(100_000))}, is_long=True),
     "100 001 integers": _schema({"enum": list(range(100_001))}, "100000"),
     "20 000 objects": _schema({"enum": [{"a": i, "b": [i]} for i in range(20_000)]}, "positions", is_long=True),
-    "10 000 properties": _schema(_closed({"properties": _names(10_000)}), "at most 2000 names", is_long=True),
+    "10 000 properties": _schema(_closed({"properties": _names(10_000)}), is_long=True),
+    "10 000 counted properties": _schema(
+        _closed({"properties": _names(10_000), "maxProperties": 5}), "times the number of properties", is_long=True
+    ),
     "10 000 required properties": _schema(
         _closed({"properties": _names(10_000), "required": list(_names(10_000))}), is_long=True
     ),

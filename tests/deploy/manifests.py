@@ -88,7 +88,7 @@ def commands(document: Document) -> list[list[str]]:
 
 def configured(arguments: list[str]) -> tuple[EngineConfig, ServerConfig]:
     """What the command line makes of arguments, all its checks included."""
-    options = cli._parser().parse_args(["serve", *arguments])
+    options = cli.command_line().parse_args(["serve", *arguments])
     return cli._engine_config(options), ServerConfig(**cli._given(options, ServerConfig))
 
 

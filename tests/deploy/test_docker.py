@@ -112,7 +112,7 @@ def test_both_stages_have_one_base():
 
 def test_the_command_line_knows_every_option():
     program, *arguments = json.loads(only("ENTRYPOINT").rest) + json.loads(only("CMD").rest)
-    options = cli._parser().parse_args(arguments)
+    options = cli.command_line().parse_args(arguments)
     assert program == "jsg"
     assert options.command == "serve"
     assert options.host, "who listens on more than the default says so"

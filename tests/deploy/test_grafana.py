@@ -103,7 +103,8 @@ class TestDashboard:
 
     def test_each_query_is_limited_to_the_chosen_servers(self):
         for title, target in TARGETS:
-            num_series = sum(token.text.startswith("jsg:") for token in tokens_of(target["expr"]))
+            names = [token.text for token in tokens_of(target["expr"]) if token.kind == "name"]
+            num_series = sum(name.startswith(("jsg:", "process_")) for name in names)
             assert target["expr"].count('job=~"$job", instance=~"$instance"') == num_series > 0, title
 
     def test_everything_asks_the_chosen_data_source(self):

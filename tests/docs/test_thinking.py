@@ -1,33 +1,20 @@
 """docs/thinking.md says what the code says."""
 
-import importlib.util
 import re
-from types import ModuleType
 
 import pytest
 
+from docs.tables import thinking
 from jsg.config import REASONING_PARSERS
 from jsg.dialects import DIALECTS, PARSER_NAMES
 from jsg.processing.tool_calls import MAX_HELD_LEN, parse_tool_calls
 from tests.test_layout import ROOT
 
-SCRIPT = ROOT / "docs" / "thinking_tables.py"
 PAGE = (ROOT / "docs" / "thinking.md").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("thinking_tables", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_page_is_current(tables: ModuleType):
-    for name, make in tables.TABLES.items():
-        assert tables.made_part(name) == make(), "run: .venv/bin/python docs/thinking_tables.py"
-    assert f"never more than {MAX_HELD_LEN}\n  characters" in PAGE
+def test_the_page_says_how_much_is_held_back():
+    assert re.search(rf"never more than {MAX_HELD_LEN}\s+characters", PAGE)
 
 
 def test_every_family_names_parsers_that_there_are():
@@ -40,8 +27,8 @@ def test_every_family_names_parsers_that_there_are():
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_a_call_that_the_page_shows_is_one(tables: ModuleType, name: str):
-    shown = tables.call(DIALECTS[name]).replace("…", "").replace("functions.NAME", "functions.f").replace("NAME", "f")
+def test_a_call_that_the_page_shows_is_one(name: str):
+    shown = thinking.call(DIALECTS[name]).replace("…", "").replace("functions.NAME", "functions.f").replace("NAME", "f")
     found = parse_tool_calls(shown, DIALECTS[name], {"f"}, str)
     assert [call.name for call in found.calls] == ["f"]
     assert not found.content

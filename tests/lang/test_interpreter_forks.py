@@ -5,7 +5,8 @@ import threading
 import pytest
 
 import jsg as sgl
-from jsg.errors import ProgramError
+from bench.lang.null_backend import ANSWER, NullBackend
+from jsg.errors import AbortedError, ProgramError, RequestError
 from tests.lang.scripted import Gate, ScriptedBackend, numbered
 
 
@@ -243,3 +244,89 @@ def test_a_program_that_ends_ends_its_forks_of_forks():
     assert branches[0]["x"] == "A"
     with pytest.raises(ProgramError, match="has ended"):
         branches[0].extend("more")
+
+
+DEEP = 1200
+"""More than Python's calls may be nested in each other."""
+
+
+def deep(s: sgl.ProgramState, text: str = "") -> list[sgl.ProgramStateGroup]:
+    """Forks inside of each other, each of which appends the text and sets a variable."""
+    groups: list[sgl.ProgramStateGroup] = []
+    for number in range(DEEP):
+        groups.append((groups[-1][0] if groups else s).fork())
+        groups[-1][0]["depth"] = number
+        groups[-1][0].extend(text)
+    return groups
+
+
+class TestDeepForks:
+    def test_joined_into_each_other(self):
+        @sgl.function
+        def program(s):
+            s["before"] = 1
+            groups = deep(s)
+            last = groups[-1][0]
+            last += sgl.gen("x")
+            assert last["before"] == 1 and last["depth"] == DEEP - 1 and last.keys() == ["before", "depth", "x"]
+            for group in reversed(groups):
+                group.join()
+            s += "end"
+
+        backend = ScriptedBackend("A")
+        state = program.run(backend=backend)
+        state.sync()
+        value = state["x"]
+        for _ in range(DEEP):
+            (value,) = value
+        assert value == "A" and state.text() == "end"
+        backend.wait_closed()
+
+    def test_joined_side_by_side(self):
+        @sgl.function
+        def program(s):
+            for group in reversed(deep(s, "t")):
+                group.join("concate_and_append")
+            s += sgl.gen("x")
+
+        state = program.run(backend=NullBackend())
+        assert state["x"] == ANSWER and state.text() == "t" * DEEP + ANSWER
+
+    @pytest.mark.parametrize("ends_by", ["end", "cancel", "error"])
+    def test_left_open(self, ends_by: str):
+        kept = []
+
+        @sgl.function
+        def program(s):
+            kept.append(deep(s, "t")[-1][0])
+            kept[0] += sgl.gen("x")
+            if ends_by == "cancel":
+                s.cancel()
+            elif ends_by == "error":
+                raise ValueError("the body failed")
+
+        backend = ScriptedBackend("A")
+        if ends_by == "error":
+            with pytest.raises(ValueError, match="the body failed"):
+                program.run(backend=backend)
+        else:
+            error = program.run(backend=backend).error()
+            assert isinstance(error, AbortedError) if ends_by == "cancel" else error is None
+        backend.wait_closed()
+        if ends_by == "end":
+            assert kept[0].text() == "t" * DEEP + "A"
+
+    def test_an_error_at_the_bottom_comes_to_the_top(self):
+        @sgl.function
+        def program(s):
+            groups = deep(s)
+            groups[-1][0].extend(sgl.gen("x"))
+            for group in reversed(groups):
+                group.join()
+
+        def fails(prompt, gen):
+            raise RequestError("no answer")
+
+        state = program.run(backend=ScriptedBackend(fails))
+        with pytest.raises(RequestError, match="no answer"):
+            state["x"]

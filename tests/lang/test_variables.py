@@ -165,3 +165,33 @@ def test_a_coroutine_does_not_see_the_context_of_who_submits_it():
 
     asker.set("the caller")
     assert shared_loop().submit(ask()).result(30) == "nobody"
+
+
+def test_a_chain_of_variables_may_be_long():
+    """Whether it is set, or wanted, or fails: thousands of joins into each other are no nested calls."""
+    num_wanted = []
+    for error in (None, ValueError("at the bottom")):
+        first = last = Variable(lambda: num_wanted.append(1))
+        for _ in range(5000):
+            last = gather([last])
+        last.want()
+        if error is None:
+            first.finish("v")
+        else:
+            first.fail(error)
+        assert last.is_done and last.error is error
+    assert len(num_wanted) == 2
+
+
+def test_a_callback_that_fails_leaves_later_calls_as_they_are():
+    first, second, got = Variable(), Variable(), []
+
+    def fails():
+        raise ValueError("wrong")
+
+    first.when_done(fails)
+    with pytest.raises(ValueError, match="wrong"):
+        first.finish(1)
+    second.when_done(lambda: got.append(second.now()))
+    second.finish(2)
+    assert got == [2]

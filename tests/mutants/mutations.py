@@ -16,7 +16,7 @@ CACHE = (
     Mutation(
         "cache: a split forgets the locks of the lower half",
         "jsg/cache/node.py",
-        "            num_locks=self.num_locks,\n",
+        "        upper.num_locks, upper.num_yielding = self.num_locks, self.num_yielding\n",
         "",
         "tests/cache",
     ),
@@ -37,15 +37,15 @@ CACHE = (
     Mutation(
         "cache: a leaf that was used since it was queued is evicted first",
         "jsg/cache/eviction.py",
-        "if node.is_evictable_leaf and node.last_used > queued_at:",
+        "if is_evictable and node.last_used > queued_at:",
         "if False:",
         "tests/cache",
     ),
     Mutation(
         "cache: an eviction does not shorten the watches",
         "jsg/cache/radix.py",
-        "self._watches.put_back(watch, parent, watch.matched - leaf.num_tokens)",
-        "self._watches.put_back(watch, parent, watch.matched)",
+        "        self._watches.removed(leaf, parent)\n",
+        "",
         "tests/cache",
     ),
     Mutation(
@@ -58,8 +58,8 @@ CACHE = (
     Mutation(
         "cache: an unlock leaves the pages protected",
         "jsg/cache/radix.py",
-        "self.num_evictable += locked.num_pages\n                self.num_protected -= locked.num_pages\n        for",
-        "pass\n        for",
+        "            if is_decisive:\n                self._account(node, node.num_pages)\n",
+        "",
         "tests/cache",
     ),
 )

@@ -6,8 +6,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from jsg.sched.joined import JoinedRequests
+from jsg.sched.key_heap import Key
 from jsg.sched.lifecycle import placement
-from jsg.sched.request import Placement, RequestState
+from jsg.sched.longest import LongestFirst
+from jsg.sched.policy import DfsWeight, OneByOne, Order
+from jsg.sched.request import Placement, RequestState, RunningRequest
 from jsg.sched.scheduler import Scheduler
 from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionStore
 from jsg.sched.waiting import WaitingQueue
@@ -63,15 +66,29 @@ def _check_joins(joins: JoinedRequests) -> None:
 
 def check_waiting(queue: WaitingQueue) -> None:
     """Asserts the invariants of the waiting queue."""
-    assert len(queue._by_watch) == len(queue._by_arrival)
-    assert set(queue._keys.items()) <= {(key[-1], key) for key in queue._heap}, "the heap has lost a key"
-    if queue._policy.depends_on_others:
-        assert queue._keys.keys() <= queue._by_arrival.keys(), "the key of a request that has left is kept"
-        assert len(queue) - len(queue._keys) <= queue._num_changes, "a request without a key was not counted"
+    waiting, order = queue._by_arrival.values(), queue._order
+    first = queue.first()
+    if isinstance(order, DfsWeight):
+        assert order._waiting.keys() == {*waiting}
+        assert len(queue) - len(order._heap._keys) <= order._num_changes, "a request without a key was not counted"
     else:
-        queue.first()
-        expected = {r.arrival: key for r, key in queue._policy.keys(queue._by_arrival.values()).items()}
-        assert queue._keys == expected, "a key is out of date"
+        keys = keys_of(order, waiting)
+        assert first is min(keys, key=lambda running: keys[running], default=None), "another request is the first"
+    if isinstance(order, LongestFirst):
+        assert order._num_waiting == len(queue) == sum(len(level.waiting) for level in order._priorities.values())
+        assert all(level.waiting for level in order._priorities.values()), "a priority without requests is kept"
+
+
+def keys_of(order: Order, waiting: Iterable[RunningRequest]) -> dict[RunningRequest, Key]:
+    """The key of each request, from scratch."""
+    if isinstance(order, DfsWeight):
+        return order.keys(waiting)
+    keys: dict[RunningRequest, Key] = {}
+    for running in waiting:
+        assert running.watch is not None
+        number = order._number_of(running) if isinstance(order, OneByOne) else -running.watch.matched
+        keys[running] = -running.request.priority, number, running.arrival
+    return keys
 
 
 def check_vision(store: VisionStore, places: Iterable[Placement]) -> None:

@@ -6,9 +6,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from jsg.cache.radix import RadixCache
 from jsg.errors import QueueFullError, RequestError
 from jsg.sched.batch import Batch
-from jsg.sched.holds import num_to_end
 from jsg.types import FinishReason, FinishType, Request, SamplingParams
 from tests.sched.simulated import EngineShape, SimulatedEngine
 from tests.sched.test_scheduler import PREFIX, make_engine, make_request, planned
@@ -163,14 +163,34 @@ def test_holds_of_one_prefix_free_it_only_together():
     for number in range(3):
         engine.add(hold(f"held {number}"))
     engine.run_until_idle()
-    holds = engine.scheduler.holds
-    assert [num_to_end(holds.values(), count) for count in (1, 16, 17)] == [3, 3, 0]
+    assert engine.scheduler.table.num_yielding_pages == 16
     engine.abort("held 1")
-    assert num_to_end(holds.values(), 1) == 2
+    assert engine.scheduler.table.num_yielding_pages == 16
     engine.add(make_request("runs", (7,) * 10))
     engine.run_until_idle()
     assert engine.scheduler.totals.num_holds_broken == 2
     engine.check_answers()
+
+
+def test_a_step_that_lacks_pages_looks_at_no_hold_in_vain(monkeypatch: pytest.MonkeyPatch):
+    """Nested holds, in front of which a request waits whose memory even all of them have not."""
+    engine = make_engine(num_pages=48, max_running=2, context_length=64)
+    for length in range(4, 17):
+        engine.add(hold(f"held {length}", PREFIX[:length]))
+        engine.run_until_idle()
+    engine.add(make_request("runs", (*PREFIX, 1), max_new=24))
+    engine.step()
+    engine.add(make_request("waits", (7,) * 20, max_new=24))
+    climbs = []
+    count_lock = RadixCache._count_lock
+    monkeypatch.setattr(RadixCache, "_count_lock", lambda *given: climbs.append(1) or count_lock(*given))
+    for _ in range(5):
+        climbs.clear()
+        engine.step()
+        assert len(climbs) == 2, "the attempt to admit what waits locks a prefix and unlocks it"
+    assert len(engine.scheduler.holds) == 13 and len(engine.scheduler.waiting) == 1
+    engine.run_until_idle()
+    end_all(engine)
 
 
 def test_no_more_holds_than_the_limit():

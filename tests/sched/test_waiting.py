@@ -11,12 +11,14 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.node import Node
 from jsg.cache.radix import RadixCache
 from jsg.config import POLICIES
-from jsg.sched import waiting
-from jsg.sched.policy import make_policy
+from jsg.sched import key_heap, longest, scheduler
+from jsg.sched.policy import DfsWeight, OneByOne, make_order
 from jsg.sched.request import RunningRequest, new_running_request
 from jsg.sched.waiting import WaitingQueue
 from jsg.types import Request, SamplingParams
-from tests.sched.integrity import check_waiting
+from tests.sched.integrity import check_waiting, keys_of
+from tests.sched.simulated import EngineShape, SimulatedEngine
+from tests.sched.token_model import VOCAB, TokenModel
 
 
 def make_request(
@@ -35,8 +37,8 @@ class Queue:
         self.rng = random.Random(seed)
         self.allocator = PageAllocator(60)
         self.cache = RadixCache(page_size, self.allocator)
-        self.policy = make_policy(policy, seed)
-        self.queue = WaitingQueue(self.policy, self.cache)
+        self.order = make_order(policy, seed, self.cache)
+        self.queue = WaitingQueue(self.order, self.cache)
         self.members: list[RunningRequest] = []
         self.num_arrived = 0
 
@@ -71,7 +73,7 @@ class Queue:
 
     def drain(self) -> list[RunningRequest]:
         """Everybody, as one round of admissions would take them."""
-        self.queue.reorder()
+        self.queue.begin_round()
         order = []
         while (first := self.queue.first()) is not None:
             self.queue.remove(first)
@@ -84,25 +86,27 @@ class Queue:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_queue_is_in_the_order_of_a_sort_from_scratch(policy: str, page_size: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(waiting, "SPARE_KEYS", 4)
+    monkeypatch.setattr(key_heap, "SPARE_KEYS", 4)
+    monkeypatch.setattr(longest, "SPARE_CHANGES", 4)
     queue = Queue(policy, page_size, seed=1, priorities=(0, 0, 0, 1, -1))
-    longest = 0
+    most = 0
     for step in range(400):
         queue.act()
         check_waiting(queue.queue)
-        if not queue.policy.depends_on_others:
-            assert len(queue.queue._heap) <= 2 * len(queue.members) + 4, "stale keys pile up"
+        if isinstance(queue.order, OneByOne):
+            assert len(queue.order._heap._heap) <= 2 * len(queue.members) + 5, "stale keys pile up"
         assert queue.queue.oldest() is min(queue.members, key=lambda r: r.arrival, default=None)
         if step % 20 == 0:
-            queue.queue._num_changes += 1000  # a round in which nothing may be put off
-            queue.queue.reorder()
-            keys = queue.policy.keys(queue.members)
+            if isinstance(queue.order, DfsWeight):
+                queue.order._num_changes += 1000  # a round in which nothing may be put off
+            queue.queue.begin_round()
+            keys = keys_of(queue.order, queue.members)
             order = queue.drain()
             assert order == sorted(queue.members, key=lambda r: keys[r])
             priorities = [r.request.priority for r in order]
             assert priorities == sorted(priorities, reverse=True)
-            longest = max(longest, len(queue.members))
-    assert longest > 20
+            most = max(most, len(queue.members))
+    assert most > 20
 
 
 def test_lpm_is_by_cached_prefix_then_arrival():
@@ -137,7 +141,7 @@ def test_a_policy_orders_those_of_one_priority_as_if_they_were_alone(policy: str
         alike = [r for r in order if r.request.priority == priority]
         assert len(alike) > 10
         if policy != "dfs-weight":  # there the others count for the weight of a branch
-            keys = queue.policy.keys(alike)
+            keys = keys_of(queue.order, alike)
             assert alike == sorted(alike, key=lambda r: keys[r])
         if policy == "fcfs":
             assert [r.arrival for r in alike] == sorted(r.arrival for r in alike)
@@ -145,12 +149,30 @@ def test_a_policy_orders_those_of_one_priority_as_if_they_were_alone(policy: str
 
 def test_random_is_a_shuffle_of_its_seed():
     def order(seed: int) -> list[int]:
-        requests = [make_request((1,), arrival) for arrival in range(50)]
-        keys = make_policy("random", seed).keys(requests)
-        return [r.arrival for r in sorted(requests, key=lambda r: keys[r])]
+        queue = Queue("random", 1, seed)
+        for arrival in range(50):
+            queue.queue.add(make_request((1,), arrival))
+        return [r.arrival for r in queue.drain()]
 
     assert order(1) == order(1) != order(2)
     assert sorted(order(1)) == list(range(50)) != order(1)
+
+
+def test_a_step_admits_fewer_if_the_tree_is_much_work(monkeypatch: pytest.MonkeyPatch):
+    """Growing contexts, whose paths have a node for each of them that has run."""
+    monkeypatch.setattr(scheduler, "MAX_TREE_WORK", 60)
+    document = tuple(number * 7 % VOCAB for number in range(40))
+    engine = SimulatedEngine(EngineShape(num_pages=400, max_running=20, chunk=200), TokenModel(broken_every=10**9))
+    for length in range(2, 40):
+        engine.add(Request(rid=str(length), input_ids=document[:length], sampling=SamplingParams(max_new_tokens=2)))
+    engine.step()
+    assert 1 < len(engine.scheduler.running) < 10
+    most = len(engine.scheduler.running)
+    while engine.has_work:
+        engine.step()
+        most = max(most, len(engine.scheduler.running))
+    assert most < 20
+    engine.check_answers()
 
 
 # Depth first.
@@ -169,7 +191,7 @@ def test_dfs_weight_walks_the_tree_depth_first(seed: int, num_actions: int):
     queue = Queue("dfs-weight", 1, seed)
     for _ in range(num_actions):
         queue.act()
-    keys = queue.policy.keys(queue.members)
+    keys = keys_of(queue.order, queue.members)
     order = sorted(queue.members, key=lambda r: keys[r])
     paths = {r: path_from_root(r.watch.node) for r in order if r.watch}
     below: dict[Node, list[int]] = {}
@@ -199,17 +221,18 @@ def test_a_round_of_dfs_weight_does_not_change_its_mind():
 def test_a_long_queue_of_dfs_weight_is_not_sorted_for_every_change():
     queue = Queue("dfs-weight", 1, seed=0)
     calls = []
-    original = queue.policy.keys
-    queue.policy.keys = lambda waiting: calls.append(1) or original(waiting)
+    assert isinstance(queue.order, DfsWeight)
+    original = queue.order.keys
+    queue.order.keys = lambda waiting: calls.append(1) or original(waiting)
     for number in range(640):
         queue.queue.add(make_request((number,), number))
     for number in range(640, 1040):
         queue.queue.add(make_request((number,), number))
-        queue.queue.reorder()
+        queue.queue.begin_round()
         first = queue.queue.first()
         assert first is not None
         queue.queue.remove(first)
         check_waiting(queue.queue)
     assert 20 < len(calls) < 60
     assert len(queue.drain()) < 640, "the newest wait for the next time"
-    queue.queue.reorder()
+    queue.queue.begin_round()

@@ -36,6 +36,13 @@ class Scrape:
             sums[key] = sums.get(key, 0) + value
         return {key: value for key, value in sums.items() if value}
 
+    @property
+    def state(self) -> str:
+        """The only state that `jsg:state` says the server is in."""
+        (state,) = self.by("jsg:state", "state")
+        assert set(self.samples["jsg:state"].values()) == {0, 1}
+        return state
+
 
 def scrape(http: httpx.Client, headers: Mapping[str, str] | None = None) -> Scrape:
     """A body that was made for this scrape."""

@@ -168,6 +168,7 @@ class TestDeath:
         assert [row["dp_rank"] for row in server.http.get("/get_load").json()] == [1]
         after = scrape(server.http)
         assert (after.get("jsg:engines"), after.get("jsg:engines_up"), after.get("jsg:engine_up")) == (2, 1, 1)
+        assert after.state == "ready", "one engine still works"
         assert [after.get("jsg:dp_up", engine=number) for number in "01"] == [0, 1]
         assert after.get("jsg:kv_capacity_tokens") == before.get("jsg:kv_capacity_tokens") / 2
         name = "jsg:engine_prompt_tokens_total"

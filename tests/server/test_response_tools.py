@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from jsg.constrained.tags.tools import Tool, tools_to_structural_tag
 from jsg.dialects import DIALECTS
+from jsg.server.openai.responses_tools import InputReader
 from tests.server.scripted import TOOL_TEMPLATE, ScriptedServer
 from tests.server.test_tools import ARGUMENTS, CALL, HI, NO_ARGUMENTS, OTHER, SCHEMA, make_server
 
@@ -554,3 +555,23 @@ def test_the_packages_raise_what_they_should(scripted):
         scripted.openai().responses.create(model="fake", input="hi", tool_choice="required")
     with pytest.raises(anthropic.BadRequestError):
         scripted.anthropic().messages.create(model="fake", max_tokens=5, messages=HI, tool_choice={"type": "any"})
+
+
+@pytest.mark.parametrize("step_len", [1, 2, 5, 1000])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (' {\n"input" \t: "a b" } ', "a b"),
+        ('{"input": "\\ud83d\\ude00\\n"}', "\U0001f600\n"),
+        ('{"input": "a\\ud83db\\ud83d\\nc\\ud83d"}', "a\ufffdb\ufffd\nc\ufffd"),
+        ('{"input": "\\ud83d\\u0041"}', "\ufffdA"),
+        ('{"other": "a"}', ""),
+        ("{" + " " * 1000 + '"input": "a"' + " " * 1000 + "}", "a"),
+    ],
+)
+def test_the_input_of_a_custom_tool_holds_back_little(arguments: str, said: str, step_len: int):
+    reader, found = InputReader(), ""
+    for start in range(0, len(arguments), step_len):
+        found += reader.push(arguments[start : start + step_len])
+        assert len(reader._held) < 15 + step_len
+    assert found == said

@@ -6,6 +6,7 @@ import json
 import shlex
 import socket
 import subprocess
+import time
 from typing import cast
 
 import pytest
@@ -51,11 +52,14 @@ class TestStart:
             assert early.status_code == 503
             assert "loading" in early.json()["error"]["message"]
             result = scrape(server.http)  # metrics answer already
-            assert result.get("jsg:engine_up") == 0
+            assert (result.get("jsg:engine_up"), result.state) == (0, "loading")
+            assert 0 <= time.time() - result.get("process_start_time_seconds") < 60
             gate.touch()
             server.wait_until_ready()
             assert server.http.get("/ready").status_code == 200
-            assert scrape(server.http).get("jsg:engine_up") == 1
+            after = scrape(server.http)
+            assert (after.get("jsg:engine_up"), after.state) == (1, "ready")
+            assert after.get("process_start_time_seconds") == result.get("process_start_time_seconds")
             assert "jsg:requests_running" in scrape(server.http).samples
 
     @pytest.mark.slow  # the threads below show the same, but for the exit status

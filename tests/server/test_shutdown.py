@@ -3,12 +3,14 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import io
 import json
 import os
 import pathlib
 import signal
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,7 +20,10 @@ from jsg import cli
 from jsg.config import EngineConfig, ServerConfig
 from jsg.engine.front.children import EngineChild
 from jsg.errors import ConfigError, EngineDeadError
+from jsg.lang.http import runtime
+from jsg.lang.http.runtime import Runtime
 from jsg.server import run
+from jsg.server.ending import EndRequest
 from tests.server.running import (
     LONG_STREAMS,
     ProcessMaker,
@@ -185,11 +190,89 @@ def test_it_ends_with_its_parent_if_it_shall(compile_cache_dir: str):
         wait_until(lambda: not is_listening(server.http.base_url.port))
 
 
-def test_a_second_signal_ends_it_at_once(make_process: ProcessMaker):
-    with make_process(server={"shutdown_timeout": 60}) as server, open_stream(server):
+def ask(server: RunningServer) -> httpx.Response:
+    return server.http.post("/generate", json={"text": "ab", "sampling_params": {"max_new_tokens": 2}})
+
+
+class TestDelay:
+    """`--drain-delay`: the server says that it is leaving, and goes on until everybody has heard it."""
+
+    @pytest.mark.parametrize("dp_size", [1, 2])
+    def test_requests_are_taken_and_connections_are_not_kept(self, make_server: ServerMaker, dp_size: int):
+        with make_server(server={"dp_size": dp_size, "drain_delay": 60, "shutdown_timeout": 20}) as server:
+            whole = {"text": "ab", "sampling_params": {"max_new_tokens": 300}}
+            with concurrent.futures.ThreadPoolExecutor(1) as pool, open_stream(server) as lines:
+                assert "connection" not in ask(server).headers
+                answer = pool.submit(server.http.post, "/generate", json=whole)
+                server.terminate()
+                wait_until(lambda: server.http.get("/ready").status_code == 503)
+                assert server.http.get("/ready").json() == {"status": "shutting down"}
+                assert server.http.get("/health").status_code == 200
+                assert scrape(server.http).state == "draining"
+                assert answer.result().headers["connection"] == "close", "also of what had begun before"
+                for path, body in LONG_STREAMS.items():
+                    with server.http.stream("POST", path, json=body) as response:
+                        assert (response.status_code, response.headers["connection"]) == (200, "close"), path
+                assert ask(server).status_code == 200
+                server.terminate()  # a second signal ends the delay
+                wait_until(lambda: ask(server).status_code == 503)
+                assert data_of(lines)[-1]["meta_info"]["completion_tokens"] == 1000
+            assert server.join() is None
+
+    def test_it_passes(self, make_server: ServerMaker):
+        with make_server(server={"drain_delay": 0.3, "shutdown_timeout": 20}) as server:
+            with open_stream(server) as lines:
+                server.terminate()
+                wait_until(lambda: ask(server).status_code == 503)
+                assert data_of(lines)[-1]["meta_info"]["completion_tokens"] == 1000
+            assert server.join() is None
+
+    def test_a_hold_goes_on_until_it_has_passed(self, make_server: ServerMaker):
+        with make_server(server={"drain_delay": 60}) as server:
+            hold = {"text": "ab", "hold": True, "stream": True}
+            with server.http.stream("POST", "/generate", json=hold) as held:
+                lines = held.iter_lines()
+                next(lines)
+                server.wait_for_stats(num_holds=1)
+                server.terminate()
+                wait_until(lambda: server.http.get("/ready").status_code == 503)
+                server.wait_for_stats(num_holds=1)
+                server.terminate()
+                list(lines)
+            assert server.join() is None
+
+    def test_an_engine_that_dies_ends_it(self, make_server: ServerMaker, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(run, "DEATH_NOTICE_S", 0.1)
+        with make_server(server={"drain_delay": 60}) as server:
+            server.terminate()
+            wait_until(lambda: server.http.get("/ready").status_code == 503)
+            server.engines[0].kill()
+            assert isinstance(server.join(), EngineDeadError)
+
+    @pytest.mark.parametrize(("drain_delay", "num_heard"), [(0, 1), (5, 2)])
+    def test_how_many_signals_are_heard_before_the_one_that_ends_it_at_once(self, drain_delay: float, num_heard: int):
+        told = EndRequest(ServerConfig(drain_delay=drain_delay))
+        assert [told.repeat() for _ in range(num_heard + 1)] == [True] * num_heard + [False]
+        assert told.is_made.is_set() and told.is_urgent.is_set()
+
+    def test_a_runtime_waits_for_it(self, monkeypatch: pytest.MonkeyPatch):
+        waits: list[float] = []
+        process: Any = SimpleNamespace(stdin=io.StringIO(), terminate=lambda: None, wait=waits.append)
+        monkeypatch.setattr(runtime, "_start", lambda *_: process)
+        monkeypatch.setattr(Runtime, "_wait_until_ready", lambda *_: "http://127.0.0.1:1")
+        with Runtime("tiny", drain_delay=7, shutdown_timeout=11):
+            pass
+        assert waits == [7 + 11 + runtime.END_S]
+
+
+def test_the_last_signal_ends_it_at_once(make_process: ProcessMaker):
+    with make_process(server={"drain_delay": 60, "shutdown_timeout": 60}) as server, open_stream(server):
         pid = server.stats()["pid"]
         server.process.send_signal(signal.SIGINT)
         wait_until(lambda: server.http.get("/ready").status_code == 503)
+        assert ask(server).status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: ask(server).status_code == 503)
         assert server.process.poll() is None
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(10) == 130
@@ -213,6 +296,7 @@ class TestDeath:
                 for path in ("/health", "/ready"):
                     probe = server.http.get(path)
                     assert (probe.status_code, probe.json()) == (503, {"status": "dead"})
+                assert scrape(server.http).state == "ended"
                 assert server.http.post("/generate", json={"text": "a"}).status_code == 503
             error = server.join()
             assert isinstance(error, EngineDeadError)
@@ -248,10 +332,10 @@ class TestStall:
                 wait_until(lambda: server.http.get("/health").status_code == 503)
                 for path in ("/health", "/ready"):
                     assert server.http.get(path).json() == {"status": "stalled"}
-                assert scrape(server.http).get("jsg:engine_up") == 0
+                assert (scrape(server.http).get("jsg:engine_up"), scrape(server.http).state) == (0, "stalled")
             wait_until(lambda: server.http.get("/health").status_code == 200)
             assert data_of(lines)[-1]["meta_info"]["completion_tokens"] == 300
-            assert scrape(server.http).get("jsg:engine_up") == 1
+            assert (scrape(server.http).get("jsg:engine_up"), scrape(server.http).state) == (1, "ready")
 
     def test_a_stopped_engine_does_not_keep_the_server_from_ending(self, make_process: ProcessMaker):
         with make_process(server={"shutdown_timeout": 0.3}) as server, open_stream(server) as lines:

@@ -22,6 +22,7 @@ from jsg.engine.front.children import EngineChild
 from jsg.engine.front.fleet import open_engines
 from jsg.engine.front.grammar_compiler import _Known
 from jsg.errors import JsgError
+from jsg.server.ending import EndRequest
 from jsg.server.native import health
 from jsg.server.run import Directories, serve_until
 from tests.engine.fake_core import FakeCore
@@ -161,7 +162,7 @@ class ServerThread(RunningServer):
         self._arguments = engine, server, Directories(tokenizer_dir, None)
         self._is_greeted = threading.Event()
         self._loop: Any = asyncio.new_event_loop()
-        self._told_to_end = asyncio.Event()
+        self._told_to_end = EndRequest(server)
         self._error: BaseException | None = None
         self.engines = [EngineThread(engine) for _ in range(server.dp_size)]
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
@@ -174,8 +175,8 @@ class ServerThread(RunningServer):
         self.find_address()
 
     def terminate(self) -> None:
-        """As the first signal does."""
-        self._loop.call_soon_threadsafe(self._told_to_end.set)
+        """As a signal does, but for the last one, which ends the process at once."""
+        self._loop.call_soon_threadsafe(self._told_to_end.repeat)
 
     def join(self) -> BaseException | None:
         """Waits for its end; what it raised."""

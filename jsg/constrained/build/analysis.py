@@ -137,8 +137,8 @@ def _add_clauses(
                 some.add(i, body)
         case ir.Bag():
             _add_bag(expr, i, index, empty, some)
-        case ir.Automaton(edges, accepting):
-            if 0 in accepting:
+        case ir.Automaton(edges, accepting, skips):
+            if expr.may_be_empty:
                 empty.add(i)
             states = [some.new() for _ in edges] or [some.new()]
             some.add(i, states[:1])
@@ -147,6 +147,8 @@ def _add_clauses(
                     some.add(states[state])
                 for label, target in out:
                     some.add(states[state], [index[id(label)], states[target]])
+            for state, target in skips:
+                some.add(states[state], [states[target]])
         case ir.Call(rule):
             empty.add(i, [roots[rule]])
             some.add(i, [roots[rule]])

@@ -9,7 +9,7 @@ Expressions that never match are left out first (`analysis.py`), so that no posi
 
 import functools
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from typing import NamedTuple
 
 from jsg.constrained import ir, tables
@@ -307,7 +307,7 @@ class _Builder:
         """Every arc on a path from state 0 to an accepting state.
 
         An arc stands for all edges with one label to one target: however many states they leave, what follows them is
-        the same. Where a label is one of several options, each option is an arc of its own, because many labels share
+        the same. (Where states are skipped, it stands for one edge.) Where a label is one of several options, each option is an arc of its own, because many labels share
         some of them.
         """
         known = self._arcs.get(id(automaton))
@@ -316,13 +316,16 @@ class _Builder:
         edges = [
             [(part, target) for label, target in out for part in self._options_of(label)] for out in automaton.edges
         ]
-        live = set(live_states([tuple([target for _, target in out]) for out in edges], automaton.accepting))
-        arcs: dict[tuple[int, int], Arc] = {}
+        rows = [tuple([target for _, target in out]) for out in edges]
+        for state, target in automaton.skips:
+            rows[state] += (target,)
+        live = set(live_states(rows, automaton.accepting))
+        arcs: dict[tuple[int, int, int], Arc] = {}
         for state, out in enumerate(edges):
-            if state in live:
-                for label, target in out:
-                    if target in live:
-                        arcs.setdefault((id(label), target), Arc(label, target, [])).sources.append(state)
+            only = state if automaton.skips else 0  # what begins a label must then be its own, for `_beside`
+            for label, target in out if state in live else ():
+                if target in live:
+                    arcs.setdefault((id(label), target, only), Arc(label, target, [])).sources.append(state)
         self._arcs[id(automaton)] = found = list(arcs.values())
         return found
 
@@ -334,16 +337,67 @@ class _Builder:
         return [option for option in options if self._facts.is_productive(option)]
 
     def _automaton(self, automaton: ir.Automaton, parts: list[Fragment]) -> Fragment:
-        out: dict[int, list[int]] = {}
+        out: dict[int, list[tuple[ir.Expr, Positions]]] = {}
         into: dict[int, list[int]] = {}
         for arc, part in zip(self._arcs_of(automaton), parts, strict=True):
             for state in arc.sources:
-                out.setdefault(state, []).extend(part.first)
+                out.setdefault(state, []).append((arc.label, part.first))
             into.setdefault(arc.target, []).extend(part.last)
-        for state, first in out.items():
-            self._join(tuple(into.get(state, ())), tuple(first))
-        last = [position for state in sorted(automaton.accepting) for position in into.get(state, ())]
-        return Fragment(0 in automaton.accepting, tuple(out.get(0, ())), tuple(last))
+        skips, accepting = dict(automaton.skips), set(automaton.accepting)
+        open_ends = {position for last in into.values() for position in last} if skips else set[int]()
+        begins: dict[int, Positions] = {}
+        for state in sorted({*out, *skips}, reverse=True):  # a skip leads to a higher state
+            own = out.get(state, ())
+            if state not in skips:
+                begins[state] = tuple(itertools.chain.from_iterable(first for _, first in own))
+            else:
+                begins[state] = begins.get(skips[state], ())
+                accepting |= {state} if skips[state] in accepting else set()
+                for label, first in own:
+                    begins[state] = self._beside(first, _num_literal(label), begins[state], open_ends)
+            self._join(tuple(into.get(state, ())), begins[state])
+        last = [position for state in sorted(accepting) for position in into.get(state, ())]
+        return Fragment(0 in accepting, begins.get(0, ()), tuple(last))
+
+    def _beside(self, first: Positions, num_own: int, others: Positions, open_ends: Set[int]) -> Positions:
+        """The positions that begin an expression, and others that may come in its place, as one group.
+
+        The names of a thousand members, each of which may be left out, are one tree at each place between two of them.
+        So a byte that begins the expression and one of the others is read once: what may come behind it for the others
+        may also come behind it for the expression, whose positions nothing but this group leads to. Nothing changes for
+        groups that were made before.
+
+        Args:
+            first: The positions that begin the expression.
+            num_own: How many bytes it begins with, each at the place behind the one before.
+            others: The other positions.
+            open_ends: Positions that are not joined yet with what comes behind them.
+        """
+        if not num_own:
+            return first + others
+        (position,) = first
+        end = position + num_own
+        found: Positions | None = None
+        while True:
+            self._spend(len(others))
+            bits = self._arguments[position]
+            twin = next((o for o in others if self._is_byte(o, bits) and o not in open_ends), None)
+            group = (position, *[other for other in others if other != twin])
+            if found is None:
+                found = group
+            else:
+                self._follow[position - 1] = [group]
+            if twin is None:
+                return found
+            position += 1
+            if position == end:
+                self._follow[position - 1] += self._follow[twin]
+                return found
+            groups = self._follow[twin]
+            others = groups[0] if len(groups) == 1 else tuple(dict.fromkeys(itertools.chain.from_iterable(groups)))
+
+    def _is_byte(self, position: int, bits: int) -> bool:
+        return self._kinds[position] == tables.BYTE and self._arguments[position] == bits
 
     # -- Repeats
 
@@ -441,6 +495,13 @@ class _Builder:
         )
         fragment = self._leaf(tables.LOOP, number)
         return fragment._replace(nullable=low == 0 and not required)
+
+
+def _num_literal(expr: ir.Expr) -> int:
+    """How many bytes an expression begins with that are known and stand nowhere else."""
+    while isinstance(expr, ir.Seq) and expr.parts:
+        expr = expr.parts[0]
+    return len(expr.value) if isinstance(expr, ir.Literal) else 0
 
 
 def _bits(expr: ir.Expr) -> int:

@@ -101,8 +101,8 @@ class NfaBuilder:
                 return begin
             case Repeat():
                 return self._repeat(expr, after)
-            case Automaton(edges, accepting):
-                return self._automaton(edges, accepting, after)
+            case Automaton():
+                return self._automaton(expr, after)
             case _:
                 raise GrammarError(
                     f"patterns are combined as automata over characters, but there is none for {type(expr).__name__}; "
@@ -143,19 +143,20 @@ class NfaBuilder:
         self._open(gate, [begin | after])
         return begin
 
-    def _automaton(
-        self, edges: tuple[tuple[tuple[Expr, int], ...], ...], accepting: frozenset[int], after: frozenset[int]
-    ) -> frozenset[int]:
+    def _automaton(self, automaton: Automaton, after: frozenset[int]) -> frozenset[int]:
         first = len(self._label)
-        for _ in edges:
+        for _ in automaton.edges:
             self._position(charset.NONE, ())
         begins: list[set[int]] = []
-        for state, row in enumerate(edges):
-            begin = set(after) if state in accepting else set[int]()
+        for state, row in enumerate(automaton.edges):
+            begin = set(after) if state in automaton.accepting else set[int]()
             for label, target in row:
                 begin |= self._before(label, frozenset((first + target,)))
             self._spend(len(begin))
             begins.append(begin)
+        for state, target in sorted(automaton.skips, reverse=True):
+            begins[state] |= begins[target]
+            self._spend(len(begins[target]))
         self._open(first, begins)
         return frozenset(begins[0])
 

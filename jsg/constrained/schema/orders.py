@@ -10,6 +10,7 @@ needed, their names must be of different kinds (`distinct.py`).
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
@@ -22,7 +23,6 @@ from jsg.constrained.ir import (
     BagItem,
     Expr,
     Repeat,
-    alt,
     any_of,
     optional,
     separated,
@@ -32,15 +32,12 @@ from jsg.constrained.schema import distinct
 from jsg.constrained.schema.scope import Scope
 from jsg.errors import GrammarError
 
-_MAX_LEFT_OUT = 2_000
-"""Most optional names of one object in declared order. Each may follow any name before it, so the grammar grows with
-the square of their number."""
 _MAX_LATE = 4
 """Most optional members before a required one that may also come after it. Each doubles the grammar of the object."""
 _MAX_COPIED = 100
 """Most members of an object that is written out for them, all copies together."""
-_MAX_EDGES = 5_000
-"""Most edges of the automaton that counts members in declared order."""
+_MAX_COPIES = 15_000
+"""Most members of an object in declared order in which members are counted: each stands there once for each count."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,12 +145,6 @@ def _in_any_order(plan: Plan, comma: Expr, where: str) -> Expr:
 def _in_order(plan: Plan, comma: Expr, where: str) -> Expr:
     """At least one member: the declared members in their order, then the others."""
     declared, required = plan.declared, plan.num_required
-    if len(declared) - required > _MAX_LEFT_OUT:
-        raise GrammarError(
-            f"properties at {where}: in declared order an object may have at most {_MAX_LEFT_OUT} names that are not "
-            f"required, but there are {len(declared) - required}; require some, leave some out, or use "
-            'property_order="free"'
-        )
     has_others = plan.others != NEVER or bool(plan.needed)
     if has_others and (late := _late(plan)) is not None:
         return any_of([_with_late(plan, written, late, comma, where) for written in _subsets(late)])
@@ -169,7 +160,7 @@ def _in_order(plan: Plan, comma: Expr, where: str) -> Expr:
         return seq(first, comma, others) if must_have_others else seq(first, optional(seq(comma, others)))
     if not plan.is_surely_met or has_others or (plan.most is not None and plan.most < len(declared)):
         return _counted(plan, comma, where)
-    return _subsequence(declared, comma)
+    return _row(declared, comma)
 
 
 def _late(plan: Plan) -> tuple[int, ...] | None:
@@ -213,7 +204,7 @@ def _with_late(plan: Plan, written: tuple[int, ...], late: tuple[int, ...], comm
     after = seq(comma, others)
     if least <= 0 and not plan.needed:
         after = optional(after) if others != NEVER else EMPTY
-    return seq(_subsequence(first, comma), after)
+    return seq(_row(first, comma), after)
 
 
 def _others(plan: Plan, comma: Expr, before: int, where: str) -> Expr:
@@ -256,66 +247,72 @@ def _kinds(plan: Plan, least: int, where: str) -> Sequence[Expr]:
     return kinds
 
 
-def _subsequence(members: Sequence[Member], comma: Expr) -> Expr:
-    """At least one of the members and all required ones, in their order.
-
-    With a required member this is easy: each member before the first required one has a comma after it, and each member
-    behind that one has a comma before it. Where all are optional, the first member that is written is in the left half
-    or in the right half. Halving makes the expression longer by a factor of the logarithm of the number of members.
-    Trying each member as the first would square its length.
-    """
-    first = next((i for i, member in enumerate(members) if member.is_required), None)
-    if first is not None:
-        before = [optional(seq(member.expr, comma)) for member in members[:first]]
-        return seq(*before, members[first].expr, _tail(members[first + 1 :], comma))
-    if len(members) == 1:
-        return members[0].expr
-    middle = len(members) // 2
-    left, right = members[:middle], members[middle:]
-    return alt(seq(_subsequence(left, comma), _tail(right, comma)), _subsequence(right, comma))
-
-
-def _tail(members: Sequence[Member], comma: Expr) -> Expr:
-    """These members in their order behind another member; optional ones may be left out."""
-    parts = [seq(comma, member.expr) for member in members]
-    return seq(*(part if member.is_required else optional(part) for part, member in zip(parts, members, strict=True)))
-
-
 def _counted(plan: Plan, comma: Expr, where: str) -> Expr:
-    """Counted members in declared order: an automaton whose states are (next declared member, count so far).
+    """Declared members in their order, and then the others, where their number must be counted.
 
-    Every edge is a member, and its target is the state behind that member. The members without a declared name come
-    last, on one edge, which brings the count within its bounds.
+    Raises:
+        GrammarError: There are too many members and counts.
     """
-    declared = plan.declared
-    # Higher counts are all treated like this one.
     limit = max(1, plan.least) if plan.most is None else plan.most
-    limit = min(limit, len(declared) + (limit if plan.others != NEVER else 0) + len(plan.needed))
-    if len(declared) ** 2 * (limit + 1) // 2 > _MAX_EDGES:
+    num_copies = len(plan.declared) * min(limit, len(plan.declared))
+    if num_copies > _MAX_COPIES:
         raise GrammarError(
-            f"minProperties and maxProperties can be counted in declared order for a few optional properties, but "
-            f'there are too many at {where}; use property_order="free", or leave the counts out'
+            f"minProperties and maxProperties can be counted in declared order where the bound times the number of "
+            f"properties is at most {_MAX_COPIES}, but at {where} it is {num_copies}; use a smaller bound, require all "
+            'properties, use property_order="free" (up to 64 properties), or leave the counts out'
         )
-    width, end = limit + 1, (len(declared) + 1) * (limit + 1)
+    others = functools.partial(_others, plan, comma, where=where)
+    return _row(plan.declared, comma, plan.least, plan.most, others, needs_others=bool(plan.needed))
+
+
+def _row(
+    members: Sequence[Member],
+    comma: Expr,
+    least: int = 0,
+    most: int | None = None,
+    others: Callable[[int], Expr] | None = None,
+    *,
+    needs_others: bool = False,
+) -> Expr:
+    """At least one member, in their order: an automaton with an edge for each, which skips those that are left out.
+
+    A state is (next member, members so far), before a member or behind one, where the object may end. Numbers of
+    members from `least` on, or from `most` on, are one state.
+
+    Args:
+        members: The declared members.
+        comma: What stands between two members.
+        least, most: The bounds of the number of members, those of `others` included.
+        others: Gives the members that may come behind the declared ones, by how many come before them; None: none may.
+        needs_others: Whether these must come.
+    """
+    limit = min(least if most is None else most, len(members))
+    if not limit and others is None and (len(members) == 1 or all(member.is_required for member in members)):
+        return separated([member.expr for member in members], comma)
+    numbers: dict[tuple[int, int, bool], int] = {}
+    num_required = num_ordered = 0
+    for place in range(len(members) + 1):
+        for count in range(min(num_required, limit), min(place, limit) + 1):
+            for is_behind in (True, False) if place else (False,):
+                numbers[place, count, is_behind] = len(numbers)
+        if place < len(members) and members[place].is_required:
+            num_required, num_ordered = num_required + 1, place + 1
+    end = len(numbers)
     edges: list[list[tuple[Expr, int]]] = [[] for _ in range(end + 1)]
-    accepting = {end}
-    runs: dict[int, Expr] = {}  # the members without a declared name, by the number of members before them
-    for start, count in itertools.product(range(len(declared) + 1), range(width)):
-        lead = comma if count else EMPTY
-        row = edges[start * width + count]
-        if plan.most is None or count < plan.most:
-            for following in range(start, len(declared)):
-                target = (following + 1) * width + min(count + 1, limit)
-                row.append((seq(lead, declared[following].expr), target))
-                if declared[following].is_required:
-                    break
-        if any(member.is_required for member in declared[start:]):
-            continue
-        if count and count >= plan.least and not plan.needed:
-            accepting.add(start * width + count)
-        if count not in runs:
-            runs[count] = _others(plan, comma, count, where)
-        others = runs[count]
-        if others != NEVER:
-            row.append((seq(lead, others), end))
-    return Automaton(tuple(tuple(row) for row in edges), frozenset(accepting))
+    accepting, skips = {end}, dict[int, int]()
+    for (place, count, is_behind), number in numbers.items():
+        if is_behind:
+            if comma == EMPTY:
+                skips[number] = numbers[place, count, False]
+            else:
+                edges[number].append((comma, numbers[place, count, False]))
+            if place >= num_ordered and count >= least and not needs_others:
+                accepting.add(number)
+        elif place == len(members):
+            edges[number].extend([(others(count), end)] if others is not None else [])
+        else:
+            if most is None or count < most:
+                edges[number].append((members[place].expr, numbers[place + 1, min(count + 1, limit), True]))
+            if not members[place].is_required:
+                skips[number] = numbers[place + 1, count, False]
+    return Automaton(tuple(map(tuple, edges)), frozenset(accepting), tuple(skips.items()))

@@ -87,6 +87,8 @@ def _limit_processor_time() -> None:
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
+    for number in (signal.SIGINT, signal.SIGTERM):  # the front's to obey, which may take requests for a while yet
+        signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
     _limit_processor_time()
     try:

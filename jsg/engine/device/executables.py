@@ -28,7 +28,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jsg.engine.device.compile_errors import REFUSALS, compile_error
 from jsg.engine.device.pace import Pace
 from jsg.engine.device.program_store import ProgramStore
-from jsg.engine.private_directory import private_directory
 from jsg.errors import CompileError, ForbiddenCompileError
 from jsg.models.tensor_parallel import spec_of
 
@@ -385,22 +384,8 @@ def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
     return x if isinstance(x, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
 
-def compilation_cache_path(directory: str | None) -> Path:
-    """The directory of compiled programs: `~/.cache/jsg/xla` for None."""
-    return Path(directory) if directory else Path.home() / ".cache" / "jsg" / "xla"
-
-
-def use_compilation_cache(directory: str | None) -> None:
-    """Keeps compiled programs in an owner-only directory, because whoever can write there can run code as us.
-
-    Args:
-        directory: See `compilation_cache_path`.
-
-    Raises:
-        ConfigError: The directory belongs to somebody else, or others can write to it.
-    """
-    path = compilation_cache_path(directory)
-    private_directory(path, "--compilation-cache-dir", "what lies there is run as code")
+def use_compilation_cache(path: Path) -> None:
+    """Keeps compiled programs in this owner-only directory, because whoever can write there can run code as us."""
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

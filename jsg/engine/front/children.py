@@ -11,6 +11,7 @@ from typing import final
 
 from jsg.config import EngineConfig
 from jsg.engine.child.protocol import ENGINE_CORE, EngineStart, KvEvents
+from jsg.engine.private_directory import temporary_directory
 
 STDERR = 2
 
@@ -44,7 +45,7 @@ class EngineChild:
         The child has the import path of its parent, no stdin, writes to stderr only, and is in a process group of its
         own, so that Ctrl-C in a terminal reaches the front only.
         """
-        directory = tempfile.TemporaryDirectory(prefix="jsg-", ignore_cleanup_errors=True)  # mode 0700
+        directory = temporary_directory()
         reading_fd, writing_fd = os.pipe()
         start = EngineStart(
             config=config,

@@ -1,5 +1,6 @@
 """What grammars need: the model's tokenizer, the bytes of its tokens, and loaded kernels."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -13,7 +14,12 @@ from jsg.constrained.jit import default_kernel_cache, use_kernel_cache
 from jsg.constrained.run import kernel_cache
 from jsg.constrained.run.vocab import Vocabulary
 from jsg.engine.child.kernel_process import fill_elsewhere
-from jsg.engine.private_directory import private_directory
+from jsg.engine.private_directory import (
+    PROGRAMS_WHY,
+    private_directory,
+    temporary_directory,
+    why_unwritable,
+)
 from jsg.errors import ConfigError, EngineDeadError, JsgError, ModelError, RequestError
 
 logger = logging.getLogger(__name__)
@@ -119,11 +125,23 @@ class LexiconLoader:
             logger.exception("what grammars need could not be loaded")
             self._future.set_result(error)
 
-    def _filled_cache(self) -> Path | None:
-        """The directory of kernels with all kernels in it; None where it cannot have them."""
+    def _filled_cache(self, temporary: contextlib.ExitStack) -> Path | None:
+        """The directory of kernels with all kernels in it; None where it cannot have them.
+
+        If nothing can be kept, it is a temporary one, so that the kernels are compiled outside this process all the
+        same.
+        """
         kernels = self._kernels
-        if kernels is None or kernel_cache.is_filled(kernels):
+        if kernels is not None and kernel_cache.is_filled(kernels):
             return kernels
+        if kernels is not None:
+            with contextlib.suppress(OSError):
+                kernels.mkdir(exist_ok=True)  # Python may have compiled nothing there
+        if kernels is None or why_unwritable(kernels) is not None:
+            with contextlib.suppress(ConfigError):
+                kernels = Path(temporary.enter_context(temporary_directory()))
+        if kernels is None:
+            return None
         fill_elsewhere(kernels, self._is_closing)
         self._check_open()
         return kernels if kernel_cache.is_filled(kernels) else None
@@ -146,29 +164,19 @@ class LexiconLoader:
             size=size,
             special_names={i: tokenizer.token_bytes(i).decode(errors="replace") for i in special},
         )
-        use_kernel_cache(self._filled_cache())
-        _load_kernels(vocabulary)
+        with contextlib.ExitStack() as temporary:
+            use_kernel_cache(self._filled_cache(temporary))
+            _load_kernels(vocabulary)
         encode = functools.partial(tokenizer.encode, add_special_tokens=False, parse_special=False)
         return Lexicon(encode, tokenizer.strips_leading_space, vocabulary)
 
 
 def _kernel_directory(cache_directory: Path) -> Path | None:
-    """The owner-only directory of kernels; None where it cannot be made.
-
-    Raises:
-        ConfigError: Somebody else owns it or may enter it.
-    """
-    directory, why = cache_directory / KERNEL_DIRECTORY, "what lies there is run as code"
+    """The owner-only directory of kernels; None where it cannot be made, somebody else owns it, or others may enter."""
     try:
-        return private_directory(directory, "--compilation-cache-dir", why)
+        return private_directory(cache_directory / KERNEL_DIRECTORY, "--compilation-cache-dir", PROGRAMS_WHY)
     except ConfigError as error:
-        if not isinstance(error.__cause__, OSError):
-            raise
-        logger.warning(
-            "the directory for the kernels of grammars cannot be made (%s); they are compiled in the engine process "
-            "instead at each start, which holds up its steps",
-            error.__cause__,
-        )
+        logger.warning("the kernels of grammars are not kept, so each start compiles them anew: %s", error)
         return None
 
 

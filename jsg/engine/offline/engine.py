@@ -212,8 +212,10 @@ class Engine:
         """This engine as the backend of programs; always the same object."""
         return self._backend
 
-    async def answer_async(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[list[Answer], int]]:
-        """Runs prompts together; yields all answers and the index of the one that has grown. Closing it early aborts.
+    async def answer_async(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[list[Answer], int, str]]:
+        """Runs prompts together; yields all answers, the index of the one that has grown, and its new text.
+
+        Closing it early aborts them.
 
         Raises:
             JsgError: A prompt breaks a rule, or the engine failed.
@@ -222,8 +224,8 @@ class Engine:
         tables = await self._tables_of(answers)
         moves = self._run_async(answers, tables)
         try:
-            async for index in moves:
-                yield answers, index
+            async for index, text in moves:
+                yield answers, index, text
         finally:
             await moves.aclose()
 
@@ -351,8 +353,11 @@ class Engine:
             tables = await asyncio.to_thread(self._grammars.tables, grammars)
         return tables
 
-    def _run(self, answers: list[Answer], tables: Tables, *, is_read: bool = True) -> Iterator[int]:
-        """Runs all answers to their ends; yields the index of each that has grown. Closing it early aborts."""
+    def _run(self, answers: list[Answer], tables: Tables, *, is_read: bool = True) -> Iterator[tuple[int, str]]:
+        """Runs all answers to their ends; yields the index and the new text of each that has grown.
+
+        Closing it early aborts them.
+        """
         arrived: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         try:
             for index, answer in enumerate(answers):
@@ -362,13 +367,15 @@ class Engine:
             num_open = len(answers)
             while num_open:
                 index, item = arrived.get()
-                if self._take(answers[index], item):
+                if (text := self._take(answers[index], item)) is not None:
                     num_open -= answers[index].finish is not None
-                    yield index
+                    yield index, text
         finally:
             self._abort_unfinished(answers)
 
-    async def _run_async(self, answers: list[Answer], tables: Tables, *, is_read: bool = True) -> AsyncGenerator[int]:
+    async def _run_async(
+        self, answers: list[Answer], tables: Tables, *, is_read: bool = True
+    ) -> AsyncGenerator[tuple[int, str]]:
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[_Item] = asyncio.Queue()
 
@@ -381,24 +388,27 @@ class Engine:
             num_open = len(answers)
             while num_open:
                 index, item = await arrived.get()
-                if self._take(answers[index], item):
+                if (text := self._take(answers[index], item)) is not None:
                     num_open -= answers[index].finish is not None
-                    yield index
+                    yield index, text
         finally:
             self._abort_unfinished(answers)
 
-    def _take(self, answer: Answer, item: RequestOutput | JsgError) -> bool:
-        """Adds an output to its answer; False if the answer has ended at a stop string, which the engine cannot see."""
+    def _take(self, answer: Answer, item: RequestOutput | JsgError) -> str | None:
+        """Adds an output to its answer, and gives the new text.
+
+        None where the answer has ended at a stop string, which the engine cannot see.
+        """
         if isinstance(item, JsgError):
             raise item
         if answer.finish is not None:
-            return False
+            return None
         delta = answer.push(item)
         if delta.finish is not None and item.finish is None:
             self._driver.abort(answer.request.rid)
         if delta.finish is not None and delta.finish.type is FinishType.ERROR:
             raise delta.finish.to_error()
-        return True
+        return delta.text
 
     def _abort_unfinished(self, answers: list[Answer]) -> None:
         for answer in answers:
@@ -408,13 +418,13 @@ class Engine:
     def _stream(
         self, answers: list[Answer], tables: Tables, texts: Tokenizer | None, is_list: bool
     ) -> Iterator[Result]:
-        for index in self._run(answers, tables):
+        for index, _ in self._run(answers, tables):
             yield answers[index].result(texts) | ({"index": index} if is_list else {})
 
     async def _stream_async(
         self, answers: list[Answer], tables: Tables, texts: Tokenizer | None, is_list: bool
     ) -> AsyncIterator[Result]:
-        async for index in self._run_async(answers, tables):
+        async for index, _ in self._run_async(answers, tables):
             yield answers[index].result(texts) | ({"index": index} if is_list else {})
 
 

@@ -20,7 +20,7 @@ from jsg.processing.turns import ChatTurns
 _LONG_TEXT = 20_000  # characters; encoding them takes longer than a call of another thread
 
 
-Answering = Callable[[Sequence[Prompt]], AsyncGenerator[tuple[list[Answer], int]]]
+Answering = Callable[[Sequence[Prompt]], AsyncGenerator[tuple[list[Answer], int, str]]]
 """`Engine.answer_async`."""
 Holding = Callable[[Prompt, Callable[[], None]], Callable[[], None]]
 """`Engine.hold`."""
@@ -71,12 +71,9 @@ class EngineModel(LocalModel):
         return await self._beside(lambda: encode_choices(self._tokenizer, parts, choices, media=self._media), size)
 
     async def _run(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[Sequence[Answer], int, str]]:
-        num_shown = [0] * sum(prompt.sampling.n for prompt in prompts)
         async with contextlib.aclosing(self._answer(prompts)) as steps:
-            async for answers, index in steps:
-                text = answers[index].text
-                yield answers, index, text[num_shown[index] :]
-                num_shown[index] = len(text)
+            async for step in steps:
+                yield step
 
     async def _beside[T](self, work: Callable[[], T], size: int) -> T:
         return await asyncio.to_thread(work) if size > _LONG_TEXT else work()

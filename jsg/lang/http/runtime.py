@@ -26,7 +26,8 @@ from jsg.lang.http.endpoint import RuntimeEndpoint
 from jsg.lang.streams.loop import shared_loop, wait_for
 
 START_TIMEOUT_S = 600.0
-END_S = 5.0  # beyond the time that the server gives to requests under way
+END_S = 5.0  # beyond the time that these options of the server give to requests
+ENDING = ("drain_delay", "shutdown_timeout")
 NUM_KEPT_LINES = 200
 NUM_SHOWN_LINES = 20
 KEY_FIELDS = frozenset({"api_key", "admin_api_key"})
@@ -74,7 +75,7 @@ class Runtime:
         key = _own_key(flags)
         self._process = _start(arguments, secrets)
         self._lines: collections.deque[str] = collections.deque(maxlen=NUM_KEPT_LINES)
-        grace_s = flags.get("shutdown_timeout", ServerConfig().shutdown_timeout) + END_S
+        grace_s = END_S + sum(flags.get(name, getattr(ServerConfig(), name)) for name in ENDING)
         self._end = weakref.finalize(self, _end, self._process, grace_s, os.getpid())
         try:
             self.url = self._wait_until_ready(start_timeout_s)

@@ -82,7 +82,7 @@ class Runner:
 
     def copies(self) -> tuple[Session, Transcript]:
         """Gives a session and a transcript that begin as its own, which has no branches, are now."""
-        self.transcript, copied = self.transcript.fork(2)  # all copies have one text, not one each
+        [copied] = self.transcript.fork(1)
         return cast(CopySession, self._live()).copy(), copied
 
     # From any thread.
@@ -268,13 +268,13 @@ class Runner:
 
     async def _decide(self, op: ExprOp, select: Select, question: str) -> None:
         """Asks a question in a branch, which ends with the answer: the prompt stays as it is."""
-        turns, role, kind = self.transcript.turns, self.transcript.role, select.decision
+        transcript, kind = self.transcript, select.decision
         assert kind is not None, "a question has a kind"
-        is_begun = bool(turns[-1].content) if role is not None else bool(self.transcript.log.num_pieces)
+        is_begun = bool(transcript.log.num_pieces) if transcript.role is None else transcript.is_turn_begun
         with self._history.calling(op) as (call,):
             [branch] = await self._live().fork(1)
             try:
-                for item in items_of(question, role, has_turns=bool(turns), is_begun=is_begun):
+                for item in items_of(question, transcript.role, has_turns=transcript.has_turns, is_begun=is_begun):
                     await branch.extend(item)
                 selection = await branch.select(dataclasses.replace(select, temperature=0.0))
             finally:

@@ -20,8 +20,7 @@ stream: all variables that it would set later, and later reads of its text, rais
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jsg.errors import AbortedError, ProgramError, UnknownVariableError
@@ -45,6 +44,7 @@ from jsg.lang.ir import (
     Video,
     parts_of,
 )
+from jsg.lang.layered import LayeredDict
 from jsg.lang.nesting import JoinMode, Nesting, check_join
 from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import Loop
@@ -82,12 +82,13 @@ class Stream:
         """`open_session` is called when the first op needs a session. A fork has None, and a `parent`."""
         self.history = parent.history if parent is not None else history or History(is_watched=False)
         self.runner = Runner(loop, open_session, self.history, transcript)
-        self.variables: dict[str, Variable] = {} if parent is None else dict(parent.variables)
+        self.variables = LayeredDict[Variable]() if parent is None else parent.variables.fork()
         self.assigned: dict[str, Variable] = {}
         self.nesting = Nesting() if parent is None else parent.nesting.fork()
         self._defaults = defaults
         self._end: str | None = None
         self._cancelled: BaseException | None = None
+        self._is_closed = False
         self._expected: dict[Variable, str] = {}
         self._children: set[Stream] = set()
         self._num_appended = 0
@@ -150,7 +151,6 @@ class Stream:
         children = [Stream(self.runner.loop, None, self._defaults, self) for _ in range(size)]
         for child in children:
             self._children.add(child)
-            child.ended.when_done(functools.partial(self._forget, child))
         runners = tuple(child.runner for child in children)
         self.runner.push([Fork(runners, None if offsets is None else tuple(offsets), place)])
         return children
@@ -215,8 +215,7 @@ class Stream:
             arrival.fail(self._cancelled)
         self.runner.push([Mark("nothing", arrival)])
         self._disappoint(None)
-        for child in self.children():
-            child.close()
+        self._close_forks()
         return arrival
 
     # Reading.
@@ -272,8 +271,14 @@ class Stream:
             error: The error for those who wait for a name.
         """
         self.release(reason, error)
-        for child in self.children():
-            child.close()
+        self._close_forks()
+
+    def _close_forks(self) -> None:
+        # What is closed has no new forks, so branches that are joined into each other are each looked at once.
+        self._is_closed = True
+        for fork in self.forks(lambda stream: stream._is_closed):
+            fork.release()
+            fork._is_closed = True
 
     def release(self, reason: str = _ENDED, error: BaseException | None = None) -> None:
         """Does the same as `close`, but lets the forks go on."""
@@ -285,24 +290,34 @@ class Stream:
     def cancel(self, error: BaseException | None = None) -> None:
         """Aborts what the stream and its forks have under way. Reads raise `error`, or an AbortedError."""
         error = error or AbortedError("the program was cancelled")
-        self._cancelled = self._cancelled or error
-        self._end = self._end or _ENDED
-        self.runner.cancel(error)
-        self._disappoint(error)
-        for child in self.children():
-            child.cancel(error)
+        for stream in (self, *self.forks(lambda stream: stream._cancelled is not None)):
+            stream._cancelled = stream._cancelled or error
+            stream._end = stream._end or _ENDED
+            stream.runner.cancel(error)
+            stream._disappoint(error)
 
-    def children(self) -> "list[Stream]":
-        """Gives the forks that have not ended, or have forks that have not ended."""
-        return list(self._children)
+    def forks(self, is_left_out: "Callable[[Stream], bool]" = lambda _: False) -> "Iterator[Stream]":
+        """Gives its forks, and theirs, that have not ended or have forks that have not. Forks may be thousands deep.
 
-    def _forget(self, child: "Stream") -> None:
-        self._children.discard(child)
-        self._check_ended()
+        Args:
+            is_left_out: Says of which fork neither it nor what it has forked is given.
+        """
+        waiting = list(self._children)
+        while waiting:
+            fork = waiting.pop()
+            if not is_left_out(fork):
+                yield fork
+                waiting.extend(fork._children)
 
     def _check_ended(self) -> None:
-        if self.log.is_done and not self._children:
-            self.ended.finish(None)
+        """Ends it, and all above it of which it was the last fork."""
+        stream = self
+        while stream is not None and stream.log.is_done and not stream._children:
+            parent = stream._parent
+            if parent is not None:
+                parent._children.discard(stream)
+            stream.ended.finish(None)
+            stream = parent
 
     def _push(self, ops: Sequence[Any]) -> None:
         if ops:

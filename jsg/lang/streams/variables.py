@@ -4,9 +4,10 @@ A callback tells each reader, so that nothing polls and no thread waits for a ta
 """
 
 import asyncio
+import collections
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -64,8 +65,7 @@ class Variable:
         """Lets those that follow its text look again."""
         with self._lock:
             callbacks, self._on_change = self._on_change, []
-        for callback in callbacks:
-            callback()
+        _call_back(callbacks)
 
     def finish(self, value: Any, meta: dict[str, Any] | None = None) -> None:
         """Sets the value. Does nothing where the variable is done."""
@@ -88,8 +88,7 @@ class Variable:
             self.is_done = True
             callbacks = [*self._on_done, *self._on_change]
             self._on_done, self._on_change, self._on_wanted = [], [], None
-        for callback in callbacks:
-            callback()
+        _call_back(callbacks)
 
     # For readers.
 
@@ -120,7 +119,7 @@ class Variable:
             self.is_wanted = True
             on_wanted = self._on_wanted
             if on_wanted is not None:
-                on_wanted()
+                _call_back((on_wanted,))
 
     def when_done(self, callback: Callback) -> None:
         """Calls back once, from any thread; at once where the variable is done."""
@@ -229,6 +228,32 @@ class Variable:
             for callbacks in (self._on_done, self._on_change):
                 if callback in callbacks:
                     callbacks.remove(callback)
+
+
+class _Calling(threading.local):
+    """The callbacks of a thread that still wait for their turn; None where it calls none."""
+
+    waiting: "collections.deque[Callback] | None" = None
+
+
+_calling = _Calling()
+
+
+def _call_back(callbacks: Iterable[Callback]) -> None:
+    """Calls back, one after the other.
+
+    Where a callback sets the next variable, its callbacks wait for their turn: nested, thousands of forks that are
+    joined into each other would be too deep for Python.
+    """
+    if _calling.waiting is not None:
+        _calling.waiting.extend(callbacks)
+        return
+    _calling.waiting = waiting = collections.deque(callbacks)
+    try:
+        while waiting:
+            waiting.popleft()()
+    finally:
+        _calling.waiting = None
 
 
 def known(value: Any) -> Variable:

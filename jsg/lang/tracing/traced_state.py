@@ -55,6 +55,7 @@ from jsg.lang.ir import (
     Video,
     parts_of,
 )
+from jsg.lang.layered import LayeredDict
 from jsg.lang.nesting import JoinMode, Nesting, check_join
 from jsg.lang.reading import Readable, What
 from jsg.lang.streams.variables import Variable
@@ -83,7 +84,7 @@ class TracedState(Readable, Extendable):
 
     def __init__(self, recorder: Recorder, stream: int, parent: "TracedState | None" = None) -> None:
         self.stream = stream
-        self.variables: dict[str, Any] = dict(parent.variables) if parent else {}
+        self.variables = parent.variables.fork() if parent else LayeredDict[Any]()
         self.ret_value: Any = None
         self._recorder = recorder
         self._nesting = parent._nesting.fork() if parent else Nesting()
@@ -295,12 +296,12 @@ class TracedState(Readable, Extendable):
     def cond(self, condition: Condition, then: Callable[..., object], otherwise: Callable[..., object] | None) -> None:
         """Does what `control.cond` says."""
         number, line = self._recorder.next_id(), program_line()
-        before, perhaps_before = dict(self.variables), self._perhaps
+        before, perhaps_before = self.variables, self._perhaps
         blocks: list[Block] = []
         sure: list[set[str]] = []
         always: set[str] | None = None  # what each side sets, whichever way it goes
         for body in (then, otherwise or _nothing):
-            self.variables, self._perhaps = dict(before), set(perhaps_before)
+            self.variables, self._perhaps = before.fork(), set(perhaps_before)
             block, _, changed = self._block(body)
             blocks.append(block)
             set_here = {name for name, is_always in changed.items() if is_always}
@@ -330,8 +331,9 @@ class TracedState(Readable, Extendable):
         before = {name: value_of(value, self._recorder) for name, value in self.variables.items()}
         outer, missed_outside, around = self.variables, self._missed, (self._carried, self._looked_at)
         shapes = merged_shapes(before.items())
-        self.variables = {name: self._readable(number, name, shape) for name, shape in shapes.items()}
-        self._missed, self._carried, self._looked_at = {}, dict(self.variables), set()
+        readable = {name: self._readable(number, name, shape) for name, shape in shapes.items()}
+        self.variables = LayeredDict(readable)
+        self._missed, self._carried, self._looked_at = {}, readable, set()
         block, condition, set_there = self._block(body, until)
         perhaps = set(self._perhaps)
         self.variables, missed, self._missed = outer, self._missed, missed_outside

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from jsg.processing.answer import Answer, Prompt
 from jsg.processing.encode_parts import EncodedPrompt
+from jsg.processing.growing_text import GrowingText
 from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.server.anthropic.body import CountTokensBody, MessagesBody
 from jsg.server.caller import CurrentCall, CurrentCaller
@@ -142,7 +143,7 @@ class _Blocks:
     def __init__(self, display: Literal["summarized", "omitted"] | None) -> None:
         """As `MessagesBody.thought_display`."""
         self._display = display
-        self._thoughts = ""
+        self._thoughts = GrowingText()
         self._index = -1
         self._open: str | int | None = None  # "thinking", "text", or the number of a call
 
@@ -159,7 +160,7 @@ class _Blocks:
             return
         if self._open is None:
             yield from self._begin("thinking", _thinking_block("", ""))
-        self._thoughts += thoughts
+        self._thoughts.append(thoughts)
         if self._display == "summarized":
             yield self._change({"type": "thinking_delta", "thinking": thoughts})
 
@@ -179,7 +180,7 @@ class _Blocks:
     def end(self) -> Iterator[Event]:
         """Ends the block that is open, if one is."""
         if self._open == "thinking":
-            yield self._change({"type": "signature_delta", "signature": self._signature(self._thoughts)})
+            yield self._change({"type": "signature_delta", "signature": self._signature(str(self._thoughts))})
         if self._open is not None:
             yield {"type": "content_block_stop", "index": self._index}
 

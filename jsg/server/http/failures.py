@@ -154,8 +154,6 @@ def _clean(text: str) -> str:
 async def _on_jsg_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, JsgError)
     headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-    if isinstance(error, ShuttingDownError):
-        headers["Connection"] = "close"  # the next request of this client should reach another server
     return failure_response(request.scope, error_body(request.url.path, error), status_of(error), headers)
 
 

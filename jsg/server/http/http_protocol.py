@@ -66,14 +66,20 @@ class HttpLimits:
     connections: int = 10_000
 
 
-def http_protocol(limits: HttpLimits | None = None) -> type[asyncio.Protocol]:
-    """What `uvicorn.Config(http=...)` takes. The default limits allow only connections for which files are left."""
+def http_protocol(
+    limits: HttpLimits | None = None, is_ending: Callable[[], bool] = lambda: False
+) -> type[asyncio.Protocol]:
+    """What `uvicorn.Config(http=...)` takes. The default limits allow only connections for which files are left.
+
+    While `is_ending` gives True, each response ends its connection. A client that keeps connections, and a load
+    balancer that only chooses servers for new ones, would otherwise send requests here until the last moment.
+    """
     if limits is None:
         num_files, most = resource.getrlimit(resource.RLIMIT_NOFILE)[0], HttpLimits().connections
         if num_files != resource.RLIM_INFINITY:
             most = min(most, num_files - len(os.listdir("/dev/fd")) - SPARE_FILES)
         limits = HttpLimits(connections=max(1, most))
-    return cast(type[asyncio.Protocol], functools.partial(HttpConnection, limits, _Idle()))
+    return cast(type[asyncio.Protocol], functools.partial(HttpConnection, limits, _Idle(), is_ending))
 
 
 def allow_more_files() -> None:
@@ -94,11 +100,12 @@ class _Parser(h11.Connection):
         error: The reason why the input was refused.
     """
 
-    def __init__(self, limits: HttpLimits) -> None:
+    def __init__(self, limits: HttpLimits, is_ending: Callable[[], bool]) -> None:
         super().__init__(h11.SERVER, limits.head_bytes)
         self.target: bytes | None = None
         self.error: h11.RemoteProtocolError | None = None
         self._limits = limits
+        self._is_ending = is_ending
         self._num_chunks = 0
         self._num_bytes = 0
 
@@ -124,8 +131,11 @@ class _Parser(h11.Connection):
         self.target = None
 
     def send(self, event: h11.Event) -> Any:
-        """The bytes of an event, as in h11. A response to a request that has not arrived whole ends the connection."""
-        if isinstance(event, h11.Response) and self.their_state is h11.SEND_BODY:
+        """The bytes of an event, as in h11.
+
+        A response ends the connection if its request has not arrived whole, and if the server ends.
+        """
+        if isinstance(event, h11.Response) and (self.their_state is h11.SEND_BODY or self._is_ending()):
             event = h11.Response(
                 status_code=event.status_code,
                 headers=[*event.headers.raw_items(), (b"connection", b"close")],
@@ -257,9 +267,11 @@ class _Idle:
 class HttpConnection(UvicornConnection):
     """One connection of a client."""
 
-    def __init__(self, limits: HttpLimits, idle: _Idle, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, limits: HttpLimits, idle: _Idle, is_ending: Callable[[], bool], *args: Any, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self.conn = _Parser(limits)
+        self.conn = _Parser(limits, is_ending)
         self._limits = limits
         self._idle = idle
         self._reading: object = h11.IDLE  # the part of a request that must arrive in time; None between requests

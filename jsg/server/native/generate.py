@@ -117,7 +117,7 @@ class GenerateBody(Body):
     )
     sampling_params: Object | Checked[Object] | None = Field(
         None,
-        description="An object, see `sampling_params` below, or a list with one object for each prompt. The fields "
+        description="An object, see `sampling_params`, or a list with one object for each prompt. The fields "
         "below take such lists too.",
     )
     rid: Rid | Checked[Rid] | None = Field(
@@ -160,7 +160,7 @@ class GenerateBody(Body):
     )
     separate_reasoning: bool | None = Field(
         None,
-        description="As `require_reasoning`, and thoughts are told from the text: `reasoning_content` has them. It "
+        description="As `require_reasoning`, and thoughts are cut from the text: `reasoning_content` has them. It "
         "needs `text` or `input_ids`.",
     )
     log_metrics: Annotated[Any, Only((True,), "every request is counted")] = None

@@ -25,7 +25,7 @@ from jsg.server.native.radix_view import TOP, View
 
 MAX_NODES = 20_000
 MAX_TOLD = 2000
-"""The most nodes of a tree of which changes are told, and which is drawn on the event loop."""
+"""The most nodes of a tree whose changes are sent, and which is drawn on the event loop."""
 MAX_CHANGES = 5000
 """The most changes that wait for a reader. One that reads too slowly gets a snapshot in their place."""
 MAX_TEXT_CHARS = 200
@@ -46,7 +46,7 @@ class RadixQuery(BaseModel):
         2000,
         ge=1,
         le=MAX_NODES,
-        description="The largest number of nodes to show. Of more, the smallest subtrees are folded. Changes are told "
+        description="The largest number of nodes to show. Of more, the smallest subtrees are folded. Changes are sent "
         f"of at most {MAX_TOLD} nodes; a tree of more is sent again as a snapshot.",
     )
     root: int | None = Field(None, ge=1, description="The id of the node whose subtree to show.")

@@ -93,7 +93,7 @@ class ChatBody(OpenAIBody):
         description="From SGLang. If it is false, thoughts stand in the content, with their markers.",
     )
     include_reasoning: bool | None = Field(
-        None, description="From vLLM. If it is false, thoughts are told from the content and not shown."
+        None, description="From vLLM. If it is false, thoughts are cut from the content and not shown."
     )
     stream_reasoning: bool | None = Field(
         None, description="From SGLang. If it is false, a stream has all thoughts in one event, when they have ended."

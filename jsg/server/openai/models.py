@@ -1,6 +1,7 @@
 """`/v1/models`: the one model that is served, and what it can do.
 
-Clients of many servers read this list. Each field is here because clients read it; docs/server.md names them.
+Clients of many servers read this list. Each field is here because clients read it; docs/reference/model-list.md names
+them.
 """
 
 import datetime

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Any, Literal, final
 
 from jsg.processing.answer import Answer, AnswerDelta
+from jsg.processing.growing_text import GrowingText
 from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.server.generation import Generation
 from jsg.server.openai.common import TokenNames
@@ -31,7 +32,7 @@ class OutputItem:
         item_id: Its name.
         index: Its index in the response's output.
         kind: What it is, in OpenAI's words.
-        text: The text of a message, the thoughts, the arguments of a call, or the input of a custom tool.
+        grown: The text of a message, the thoughts, the arguments of a call, or the input of a custom tool.
         logprobs: The log-probabilities of a message's tokens, where the client asked for them.
         call_id: The name of a call.
         name: The name of the tool that is called.
@@ -42,12 +43,17 @@ class OutputItem:
     item_id: str
     index: int
     kind: Literal["message", "reasoning", "function_call", "custom_tool_call"]
-    text: str = ""
+    grown: GrowingText = dataclasses.field(default_factory=GrowingText)
     logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
     status: str = "in_progress"
+
+    @property
+    def text(self) -> str:
+        """What has grown."""
+        return str(self.grown)
 
 
 @final
@@ -128,7 +134,7 @@ class Reply:
                     if not self.items or self.items[-1].kind != "message":
                         yield from self._begin_message()
                     message = self.items[-1]
-                    message.text += text
+                    message.grown.append(text)
                     message.logprobs += logprobs
                     shown = {"delta": text, "logprobs": self._names.scores(logprobs)}
                     yield "response.output_text.delta", {**_place_in(message), **shown}
@@ -188,7 +194,7 @@ class Reply:
             yield from self._begin(item)
             yield "response.content_part.added", {**_place_in(item), "part": _thought_part("")}
         item = self.items[-1]
-        item.text += thoughts
+        item.grown.append(thoughts)
         yield "response.reasoning_text.delta", {**_place_in(item), "delta": thoughts}
 
     def _grow_call(self, part: CallDelta) -> Iterator[Change]:
@@ -203,7 +209,7 @@ class Reply:
         item = self.items[-1]
         is_custom = item.kind == "custom_tool_call"
         if delta := self._input.push(part.arguments) if is_custom else part.arguments:
-            item.text += delta
+            item.grown.append(delta)
             yield f"response.{_GROWS[item.kind]}.delta", {**_place_of(item), "delta": delta}
 
     def _begin(self, item: OutputItem) -> Iterator[Change]:

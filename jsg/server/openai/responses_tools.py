@@ -243,28 +243,38 @@ def origins_of(tools: Sequence[ResponsesTool]) -> tuple[dict[str, Origin], list[
 
 @final
 class InputReader:
-    """Reads the text of a custom tool's input from the arguments of a call, while they come."""
+    """Reads the text of a custom tool's input from the arguments of a call, while they come.
 
-    _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+    Invariant: `_held` is shorter than a part of the head or a pair of escapes.
+    """
+
+    _HEAD = ("{", f'"{INPUT}"', ":", '"')
+    # Half of a surrogate pair is held until the character behind it says that the other half does not come.
     _CHARS = re.compile(
-        r'(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4})*'
+        r'(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}'
+        r"(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u])))*"
     )
 
     def __init__(self) -> None:
+        self._head = list(reversed(self._HEAD))  # what is still to come before the text
         self._held = ""
-        self._is_inside = False
+        self._is_over = False
 
     def push(self, arguments: str) -> str:
         """Takes a piece of the arguments. Returns the characters of the input that are complete."""
+        if self._is_over:
+            return ""
         self._held += arguments
-        if not self._is_inside:
-            head = self._HEAD.match(self._held)
-            if head is None:
+        while self._head:
+            self._held = self._held.lstrip()
+            if not self._held.startswith(self._head[-1]):
+                self._is_over = not self._head[-1].startswith(self._held)
                 return ""
-            self._is_inside, self._held = True, self._held[head.end() :]
+            self._held = self._held.removeprefix(self._head.pop())
         match = self._CHARS.match(self._held)
         assert match is not None, "it may match nothing"
         self._held = self._held[match.end() :]
+        self._is_over = self._held.startswith('"')
         text: str = json.loads(f'"{match[0]}"', strict=False)
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 

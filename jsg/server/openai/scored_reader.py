@@ -6,6 +6,7 @@ from typing import final
 
 from jsg.processing.answer import Answer, AnswerDelta
 from jsg.processing.detokenizer import IncrementalDetokenizer
+from jsg.processing.growing_text import GrowingText
 from jsg.processing.tokenizer import Tokenizer
 from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.server.tool_use import AnswerReader
@@ -30,7 +31,7 @@ class ScoredReader:
         skips_special = answer.request.sampling.skip_special_tokens
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skips_special)
         self._reader = reader
-        self._unread = ""
+        self._unread = GrowingText()
         self._num_read = self._num_made = 0
         self._ends: deque[int] = deque()  # where the tokens end whose text is not yet read
         self._waiting: deque[tuple[int, TokenLogprob]] = deque()
@@ -38,7 +39,7 @@ class ScoredReader:
 
     def read(self, delta: AnswerDelta) -> Iterator[Part]:
         """The parts that a delta of the answer adds. Takes every delta once and in order."""
-        self._unread += delta.text
+        self._unread.append(delta.text)
         for token in delta.scores:
             self._waiting.append((self._num_made, token))
             self._num_made += len(self._detokenizer.push((token.token_id,)))
@@ -51,8 +52,7 @@ class ScoredReader:
 
     def _read_until(self, end: int, *, is_last: bool = False) -> Iterator[Part]:
         """Reads up to a character of the answer. With `is_last` this is the end of the answer."""
-        cut = end - self._num_read
-        text, self._unread = self._unread[:cut], self._unread[cut:]
+        text = self._unread.take(end - self._num_read)
         self._num_read = end
         found = self._reader.read_text(text, is_last=is_last)
         decided = end - self._reader.held_len

@@ -15,15 +15,15 @@ from jsg.types import GRAMMAR_OPTIONS, AdditionalProperties, GrammarKind, Proper
 type Schema = dict[str, Any] | bool
 # No `type` statements: pydantic would hide the descriptions behind the names.
 WhitespaceOption = Annotated[
-    Whitespace | None, Field(description="The white space in the JSON of a schema; see `sampling_params` below.")
+    Whitespace | None, Field(description="The white space in the JSON of a schema; see `sampling_params`.")
 ]
 PropertyOrderOption = Annotated[
     PropertyOrder | None,
-    Field(description="The order of the members of objects of a schema; see `sampling_params` below."),
+    Field(description="The order of the members of objects of a schema; see `sampling_params`."),
 ]
 AdditionalPropertiesOption = Annotated[
     AdditionalProperties | None,
-    Field(description="Whether objects may have members that a schema does not declare; see `sampling_params` below."),
+    Field(description="Whether objects may have members that a schema does not declare; see `sampling_params`."),
 ]
 
 

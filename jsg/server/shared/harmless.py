@@ -23,7 +23,7 @@ _FIELDS: Mapping[str, str] = {
     "prediction": "it only makes other servers faster; leave it out",
     "prompt_cache_breakpoint": _CACHED_ANYWAY,
     "prompt_cache_options": _CACHED_ANYWAY,
-    "reasoning": "thoughts are told from answers in chats only; leave it out",
+    "reasoning": "thoughts are cut from answers in chats only; leave it out",
     "reasoning_effort": "there is no chat template that could read it; leave it out",
     "routing_key": _NOT_ROUTED,
     "service_tier": _ONE_TIER,

@@ -39,6 +39,25 @@ THROUGHPUT = Series(
 BUILD_INFO = Series(
     "jsg:build_info", "gauge", "Always 1; the labels name the version and the model.", ("version", "model_name")
 )
+STATES = {
+    "loading": "loading",
+    "ok": "ready",
+    "degraded": "ready",
+    "shutting down": "draining",
+    "stalled": "stalled",
+    "dead": "ended",
+}
+"""What `/health` and `/ready` say → the state in which the server is then."""
+STATE = Series(
+    "jsg:state",
+    "gauge",
+    "1 for the state of the server and 0 for the others: it loads its model, is ready, drains before its end, or "
+    "all its engines stall or have ended.",
+    ("state",),
+)
+START_TIME = Series(
+    "process_start_time_seconds", "gauge", "When the server was started, in seconds since 1970. It has its usual name."
+)
 FRONT_MEMORY = Series(
     "jsg:front_resident_memory_bytes", "gauge", "The resident memory of the front process (Linux only)."
 )
@@ -137,8 +156,9 @@ class Metrics:
     Invariant: an answer is in `_open` from `on_start` until it is counted, once, as finished or aborted.
     """
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        """Starts at zero."""
+    def __init__(self, now: Callable[[], float] = time.monotonic, *, started_at: float | None = None) -> None:
+        """Starts at zero. `started_at` is what `now` gave when the server was started; None for this moment."""
+        self._started_s = time.time() - (0 if started_at is None else now() - started_at)
         self.tokens = TokenCounters()
         self.histograms = RequestHistograms()
         self.finished = Counter(
@@ -216,10 +236,13 @@ class Metrics:
 
     def series(self) -> list[Series]:
         """All series that this class counts."""
-        return [*(counted.series for counted in self._counted()), ANSWERS_OPEN, THROUGHPUT, BUILD_INFO, FRONT_MEMORY]
+        others = (STATE, START_TIME, ANSWERS_OPEN, THROUGHPUT, BUILD_INFO, FRONT_MEMORY)
+        return [*(counted.series for counted in self._counted()), *others]
 
-    def families(self, model_name: str) -> Iterator[Family]:
-        """The families of the front, as they are scraped."""
+    def families(self, model_name: str, status: str) -> Iterator[Family]:
+        """The families of the front, as they are scraped. `status` is what the probes say."""
+        yield STATE.family({(state,): int(state == STATES[status]) for state in STATES.values()})
+        yield START_TIME.family({(): self._started_s})
         for counted in self._counted():
             yield counted.family()
         yield ANSWERS_OPEN.family({(): len(self._open)})

@@ -20,5 +20,5 @@ async def metrics(request: Request) -> Response:
     telemetry: Telemetry = request.app.state.telemetry
     door: FrontDoor = request.app.state.door
     anew = "no-cache" in request.headers.get("cache-control", "")
-    body, media_type = await telemetry.scrape(door.front, request.headers.get("accept", ""), anew=anew)
+    body, media_type = await telemetry.scrape(door, request.headers.get("accept", ""), anew=anew)
     return Response(body, headers={"Content-Type": media_type})

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute
 
 from jsg.config import ServerConfig
 from jsg.server.caller import CurrentCall
-from jsg.server.front import Front
+from jsg.server.front import FrontDoor
 from jsg.server.observer import Observer
 from jsg.server.telemetry.aliases import AliasFamilies
 from jsg.server.telemetry.engine_stats import ALL_SERIES, UP, EngineStats
@@ -38,10 +38,19 @@ class Telemetry:
         exchange_observers: They observe each HTTP request.
     """
 
-    def __init__(self, config: ServerConfig, model_name: str = "") -> None:
-        """Opens metrics, and the log and the traces that the options ask for. Raises ConfigError as `SpanExport`."""
+    def __init__(self, config: ServerConfig, model_name: str = "", *, started_at: float | None = None) -> None:
+        """Opens metrics, and the log and the traces that the options ask for.
+
+        Args:
+            config: The options.
+            model_name: What the series call the model.
+            started_at: `time.monotonic()` at the start of the program; None for this moment.
+
+        Raises:
+            ConfigError: As in `SpanExport`.
+        """
         endpoint = config.otlp_traces_endpoint
-        self.metrics = Metrics()
+        self.metrics = Metrics(started_at=started_at)
         self._model_name = model_name
         self._aliases: AliasFamilies | None = None
         if config.metrics_alias is not None:
@@ -73,7 +82,7 @@ class Telemetry:
                 if sink is not None:
                     await sink.close()
 
-    async def scrape(self, front: Front | None, accept: str, *, anew: bool = False) -> tuple[bytes, str]:
+    async def scrape(self, door: FrontDoor, accept: str, *, anew: bool = False) -> tuple[bytes, str]:
         """The body of `/metrics` and its media type, in the format that `accept` asks for.
 
         Scrapes within `SCRAPE_AGE_S` of another one get its body, unless it must be made anew: some routers scrape 20
@@ -83,17 +92,17 @@ class Telemetry:
         made_at, body = self._bodies.get(as_openmetrics, (-math.inf, None))
         if body is not None and not anew and time.monotonic() - made_at < SCRAPE_AGE_S:
             return body
-        if front is not None:
+        if door.front is not None:
             if self._engine is None:
-                self._engine = EngineStats(front.client)
+                self._engine = EngineStats(door.front.client)
             await self._engine.refresh()
-        body = encoded(self.families(), as_openmetrics=as_openmetrics)
+        body = encoded(self.families(door.status), as_openmetrics=as_openmetrics)
         self._bodies[as_openmetrics] = time.monotonic(), body
         return body
 
-    def families(self) -> list[Family]:
-        """All families with their present values."""
-        own = [*self.metrics.families(self._model_name)]
+    def families(self, status: str = "loading") -> list[Family]:
+        """All families with their present values. `status` is that of the `FrontDoor`."""
+        own = [*self.metrics.families(self._model_name, status)]
         own += [UP.family({(): 0})] if self._engine is None else self._engine.families()
         return own if self._aliases is None else [*own, *self._aliases.of(own)]
 

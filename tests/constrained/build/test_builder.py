@@ -133,6 +133,26 @@ def test_the_work_is_linear_in_the_number_of_rules(make):
     assert many < 12 * few
 
 
+def optional_names(number: int) -> ir.Grammar:
+    """Names in a row, each of which may be left out, as the members of an object are."""
+    edges = [((ir.Seq((ir.literal(f'"{i * 7919 % 100_003:05}"'), ir.literal(":1"))), i + 1),) for i in range(number)]
+    skips = tuple([(state, state + 1) for state in range(number)])
+    return grammar_of(ir.Automaton((*edges, ()), frozenset({number}), skips))
+
+
+def test_names_that_may_be_left_out_cost_as_much_as_they_are_long():
+    few, many = (work(lambda number=number: build(optional_names(number))) for number in (100, 1_000))
+    assert many < 13 * few
+    few, many = (build(optional_names(number)) for number in (100, 1_000))
+    assert many.num_bytes < 13 * few.num_bytes
+    machine = Machine(many)
+    assert machine.advance(machine.start(), b'"') is not None
+    assert machine.advance(machine.start(), b'"00000":1"07919":1"') is not None
+    assert machine.advance(machine.start(), b'"07919":1"00000') is None
+    # The names that may come are one tree in each place, so a state holds no more positions than there are digits.
+    assert max(np.diff(many.list_start)) <= 11
+
+
 def many_words(number: int) -> tuple[bytes, ...]:
     return tuple(sorted({f"{i * 2_654_435_761 % 2**32:08x}".encode() for i in range(number)}))
 

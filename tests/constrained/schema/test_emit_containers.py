@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 
 import jsonschema
 import pytest
@@ -177,6 +178,23 @@ class TestMembers:
         for text in ('{"a": 1, "a": 2}', '{"a": 1, "b": 2, "a": 1}', r'{"a": 1, "\u0061": 1}', r'{"\u0061": 1}'):
             assert not accepts(schema, text, order=order), text
         assert accepts(schema, '{"a": 1, "b": 2, "ab": 3, "": 4}', order=order)
+
+    @pytest.mark.parametrize("seed", range(12))
+    def test_names_that_begin_alike(self, seed: int) -> None:
+        choice = random.Random(seed)
+        names = choice.sample(["a", "ab", "abc", "b", "ba", "é", "\\"], 4)
+        required = choice.sample(names, choice.choice([0, 0, 1, 2]))
+        bounds = [{}, {"minProperties": 2}, {"maxProperties": 2}, {"minProperties": 1, "maxProperties": 3}]
+        counts = choice.choice(bounds)
+        properties = {name: {"type": "integer"} for name in names}
+        closed = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+        schema = {**closed, **counts}
+        validator = jsonschema.Draft202012Validator(schema)
+        rows = itertools.chain.from_iterable(itertools.permutations(names, n) for n in range(5))
+        written = [(json.dumps(dict.fromkeys(row, 1), ensure_ascii=False), list(row)) for row in rows]
+        expected = [text for text, row in written if row == sorted(row, key=names.index)]
+        expected = [text for text in expected if validator.is_valid(json.loads(text))]
+        assert verdicts(schema, [text for text, _ in written]) == expected
 
     def test_more_names_than_an_order_can_be_free_for(self) -> None:
         names = [f"n{i}" for i in range(70)]

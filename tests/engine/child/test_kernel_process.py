@@ -29,10 +29,11 @@ kernel_process.fill_elsewhere(Path(sys.argv[1]), threading.Event())
 """
 """Has another program in place of the process, with its arguments."""
 CHILD = """
-import os, resource, runpy, time
+import os, resource, runpy, signal, time
 from jsg.constrained.run import kernel_cache
 
 def fill(path):
+    os.kill(os.getpid(), signal.SIGTERM)  # as service managers send it to all processes of a server
     path.joinpath("facts").write_text(f"{os.getpid()} {resource.getrlimit(resource.RLIMIT_CPU)[0]} .")
     time.sleep(600)
 

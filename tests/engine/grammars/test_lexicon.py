@@ -70,7 +70,19 @@ def test_without_a_directory_for_kernels_there_are_grammars_all_the_same(directo
     monkeypatch.setattr(lexicon, "use_kernel_cache", used.append)
     directory.chmod(0o700)
     assert LexiconLoader(directory, 512, frozenset({257}), directory).get().vocabulary.size == 512
-    assert used == [None] and ("cannot be made" in caplog.text) == (reason == "no directory")
+    assert used == [None] and ("numba gave: File exists" in caplog.text) == (reason == "no directory")
+
+
+def test_kernels_that_cannot_be_kept_are_compiled_into_a_directory_that_goes(directory, monkeypatch):
+    filled: list[pathlib.Path] = []
+    monkeypatch.setattr(lexicon, "why_unwritable", lambda path: "Read-only file system")
+    monkeypatch.setattr(lexicon.kernel_cache, "is_filled", lambda path: path in filled)
+    monkeypatch.setattr(lexicon, "fill_elsewhere", lambda path, is_closing: filled.append(path))
+    used: list[pathlib.Path | None] = []
+    monkeypatch.setattr(lexicon, "use_kernel_cache", lambda path: used.append(path if path.is_dir() else None))
+    directory.chmod(0o700)
+    assert LexiconLoader(directory, 512, frozenset({257}), directory).get().vocabulary.size == 512
+    assert used == filled and directory / "numba" not in filled and not filled[0].exists()
 
 
 def test_a_model_without_a_tokenizer_refuses_grammars_and_says_why(tmp_path):

@@ -1,7 +1,6 @@
-"""Writes the tables of docs/models.md from what the tests measured: `python docs/model_table.py`.
+"""The tables of docs/models.md, from what the tests measured.
 
-What stands between two marker lines of the page is made here; a test compares it with what the code says now. The
-figures are in tests/parity.json, which `tests/parity.py` says how to write.
+The figures are in tests/parity.json, which `tests/parity.py` says how to write.
 """
 
 import json
@@ -12,26 +11,9 @@ from typing import Any
 from jsg.models.registry import BUILDERS
 from jsg.models.vision_config import VISION_KINDS
 
-PAGE = pathlib.Path(__file__).parent / "models.md"
-RECORDS = PAGE.parents[1] / "tests" / "parity.json"
-BEGIN, END = "<!-- {}: made by docs/model_table.py -->", "<!-- end of {} -->"
+RECORDS = pathlib.Path(__file__).parents[2] / "tests" / "parity.json"
 COLUMNS = ("text", "image", "video", "int8", "fp8", "int4")
 MEASURES = {"logits": "logits within {:.1e}", "KL": "KL {:.1e}"}
-
-
-def main() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    for name, make in TABLES.items():
-        before, rest = page.split(BEGIN.format(name))
-        after = rest.split(END.format(name))[1]
-        page = f"{before}{BEGIN.format(name)}\n\n{make()}\n\n{END.format(name)}{after}"
-    PAGE.write_text(page, encoding="utf-8")
-
-
-def made_part(name: str) -> str:
-    """What the page holds now between the markers of that table."""
-    page = PAGE.read_text(encoding="utf-8")
-    return page.split(BEGIN.format(name))[1].split(END.format(name))[0].strip()
 
 
 def figures() -> list[dict[str, Any]]:
@@ -76,6 +58,3 @@ def variants() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {"parity": parity, "variants": variants}
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,6 @@
-"""Writes the tables of docs/observability.md from the code: `python docs/observability_tables.py`.
-
-What stands between two marker lines of the page is made here; a test compares it with what the code says now.
-"""
+"""The tables of docs/observability.md: every metric, its other names, and the fields of a line of the log."""
 
 import inspect
-import pathlib
 import re
 from collections.abc import Callable
 
@@ -13,24 +9,6 @@ from jsg.server.telemetry.engine_stats import ALL_SERIES
 from jsg.server.telemetry.metrics import Metrics
 from jsg.server.telemetry.request_log import LogLine
 from jsg.server.telemetry.series import Series
-
-PAGE = pathlib.Path(__file__).parent / "observability.md"
-BEGIN, END = "<!-- {}: made by docs/observability_tables.py -->", "<!-- end of {} -->"
-
-
-def main() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    for name, make in TABLES.items():
-        before, rest = page.split(BEGIN.format(name))
-        after = rest.split(END.format(name))[1]
-        page = f"{before}{BEGIN.format(name)}\n\n{make()}\n\n{END.format(name)}{after}"
-    PAGE.write_text(page, encoding="utf-8")
-
-
-def made_part(name: str) -> str:
-    """What the page holds now between the markers of that table."""
-    page = PAGE.read_text(encoding="utf-8")
-    return page.split(BEGIN.format(name))[1].split(END.format(name))[0].strip()
 
 
 def metrics() -> str:
@@ -65,6 +43,3 @@ def log_fields() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {"metrics": metrics, "aliases": aliases, "log": log_fields}
-
-if __name__ == "__main__":
-    main()

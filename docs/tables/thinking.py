@@ -1,32 +1,11 @@
-"""Writes the tables of docs/thinking.md from the code: `python docs/thinking_tables.py`.
+"""The tables of docs/thinking.md: the markers of thoughts, and the forms of tool calls."""
 
-What stands between two marker lines of the page is made here; a test compares it with what the code says now.
-"""
-
-import pathlib
 from collections.abc import Callable
 
 from jsg.dialects import DIALECTS, Dialect, Slot
 from jsg.processing.thoughts import ALIASES, MARKERS
 
-PAGE = pathlib.Path(__file__).parent / "thinking.md"
-BEGIN, END = "<!-- {}: made by docs/thinking_tables.py -->", "<!-- end of {} -->"
 SHOWN = {Slot.NAME: "NAME", Slot.NUMBER: "0", Slot.ARGUMENTS: "{…}", Slot.MARKED_ID: ""}
-
-
-def main() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    for name, make in TABLES.items():
-        before, rest = page.split(BEGIN.format(name))
-        after = rest.split(END.format(name))[1]
-        page = f"{before}{BEGIN.format(name)}\n\n{make()}\n\n{END.format(name)}{after}"
-    PAGE.write_text(page, encoding="utf-8")
-
-
-def made_part(name: str) -> str:
-    """What the page holds now between the markers of that table."""
-    page = PAGE.read_text(encoding="utf-8")
-    return page.split(BEGIN.format(name))[1].split(END.format(name))[0].strip()
 
 
 def parsers() -> str:
@@ -76,6 +55,3 @@ def _code(text: str) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {"parsers": parsers, "dialects": dialects}
-
-if __name__ == "__main__":
-    main()

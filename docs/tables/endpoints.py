@@ -1,31 +1,36 @@
-"""Writes the tables of docs/server.md from the code: `python docs/server_fields.py`.
-
-What stands between the two marker lines of the page is made here; a test compares it with what the code says now.
-"""
+"""The tables of docs/reference: every endpoint, and the fields of each body."""
 
 import dataclasses
+import functools
 import inspect
 import json
-import pathlib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from jsg.call_styles import LITERAL_MARKS, XML_MARKS
 from jsg.config import ServerConfig
-from jsg.dialects import DIALECTS, Dialect, Slot
 from jsg.server.app import create_app
 from jsg.server.front import FrontDoor
 from jsg.server.http.body import Body
 from jsg.server.native.sampling import ACCEPTED_SAMPLING, REFUSED_SAMPLING
 from jsg.types import GRAMMAR_FIELDS, GrammarSpec, SamplingParams
 
-PAGE = pathlib.Path(__file__).parent / "server.md"
-BEGIN, END = "<!-- made by docs/server_fields.py -->", "<!-- end of what docs/server_fields.py made -->"
+PATHS = {
+    "chat": ("/v1/chat/",),
+    "completions": ("/v1/completions",),
+    "responses": ("/v1/responses",),
+    "messages": ("/v1/messages",),
+    "scoring": ("/v1/embeddings", "/rerank", "/v1/score", "/v1/decisions", "/v1/systemone"),
+    "native": ("/",),
+}
+"""Page → how the paths of its endpoints begin. The first page that fits has the endpoint."""
+
+NAMES = (*PATHS, "endpoints", "sampling")
+"""The pages with tables of this module."""
 
 LIMITS = {
     "minimum": "≥ {}",
@@ -39,61 +44,74 @@ LIMITS = {
 }
 
 
-def main() -> None:
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{tables()}\n{END}{after}", encoding="utf-8")
+class Section(NamedTuple):
+    """The table of an endpoint or of a kind of object, with its head."""
+
+    title: str
+    text: str
 
 
-def made_part() -> str:
-    """What the page holds now between the markers."""
-    return PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip() + "\n"
-
-
-def tables() -> str:
-    """One list of all endpoints, then a table of fields for each that takes a body."""
-    routes = [route for route in _routes(create_app(FrontDoor(), ServerConfig())) if route.include_in_schema]
-    by_place: dict[Any, list[APIRoute]] = {}
-    for route in sorted(routes, key=lambda route: route.path):
-        by_place.setdefault(route.endpoint, []).append(route)
-    parts = [*_forms_of_calls(), "\n### Endpoints\n", "| method and path | what it does |", "|---|---|"]
-    parts += [f"| {_places(group)} | {_first_line(endpoint)} |" for endpoint, group in by_place.items()]
-    for group in by_place.values():
-        parts += _query_section(_places(group), group[0])
-    bodies: dict[type[Body], list[str]] = {}
-    for group in by_place.values():
-        if body := _body_of(group[0]):
-            bodies.setdefault(body, []).append(_places(group))
+@functools.cache
+def pages() -> dict[str, str]:
+    """Page → its tables; where one names a kind of object, the name leads to the table of that kind."""
+    groups: dict[Any, list[APIRoute]] = {}
+    for route in sorted(_routes(create_app(FrontDoor(), ServerConfig())), key=lambda route: route.path):
+        if route.include_in_schema:
+            groups.setdefault(route.endpoint, []).append(route)
+    sections: dict[str, list[Section]] = {page: [] for page in PATHS}
     seen: set[type[Body]] = set()
-    for body, places in bodies.items():
-        parts += _section(", ".join(places), body, seen)
-    parts += _sampling_table()
-    return "\n".join(parts) + "\n"
+    for page, found in sections.items():
+        of_page = [group for group in groups.values() if _page_of(group[0]) == page]
+        found += [Section(_places(group), text) for group in of_page if (text := _query_table(group[0]))]
+        bodies: dict[type[Body], list[str]] = {}
+        for group in of_page:
+            if body := _body_of(group[0]):
+                bodies.setdefault(body, []).append(_places(group))
+        for body, places in bodies.items():
+            found += _sections(", ".join(places), body, seen)
+    homes = {section.title: page for page, found in sections.items() for section in found}
+    homes["`sampling_params`"] = "sampling"
+    made = {page: "\n\n".join(_shown(section) for section in found) for page, found in sections.items()}
+    made |= {"endpoints": "\n".join(_list_of_endpoints(groups)), "sampling": "\n".join(_sampling_table())}
+    return {page: _with_links(text, page, homes) for page, text in made.items()}
 
 
-def _forms_of_calls() -> Iterator[str]:
-    """One row for each dialect."""
-    yield "### Forms of tool calls\n"
-    yield "| `--tool-call-parser` | other names | an answer with calls begins with (`↵` is a line break) |"
-    yield "|---|---|---|"
-    for dialect in DIALECTS.values():
-        text = "".join(map(str, dialect.section[0]))
-        shown = {Slot.NAME: "NAME", Slot.NUMBER: "0", Slot.BODY: _head(dialect)}
-        for piece in dialect.call:
-            text += piece if isinstance(piece, str) else shown.get(piece, "")
-            if piece in (Slot.BODY, Slot.ARGUMENTS):
-                break
-        text = text.replace("\n", "↵").replace("|", "\\|").strip()
-        aliases = ", ".join(f"`{name}`" for name in dialect.aliases)
-        yield f"| `{dialect.name}` | {aliases} | `{text}` |"
+def table(page: str) -> str:
+    """The tables of one page of docs/reference."""
+    return pages()[page]
 
 
-def _head(dialect: Dialect) -> str:
-    """What stands before the arguments in the body of a call."""
-    if dialect.call_style is None:
-        return f'{{"name": "NAME", "{dialect.arguments_key}": '
-    marks = XML_MARKS.get(dialect.call_style) or LITERAL_MARKS[dialect.call_style]
-    return "NAME".join(marks.name)
+def _page_of(route: APIRoute) -> str:
+    return next(page for page, begins in PATHS.items() if route.path.startswith(begins))
+
+
+def _shown(section: Section) -> str:
+    """Endpoints are a level above kinds of objects."""
+    return f"{'##' if ' ' in section.title else '###'} {section.title}\n\n{section.text}"
+
+
+def _with_links(text: str, page: str, homes: Mapping[str, str]) -> str:
+    """The text, in which names of kinds of objects lead to their tables."""
+
+    def link(found: re.Match[str]) -> str:
+        home = homes.get(found[0])
+        if home is None:
+            return found[0]
+        anchor = "" if home == "sampling" else f"#{found[1].lower()}"
+        return f"[{found[0]}]({'' if home == page and anchor else f'{home}.md'}{anchor})"
+
+    lines = (line if line.startswith("#") else re.sub(r"`(\w+)`", link, line) for line in text.split("\n"))
+    return "\n".join(lines)
+
+
+def _list_of_endpoints(groups: Mapping[Any, list[APIRoute]]) -> Iterator[str]:
+    """One row for each endpoint, which leads to the page with its table if it has one."""
+    yield "| method and path | what it does |"
+    yield "|---|---|"
+    for endpoint, group in groups.items():
+        has_table = _body_of(group[0]) or _query_table(group[0])
+        places = f"[{_places(group)}]({_page_of(group[0])}.md)" if has_table else _places(group)
+        yield f"| {places} | {_first_line(endpoint)} |"
 
 
 def _routes(app: Any) -> Iterator[APIRoute]:
@@ -121,15 +139,13 @@ def _body_of(route: APIRoute) -> type[Body] | None:
     return None
 
 
-def _query_section(title: str, route: APIRoute) -> Iterator[str]:
-    """A table of what may stand behind the question mark."""
-    if route.dependant.query_params:
-        yield f"\n### {title}\n"
-        yield "| in the query | default | |"
-        yield "|---|---|---|"
+def _query_table(route: APIRoute) -> str:
+    """A table of what may stand behind the question mark; empty if nothing may."""
+    rows = []
     for name, info in _query_fields(route):
         default = "**required**" if info.is_required() else f"`{json.dumps(info.default)}`"
-        yield f"| `{name}` | {default} | {_cell(info.description or '')} |"
+        rows.append(f"| `{name}` | {default} | {_cell(info.description or '')} |")
+    return "\n".join(["| in the query | default | |", "|---|---|---|", *rows]) if rows else ""
 
 
 def _query_fields(route: APIRoute) -> Iterator[tuple[str, FieldInfo]]:
@@ -142,13 +158,19 @@ def _query_fields(route: APIRoute) -> Iterator[tuple[str, FieldInfo]]:
             yield field.alias, field.field_info
 
 
-def _section(title: str, body: type[Body], seen: set[type[Body]]) -> Iterator[str]:
+def _sections(title: str, body: type[Body], seen: set[type[Body]]) -> Iterator[Section]:
     """A table of the body's fields, then one for each kind of object inside it that has no table yet."""
     seen.add(body)
+    yield Section(title, "\n".join(_table(body)))
+    for inner in _inner_bodies(body):
+        if inner not in seen:
+            yield from _sections(f"`{inner.__name__}`", inner, seen)
+
+
+def _table(body: type[Body]) -> Iterator[str]:
     schema = body.model_json_schema()
     definitions = schema.get("$defs", {})
     required = schema.get("required", ())
-    yield f"\n### {title}\n"
     yield _first_line(body) + "\n"
     yield "| field | value | |"
     yield "|---|---|---|"
@@ -160,9 +182,6 @@ def _section(title: str, body: type[Body], seen: set[type[Body]]) -> Iterator[st
         yield f"| `{name}` | {_cell(_kind(field, definitions))} | {_cell(note)} |"
     yield from _rows(body.HARMLESS, "no effect, with a warning")
     yield from _rows(body.REFUSED, "refused")
-    for inner in _inner_bodies(body):
-        if inner not in seen:
-            yield from _section(f"`{inner.__name__}`", inner, seen)
 
 
 def _rows(fields: Mapping[str, str], fate: str) -> Iterator[str]:
@@ -224,7 +243,6 @@ def _cell(text: str) -> str:
 def _sampling_table() -> Iterator[str]:
     """The fields of `sampling_params`, with the text of their own docstring."""
     texts = _texts(SamplingParams)
-    yield "\n### `sampling_params`\n"
     yield "| field | default | |"
     yield "|---|---|---|"
     for field in dataclasses.fields(SamplingParams):
@@ -255,7 +273,3 @@ def _texts(documented: Any) -> dict[str, str]:
 
 def _attributes(documented: Any) -> str:
     return inspect.cleandoc(documented.__doc__ or "").split("Attributes:\n")[1]
-
-
-if __name__ == "__main__":
-    main()
