@@ -307,8 +307,8 @@ class _Builder:
         """Every arc on a path from state 0 to an accepting state.
 
         An arc stands for all edges with one label to one target: however many states they leave, what follows them is
-        the same. (Where states are skipped, it stands for one edge.) Where a label is one of several options, each option is an arc of its own, because many labels share
-        some of them.
+        the same. (Where states are skipped, it stands for one edge.) Where a label is one of several options, each
+        option is an arc of its own, because many labels share some of them.
         """
         known = self._arcs.get(id(automaton))
         if known is not None:
