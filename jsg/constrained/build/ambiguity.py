@@ -181,7 +181,8 @@ class _Search:
         self._levels = levels
         self._parts = levels.parts
         self._ways: dict[Reading, tuple[int, list[Way]]] = {}
-        self._seen: set[tuple[Reading, Reading]] = set()
+        self._seen: dict[tuple[Stack, Stack], set[int]] = {}
+        self._plain: dict[int, list[tuple[int, int]] | None] = {}
         self._todo: list[tuple[Reading, Reading, int]] = []
         self._beside: dict[tuple[int, Positions], set[Positions]] = {}
         self._found: set[int] = set()
@@ -198,6 +199,9 @@ class _Search:
                     self._meet_each((way,), ways[number + 1 :], 0)
         while self._todo and self._fuel > 0:
             left, right, age = self._todo.pop()
+            if not age and self._plain_steps(left[0]) and self._plain_steps(right[0]):
+                self._walk(left, right)
+                continue
             bits, ways = self._ways_of(left)
             other_bits, others = self._ways_of(right)
             shared = bits & other_bits
@@ -216,6 +220,43 @@ class _Search:
         if self._fuel <= 0 and not self._found and self._levels.num_rules == 1:
             return set(range(len(self._parts.loops)))  # The answer is unknown. Writing all loops out is always right.
         return self._found
+
+    def _plain_steps(self, position: int) -> list[tuple[int, int]] | None:
+        """The bytes and the position of each way to read one more byte; None unless they all stay in the level."""
+        if position not in self._plain:
+            kinds, arguments = self._parts.kinds, self._parts.arguments
+            after = list(itertools.chain.from_iterable(self._parts.follow[position]))
+            is_plain = all(kinds[item] == tables.BYTE for item in after)
+            self._plain[position] = [(arguments[item], item) for item in dict.fromkeys(after)] if is_plain else None
+        return self._plain[position]
+
+    def _walk(self, left: Reading, right: Reading) -> None:
+        """Follows a pair of readings while both stay in their levels, so that their stacks do not change.
+
+        Most pairs are two names of members that begin alike, and `_meet` would compare their stacks at each byte.
+        """
+        (first, stack), (second, other_stack) = left, right
+        seen, count, is_alike = self._seen[stack, other_stack], len(self._parts.kinds), stack == other_stack
+        todo = [(first, second)]
+        while todo and self._fuel > 0:
+            first, second = todo.pop()
+            steps, others = self._plain_steps(first), self._plain_steps(second)
+            if steps is None or others is None:
+                self._todo.append(((first, stack), (second, other_stack), 0))
+                continue
+            self._fuel -= _STEP
+            for bits, item in steps:
+                for other_bits, other in others:
+                    if not bits & other_bits:
+                        continue
+                    self._fuel -= _STEP
+                    if item == other:
+                        self._meet(Way(bits, item, stack, ()), Way(other_bits, other, other_stack, ()), 0)
+                        continue
+                    one, two = (other, item) if is_alike and other < item else (item, other)
+                    if one * count + two not in seen:
+                        seen.add(one * count + two)
+                        todo.append((one, two))
 
     def _forks(self) -> Iterable[tuple[Positions, int]]:
         """Lists of positions, with their level, of which two may read the same byte. Two readings begin there."""
@@ -341,9 +382,10 @@ class _Search:
         readings = self._in_step((way.position, left[common:]), (other.position, right[common:]))
         if readings[0] == readings[1]:
             return
-        one, two = readings if readings[0] < readings[1] else readings[::-1]
-        if (one, two) not in self._seen:
-            self._seen.add((one, two))
+        one, two = readings if readings[0][::-1] < readings[1][::-1] else readings[::-1]
+        seen, key = self._seen.setdefault((one[1], two[1]), set()), one[0] * len(self._parts.kinds) + two[0]
+        if key not in seen:
+            seen.add(key)
             self._todo.append((one, two, older))
             self._note(one, two)
 
