@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.growth.curve import Calls, Curve
 from jsg.constrained.compiler import compile_tables
-from jsg.types import GrammarSpec
+from jsg.types import GrammarKind, GrammarSpec
 
 SIZES = (128, 512, 2048)
 FEWER = (32, 128, 512)
@@ -111,7 +111,7 @@ EBNFS: Mapping[str, Text] = {
 }
 
 
-def _compile(kind: str, text: Text, **options: Any) -> Callable[[int], Calls]:
+def _compile(kind: GrammarKind, text: Text, **options: Any) -> Callable[[int], Calls]:
     def calls(size: int) -> Calls:
         spec = GrammarSpec(kind, text(words(size)), **options)
         yield lambda: compile_tables(spec).num_bytes

@@ -95,6 +95,7 @@ class _Levels:
             leads to the position.
         callers: For each level the positions that enter it.
         after: For each level the bytes that may come after it.
+        linked: For each link the bytes that may come next where it stands.
     """
 
     def __init__(self, parts: Parts, firsts: Firsts):
@@ -109,7 +110,9 @@ class _Levels:
         self.callers: list[list[int]] = [[] for _ in begins]
         for level, first in enumerate(begins):
             self._spread(level, first)
-        self.after = self._after()
+        self.after = [0] * len(begins)
+        self.linked = {p: 0 for p, kind in enumerate(parts.kinds) if kind == tables.LINK and self.of[p] >= 0}
+        self._find_after()
 
     def _spread(self, level: int, first: Iterable[int]) -> None:
         of, follow, kinds = self.of, self.parts.follow, self.parts.kinds
@@ -136,6 +139,8 @@ class _Levels:
             return argument
         if kind in (tables.CALL, tables.LOOP):
             return self.firsts[self.entered(position)][0]
+        if kind == tables.LINK:
+            return self.linked[position]
         return self.firsts[level][0] if kind == tables.END_SEPARATOR else self.after[level]
 
     def turning(self, loop: int) -> Positions:
@@ -147,31 +152,35 @@ class _Levels:
             return tuple(self.branches[loop])
         return (*row.separator, *(self.branches[loop] if row.separator_kind == tables.EMPTY_SEPARATOR else ()))
 
-    def _after(self) -> list[int]:
-        """The bytes that may come after each level: a least fixpoint, because one level may end where another ends."""
-        self.after = [0] * len(self.begins)
-        users: list[list[int]] = [[] for _ in self.begins]
-        todo: list[int] = []
-        for level, callers in enumerate(self.callers):
-            bits = 0
-            for caller in callers:
-                for position in itertools.chain.from_iterable(self.parts.follow[caller]):
-                    if self.parts.kinds[position] > tables.LOOP and self.parts.kinds[position] != tables.END_SEPARATOR:
-                        users[self.of[caller]].append(level)
+    def _find_after(self) -> None:
+        """Fills `after` and `linked`. They are a least fixpoint, because one level may end where another ends."""
+        kinds, num_levels = self.parts.kinds, len(self.begins)  # the node of a link is its position behind all levels
+        known = dict.fromkeys([*range(num_levels), *(num_levels + link for link in self.linked)], 0)
+        users: dict[int, list[int]] = {node: [] for node in known}
+        for node in known:
+            sources = self.callers[node] if node < num_levels else [node - num_levels]
+            rows: list[tuple[Iterable[int], int]] = [
+                (itertools.chain.from_iterable(self.parts.follow[source]), self.of[source]) for source in sources
+            ]
+            if self.num_rules <= node < num_levels:
+                rows.append((self.turning(node - self.num_rules), node))
+            for positions, level in rows:
+                for position in positions:
+                    if kinds[position] == tables.LINK:
+                        users[num_levels + position].append(node)
+                    elif kinds[position] in (tables.END_RULE, tables.END_BRANCH):
+                        users[level].append(node)
                     else:
-                        bits |= self.bits(position, self.of[caller])
-            if level >= self.num_rules:
-                for position in self.turning(level - self.num_rules):
-                    bits |= self.bits(position, level)
-            self.after[level] = bits
-            todo.append(level)
+                        known[node] |= self.bits(position, level)
+        todo = list(known)
         while todo:
-            level = todo.pop()
-            for user in users[level]:
-                if self.after[level] & ~self.after[user]:
-                    self.after[user] |= self.after[level]
+            node = todo.pop()
+            for user in users[node]:
+                if known[node] & ~known[user]:
+                    known[user] |= known[node]
                     todo.append(user)
-        return self.after
+        self.after = [known[level] for level in range(num_levels)]
+        self.linked = {link: known[num_levels + link] for link in self.linked}
 
 
 class _Search:
@@ -193,10 +202,12 @@ class _Search:
         for items, level in self._forks():
             if self._fuel <= 0:
                 break
-            ways = self._ways_from([(items, (), (), level)])
+            links = [item for item in items if self._parts.kinds[item] == tables.LINK]
+            ways = self._ways_from([([item for item in items if item not in links], (), (), level)])
+            linked = self._ways_from([(links, (), (), level)])  # what follows a link is a fork of its own
             for number, way in enumerate(ways):
                 if self._fuel > 0:
-                    self._meet_each((way,), ways[number + 1 :], 0)
+                    self._meet_each((way,), [*ways[number + 1 :], *linked], 0)
         while self._todo and self._fuel > 0:
             left, right, age = self._todo.pop()
             if not age and self._plain_steps(left[0]) and self._plain_steps(right[0]):
@@ -324,6 +335,8 @@ class _Search:
                     )
                     if len(stack) + len(below) < _DEEPEST:
                         todo.append((first, (*stack, (item, _FRESH)), below, level))
+                elif kind == tables.LINK:
+                    todo.append((itertools.chain.from_iterable(parts.follow[item]), stack, below, level))
                 else:
                     todo.extend(self._ended(kind, stack, below, level))
         return ways
