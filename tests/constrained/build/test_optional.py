@@ -1,6 +1,7 @@
-"""Many parts in a row that may be left out: tables as long as the grammar, and the texts that a naive reader matches."""
+"""Many parts in a row that may be left out: tables as long as the grammar, read as a naive reader reads it."""
 
 import random
+import string
 from collections.abc import Callable
 
 import pytest
@@ -129,10 +130,10 @@ def test_many_random_rows_are_read_as_they_are_written():
         _read(seed)
 
 
-@pytest.mark.parametrize(("between", "num_counted"), [("", 1), ("({})?" * 40, 1), ("({})?" * 40 + ";", 2)])
-def test_counts_are_told_apart_across_a_row(between: str, num_counted: int):
-    row = between.format(*(f"{i:02}" for i in range(40)))
-    assert len(build(regex_grammar(f"[a-z]{{1,90}}{row}[a-z]{{1,90}}")).loops) == num_counted
+@pytest.mark.parametrize(("last", "num_counted"), [("", 1), (";", 2)])
+def test_counts_that_meet_across_a_row_are_found(last: str, num_counted: int):
+    row = "".join(f"{letter}?" for letter in string.ascii_uppercase)
+    assert len(build(regex_grammar(f"[a-z]{{1,90}}{row}{last}[a-z]{{1,90}}")).loops) == num_counted
 
 
 def test_random_grammars_are_read_as_they_are_written_where_links_are_everywhere(monkeypatch: pytest.MonkeyPatch):
