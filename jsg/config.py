@@ -332,7 +332,8 @@ class ServerConfig:
         "where a supervisor is killed. It works on each of several hosts.",
     )
     log_requests: bool = _knob(
-        False, "Writes one line of JSON to stderr for each request. The line has no text of the request."
+        False,
+        "Writes one line to stderr for each request that generates or is refused. The line has no text of the request.",
     )
     otlp_traces_endpoint: str | None = _knob(
         None,

@@ -107,10 +107,10 @@ def open_device(mem_fraction: float, count: int = 1) -> Device:
     try:
         with _environment(choice.environment):
             device = jax.local_devices()[0]
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # an assertion of JAX, where the platform has no plugin
         raise ConfigError(
-            f"JAX must find a device of JAX_PLATFORMS={_platforms()}, but could not start one; unset it, or repair the "
-            "device's driver"
+            f"JAX must find a device of JAX_PLATFORMS={_platforms()}, but could not start one; unset it, install JAX "
+            "for this platform, or repair its driver"
         ) from error
     seen = len(jax.local_devices())
     if seen < count:

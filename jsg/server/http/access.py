@@ -13,7 +13,7 @@ from jsg.config import ServerConfig
 from jsg.errors import ConfigError
 from jsg.option_sources import read_keys
 from jsg.server.caller import Caller
-from jsg.server.http.failures import failure_body, failure_response
+from jsg.server.http.failures import failure_response
 
 PROBES = frozenset({"/health", "/ready"})  # they carry no key
 BEARER = b"bearer "
@@ -130,8 +130,7 @@ class RequireKey:
             message = (
                 "a request must carry a key, but this one has none or a wrong one; send 'Authorization: Bearer KEY'"
             )
-            body = failure_body(scope["path"], 401, message)
-            await failure_response(scope, body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+            await failure_response(scope, 401, message, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
             return
         scope.setdefault("state", {})["caller"] = caller or Caller("", is_admin=False)
         await self._app(scope, receive, send)

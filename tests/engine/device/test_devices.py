@@ -89,9 +89,10 @@ class TestProcess:
         assert not (tmp_path / "asked").exists()
         assert "NVIDIA" not in done.stderr
 
-    def test_a_platform_that_does_not_start_is_an_error_of_ours(self, tmp_path: pathlib.Path):
-        done = start_jax(tmp_path, JAX_PLATFORMS="tpu")
-        assert "jsg.errors.ConfigError: JAX must find a device of JAX_PLATFORMS=tpu" in done.stderr
+    @pytest.mark.parametrize("platform", ["tpu", "cuda"])
+    def test_a_platform_that_does_not_start_is_an_error_of_ours(self, tmp_path: pathlib.Path, platform: str):
+        done = start_jax(tmp_path, JAX_PLATFORMS=platform)
+        assert f"jsg.errors.ConfigError: JAX must find a device of JAX_PLATFORMS={platform}" in done.stderr
 
 
 class TestListing:
