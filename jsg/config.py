@@ -342,7 +342,8 @@ class ServerConfig:
         "Writes one line to stderr for each request that generates or is refused. The line has no text of the request.",
     )
     otlp_traces_endpoint: str | None = _knob(
-        None, "The URL to which OpenTelemetry spans are sent. It needs the extra 'otel'. Default: none are sent."
+        None,
+        "The URL to which OpenTelemetry spans are sent. It needs packages of OpenTelemetry. Default: none are sent.",
     )
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ HOST_PACKAGES = ("cache", "lang", "sched", "constrained", "processing", "server"
 HOST_MODULES = (
     "jsg",
     "jsg.errors",
+    "jsg.extras",
     "jsg.types",
     "jsg.checks",
     "jsg.fields",

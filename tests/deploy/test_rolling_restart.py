@@ -1,10 +1,11 @@
-"""Each recipe of docs/proxies.md, before two servers that are restarted one after the other: no request is lost."""
+"""Proxies before two servers that are restarted one after the other, with the recipes of docs/proxies.md."""
 
 import collections
 import contextlib
 import dataclasses
 import itertools
 import json
+import random
 import re
 import shutil
 import textwrap
@@ -15,12 +16,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.deploy.test_gateways import arguments_of, installed, num_finished, started
+from tests.deploy.manifests import configured, of_file
+from tests.deploy.test_gateways import GATEWAYS, Gateway, num_finished, started
 from tests.server.running import ROOT, ServerProcess, free_port, running, wait_until
 
 PAGE = (ROOT / "docs" / "proxies.md").read_text(encoding="utf-8")
 NUM_CLIENTS, NUM_ROUNDS = 6, 2
-ENDING = re.search(r"--drain-delay (\d+) --shutdown-timeout (\d+)", PAGE)
 START_S = 60
 SERVER = ["serve", "tiny", "--max-running-requests", "8", "--max-total-tokens", "32768"]
 WRAPPED = {  # what a recipe for nginx needs around it where it is not one file among those of a system
@@ -44,6 +45,9 @@ COMMANDS = {
     "caddy": ("caddy", "run", "--adapter", "caddyfile", "--config", "{file}"),
 }
 
+Started = contextlib.AbstractContextManager[str]
+"""What runs a proxy and gives its address."""
+
 
 def recipe_of(proxy: str) -> str:
     """The block that the page gives for a rolling restart with this proxy."""
@@ -54,20 +58,15 @@ def recipe_of(proxy: str) -> str:
 @contextlib.contextmanager
 def proxied(proxy: str, ports: list[int], folder: Path) -> Iterator[str]:
     """Starts a proxy with the recipe of the page; gives its address."""
-    if proxy == "smg":
-        program, own = installed("smg==1.13.0"), free_port()
-        command = [str(program / "smg"), "launch", *arguments_of([f"http://127.0.0.1:{port}" for port in ports], own)]
-    else:
-        if shutil.which(proxy) is None:
-            pytest.skip(f"needs {proxy}: it is in Debian's package of this name")
-        own, recipe = free_port(), recipe_of(proxy)
-        for written, port in zip(("8080", "30001", "30002"), (own, *ports), strict=True):
-            assert f"127.0.0.1:{written}" in recipe
-            recipe = recipe.replace(f"127.0.0.1:{written}", f"127.0.0.1:{port}")
-        file = folder / "recipe"
-        file.write_text(textwrap.dedent(WRAPPED.get(proxy, "{recipe}")).format(folder=folder, recipe=recipe))
-        command = [part.format(file=file) for part in COMMANDS[proxy]]
-    with started(command, folder):
+    if shutil.which(proxy) is None:
+        pytest.skip(f"needs {proxy}: it is in Debian's package of this name")
+    own, recipe = free_port(), recipe_of(proxy)
+    for written, port in zip(("8080", "30001", "30002"), (own, *ports), strict=True):
+        assert f"127.0.0.1:{written}" in recipe
+        recipe = recipe.replace(f"127.0.0.1:{written}", f"127.0.0.1:{port}")
+    file = folder / "recipe"
+    file.write_text(textwrap.dedent(WRAPPED.get(proxy, "{recipe}")).format(folder=folder, recipe=recipe))
+    with started([part.format(file=file) for part in COMMANDS[proxy]], folder):
         yield f"http://127.0.0.1:{own}"
 
 
@@ -98,11 +97,13 @@ class Load:
                 thread.join()
 
     def _send(self, client: int) -> None:
+        chance = random.Random(client)
         with httpx.Client(base_url=self.url, timeout=60) as http:
             for number in itertools.count():
                 if self._is_over.is_set():
                     return
-                content, length = f"{client} says {number}", (4, 40, 400)[number % 3]
+                length = (4, 40, 400)[number % 3]
+                content = f"{chance.getrandbits(256):x}"  # gateways send what begins alike to one server
                 chat = {"model": "tiny", "messages": [{"role": "user", "content": content}], "ignore_eos": True}
                 chat |= {"max_tokens": length, "stream": (number + client) % 2 == 0}
                 try:
@@ -130,37 +131,58 @@ def problem_of(answer: httpx.Response, length: int) -> str | None:
     return None if reasons[-1:] == ["length"] else f"a stream that ends because of {reasons[-1:]}"
 
 
+def ending_of(arguments: list[str]) -> list[str]:
+    """The options of a server's command line that say how it ends."""
+    _, server = configured(arguments)
+    return ["--drain-delay", str(server.drain_delay), "--shutdown-timeout", str(server.shutdown_timeout)]
+
+
 @pytest.fixture
-def serve(compile_cache_dir: str) -> Callable[[int], contextlib.AbstractContextManager[ServerProcess]]:
-    assert ENDING is not None
-    ending = ["--drain-delay", ENDING[1], "--shutdown-timeout", ENDING[2]]
-    command = ["-m", "jsg.cli", *SERVER, *ending, "--compilation-cache-dir", compile_cache_dir, "--port"]
-    return lambda port: running([*command, str(port)])
+def restart_each(compile_cache_dir: str) -> Callable[[list[str], Callable[[list[int]], Started]], None]:
+    """Restarts two servers, each with these options, one after the other, and sends requests to what is before them."""
 
+    def restart(ending: list[str], started_before: Callable[[list[int]], Started]) -> None:
+        command = ["-m", "jsg.cli", *SERVER, *ending, "--compilation-cache-dir", compile_cache_dir, "--port"]
+        ports = [free_port(), free_port()]
+        with contextlib.ExitStack() as stack:
+            servers = [stack.enter_context(contextlib.ExitStack()) for _ in ports]
 
-@pytest.mark.long
-@pytest.mark.parametrize("proxy", COMMANDS)
-def test_a_rolling_restart_loses_no_request(proxy: str, serve, tmp_path: Path):
-    ports = [free_port(), free_port()]
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(contextlib.ExitStack()) for _ in ports]
-        processes = [each.enter_context(serve(port)) for each, port in zip(servers, ports, strict=True)]
-        url = stack.enter_context(proxied(proxy, ports, tmp_path))
-        wait_until(lambda: is_ready(url), START_S)
-        load = Load(url)
-        with load.running():
-            for which in [*range(len(ports))] * NUM_ROUNDS:
-                processes[which].process.terminate()
-                assert processes[which].end()[0] == 0
-                servers[which].close()
-                processes[which] = servers[which].enter_context(serve(ports[which]))
-            for each in processes:  # who has come back is asked again
-                wait_until(lambda process=each: num_finished(process) > 0)
-    print(json.dumps({"proxy": proxy, "answered": load.num_answered, "lost": load.lost}))
-    assert not load.lost, (load.num_answered, load.lost)
+            def serve(which: int) -> ServerProcess:
+                return servers[which].enter_context(running([*command, str(ports[which])]))
+
+            processes = [serve(which) for which in range(len(ports))]
+            url = stack.enter_context(started_before(ports))
+            wait_until(lambda: is_ready(url), START_S)
+            load = Load(url)
+            with load.running():
+                for which in [*range(len(ports))] * NUM_ROUNDS:
+                    processes[which].process.terminate()
+                    assert processes[which].end()[0] == 0
+                    servers[which].close()
+                    processes[which] = serve(which)
+                for each in processes:  # who has come back is asked again
+                    wait_until(lambda process=each: num_finished(process) > 0)
+        print(json.dumps({"answered": load.num_answered, "lost": load.lost}))
+        assert not load.lost, (load.num_answered, load.lost)
+
+    return restart
 
 
 def is_ready(url: str) -> bool:
     with contextlib.suppress(httpx.TransportError):
         return httpx.get(f"{url}/v1/models").status_code == 200
     return False
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("proxy", COMMANDS)
+def test_a_rolling_restart_loses_no_request(proxy: str, restart_each, tmp_path: Path):
+    [shown] = re.findall(r"^jsg serve MODEL --port 30001 (.*)$", PAGE, re.MULTILINE)
+    restart_each(ending_of(["tiny", *shown.split()]), lambda ports: proxied(proxy, ports, tmp_path))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("gateway", GATEWAYS, ids=lambda gateway: gateway.pin)
+def test_nor_does_one_with_the_gateway_of_compose(gateway: Gateway, restart_each, tmp_path: Path):
+    ending = ending_of(of_file("compose/compose.yaml")["services"]["jsg-0"]["command"])
+    restart_each(ending, lambda ports: gateway.running([f"http://127.0.0.1:{port}" for port in ports], tmp_path))

@@ -13,6 +13,7 @@ import copy
 import dataclasses
 import functools
 import logging
+import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Literal, cast, final
@@ -42,6 +43,7 @@ LAST_WORDS_MS = 100  # for the last messages of an engine that has ended
 START_LAST_WORDS_MS = 2000  # where it ended before it was ready: a message should say why
 ENGINE_GRAMMAR_BYTES = 64 * 2**20  # tables that the engine keeps for later requests; those that run keep their own
 WATCH_S = 1.0  # how often the heartbeat is looked at
+LONG_BYTES = 2**16  # after a message of so many the event loop has its turn
 MAX_MESSAGES = 16  # that are taken at once, so that the event loop has its turn even behind a very fast engine
 
 
@@ -421,7 +423,7 @@ class EngineClient:
                 while await self._socket.poll(LAST_WORDS_MS if self._ready.done() else START_LAST_WORDS_MS):
                     self._take(decoder.decode(await self._socket.recv()))
         finally:
-            self._die(f"the engine process ended (exit status {status}); restart the server, its log says why")
+            self._die(f"the engine process ended (exit status {status}); {_remedy(status)}")
 
     def _exit_of_child(self) -> asyncio.Future[int]:
         loop = asyncio.get_running_loop()
@@ -466,13 +468,21 @@ class EngineClient:
         while True:
             for message in await receive_waiting(self._socket):
                 self._take(decoder.decode(message))
+                if len(message) > LONG_BYTES:
+                    await asyncio.sleep(0)
             await asyncio.sleep(0)  # `recv` does not wait while there are messages, and other tasks need their turn
 
     def _take(self, message: FromEngine) -> None:
+        for part in message.prompt_scores:
+            if stream := self._streams.on_wire(part.rid):
+                stream.prompt_scores += part.logprobs
         for output in message.outputs:
             stream = self._streams.on_wire(output.rid)
             if stream is None:
                 continue  # the request was aborted while this output was under way
+            if stream.prompt_scores and output.prompt_logprobs is not None:
+                output.prompt_logprobs = (*stream.prompt_scores, *output.prompt_logprobs)
+                stream.prompt_scores.clear()
             if output.finish is not None:
                 self._close(stream)
             stream.arrived.put_nowait(output)
@@ -520,3 +530,10 @@ class EngineClient:
             if not waiting.done():
                 waiting.set_exception(EngineDeadError(reason))
         self._calls.clear()
+
+
+def _remedy(status: int) -> str:
+    """What to do about an engine process that ended with this status."""
+    if status == -signal.SIGKILL:
+        return "if the system's log says that memory ran out, lower --max-total-tokens; restart the server"
+    return "restart the server, its log says why"

@@ -6,6 +6,7 @@ elsewhere. In the last form jsg's own errors also have a `type` and, where they 
 and some in the other.
 """
 
+import asyncio
 import dataclasses
 import itertools
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from jsg.errors import (
     AbortedError,
@@ -43,6 +44,7 @@ from jsg.server.http.request_id import request_id_headers
 from jsg.server.http.validation import describe_invalid
 
 MAX_MESSAGE_CHARS = 1000  # a message quotes what it received
+PIECE_BYTES = 2**18  # of a body that are sent in one turn of the event loop
 CLIENT_LEFT = 499  # for logs and metrics: the client has left and does not read it
 INTERNAL_ERROR = "internal error; the server's log has the cause"
 
@@ -196,7 +198,22 @@ def _full(scope: Scope, body: dict[str, Any]) -> dict[str, Any]:
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A response of JSON; numbers that are not finite become null."""
-    return Response(msgspec.json.encode(content), status, headers, "application/json")
+    return _Response(msgspec.json.encode(content), status, headers, "application/json")
+
+
+class _Response(Response):
+    """Sends a long body in pieces. To hand megabytes on at once, with a copy in each layer, took 0.06 s."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(self.body) <= PIECE_BYTES:
+            await super().__call__(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        view = memoryview(self.body)
+        for start in range(0, len(view), PIECE_BYTES):
+            piece, more = bytes(view[start : start + PIECE_BYTES]), start + PIECE_BYTES < len(view)
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+            await asyncio.sleep(0)
 
 
 def _clean(text: str) -> str:
