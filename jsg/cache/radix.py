@@ -138,7 +138,7 @@ class RadixCache:
         self._watches = WatchIndex(page_size)
         self._uses = UseClock(clock)
         self._serials = itertools.count(1)
-        self._evicted_pages = self._num_joined_pages = 0
+        self._evicted_pages = 0
 
     @property
     def _page_bytes(self) -> int:
@@ -156,7 +156,7 @@ class RadixCache:
         for observer in self._observers:
             observer.hit(path[-1])
         pages = _join_pages(path)
-        self._num_joined_pages += len(pages)
+        self._uses.num_pages += len(pages)
         return PrefixMatch(pages=pages, node=path[-1], num_tokens=len(pages) * self.page_size)
 
     def match_watched(self, watch: Watch) -> PrefixMatch:
@@ -385,8 +385,8 @@ class RadixCache:
     @property
     def work(self) -> int:
         """How much work matches, inserts and evictions have been so far: in visited nodes, each a fraction of 1 µs."""
-        joined = self._num_joined_pages // PAGES_PER_NODE
-        return self._uses.num_nodes + NODES_PER_GROUP * self._watches.num_moved + joined
+        nodes = self._uses.num_nodes + self._uses.num_pages // PAGES_PER_NODE
+        return nodes + NODES_PER_GROUP * self._watches.num_moved
 
     # Accounts.
 

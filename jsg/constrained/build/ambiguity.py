@@ -95,6 +95,7 @@ class _Levels:
             leads to the position.
         callers: For each level the positions that enter it.
         after: For each level the bytes that may come after it.
+        linked: For each link the bytes that may come next where it stands.
     """
 
     def __init__(self, parts: Parts, firsts: Firsts):
@@ -109,7 +110,9 @@ class _Levels:
         self.callers: list[list[int]] = [[] for _ in begins]
         for level, first in enumerate(begins):
             self._spread(level, first)
-        self.after = self._after()
+        self.after = [0] * len(begins)
+        self.linked = {p: 0 for p, kind in enumerate(parts.kinds) if kind == tables.LINK and self.of[p] >= 0}
+        self._find_after()
 
     def _spread(self, level: int, first: Iterable[int]) -> None:
         of, follow, kinds = self.of, self.parts.follow, self.parts.kinds
@@ -136,6 +139,8 @@ class _Levels:
             return argument
         if kind in (tables.CALL, tables.LOOP):
             return self.firsts[self.entered(position)][0]
+        if kind == tables.LINK:
+            return self.linked[position]
         return self.firsts[level][0] if kind == tables.END_SEPARATOR else self.after[level]
 
     def turning(self, loop: int) -> Positions:
@@ -147,31 +152,35 @@ class _Levels:
             return tuple(self.branches[loop])
         return (*row.separator, *(self.branches[loop] if row.separator_kind == tables.EMPTY_SEPARATOR else ()))
 
-    def _after(self) -> list[int]:
-        """The bytes that may come after each level: a least fixpoint, because one level may end where another ends."""
-        self.after = [0] * len(self.begins)
-        users: list[list[int]] = [[] for _ in self.begins]
-        todo: list[int] = []
-        for level, callers in enumerate(self.callers):
-            bits = 0
-            for caller in callers:
-                for position in itertools.chain.from_iterable(self.parts.follow[caller]):
-                    if self.parts.kinds[position] > tables.LOOP and self.parts.kinds[position] != tables.END_SEPARATOR:
-                        users[self.of[caller]].append(level)
+    def _find_after(self) -> None:
+        """Fills `after` and `linked`. They are a least fixpoint, because one level may end where another ends."""
+        kinds, num_levels = self.parts.kinds, len(self.begins)  # the node of a link is its position behind all levels
+        known = dict.fromkeys([*range(num_levels), *(num_levels + link for link in self.linked)], 0)
+        users: dict[int, list[int]] = {node: [] for node in known}
+        for node in known:
+            sources = self.callers[node] if node < num_levels else [node - num_levels]
+            rows: list[tuple[Iterable[int], int]] = [
+                (itertools.chain.from_iterable(self.parts.follow[source]), self.of[source]) for source in sources
+            ]
+            if self.num_rules <= node < num_levels:
+                rows.append((self.turning(node - self.num_rules), node))
+            for positions, level in rows:
+                for position in positions:
+                    if kinds[position] == tables.LINK:
+                        users[num_levels + position].append(node)
+                    elif kinds[position] in (tables.END_RULE, tables.END_BRANCH):
+                        users[level].append(node)
                     else:
-                        bits |= self.bits(position, self.of[caller])
-            if level >= self.num_rules:
-                for position in self.turning(level - self.num_rules):
-                    bits |= self.bits(position, level)
-            self.after[level] = bits
-            todo.append(level)
+                        known[node] |= self.bits(position, level)
+        todo = list(known)
         while todo:
-            level = todo.pop()
-            for user in users[level]:
-                if self.after[level] & ~self.after[user]:
-                    self.after[user] |= self.after[level]
+            node = todo.pop()
+            for user in users[node]:
+                if known[node] & ~known[user]:
+                    known[user] |= known[node]
                     todo.append(user)
-        return self.after
+        self.after = [known[level] for level in range(num_levels)]
+        self.linked = {link: known[num_levels + link] for link in self.linked}
 
 
 class _Search:
@@ -181,7 +190,8 @@ class _Search:
         self._levels = levels
         self._parts = levels.parts
         self._ways: dict[Reading, tuple[int, list[Way]]] = {}
-        self._seen: set[tuple[Reading, Reading]] = set()
+        self._seen: dict[tuple[Stack, Stack], set[int]] = {}
+        self._plain: dict[int, list[tuple[int, int]] | None] = {}
         self._todo: list[tuple[Reading, Reading, int]] = []
         self._beside: dict[tuple[int, Positions], set[Positions]] = {}
         self._found: set[int] = set()
@@ -192,12 +202,17 @@ class _Search:
         for items, level in self._forks():
             if self._fuel <= 0:
                 break
-            ways = self._ways_from([(items, (), (), level)])
+            links = [item for item in items if self._parts.kinds[item] == tables.LINK]
+            ways = self._ways_from([([item for item in items if item not in links], (), (), level)])
+            linked = self._ways_from([(links, (), (), level)])  # what follows a link is a fork of its own
             for number, way in enumerate(ways):
                 if self._fuel > 0:
-                    self._meet_each((way,), ways[number + 1 :], 0)
+                    self._meet_each((way,), [*ways[number + 1 :], *linked], 0)
         while self._todo and self._fuel > 0:
             left, right, age = self._todo.pop()
+            if not age and self._plain_steps(left[0]) and self._plain_steps(right[0]):
+                self._walk(left, right)
+                continue
             bits, ways = self._ways_of(left)
             other_bits, others = self._ways_of(right)
             shared = bits & other_bits
@@ -216,6 +231,43 @@ class _Search:
         if self._fuel <= 0 and not self._found and self._levels.num_rules == 1:
             return set(range(len(self._parts.loops)))  # The answer is unknown. Writing all loops out is always right.
         return self._found
+
+    def _plain_steps(self, position: int) -> list[tuple[int, int]] | None:
+        """The bytes and the position of each way to read one more byte; None unless they all stay in the level."""
+        if position not in self._plain:
+            kinds, arguments = self._parts.kinds, self._parts.arguments
+            after = list(itertools.chain.from_iterable(self._parts.follow[position]))
+            is_plain = all(kinds[item] == tables.BYTE for item in after)
+            self._plain[position] = [(arguments[item], item) for item in dict.fromkeys(after)] if is_plain else None
+        return self._plain[position]
+
+    def _walk(self, left: Reading, right: Reading) -> None:
+        """Follows a pair of readings while both stay in their levels, so that their stacks do not change.
+
+        Most pairs are two names of members that begin alike, and `_meet` would compare their stacks at each byte.
+        """
+        (first, stack), (second, other_stack) = left, right
+        seen, count, is_alike = self._seen[stack, other_stack], len(self._parts.kinds), stack == other_stack
+        todo = [(first, second)]
+        while todo and self._fuel > 0:
+            first, second = todo.pop()
+            steps, others = self._plain_steps(first), self._plain_steps(second)
+            if steps is None or others is None:
+                self._todo.append(((first, stack), (second, other_stack), 0))
+                continue
+            self._fuel -= _STEP
+            for bits, item in steps:
+                for other_bits, other in others:
+                    if not bits & other_bits:
+                        continue
+                    self._fuel -= _STEP
+                    if item == other:
+                        self._meet(Way(bits, item, stack, ()), Way(other_bits, other, other_stack, ()), 0)
+                        continue
+                    one, two = (other, item) if is_alike and other < item else (item, other)
+                    if one * count + two not in seen:
+                        seen.add(one * count + two)
+                        todo.append((one, two))
 
     def _forks(self) -> Iterable[tuple[Positions, int]]:
         """Lists of positions, with their level, of which two may read the same byte. Two readings begin there."""
@@ -283,6 +335,8 @@ class _Search:
                     )
                     if len(stack) + len(below) < _DEEPEST:
                         todo.append((first, (*stack, (item, _FRESH)), below, level))
+                elif kind == tables.LINK:
+                    todo.append((itertools.chain.from_iterable(parts.follow[item]), stack, below, level))
                 else:
                     todo.extend(self._ended(kind, stack, below, level))
         return ways
@@ -341,9 +395,10 @@ class _Search:
         readings = self._in_step((way.position, left[common:]), (other.position, right[common:]))
         if readings[0] == readings[1]:
             return
-        one, two = readings if readings[0] < readings[1] else readings[::-1]
-        if (one, two) not in self._seen:
-            self._seen.add((one, two))
+        one, two = readings if readings[0][::-1] < readings[1][::-1] else readings[::-1]
+        seen, key = self._seen.setdefault((one[1], two[1]), set()), one[0] * len(self._parts.kinds) + two[0]
+        if key not in seen:
+            seen.add(key)
             self._todo.append((one, two, older))
             self._note(one, two)
 

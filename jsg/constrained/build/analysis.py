@@ -5,9 +5,11 @@ expression is a node, and every way in which the property can hold for it is a c
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from jsg.constrained import ir
+from jsg.constrained.build.pieces import Piece
 from jsg.constrained.limits import Limits, check
 from jsg.errors import GrammarError
 
@@ -21,12 +23,14 @@ class Facts:
         nullable: Identities of expressions that match the empty text.
         productive: Identities of expressions that match some text.
         expressions: All expressions. They are kept alive here, so that no other object gets the identity of one.
+        pieces: Those of the rules that are built already. Their expressions are not among the others.
     """
 
     rules: dict[str, ir.Expr]
     nullable: frozenset[int]
     productive: frozenset[int]
     expressions: list[ir.Expr]
+    pieces: Mapping[str, Piece]
 
     def is_nullable(self, expr: ir.Expr) -> bool:
         """Whether an expression matches the empty text."""
@@ -36,28 +40,45 @@ class Facts:
         """Whether an expression matches some text."""
         return id(expr) in self.productive
 
+    def is_rule_nullable(self, name: str) -> bool:
+        """Whether a rule matches the empty text."""
+        return self.pieces[name].is_nullable if name in self.pieces else self.is_nullable(self.rules[name])
 
-def analyse(grammar: ir.Grammar, limits: Limits) -> Facts:
-    """The facts of a grammar.
+    def is_rule_productive(self, name: str) -> bool:
+        """Whether a rule matches some text."""
+        return name in self.pieces or self.is_productive(self.rules[name])
+
+
+def analyse(grammar: ir.Grammar, limits: Limits, pieces: Mapping[str, Piece] = MappingProxyType({})) -> Facts:
+    """The facts of a grammar. `pieces` are rules that are built already.
 
     Raises:
         GrammarError: A rule that is called does not exist, or an expression cannot be built.
     """
-    rules, expressions = _reachable(grammar, limits)
+    rules, expressions = _reachable(grammar, limits, pieces)
     index = {id(expr): i for i, expr in enumerate(expressions)}
-    roots = {name: index[id(expr)] for name, expr in rules.items()}
-    empty, some = _Clauses(len(expressions)), _Clauses(len(expressions))
+    pieces = {name: pieces[name] for name in rules if name in pieces}
+    roots = {name: index[id(expr)] for name, expr in rules.items() if name not in pieces}
+    roots |= {name: number for number, name in enumerate(pieces, len(expressions))}
+    num_nodes = len(expressions) + len(pieces)
+    empty, some = _Clauses(num_nodes), _Clauses(num_nodes)
+    for name, piece in pieces.items():
+        some.add(roots[name])
+        if piece.is_nullable:
+            empty.add(roots[name])
     for i, expr in enumerate(expressions):
         _add_clauses(expr, i, index, roots, empty, some)
     nullable = frozenset(id(expressions[i]) for i in empty.solve() if i < len(expressions))
     productive = frozenset(id(expressions[i]) for i in some.solve() if i < len(expressions))
-    facts = Facts(rules, nullable, productive, expressions)
+    facts = Facts(rules, nullable, productive, expressions, pieces)
     _check_empty_parts(facts)
     return facts
 
 
-def _reachable(grammar: ir.Grammar, limits: Limits) -> tuple[dict[str, ir.Expr], list[ir.Expr]]:
-    """The rules and expressions that the start rule reaches, each once."""
+def _reachable(
+    grammar: ir.Grammar, limits: Limits, pieces: Mapping[str, Piece]
+) -> tuple[dict[str, ir.Expr], list[ir.Expr]]:
+    """The rules that the start rule reaches, and the expressions of those that are not built, each once."""
     rules: dict[str, ir.Expr] = {}
     expressions: list[ir.Expr] = []
     seen: set[int] = set()
@@ -69,6 +90,9 @@ def _reachable(grammar: ir.Grammar, limits: Limits) -> tuple[dict[str, ir.Expr],
         if name not in grammar.rules:
             raise GrammarError(f"rule {name!r}, which {caller} calls, does not exist; define it")
         rules[name] = grammar.rules[name]
+        if name in pieces:
+            wanted.extend((callee, f"rule {name!r}") for callee in pieces[name].callees)
+            continue
         todo = [rules[name]]
         while todo:
             expr = todo.pop()

@@ -13,6 +13,7 @@ import copy
 import dataclasses
 import functools
 import logging
+import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Literal, cast, final
@@ -422,7 +423,7 @@ class EngineClient:
                 while await self._socket.poll(LAST_WORDS_MS if self._ready.done() else START_LAST_WORDS_MS):
                     self._take(decoder.decode(await self._socket.recv()))
         finally:
-            self._die(f"the engine process ended (exit status {status}); restart the server, its log says why")
+            self._die(f"the engine process ended (exit status {status}); {_remedy(status)}")
 
     def _exit_of_child(self) -> asyncio.Future[int]:
         loop = asyncio.get_running_loop()
@@ -529,3 +530,10 @@ class EngineClient:
             if not waiting.done():
                 waiting.set_exception(EngineDeadError(reason))
         self._calls.clear()
+
+
+def _remedy(status: int) -> str:
+    """What to do about an engine process that ended with this status."""
+    if status == -signal.SIGKILL:
+        return "if the system's log says that memory ran out, lower --max-total-tokens; restart the server"
+    return "restart the server, its log says why"
