@@ -121,14 +121,12 @@ class _Lists:
 
     def number(self, groups: list[Positions]) -> int:
         """The number of the list with the positions of all groups; without groups, of the list with position 0."""
-        if len(groups) == 1:
+        if len(groups) == 1:  # this is the most common case
             group = groups[0]
-            if len(group) == 1:  # this is the most common case
-                known = self._numbers.get(group)
-                return self._number_of(group) if known is None else known
             known = self._by_identity.get(id(group))  # groups outlive this object, so identities are unique
             if known is None:
-                known = self._by_identity[id(group)] = self._number_of(tuple(dict.fromkeys(group)))
+                unique = group if len(group) == 1 else tuple(dict.fromkeys(group))
+                known = self._by_identity[id(group)] = self._number_of(unique)
             return known
         if not groups:
             return 0
@@ -139,8 +137,10 @@ class _Lists:
         return self._number_of(tuple(merged))
 
     def _number_of(self, items: Positions) -> int:
-        number = self._numbers.setdefault(items, len(self._numbers))
-        if number == len(self._starts) - 1:
+        numbers = self._numbers
+        number = numbers.get(items)
+        if number is None:
+            number = numbers[items] = len(numbers)
             self._items.extend(items)
             self._starts.append(len(self._items))
             self._work += len(items)
