@@ -1,13 +1,13 @@
 """The command line: `jsg serve`, `jsg generate`, `jsg chat`, `jsg check`, `jsg compile`, `jsg convert`, `jsg grammar`.
 
-Options are the fields of `jsg.config`. No slow module is imported before the command is known. `serve` starts the
-engine process first and loads its own modules meanwhile. The other commands run the engine in this process.
+Options are the fields of `jsg.config`; the file of `--config` may give them too. No slow module is imported before the
+command is known. `serve` starts the engine process first and loads its own modules meanwhile. The other commands run
+the engine in this process.
 """
 
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import importlib.metadata
 import itertools
 import json
@@ -18,15 +18,15 @@ import select
 import signal
 import sys
 import time
-import types
 import typing
 from collections.abc import Iterator, Sequence
 from typing import Any, override
 
 import jsg
-from jsg.config import LOAD_FORMATS, EngineConfig, ServerConfig, option
+from jsg.config import LOAD_FORMATS, EngineConfig, ServerConfig, option, value_type
 from jsg.engine.child.parent import end_with_parent
 from jsg.errors import ConfigError, JsgError, RequestError, check_length
+from jsg.option_sources import environment_keys, near_options, read_options
 from jsg.types import (
     GRAMMAR_FIELDS,
     GRAMMAR_OPTIONS,
@@ -51,6 +51,10 @@ log-probabilities of two tokens differ by less than twice this. The values of 16
 GRAMMAR_ENDINGS: dict[str, GrammarKind] = {".json": "json_schema", ".gbnf": "ebnf", ".ebnf": "ebnf", ".regex": "regex"}
 FILE_CONTENTS = "in a .json file a list means choices, and an object of type structural_tag means a structural tag"
 CARDS = tuple(sorted(file.stem for file in pathlib.Path(__file__).parent.glob("engine/device/targets/*.txtpb")))
+CONFIG_HELP = (
+    "A YAML file with options of 'jsg serve', such as 'page-size: 16'. What the command line gives too is taken from "
+    "there. Other commands leave out the options of the server."
+)
 PASTE_GAP_S = 0.05  # lines that come faster than anybody types are one message
 
 
@@ -64,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _check_grammar(options)
         if options.command == "convert":
             return _convert(options)
+        _add_from_elsewhere(options)
         config = _engine_config(options)
         match options.command:
             case "serve":
@@ -103,12 +108,9 @@ class _Parser(argparse.ArgumentParser):
         return found, rest
 
     def _refuse(self, name: str) -> typing.NoReturn:
-        known = sorted(self._option_string_actions) if name.startswith("-") else []
-        longer = [each for each in known if each.startswith(name)]
-        near = longer[:3] or difflib.get_close_matches(name, known, n=2, cutoff=0.75)
+        known = self._option_string_actions if name.startswith("-") else ()
         kind, shown = "option" if name.startswith("-") else "argument", name[:80]
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
-        self.error(f"there is no {kind} {shown!r}; {hint}{self.prog} --help lists all")
+        self.error(f"there is no {kind} {shown!r}; {near_options(name, known)}{self.prog} --help lists all")
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -121,6 +123,7 @@ def command_line() -> argparse.ArgumentParser:
         usage = f"%(prog)s [-h] [MODEL] {needed}[OPTION ...]"
         command = commands.add_parser(name, help=text, description=text, usage=usage, allow_abbrev=False)
         command.add_argument("model", nargs="?", metavar="MODEL", help="the model; the same as --model-path")
+        command.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
         _add_options(command, EngineConfig)
         return command
 
@@ -210,7 +213,7 @@ def _add_options(parser: argparse.ArgumentParser, config: type[EngineConfig | Se
     """Adds an option for each field. An option that is not given is not in the namespace: the field has its default."""
     annotations = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
-        kind, text = _value_type(annotations[field.name]), field.metadata["help"]
+        kind, text = value_type(annotations[field.name]), field.metadata["help"]
         if kind is tuple:
             parser.add_argument(
                 option(field.name), action="append", default=argparse.SUPPRESS, metavar="STR", help=text
@@ -231,11 +234,17 @@ def _add_options(parser: argparse.ArgumentParser, config: type[EngineConfig | Se
         )
 
 
-def _value_type(annotation: Any) -> type:
-    """The type of an option's value: T of `T | None`; `tuple` if the option may be given several times."""
-    if typing.get_origin(annotation) is tuple:
-        return tuple
-    return next((kind for kind in typing.get_args(annotation) if kind is not types.NoneType), annotation)
+def _add_from_elsewhere(options: argparse.Namespace) -> None:
+    """Adds the options of the file of `--config` and a server's keys in the environment, which the arguments lack."""
+    found: dict[str, Any] = environment_keys(os.environ) if options.command == "serve" else {}
+    if options.config is not None:
+        found |= read_options(pathlib.Path(options.config))
+    if options.model is not None:
+        found.pop("model_path", None)
+    if options.command == "compile":
+        found.pop("programs", None)  # the file is that of the start which will read them
+    for name in found.keys() - vars(options).keys():
+        setattr(options, name, found[name])
 
 
 def _engine_config(options: argparse.Namespace) -> EngineConfig:

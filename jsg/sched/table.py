@@ -1,6 +1,8 @@
 """The request table on the host: which pages each running request's positions are in."""
 
 import dataclasses
+import math
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -48,7 +50,7 @@ class RequestTable:
         self.words = PositionWords(vocab_size, cache)
         self.vision = VisionStore(vision, vocab_size)
         self.page_size = cache.page_size
-        self.pages = np.zeros((max_running + 1, -(-max_context // self.page_size)), np.int32)
+        self.pages = _zeros(max_running + 1, -(-max_context // self.page_size))
         self.dirty_rows: set[int] = set()
         self.copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.num_uncached_pages = 0
@@ -308,3 +310,12 @@ class RequestTable:
         if self.num_free_rows == len(self.pages) - 1:
             assert self.num_kept or not self._cache.num_protected, "a prefix is locked, but no request runs"
             assert self.num_kept or not self.num_uncached_pages, "a row has pages, but no request runs"
+
+
+def _zeros(*shape: int) -> np.ndarray:
+    """int32 zeros, which take memory only where they are written.
+
+    NumPy would ask for pages of 2 MiB. The first request in a row of a table for long contexts would wait for several
+    of them, and a short one would keep that much.
+    """
+    return np.frombuffer(mmap.mmap(-1, 4 * math.prod(shape)), np.int32).reshape(shape)

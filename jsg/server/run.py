@@ -241,7 +241,7 @@ class _HttpServer(uvicorn.Server):
 def _uvicorn_config(door: FrontDoor, server: ServerConfig, telemetry: Telemetry) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(door, server, telemetry),
-        http=http_protocol(is_ending=lambda: door.is_ending),
+        http=http_protocol(is_ending=lambda: door.is_ending, on_refusal=telemetry.on_refusal),
         ws="none",
         backlog=ACCEPTED_AT_ONCE,
         loop="asyncio",

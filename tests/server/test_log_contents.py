@@ -88,8 +88,13 @@ def said() -> Iterator[Said]:
 
 
 @pytest.fixture(scope="module")
-def guarded(make_server: ServerMaker) -> Iterator[RunningServer]:
-    with make_server(server={"api_key": (KEY,)}) as server:
+def request_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("log") / "requests"
+
+
+@pytest.fixture(scope="module")
+def guarded(make_server: ServerMaker, request_log: Path) -> Iterator[RunningServer]:
+    with make_server(server={"api_key": (KEY,)}, request_log=request_log) as server:
         server.http.headers.update(AUTHORIZED)
         yield server
 
@@ -106,9 +111,10 @@ def test_what_is_answered(guarded: RunningServer, said: Said):
     said.check()
 
 
-def test_what_is_refused(guarded: RunningServer, said: Said):
-    for path, body in REFUSED:
-        response = guarded.http.post(path, json=body)
+def test_what_is_refused(guarded: RunningServer, said: Said, request_log: Path):
+    """The line of the request log has the message, and "…" for what the message quotes."""
+    for path, body in REFUSED + GRAMMARS:
+        response = guarded.http.post(path, json=body, headers={"X-Request-Id": "refused"})
         assert response.status_code in (400, 404) or response.json()["errors"], response.text
     assert guarded.http.post("/generate", content=f'{{"text": "{SECRET}'.encode()).status_code in (400, 415)
     wrong_keys = [f"Bearer {KEY}x", f"Basic {KEY}", f"Bearer {SECRET}"]
@@ -116,6 +122,11 @@ def test_what_is_refused(guarded: RunningServer, said: Said):
         assert (
             guarded.http.post("/generate", json=VALID["/generate"], headers={"Authorization": wrong}).status_code == 401
         )
+    wait_until(lambda: request_log.read_text().count('"status":401') == len(wrong_keys))
+    lines = [json.loads(line) for line in request_log.read_text().splitlines()]
+    refused = [f"{line['message']} {line['param']}" for line in lines if line["request_id"] == "refused"]
+    assert len(refused) >= len(REFUSED)
+    assert not [line for line in refused if "sesame" in line or "7391" in line or FILE[:12] in line]
     said.check()
 
 

@@ -96,6 +96,7 @@ class _Levels:
             leads to the position.
         callers: For each level the positions that enter it.
         after: For each level the bytes that may come after it.
+        linked: For each link the bytes that may come next where it stands.
         first: For each position the bytes that may come next where it may, as bits.
     """
 
@@ -111,7 +112,9 @@ class _Levels:
         self.callers: list[list[int]] = [[] for _ in begins]
         for level, first in enumerate(begins):
             self._spread(level, first)
-        self.after = self._after()
+        self.after = [0] * len(begins)
+        self.linked = {p: 0 for p, kind in enumerate(parts.kinds) if kind == tables.LINK and self.of[p] >= 0}
+        self._find_after()
         self.first = [self.bits(position, level) if level >= 0 else 0 for position, level in enumerate(self.of)]
 
     def _spread(self, level: int, first: Iterable[int]) -> None:
@@ -139,6 +142,8 @@ class _Levels:
             return argument
         if kind in (tables.CALL, tables.LOOP):
             return self.firsts[self.entered(position)][0]
+        if kind == tables.LINK:
+            return self.linked[position]
         return self.firsts[level][0] if kind == tables.END_SEPARATOR else self.after[level]
 
     def turning(self, loop: int) -> Positions:
@@ -150,31 +155,35 @@ class _Levels:
             return tuple(self.branches[loop])
         return (*row.separator, *(self.branches[loop] if row.separator_kind == tables.EMPTY_SEPARATOR else ()))
 
-    def _after(self) -> list[int]:
-        """The bytes that may come after each level: a least fixpoint, because one level may end where another ends."""
-        self.after = [0] * len(self.begins)
-        users: list[list[int]] = [[] for _ in self.begins]
-        todo: list[int] = []
-        for level, callers in enumerate(self.callers):
-            bits = 0
-            for caller in callers:
-                for position in itertools.chain.from_iterable(self.parts.follow[caller]):
-                    if self.parts.kinds[position] > tables.LOOP and self.parts.kinds[position] != tables.END_SEPARATOR:
-                        users[self.of[caller]].append(level)
+    def _find_after(self) -> None:
+        """Fills `after` and `linked`. They are a least fixpoint, because one level may end where another ends."""
+        kinds, num_levels = self.parts.kinds, len(self.begins)  # the node of a link is its position behind all levels
+        known = dict.fromkeys([*range(num_levels), *(num_levels + link for link in self.linked)], 0)
+        users: dict[int, list[int]] = {node: [] for node in known}
+        for node in known:
+            sources = self.callers[node] if node < num_levels else [node - num_levels]
+            rows: list[tuple[Iterable[int], int]] = [
+                (itertools.chain.from_iterable(self.parts.follow[source]), self.of[source]) for source in sources
+            ]
+            if self.num_rules <= node < num_levels:
+                rows.append((self.turning(node - self.num_rules), node))
+            for positions, level in rows:
+                for position in positions:
+                    if kinds[position] == tables.LINK:
+                        users[num_levels + position].append(node)
+                    elif kinds[position] in (tables.END_RULE, tables.END_BRANCH):
+                        users[level].append(node)
                     else:
-                        bits |= self.bits(position, self.of[caller])
-            if level >= self.num_rules:
-                for position in self.turning(level - self.num_rules):
-                    bits |= self.bits(position, level)
-            self.after[level] = bits
-            todo.append(level)
+                        known[node] |= self.bits(position, level)
+        todo = list(known)
         while todo:
-            level = todo.pop()
-            for user in users[level]:
-                if self.after[level] & ~self.after[user]:
-                    self.after[user] |= self.after[level]
+            node = todo.pop()
+            for user in users[node]:
+                if known[node] & ~known[user]:
+                    known[user] |= known[node]
                     todo.append(user)
-        return self.after
+        self.after = [known[level] for level in range(num_levels)]
+        self.linked = {link: known[num_levels + link] for link in self.linked}
 
 
 class _Search:
@@ -249,8 +258,8 @@ class _Search:
             several |= once & first[item]
             once |= first[item]
         if several:
-            shared = [item for item in items if first[item] & several]
-            self._meet_some([self._ways_from([((item,), (), (), level)]) for item in shared])
+            rows = [self._ways_from([((item,), (), (), level)]) for item in items if first[item] & several]
+            self._meet_some([[way for way in row if way.bits & several] for row in rows])
 
     def _meet_some(self, rows: Iterable[Sequence[Way]]) -> None:
         """Compares the ways of each row with those of all others, as groups where they stay in their level."""
@@ -286,16 +295,20 @@ class _Search:
 
     def _add(self, group: Positions) -> None:
         """Queues positions that have read the same text: as one group the first time, and else as pairs."""
-        known = {self._group_of.get(position) for position in group}
-        if known == {None}:
+        known: dict[int | None, list[int]] = {}
+        for position in group:
+            known.setdefault(self._group_of.get(position), []).append(position)
+        new = known.pop(None, [])
+        if not known:
             self._group_of |= dict.fromkeys(group, self._num_groups)
             self._num_groups += 1
             self._groups.append(group)
-        elif len(known) > 1:
-            for one, two in itertools.combinations(group, 2):
+            return
+        rows = [*known.values(), *([position] for position in new)]
+        for number, row in enumerate(rows):
+            for one, two in itertools.product(row, itertools.chain.from_iterable(rows[number + 1 :])):
                 self._fuel -= 1
-                if self._group_of.get(one) is None or self._group_of.get(one) != self._group_of.get(two):
-                    self._queue((one, ()), (two, ()), 0)
+                self._queue((one, ()), (two, ()), 0)
 
     def _forks(self) -> Iterable[tuple[Collection[int], int]]:
         """Lists of positions that may come next, with their level."""
@@ -365,6 +378,8 @@ class _Search:
                     )
                     if len(stack) + len(below) < _DEEPEST:
                         todo.append((first, (*stack, (item, _FRESH)), below, level))
+                elif kind == tables.LINK:
+                    todo.append((itertools.chain.from_iterable(parts.follow[item]), stack, below, level))
                 else:
                     todo.extend(self._ended(kind, stack, below, level))
         return ways

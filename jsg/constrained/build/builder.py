@@ -41,6 +41,8 @@ class Arc(NamedTuple):
 
 
 NOTHING = Fragment(True, (), ())
+_MOST_COPIED = 16
+"""The most positions that are copied into another group. Where there are more, a link stands for them."""
 
 
 def build(grammar: ir.Grammar, limits: Limits = LIMITS) -> StaticTables:
@@ -277,19 +279,39 @@ class _Builder:
     def _sequence(self, parts: list[Fragment]) -> Fragment:
         if len(parts) == 1:
             return parts[0]
-        nullable, last = True, ()
-        first: list[int] = []
-        for part in parts:
-            self._join(last, part.first)
+        nullable, ends = True, list[Positions]()
+        first: Positions = ()  # of the parts from here on
+        for part in reversed(parts):
+            self._join(part.last, first)
             if nullable:
-                first.extend(part.first)
-            if part.nullable:
-                last += part.last
-                self._spend(len(last))
-            else:
-                last = part.last
+                ends.append(part.last)
             nullable = nullable and part.nullable
-        return Fragment(nullable, tuple(first), last)
+            if not part.nullable:
+                first = part.first
+            elif part.first:
+                first = part.first + self._linked(first)
+        return Fragment(nullable, first, self._last(ends[::-1]))
+
+    def _linked(self, positions: Positions) -> Positions:
+        """The positions, or a link to them if they are many."""
+        if len(positions) <= _MOST_COPIED:
+            return positions
+        link = (self._position(tables.LINK, 0),)
+        self._join(link, positions)
+        return link
+
+    def _last(self, ends: list[Positions]) -> Positions:
+        """The positions that may end an expression, or a link that follows them if they are many and of several parts.
+
+        What comes behind each part then also follows the link only.
+        """
+        last = tuple(itertools.chain.from_iterable(ends))
+        if len(last) <= _MOST_COPIED or len(last) == max(map(len, ends)):
+            return last
+        link = (self._position(tables.LINK, 0),)
+        for end in ends:
+            self._join(end, link)
+        return link
 
     def _choice(self, options: tuple[ir.Expr, ...], parts: list[Fragment]) -> Fragment:
         """All parts, and one position for all options that are a single byte."""
@@ -375,7 +397,7 @@ class _Builder:
             open_ends: Positions that are not joined yet with what comes behind them.
         """
         if not num_own:
-            return first + others
+            return first + self._linked(others)
         (position,) = first
         end = position + num_own
         found: Positions | None = None

@@ -78,7 +78,8 @@ async def _prompts(body: ScoreBody, call: CurrentCall, front: Front) -> list[Pro
     def joined(item: Any) -> Any:
         return item + body.query if body.item_first else body.query + item
 
-    id_lists = await front.generator.encode([joined(item) for item in items])
+    prompts = await front.generator.beside(lambda: [*map(joined, items)], size)
+    id_lists = await front.generator.encode(prompts)
     _check_tokens(body, id_lists, front.generator.info)
     return label_prompts("score", id_lists, body.label_token_ids, call)
 
@@ -124,8 +125,10 @@ def _check_tokens(body: ScoreBody, id_lists: Sequence[Sequence[int]], info: Mode
                 f"{len(ids)}; shorten one of them",
                 param="items",
             )
-        if max(ids) >= info.vocab_size:
-            raise RequestError(f"token ids must be below {info.vocab_size}, but got {max(ids)}; correct it", "items")
+    given = [ids for ids in (body.query, *body.items) if not isinstance(ids, str)]  # the query once, not for each item
+    highest = max((max(ids) for ids in given if ids), default=0)
+    if highest >= info.vocab_size:
+        raise RequestError(f"token ids must be below {info.vocab_size}, but got {highest}; correct it", "items")
 
 
 def label_logprobs(answer: Answer) -> list[float]:

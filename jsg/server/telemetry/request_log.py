@@ -1,7 +1,7 @@
-"""`--log-requests`: one line of JSON on stderr for each HTTP request that generates, when it ends.
+"""`--log-requests`: one line of JSON on stderr for each HTTP request that generates or is refused, when it ends.
 
-A line has names, counts and times. Of what the client wrote it has only `user`, and of the answers nothing. The fields
-are described in `docs/observability.md`.
+A line has names, counts and times. Of what the client wrote it has only `user` and names of fields, and of the answers
+nothing. The fields are described in `docs/observability.md`.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ import msgspec
 
 from jsg.server.caller import Caller
 from jsg.server.telemetry.exchange import Exchange
+from jsg.server.telemetry.quotes import name_or_cut, without_quotes
 
 MAX_WAITING_LINES = 10_000
 MAX_NAME_CHARS = 256  # of `user`, which the client chooses
@@ -35,6 +36,8 @@ class LogLine:
         method, route: The method and the path of the request.
         status: The status of the response; 499 if the client left before the response.
         outcome: "ok", "refused", or the reason why answers were aborted.
+        code, param, message: The error that the client got, in its answer or in its stream: a code, the faulty field
+            and the message, in which "…" stands for what the client had written.
         stream: Whether the response was a stream of events.
         user: The end user whom the client named.
         tenant: A digest of the API key, which does not reveal the key; empty on a server without keys.
@@ -53,6 +56,9 @@ class LogLine:
     route: str
     status: int | None
     outcome: str
+    code: str | None
+    param: str | None
+    message: str | None
     stream: bool
     user: str | None
     tenant: str
@@ -73,13 +79,20 @@ class LogLine:
         ended_s = exchange.started_ns / 1e9 + exchange.ended_at - exchange.started_at
         ended = datetime.datetime.fromtimestamp(ended_s, datetime.UTC)
         caller = exchange.state.get("caller", Caller())
+        refusal = exchange.refusal
+        status = exchange.status
+        if refusal is not None and status is not None and status >= 400:  # the connection may have sent the refusal
+            status = refusal.status
         return cls(
             time=ended.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             request_id=exchange.state.get("request_id"),
             method=exchange.method,
             route=exchange.endpoint.route,
-            status=exchange.status,
+            status=status,
             outcome=exchange.outcome,
+            code=None if refusal is None else refusal.code,
+            param=None if refusal is None else name_or_cut(refusal.param),
+            message=None if refusal is None else without_quotes(refusal.message),
             stream=exchange.is_stream,
             user=None if exchange.user is None else exchange.user[:MAX_NAME_CHARS],
             tenant=caller.tenant,
@@ -112,8 +125,8 @@ class RequestLog:
         self._thread.start()
 
     def on_exchange(self, exchange: Exchange) -> None:
-        """Puts the line of a request into the queue, if the request generates."""
-        if not exchange.endpoint.generates:
+        """Puts the line of a request into the queue, if the request generates or was refused."""
+        if not exchange.endpoint.generates and exchange.refusal is None:
             return
         line = msgspec.json.encode(LogLine.of(exchange)) + b"\n"
         if self._num_dropped:
