@@ -16,6 +16,7 @@ from jsg.config import EngineConfig, ServerConfig, option
 from jsg.engine.child.protocol import ModelInfo
 from jsg.errors import RequestError
 from tests.server.byte_tokenizer import CHAT_TEMPLATE, write_byte_tokenizer
+from tests.server.log_lines import read_records
 
 ROOT = Path(__file__).parent.parent
 FEW_PROGRAMS = ("--deterministic", "--max-running-requests", "4")
@@ -99,8 +100,12 @@ class TestOptions:
         assert done.returncode == 2
         assert done.stdout == ""
         assert said in done.stderr
-        assert done.stderr.startswith("jsg: error: ")
         assert done.stderr.count("\n") == 1
+        if arguments[0] in ("serve", "compile"):
+            [record] = read_records("text", done.stderr)
+            assert record[1:3] == ("ERROR", "compile" if arguments[0] == "compile" else "front")
+        else:
+            assert done.stderr.startswith("jsg: error: ")
 
     @pytest.mark.parametrize(
         ("arguments", "command", "said"),
