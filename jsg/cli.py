@@ -23,7 +23,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, override
 
 import jsg
-from jsg.config import LOAD_FORMATS, EngineConfig, ServerConfig, option, value_type
+from jsg.config import LOAD_FORMATS, LOG_FORMAT_HELP, LOG_FORMATS, EngineConfig, ServerConfig, option, value_type
+from jsg.engine.child.log import ServerLog
 from jsg.engine.child.parent import end_with_parent
 from jsg.errors import ConfigError, JsgError, RequestError, check_length
 from jsg.option_sources import environment_keys, near_options, read_options
@@ -36,6 +37,8 @@ from jsg.types import (
     SamplingParams,
     Whitespace,
 )
+
+logger = logging.getLogger("jsg")
 
 type Engine = Any  # `jsg.engine.offline.engine.Engine`, which imports JAX
 
@@ -62,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0, or 1 for a check that failed, 2 for an error, or 130 after Ctrl-C."""
     started_at = time.monotonic()
     options = command_line().parse_args(arguments)
+    if options.command in ("serve", "compile"):
+        return _run_logged(options, started_at)
     logging.basicConfig(level=logging.WARNING, format="jsg: %(levelname)s: %(message)s")
     try:
         if options.command == "grammar":
@@ -71,19 +76,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _add_from_elsewhere(options)
         config = _engine_config(options)
         match options.command:
-            case "serve":
-                return _serve(config, ServerConfig(**_given(options, ServerConfig)), started_at)
             case "generate":
                 return _generate(config, options)
             case "chat":
                 return _chat(config)
-            case "compile":
-                return _compile(config, pathlib.Path(options.out), options.target)
             case _:
                 return _check(config)
     except JsgError as error:
         red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
         print(f"{red}jsg: error: {error}{plain}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run_logged(options: argparse.Namespace, started_at: float) -> int:
+    """Runs a command whose stderr is a log. Returns as `main` does."""
+    wrong: ConfigError | None = None
+    try:
+        _add_from_elsewhere(options)
+    except ConfigError as error:  # it belongs into the log too, in the format that the arguments ask for
+        wrong = error
+    rank = getattr(options, "node_rank", 0)
+    source = "compile" if options.command == "compile" else f"follower-{rank}" if rank else "front"
+    log = ServerLog(str(getattr(options, "log_format", "text")), source)
+    try:
+        if wrong is not None:
+            raise wrong
+        config = _engine_config(options)
+        if options.command == "compile":
+            return _compile(config, pathlib.Path(options.out), options.target, log)
+        return _serve(config, ServerConfig(**_given(options, ServerConfig)), started_at, log)
+    except JsgError as error:
+        logger.error("%s", error)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -146,6 +171,7 @@ def command_line() -> argparse.ArgumentParser:
         help="NVIDIA cards, separated by commas, for which to compile without having one, each in a folder of its name "
         f"in DIR: {', '.join(CARDS)} (default: this machine's device, in DIR itself)",
     )
+    precompile.add_argument("--log-format", default=argparse.SUPPRESS, choices=LOG_FORMATS, help=LOG_FORMAT_HELP)
     _add_convert_command(commands)
     _add_grammar_command(commands)
     return parser
@@ -261,7 +287,7 @@ def _given(options: argparse.Namespace, config: type[EngineConfig | ServerConfig
     return {name: value for name, value in vars(options).items() if name in names}
 
 
-def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int:
+def _serve(engine: EngineConfig, server: ServerConfig, started_at: float, log: ServerLog) -> int:
     if server.dp_size > 1 and engine.nnodes > 1:
         raise ConfigError(
             f"--dp-size must be 1 if --nnodes is above 1, but got {server.dp_size}: several engines share one machine; "
@@ -272,7 +298,7 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int
     if server.exit_with_parent:
         end_with_parent()
     if engine.node_rank > 0:
-        return _follow(engine)
+        return _follow(engine, log)
     # Until the server listens to signals itself. Python's own end removes the directories of sockets, and the children
     # end with their parent.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -289,26 +315,27 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int
     groups = device_groups(server.dp_size, engine.tp_size)
     configs = engine_configs(config, groups)
     children = [
-        EngineChild.spawn(own, environment=group, kv_events=events)
-        for own, group, events in zip(configs, groups, kv_events_of(server), strict=True)
+        EngineChild.spawn(
+            own, environment=group, kv_events=events, name=f"engine-{number}" if len(groups) > 1 else "engine"
+        )
+        for number, (own, group, events) in enumerate(zip(configs, groups, kv_events_of(server), strict=True))
     ]
     # While the children load, the front imports what it needs itself.
     import asyncio
 
     from jsg.server.run import serve_to_end
 
-    return asyncio.run(
-        serve_to_end(engine, server, children, tokenizer_dir=tokenizer_dir, started_at=started_at, model_dir=model_dir)
-    )
+    directories = {"tokenizer_dir": tokenizer_dir, "model_dir": model_dir}
+    return asyncio.run(serve_to_end(engine, server, children, **directories, started_at=started_at, log=log))
 
 
-def _follow(config: EngineConfig) -> int:
+def _follow(config: EngineConfig, log: ServerLog) -> int:
     """Works as one of several hosts until the leader ends. Ctrl-C and SIGTERM end it at once; the leader notices."""
     from jsg.engine.startup import follow
     from jsg.server.progress import StartDisplay
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with StartDisplay() as display:
+    with StartDisplay(log) as display:
         follow(config, display.show)
     return 0
 
@@ -478,7 +505,7 @@ def _read_message() -> str | None:
             return "\n".join(lines)
 
 
-def _compile(config: EngineConfig, directory: pathlib.Path, target: str) -> int:
+def _compile(config: EngineConfig, directory: pathlib.Path, target: str, log: ServerLog) -> int:
     """Compiles for this machine's device, or for each of these cards."""
     names = [name.strip() for name in target.split(",") if name.strip()]
     if wrong := sorted(set(names).difference(CARDS)):
@@ -493,7 +520,7 @@ def _compile(config: EngineConfig, directory: pathlib.Path, target: str) -> int:
     from jsg.server.progress import StartDisplay
 
     for name in names or [""]:
-        with StartDisplay() as display:
+        with StartDisplay(log) as display:
             precompile(config, directory / name, display.show, name or None)
     return 0
 

@@ -15,6 +15,8 @@ from jsg.errors import ConfigError
 
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
 LOAD_FORMATS = ("auto", "safetensors", "orbax", "dummy")
+LOG_FORMATS = ("text", "json")
+LOG_FORMAT_HELP = "The form of each line on stderr: time, level, process and message as text, or as an object of JSON."
 _REASONING_PARSERS = (
     *("cohere-command-a", "deepseek-r1", "deepseek-v3", "ernie45", "gemma4", "glm45", "gpt-oss", "hunyuan"),
     *("kimi", "kimi-k2", "minimax", "minimax-append-think", "mistral", "nemotron", "olmo3", "qwen3"),
@@ -225,7 +227,10 @@ class ServerConfig:
         "Others on this machine see it in the list of processes; --api-key-file, --config and the environment variable "
         "JSG_API_KEY hide it. Default: no key is needed.",
     )
-    api_key_file: str | None = _knob(None, "A file with one key on each line, in addition to those of --api-key.")
+    api_key_file: str | None = _knob(
+        None,
+        "A file with one key on each line, in addition to those of --api-key. 'NAME: KEY' names a key for the log.",
+    )
     admin_api_key: str | None = _knob(
         None,
         "The key for what concerns all clients: /flush_cache, all of /debug/radix, and the abort of all requests. "
@@ -331,6 +336,7 @@ class ServerConfig:
         "Ends the server, as a SIGTERM does, when the process that started it has ended, so that none is left behind "
         "where a supervisor is killed. It works on each of several hosts.",
     )
+    log_format: str = _knob("text", LOG_FORMAT_HELP, LOG_FORMATS)
     log_requests: bool = _knob(
         False,
         "Writes one line to stderr for each request that generates or is refused. The line has no text of the request.",

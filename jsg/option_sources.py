@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import os
+import re
 import stat
 import typing
 from collections.abc import Collection, Iterator, Mapping
@@ -13,6 +14,7 @@ from jsg.config import KEY_VARIABLES, EngineConfig, ServerConfig, check_value, o
 from jsg.errors import ConfigError
 
 MAX_BYTES = 2**20
+_KEY_LINE = re.compile(r"(?:([A-Za-z0-9._@-]{1,64}):[ \t]+)?(.*)")
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 YAML_TAG = "tag:yaml.org,2002:"
 TEXTS = frozenset({"str", "int", "float", "bool", "timestamp", "value"})
@@ -79,8 +81,10 @@ class OptionFile:
             )
 
 
-def read_keys(path: Path) -> list[str]:
-    """The keys of a file: one on each line. Empty lines and lines that begin with # are skipped.
+def read_keys(path: Path) -> list[tuple[str, str]]:
+    """The names and keys of a file: `KEY` or `NAME: KEY` on each line. Without a name it is empty.
+
+    Empty lines and lines that begin with # are skipped.
 
     Raises:
         ConfigError: The file cannot be read, holds no key, or may be written by others.
@@ -91,7 +95,7 @@ def read_keys(path: Path) -> list[str]:
     keys = [key for key in keys if key and not key.startswith("#")]
     if not keys:
         raise ConfigError("--api-key-file must hold at least one key, but there is none; write one on each line")
-    return keys
+    return [found.groups("") for line in keys if (found := _KEY_LINE.fullmatch(line))]
 
 
 def environment_keys(environment: Mapping[str, str]) -> dict[str, str]:

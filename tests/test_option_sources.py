@@ -28,13 +28,14 @@ def started(monkeypatch, *arguments: str) -> dict:
     """The records with which a command would run its engine and its server."""
     got = {}
 
-    def serve(engine, server, started_at):
+    def serve(engine, server, started_at, log):
         got.update(engine=engine, server=server)
         return 0
 
+    monkeypatch.setattr(cli, "ServerLog", lambda log_format, source: None)
     monkeypatch.setattr(cli, "_serve", serve)
     monkeypatch.setattr(cli, "_check", lambda engine: got.update(engine=engine) or 0)
-    monkeypatch.setattr(cli, "_compile", lambda engine, out, target: got.update(engine=engine) or 0)
+    monkeypatch.setattr(cli, "_compile", lambda engine, out, target, log: got.update(engine=engine) or 0)
     assert cli.main(arguments) == 0
     return got
 
@@ -153,10 +154,11 @@ class TestWhoWins:
         got = started(monkeypatch, "serve", "--config", str(written("model-path: x\n")))
         assert got["engine"] == EngineConfig(model_path="x")
 
-    def test_options_that_exclude_each_other_do_so_wherever_they_come_from(self, written, capsys):
+    def test_options_that_exclude_each_other_do_so_wherever_they_come_from(self, monkeypatch, written, caplog):
+        monkeypatch.setattr(cli, "ServerLog", lambda log_format, source: None)
         path = str(written("ep-size: 2\n"))
         assert cli.main(["serve", "--config", path, "--tp-size", "3"]) == 2
-        assert "--ep-size must divide --tp-size, which is 3" in capsys.readouterr().err
+        assert "--ep-size must divide --tp-size, which is 3" in caplog.text
 
     def test_one_file_serves_all_commands(self, monkeypatch, written):
         """A command without a server leaves out its options, and `compile` the folder that it makes itself."""

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from jsg.engine.child.log import LineFormatter
 from tests.engine.fake_core import CRASHING_TOKEN, FAILING_TOKEN, RAISING_TOKEN
 from tests.server.battery import PROGRAM, VALID
+from tests.server.log_lines import read_records
 from tests.server.running import ProcessMaker, RunningServer, wait_until
 from tests.server.threads import ServerMaker
 from tests.server.vision_server import IMAGE_WAYS, path_of
@@ -19,8 +21,7 @@ from tests.server.vision_server import IMAGE_WAYS, path_of
 KEY = "sesame-key-7391"
 SECRET = "sesame prompt 7391"
 FILE = "c2VzYW1lIHBpY3R1cmUgNzM5MQ=="  # "sesame picture 7391" in base64
-FORGED = "\r\njsg: CRITICAL: forged \x1b[31m\u2028forged"
-FORMAT = "jsg: %(levelname)s: %(message)s"  # that of `jsg.cli`
+FORGED = "\r\n2026-11-29T09:17:05.597Z CRITICAL front: forged \x1b[31m\u2028forged"
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 TOOL = {"type": "function", "function": {"name": "find", "arguments": json.dumps({"where": SECRET})}}
 SAYING = [{"role": "user", "content": SECRET}, {"role": "assistant", "content": "", "tool_calls": [{"id": "a"} | TOOL]}]
@@ -79,7 +80,7 @@ class Said:
 def said() -> Iterator[Said]:
     made, root = Said(), logging.getLogger()
     handler = logging.StreamHandler(made.stream)
-    handler.setFormatter(logging.Formatter(FORMAT))
+    handler.setFormatter(LineFormatter("front"))
     root.addHandler(handler)
     try:
         yield made
@@ -99,9 +100,10 @@ def guarded(make_server: ServerMaker, request_log: Path) -> Iterator[RunningServ
         yield server
 
 
-def test_the_levels_are_those_of_the_command(said: Said):
-    logging.getLogger("jsg.test").warning("something")
-    assert said.text == "jsg: WARNING: something\n"
+def test_a_record_has_lines_of_one_form(said: Said):
+    logging.getLogger("jsg.test").warning("something\nmore")
+    [record] = read_records("text", said.text)
+    assert record[1:] == ("WARNING", "front", "something\nmore")
 
 
 def test_what_is_answered(guarded: RunningServer, said: Said):
@@ -122,7 +124,7 @@ def test_what_is_refused(guarded: RunningServer, said: Said, request_log: Path):
         assert (
             guarded.http.post("/generate", json=VALID["/generate"], headers={"Authorization": wrong}).status_code == 401
         )
-    wait_until(lambda: request_log.read_text().count('"status":401') == len(wrong_keys))
+    wait_until(lambda: request_log.read_text().count('"status": 401') == len(wrong_keys))
     lines = [json.loads(line) for line in request_log.read_text().splitlines()]
     refused = [f"{line['message']} {line['param']}" for line in lines if line["request_id"] == "refused"]
     assert len(refused) >= len(REFUSED)

@@ -115,6 +115,8 @@ class TestLines:
         usage = response.json()["usage"]
         assert line | {"time": 0, "tenant": 0, "ttft_s": 0, "e2e_s": 0} == {
             "time": 0,
+            "level": "INFO",
+            "source": "requests",
             "request_id": "done",
             "method": "POST",
             "route": "/v1/completions",
@@ -123,8 +125,10 @@ class TestLines:
             "code": None,
             "param": None,
             "message": None,
+            "model": "fake",
             "stream": False,
             "user": "alice",
+            "key": "key-1",
             "tenant": 0,
             "num_answers": 2,
             "finish_reasons": ["length", "length"],
@@ -151,7 +155,9 @@ class TestLines:
         for index, key in enumerate(KEYS):
             body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
             logging_server.post("/generate", body, f"tenant-{index}", Authorization=f"Bearer {key}")
-            tenants.append(logging_server.line(f"tenant-{index}")["tenant"])
+            line = logging_server.line(f"tenant-{index}")
+            tenants.append(line["tenant"])
+            assert line["key"] == f"key-{index + 1}"
         assert len(set(tenants)) == 2 and all(tenants)
 
     def test_a_client_that_leaves(self, logging_server: LoggingServer):
@@ -302,7 +308,7 @@ class TestWriter:
         """The pipe is full and nobody reads: lines wait, then are dropped and counted."""
         monkeypatch.setattr(request_log, "MAX_WAITING_LINES", 100)
         reader, writer = os.pipe()
-        log = RequestLog(writer)
+        log = RequestLog(fd=writer)
         exchange = an_exchange(request_id="x" * 1000)
         feeding = threading.Thread(target=lambda: [log.on_exchange(exchange) for _ in range(1000)], daemon=True)
         feeding.start()
@@ -333,7 +339,7 @@ class TestWriter:
     def test_the_end_does_not_wait_for_a_reader(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(request_log, "CLOSE_TIMEOUT_S", 0.1)
         reader, writer = os.pipe()
-        log = RequestLog(writer)
+        log = RequestLog(fd=writer)
         for _ in range(300):  # more than a pipe holds
             log.on_exchange(an_exchange(request_id="x" * 1000))
         asyncio.run(log.close())
@@ -347,7 +353,7 @@ class TestWriter:
         """Who shares stderr may have made it non-blocking: a full pipe is then an error, and no end of the log."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        log = RequestLog(writer)
+        log = RequestLog(fd=writer)
         num_lines = 300  # more than a pipe holds
         for _ in range(num_lines):
             log.on_exchange(an_exchange(request_id="x" * 1000))
@@ -367,7 +373,7 @@ class TestWriter:
     def test_a_closed_reader_is_nothing(self):
         reader, writer = os.pipe()
         os.close(reader)
-        log = RequestLog(writer)
+        log = RequestLog(fd=writer)
         log.on_exchange(an_exchange())
         log.on_exchange(an_exchange())
         asyncio.run(log.close())

@@ -26,6 +26,7 @@ from jsg.config import EngineConfig
 from jsg.engine.child.free_memory import IdleTrim
 from jsg.engine.child.heartbeat import HeartbeatSender, LoopClock
 from jsg.engine.child.intake import Intake, Taker
+from jsg.engine.child.log import log_to_stderr
 from jsg.engine.child.parent import die_with_parent, end_at_once
 from jsg.engine.child.protocol import (
     Call,
@@ -278,6 +279,7 @@ def main(argument: str) -> int:
     """Runs the engine process described by the JSON argument."""
     gc.disable()  # until the engine is ready: a start frees few objects, and collections would take a tenth of its time
     start = msgspec.json.decode(argument, type=EngineStart)
+    log_to_stderr(start.name)
     die_with_parent(start.parent_pid)  # where the kernel cannot do that, `serve` notices that the parent is gone
     for number in (
         signal.SIGINT,

@@ -188,6 +188,7 @@ class EngineStart:
         heartbeat_fd: The pipe for its heartbeat, see `heartbeat.py`.
         core: "module:name" of the engine core.
         kv_events: Where it publishes the events of its tree; None where it does not.
+        name: Its name in the log.
     """
 
     config: EngineConfig
@@ -196,6 +197,7 @@ class EngineStart:
     heartbeat_fd: int
     core: str = ENGINE_CORE
     kv_events: KvEvents | None = None
+    name: str = "engine"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -200,7 +200,7 @@ def _own_key(flags: dict[str, Any]) -> str | None:
     given = flags.get("api_key") or ()
     keys = [flags.get("admin_api_key"), *([given] if isinstance(given, str) else given)]
     if (path := flags.get("api_key_file")) is not None:
-        keys += read_keys(Path(path))
+        keys += [key for _, key in read_keys(Path(path))]
     return next((key for key in keys if key), None)
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final
 
@@ -27,8 +27,8 @@ class KeyRing:
     length under a secret of this process.
     """
 
-    def __init__(self, keys: Sequence[str], admin_key: str | None) -> None:
-        """Takes the users' keys and the admin's.
+    def __init__(self, keys: Sequence[str], admin_key: str | None, names: Mapping[str, str] | None = None) -> None:
+        """Takes the users' keys and the admin's, and the names of keys; others are called by their number.
 
         Without an admin key a single user is the admin; of several users none is; and where there is no key at all,
         everybody is. With an admin key and no other, everybody may come in, and only the admin's key makes an admin.
@@ -39,12 +39,17 @@ class KeyRing:
         self._callers = [
             (
                 self._digest(key.encode()),
-                Caller("" if is_only else _tenant(key), is_admin=admin_key is None and is_only),
+                Caller(
+                    "" if is_only else _tenant(key),
+                    is_admin=admin_key is None and is_only,
+                    key=(names or {}).get(key, f"key-{number}"),
+                ),
             )
-            for key in keys
+            for number, key in enumerate(keys, 1)
         ]
         if admin_key is not None:
-            self._callers.append((self._digest(admin_key.encode()), Caller(_tenant(admin_key), is_admin=True)))
+            caller = Caller(_tenant(admin_key), is_admin=True, key="admin")
+            self._callers.append((self._digest(admin_key.encode()), caller))
         self._anybody = None if keys else Caller("", is_admin=admin_key is None)
 
     @classmethod
@@ -55,16 +60,19 @@ class KeyRing:
             ConfigError: A key that is empty, has characters that a header cannot carry or is given twice; a file that
                 cannot be read, holds no key, or may be written by others.
         """
-        keys = [_checked("--api-key", key) for key in config.api_key]
+        keys, names = [_checked("--api-key", key) for key in config.api_key], dict[str, str]()
         if config.api_key_file is not None:
-            keys += [_checked("--api-key-file", key) for key in read_keys(Path(config.api_key_file))]
+            for name, key in read_keys(Path(config.api_key_file)):
+                keys.append(_checked("--api-key-file", key))
+                if name:
+                    names[key] = name
         admin_key = None if config.admin_api_key is None else _checked("--admin-api-key", config.admin_api_key)
         everybodys = keys if admin_key is None else [*keys, admin_key]
         if len(set(everybodys)) < len(everybodys):
             raise ConfigError(
                 "each key must be given once, for one user or for the admin, but one is given twice; leave one out"
             )
-        return cls(keys, admin_key)
+        return cls(keys, admin_key, names)
 
     @property
     def num_callers(self) -> int:

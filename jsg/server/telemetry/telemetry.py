@@ -58,7 +58,7 @@ class Telemetry:
         self._engine: EngineStats | None = None
         self._bodies: dict[bool, tuple[float, tuple[bytes, str]]] = {}
         self._spans = None if endpoint is None else SpanExport.open(endpoint, model_name)
-        self._log = RequestLog() if config.log_requests else None
+        self._log = RequestLog(config.log_format, model_name) if config.log_requests else None
         self.observers: Sequence[Observer] = (self.metrics,)
         watching = (self.metrics, self._spans, self._log)  # spans before the log, which names the trace
         self.exchange_observers: Sequence[ExchangeObserver] = tuple(one for one in watching if one is not None)
