@@ -128,6 +128,12 @@ def choices(rng: random.Random) -> Post:
     return "/select", {"prompt": words(rng, 10_000), "choices": [f"choice {number}" for number in range(512)]}
 
 
+def stops(rng: random.Random) -> Post:
+    """1 000 prompts, each with 16 stop strings of 250 characters."""
+    params = SAMPLING | {"stop": [words(rng, 250) for _ in range(16)]}
+    return "/generate", {"text": [words(rng, 100) for _ in range(1000)], "sampling_params": params}
+
+
 def wrong_ids(rng: random.Random) -> Post:
     """700 000 ids, of which the last is wrong."""
     return "/generate", {"input_ids": [*ids(rng, 700_000), -1], "sampling_params": SAMPLING}
@@ -153,7 +159,7 @@ KINDS: dict[str, Make] = {
     make.__name__: make
     for make in (
         *(answers, long, prompts, short_prompts, texts, text, refused_text, chat, echoed, scored_echo, scored),
-        *(scored_answers, biased, score, choices, wrong_ids, program),
+        *(scored_answers, biased, score, choices, stops, wrong_ids, program),
     )
 }
 QUICK_KINDS = ("answers", "prompts", "scored_echo")

@@ -11,7 +11,7 @@ import json
 import math
 import pkgutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from bench import growth
@@ -29,10 +29,9 @@ def all_curves() -> dict[str, tuple[Curve, ...]]:
     return {name: module.CURVES for name, module in modules.items() if hasattr(module, "CURVES")}
 
 
-def others(words: Sequence[str]) -> list[AddOthers]:
+def others(topics: Iterable[str], words: Sequence[str]) -> list[AddOthers]:
     """What topics measure beside curves: their functions `add_others`, of the topics that are chosen."""
-    names = [name for name in all_curves() if not words or name in words]
-    modules = [importlib.import_module(f"bench.growth.{name}") for name in names]
+    modules = [sys.modules.get(f"bench.growth.{name}") for name in topics if not words or name in words]
     return [module.add_others for module in modules if hasattr(module, "add_others")]
 
 
@@ -108,7 +107,7 @@ def main(arguments: list[str]) -> int:
         parser.error(f"no curve is called by {' or '.join(options.only)}; topics: {', '.join(topics)}")
     report = Report("bench.growth", arguments, options.output)
     problems = [problem for curve in curves for problem in add(report, curve, is_quick=options.quick)]
-    for add_others in others(options.only):
+    for add_others in others(topics, options.only):
         problems += add_others(report, is_quick=options.quick)
     report.close()
     for problem in problems:

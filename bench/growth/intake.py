@@ -6,6 +6,7 @@ import numpy as np
 
 from bench import gaps
 from bench.growth.curve import Calls, Curve
+from bench.null_engine import NullGrammars
 from bench.report import Report
 from bench.sched import VOCAB, make_host
 from jsg.engine.child.intake import Grammars, Intake
@@ -25,7 +26,7 @@ class _Core:
 
     def __init__(self, context_length: int) -> None:
         self.scheduler = make_host(context_length=context_length).scheduler
-        self.grammars: Grammars | None = None
+        self.grammars: Grammars = NullGrammars()
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request)

@@ -16,7 +16,7 @@ from jsg.types import CacheReport, Request
 
 POOL_TERMS = ("free", "evictable", "protected", "uncached")
 """What the pages of the pool are, each exactly one of these."""
-COLUMNS_PER_NODE = 256
+COLUMNS_PER_NODE = 128
 """In the time that it takes to visit a node, so many columns of a row are copied for the device."""
 
 
