@@ -1,7 +1,7 @@
 """Compile and mask times of jsg beside other grammar engines: the same work over 131 072 tokens, in one run.
 
     python -m bench.constrained [--engines jsg,llguidance] [--python xgrammar=/path/to/python ...] [--output FILE]
-    python -m bench.constrained --maskbench DATA [--share N]
+    python -m bench.constrained --maskbench DATA [--share N] [--compile-only]
 
 `--python` names another Python for an engine that is not installed in this one (the extra `bench-constrained` has them;
 xgrammar brings PyTorch). That Python needs only numpy and the engine. Times are CPU time of one thread. "Cold" is the
@@ -55,14 +55,14 @@ def work(skipped: list[str]) -> dict[str, Any]:
     }
 
 
-def run_maskbench(data: Path, share: int, report: Report) -> None:
+def run_maskbench(data: Path, share: int, has_masks: bool, report: Report) -> None:
     """Times jsg over the sample of MaskBench."""
     from bench.constrained import maskbench
     from jsg.constrained.run.vocab import Vocabulary
 
     tokenizer, tokens = tekken()
     vocabulary = Vocabulary(tokens, range(tokenizer.num_special_tokens), [tokenizer.eos_id])
-    maskbench.run(data, vocabulary, lambda text: tokenizer.encode(text, bos=False, eos=False), report, share)
+    maskbench.run(data, vocabulary, lambda text: tokenizer.encode(text, bos=False, eos=False), report, share, has_masks)
 
 
 def run_engine(engine: str, python: str, given: str, report: Report) -> None:
@@ -136,6 +136,9 @@ def main(arguments: list[str]) -> None:
         help="directory with maskbench-dev.jsonl; measures jsg over its schemas instead",
     )
     parser.add_argument("--share", type=int, default=1, help="with --maskbench: read every N-th schema only")
+    parser.add_argument(
+        "--compile-only", action="store_true", help="with --maskbench: only compile, and read no instance"
+    )
     parser.add_argument("--output", type=Path, help="JSON file for all figures")
     options = parser.parse_args(arguments)
     pythons = dict(pair.split("=", 1) for pair in options.python)
@@ -146,7 +149,7 @@ def main(arguments: list[str]) -> None:
         vocabulary="tekken, 131072 tokens",
     )
     if options.maskbench is not None:
-        run_maskbench(options.maskbench, options.share, report)
+        run_maskbench(options.maskbench, options.share, not options.compile_only, report)
     else:
         for engine in options.engines.split(","):
             skipped = [pair.split("=", 1)[1] for pair in options.skip if pair.split("=", 1)[0] == engine]

@@ -329,7 +329,6 @@ class _Search:
             level = levels.of[position]
             if kind == tables.END_BRANCH and level >= 0:
                 for starts in itertools.batched(self._ended(kind, (), (), level), 2):
-                    starts = [(list(items), *rest) for items, *rest in starts]
                     if _overlap([first[item] for items, *_ in starts for item in items]):
                         yield starts
 
@@ -396,7 +395,7 @@ class _Search:
         for caller in (stack[-1][0],) if stack else levels.callers[level]:
             rest = stack[:-1]
             left, at = (below, level) if stack else (((caller, _OLD), *below), levels.of[caller])
-            after = itertools.chain.from_iterable(parts.follow[caller])
+            after = list(itertools.chain.from_iterable(parts.follow[caller]))
             yield after, rest, left, at
             if kind != tables.END_RULE:
                 yield levels.turning(parts.arguments[caller]), (*rest, (caller, _TURNED)), left, at
