@@ -44,6 +44,18 @@ class Gateway:
     start: tuple[str, ...]
     has_messages: bool
 
+    @contextlib.contextmanager
+    def running(self, urls: list[str], folder: Path) -> Iterator[str]:
+        """Runs it before two servers; gives its address. Skips the test where the registry cannot be reached."""
+        try:
+            programs = make_python(ROOT / ".cache" / "deploy" / self.pin.partition("==")[0], [self.pin])
+        except UnreachableError as error:
+            pytest.skip(str(error))
+        port = free_port()
+        program, *rest = self.start
+        with started([str(programs / program), *rest, *arguments_of(urls, port)], folder):
+            yield f"http://127.0.0.1:{port}"
+
 
 GATEWAYS = [
     Gateway("smg==1.13.0", ("smg", "launch"), has_messages=True),
@@ -114,20 +126,12 @@ Maker = Callable[[Gateway], contextlib.AbstractContextManager[Fleet]]
 def make_fleet(compile_cache_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Maker:
     @contextlib.contextmanager
     def make(gateway: Gateway) -> Iterator[Fleet]:
-        name = gateway.pin.partition("==")[0]
-        try:
-            programs = make_python(ROOT / ".cache" / "deploy" / name, [gateway.pin])
-        except UnreachableError as error:
-            pytest.skip(str(error))
         command = ["-m", "jsg.cli", *REPLICA, "--compilation-cache-dir", compile_cache_dir]
         with contextlib.ExitStack() as stack:
             replicas = [stack.enter_context(running(command)) for _ in range(2)]
             urls = [str(replica.http.base_url).rstrip("/") for replica in replicas]
-            port = free_port()
-            program, *rest = gateway.start
-            arguments = [*rest, *arguments_of(urls, port)]
-            stack.enter_context(started([str(programs / program), *arguments], tmp_path_factory.mktemp(name)))
-            http = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60))
+            url = stack.enter_context(gateway.running(urls, tmp_path_factory.mktemp("gateway")))
+            http = stack.enter_context(httpx.Client(base_url=url, timeout=60))
             wait_until(lambda: num_ready(http) == len(replicas), START_S)
             yield Fleet(gateway, replicas, http)
 

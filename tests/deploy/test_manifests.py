@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jsg.config import ServerConfig
+from jsg.config import KEY_VARIABLES, ServerConfig
 from jsg.server.http.access import PROBES
 from tests.deploy.manifests import DEPLOY, DOCUMENTS, Document, commands, configured, hosted, of_file, of_kind, pods
 from tests.deploy.test_docker import TEXT as DOCKERFILE
@@ -83,12 +83,17 @@ class TestPods:
         assert container["resources"]["limits"]["nvidia.com/gpu"] == str(devices)
 
     @pytest.mark.parametrize("pod", PODS)
-    def test_the_drain_fits_into_the_grace(self, pod: dict[str, Any]):
+    def test_the_end_fits_into_the_grace(self, pod: dict[str, Any]):
+        assert pod["spec"]["terminationGracePeriodSeconds"] >= end_s(container_of(pod)) + MIN_EXIT_S
+
+    @pytest.mark.parametrize("pod", PODS)
+    def test_who_serves_takes_requests_until_routers_know(self, pod: dict[str, Any]):
         container = container_of(pod)
-        waited = container["lifecycle"]["preStop"]["sleep"]["seconds"]
         if ports_of(container):
-            waited += configured(hosted(container["args"], GROUP_SIZE, 0))[1].shutdown_timeout
-        assert pod["spec"]["terminationGracePeriodSeconds"] >= waited + MIN_EXIT_S
+            probe = container["readinessProbe"]
+            _, server = configured(hosted(container["args"], GROUP_SIZE, 0))
+            assert server.drain_delay >= probe["periodSeconds"] * probe["failureThreshold"]
+            assert "lifecycle" not in container, "it would wait twice"
 
     @pytest.mark.parametrize("pod", PODS)
     def test_who_serves_is_probed_where_no_key_is_needed(self, pod: dict[str, Any]):
@@ -118,9 +123,15 @@ class TestPods:
     def test_workers_outlive_the_answers_of_their_leader(self):
         [group] = of_kind("LeaderWorkerSet")
         leader, worker = (container_of(pod) for pod in pods(group))
-        drain = configured(hosted(leader["args"], GROUP_SIZE, 0))[1].shutdown_timeout
-        leaving = leader["lifecycle"]["preStop"]["sleep"]["seconds"]
-        assert worker["lifecycle"]["preStop"]["sleep"]["seconds"] > leaving + drain
+        assert end_s(worker) > end_s(leader)
+
+
+def end_s(container: dict[str, Any]) -> float:
+    """How long the end of a pod may take after it is asked for."""
+    if not ports_of(container):
+        return container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    _, server = configured(hosted(container["args"], GROUP_SIZE, 0))
+    return server.drain_delay + server.shutdown_timeout
 
 
 def last_stage() -> str:
@@ -223,8 +234,8 @@ def test_skypilot_probes_the_port_of_the_server():
     task = of_file("skypilot/jsg.yaml")
     assert task["resources"]["ports"] == ServerConfig().port
     assert task["service"]["readiness_probe"]["path"] in PROBES
-    names = set(re.findall(r"\$(\w+)", task["run"]))
-    assert names == {*task["envs"], *task["secrets"]}
+    assert set(re.findall(r"\$(\w+)", task["run"])) == set(task["envs"])
+    assert set(task["secrets"]) <= set(KEY_VARIABLES.values())
 
 
 COMPOSE = of_file("compose/compose.yaml")
@@ -259,7 +270,15 @@ class TestCompose:
     def test_replicas_end_within_their_grace(self):
         for name in REPLICAS:
             _, server = configured(SERVICES[name]["command"])
-            assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) >= server.shutdown_timeout + MIN_EXIT_S
+            least = server.drain_delay + server.shutdown_timeout + MIN_EXIT_S
+            assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) >= least
+
+    def test_the_gateway_notices_an_end_before_the_delay_is_over(self):
+        options = dict(argument.split("=") for argument in SERVICES["gateway"]["command"] if "=" in argument)
+        assert options["--health-check-endpoint"] == "/ready"
+        notices_s = int(options["--health-check-interval-secs"]) * (int(options["--health-failure-threshold"]) + 1)
+        for name in REPLICAS:
+            assert configured(SERVICES[name]["command"])[1].drain_delay > notices_s
 
     def test_the_gateway_and_prometheus_know_the_replicas(self):
         addresses = [f"{name}:{configured(SERVICES[name]['command'])[1].port}" for name in REPLICAS]

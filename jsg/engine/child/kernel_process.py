@@ -15,6 +15,7 @@ import threading
 import time
 from pathlib import Path
 
+from jsg.engine.child.log import log_to_stderr
 from jsg.engine.child.parent import die_with_parent
 
 logger = logging.getLogger(__name__)
@@ -85,10 +86,13 @@ def _limit_processor_time() -> None:
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
+    log_to_stderr("kernels")
     for number in (signal.SIGINT, signal.SIGTERM):  # the front's to obey, which may take requests for a while yet
         signal.signal(number, signal.SIG_IGN)
     _limit_processor_time()
     try:
         fill_once(Path(sys.argv[1]))
     except OSError as error:  # the directory is read-only or full, which is nobody's bug
-        sys.exit(f"the directory for the kernels of grammars must be one that can be written and has room: {error}")
+        rule = "the directory for the kernels of grammars must be one that can be written and has room"
+        logger.error("%s, but: %s", rule, error)
+        sys.exit(1)

@@ -78,8 +78,8 @@ IN_A_ROW = {
         f"root ::= {'"a"? ' * n}({' | '.join(f'r{i}' for i in range(n))})\n"
         + "\n".join(f'r{i} ::= "w{i:03}"' for i in range(n))
     ),
-    "inside on the right": inside(lambda inner: ir.optional(ir.seq(ir.literal("a"), inner))),
-    "inside on the left": inside(lambda inner: ir.seq(ir.optional(inner), ir.optional(ir.literal("b")))),
+    "inside on the right": inside(lambda inner: ir.Alt((ir.Seq((ir.literal("a"), inner)), ir.EMPTY))),
+    "inside on the left": inside(lambda inner: ir.Seq((ir.Alt((inner, ir.EMPTY)), ir.optional(ir.literal("b"))))),
     "members of two kinds": members_of_two_kinds,
 }
 
