@@ -329,7 +329,7 @@ class _Search:
             level = levels.of[position]
             if kind == tables.END_BRANCH and level >= 0:
                 for starts in itertools.batched(self._ended(kind, (), (), level), 2):
-                    starts = [(list(items), *rest) for items, *rest in starts]
+                    starts = [(list(items), stack, below, at) for items, stack, below, at in starts]
                     if _overlap([first[item] for items, *_ in starts for item in items]):
                         yield starts
 
