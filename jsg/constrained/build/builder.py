@@ -16,7 +16,7 @@ from jsg.constrained import ir, tables
 from jsg.constrained.automata import live_states
 from jsg.constrained.build.ambiguity import several_counts
 from jsg.constrained.build.analysis import Facts, analyse
-from jsg.constrained.build.finish import Loop, Parts, Positions, finish, first_bytes
+from jsg.constrained.build.finish import MOST_COPIED, Loop, Parts, Positions, finish, first_bytes
 from jsg.constrained.build.pieces import Piece, Place, cut, moved, moved_loop
 from jsg.constrained.build.repeats import Plan, Repeats, is_single
 from jsg.constrained.limits import LIMITS, Limits, check
@@ -41,8 +41,6 @@ class Arc(NamedTuple):
 
 
 NOTHING = Fragment(True, (), ())
-_MOST_COPIED = 16
-"""The most positions that are copied into another group. Where there are more, a link stands for them."""
 
 
 def build(grammar: ir.Grammar, limits: Limits = LIMITS) -> StaticTables:
@@ -294,7 +292,7 @@ class _Builder:
 
     def _linked(self, positions: Positions) -> Positions:
         """The positions, or a link to them if they are many."""
-        if len(positions) <= _MOST_COPIED:
+        if len(positions) <= MOST_COPIED:
             return positions
         link = (self._position(tables.LINK, 0),)
         self._join(link, positions)
@@ -306,7 +304,7 @@ class _Builder:
         What comes behind each part then also follows the link only.
         """
         last = tuple(itertools.chain.from_iterable(ends))
-        if len(last) <= _MOST_COPIED or len(last) == max(map(len, ends)):
+        if len(last) <= MOST_COPIED or len(last) == max(map(len, ends)):
             return last
         link = (self._position(tables.LINK, 0),)
         for end in ends:

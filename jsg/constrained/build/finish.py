@@ -13,6 +13,8 @@ from jsg.constrained.tables import BYTE, CALL, LINK, LOOP, StaticTables
 from jsg.errors import GrammarError
 
 Positions = tuple[int, ...]
+MOST_COPIED = 16
+"""The most positions that are copied into another list. Where there are more, a link stands for them."""
 MAX_SETS = 1 << 15
 """The most different sets of bytes. Each is a row of a table."""
 
@@ -82,7 +84,7 @@ def finish(parts: Parts, firsts: Firsts, start: str, is_start_nullable: bool, li
         GrammarError: The grammar has too many sets of bytes or too many transitions.
     """
     num_rules = len(parts.rules)
-    lists = _Lists(limits)
+    lists = _Lists(limits, len(parts.kinds))
     lists.number([(0,)])
     rule_lists = [lists.number([first]) for _, first, _ in parts.rules]
     sets: dict[int, int] = {}
@@ -95,11 +97,12 @@ def finish(parts: Parts, firsts: Firsts, start: str, is_start_nullable: bool, li
         )
         for kind, argument, groups in zip(parts.kinds, parts.arguments, parts.follow, strict=True)
     ]
-    check(len(sets), MAX_SETS, "different sets of bytes")
     loops, branches = _loop_arrays(parts.loops, lists)
     number = next(i for i, (name, _, _) in enumerate(parts.rules) if name == start)
     _, first, end = parts.rules[number]
     start_list = lists.number([(end,), first]) if is_start_nullable else rule_lists[number]
+    rows += [(LINK, 0, sets.setdefault(0, len(sets)), lists.number([group])) for group in lists.links]
+    check(len(sets), MAX_SETS, "different sets of bytes")
     classes, members = _byte_classes(list(sets))
     list_start, list_items = lists.arrays()
     rule_ends = np.zeros(len(list_start) - 1, np.int32)
@@ -120,9 +123,16 @@ def finish(parts: Parts, firsts: Firsts, start: str, is_start_nullable: bool, li
 
 
 class _Lists:
-    """Lists of positions. Equal lists are stored once."""
+    """Lists of positions. Equal lists are stored once.
 
-    def __init__(self, limits: Limits):
+    Attributes:
+        links: What the links behind the last position stand for. Many lists have the same long group among others.
+    """
+
+    def __init__(self, limits: Limits, num_positions: int):
+        self.links: list[Positions] = []
+        self._num_positions = num_positions
+        self._link_of: dict[int, Positions] = {}
         self._limits = limits
         self._numbers: dict[Positions, int] = {}
         self._by_identity: dict[int | tuple[int, ...], int] = {}
@@ -138,10 +148,19 @@ class _Lists:
         key = id(groups[0]) if len(groups) == 1 else tuple(map(id, groups))
         known = self._by_identity.get(key)
         if known is None:
-            self._work += sum(map(len, groups)) if len(groups) > 1 else 0
+            if len(groups) > 1:
+                groups = [group if len(group) <= MOST_COPIED else self._linked(group) for group in groups]
+                self._work += sum(map(len, groups))
             merged = tuple(dict.fromkeys(itertools.chain.from_iterable(groups)))
             known = self._by_identity[key] = self._number_of(merged)
         return known
+
+    def _linked(self, group: Positions) -> Positions:
+        """The link to a group."""
+        if id(group) not in self._link_of:
+            self._link_of[id(group)] = (self._num_positions + len(self.links),)
+            self.links.append(group)
+        return self._link_of[id(group)]
 
     def _number_of(self, items: Positions) -> int:
         numbers = self._numbers

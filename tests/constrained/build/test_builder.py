@@ -116,7 +116,7 @@ def test_doubling_is_refused_before_it_is_built():
 def test_positions_and_transitions_have_limits(expr):
     build(grammar_of(expr))
     with pytest.raises(GrammarError, match="at most"):
-        build(grammar_of(expr), Limits(positions=1000, transitions=8000))
+        build(grammar_of(expr), Limits(positions=1000, transitions=300))
 
 
 def chain(number: int) -> ir.Grammar:
