@@ -11,6 +11,7 @@ from tests.engine.fake_core import CRASHING_TOKEN, FAILING_TOKEN, LAST_WORDS, RA
 from tests.server.log_lines import LogRecord, read_records
 from tests.server.running import ProcessMaker, RunningServer
 
+SMALL = ("--max-total-tokens", "512", "--max-running-requests", "2")
 FORMATS = [pytest.param("text", marks=pytest.mark.slow), "json"]
 
 
@@ -76,21 +77,8 @@ def test_errors_of_a_start_and_the_command_that_compiles(tmp_path, log_format: s
     for arguments, said in (
         (("serve", "tiny", "--page-size", "0"), "--page-size must be in"),
         (("serve", "no/such-model-here"), "no/such-model-here"),
-        (("serve", "tiny", "--config", "/nothing/there.yaml"), "--config must be"),
-        (("serve", "tiny", "--max-total-tokens", "32", "--max-running-requests", "32"), ""),
-        (
-            (
-                "compile",
-                "tiny",
-                "--out",
-                str(tmp_path / "a"),
-                "--max-total-tokens",
-                "512",
-                "--max-running-requests",
-                "2",
-            ),
-            "",
-        ),
+        (("serve", "tiny", "--config", "/nothing/there.yaml"), "must be a file that can be read"),
+        (("compile", "tiny", "--out", str(tmp_path / "programs"), *SMALL), ""),
         (("compile", "tiny", "--out", "x", "--target", "b9"), "--target must name some of"),
     ):
         command = [sys.executable, "-m", "jsg.cli", *arguments, "--log-format", log_format]
