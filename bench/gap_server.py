@@ -56,8 +56,8 @@ class Longest:
 
     Attributes:
         turn_s: Processor time of a turn.
-        gap_s: By how much a task was late that wants to run every `TICK_S`, at most the processor time of all threads of
-            the front meanwhile: what other processes take does not count.
+        gap_s: By how much a task was late that wants to run every `TICK_S`; at most the processor time of all threads
+            of the front meanwhile, because what other processes take does not count.
     """
 
     turn_s: float = 0.0

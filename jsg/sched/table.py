@@ -16,6 +16,8 @@ from jsg.types import CacheReport, Request
 
 POOL_TERMS = ("free", "evictable", "protected", "uncached")
 """What the pages of the pool are, each exactly one of these."""
+COLUMNS_PER_NODE = 256
+"""In the time that it takes to visit a node, so many columns of a row are copied for the device."""
 
 
 class RequestTable:
@@ -54,7 +56,7 @@ class RequestTable:
         self.dirty_rows: set[int] = set()
         self.copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.num_uncached_pages = 0
-        self.num_kept = 0
+        self.num_kept = self._num_set_rows = 0
         self.num_pages = allocator.num_total
         self._allocator = allocator
         self._cache = cache
@@ -72,8 +74,8 @@ class RequestTable:
 
     @property
     def tree_work(self) -> int:
-        """The work that the radix tree has been so far: see `RadixCache.work`."""
-        return self._cache.work
+        """The work of the radix tree so far (see `RadixCache.work`), and of rows that it has set for the device."""
+        return self._cache.work + self._num_set_rows * self.pages.shape[1] // COLUMNS_PER_NODE
 
     @property
     def num_yielding_pages(self) -> int:
@@ -102,6 +104,7 @@ class RequestTable:
         self.pages[row, : len(match.pages)] = match.pages
         if len(match.pages):
             self.dirty_rows.add(row)
+            self._num_set_rows += 1
         return Placement(row, self._cache.lock(match), len(match.pages), match.num_tokens)
 
     def num_branch_pages(self, request: Request) -> int:

@@ -16,6 +16,7 @@ from typing import final
 from jsg.config import ServerConfig
 from jsg.engine.front.children import EngineChild
 from jsg.server.front import FrontDoor
+from jsg.server.service_manager import STOPPING, notify
 
 DRAIN_POLL_S = 0.02
 SIGNALLED = 128  # exit status after a signal that ends the server at once, with its number added
@@ -70,6 +71,7 @@ async def drain(told_to_end: EndRequest, door: FrontDoor, has_requests: Callable
     assert door.front is not None
     admission, client = door.front.generator.admission, door.front.client
     door.is_ending = True
+    notify(STOPPING)
     await _pass(admission.config.drain_delay, told_to_end.is_urgent.is_set)
     told_to_end.is_urgent.set()
     admission.close()

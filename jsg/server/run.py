@@ -44,6 +44,7 @@ from jsg.server.http.access import KeyRing, has_keys
 from jsg.server.http.http_protocol import ACCEPTED_AT_ONCE, allow_more_files, http_protocol
 from jsg.server.media_sources import MediaSources, media_limits
 from jsg.server.progress import StartDisplay
+from jsg.server.service_manager import READY, notify
 from jsg.server.telemetry.telemetry import Telemetry
 from jsg.server.text_threads import TextThreads
 
@@ -168,6 +169,7 @@ async def _serve(
             return
         door.front = await opening
         greet(_greeting(door.front, listener, time.monotonic() - started_at))
+        notify(READY)
         warming = asyncio.create_task(_warm(client))
         await asyncio.wait({serving, dying, ending}, return_when=asyncio.FIRST_COMPLETED)
         if not dying.done():

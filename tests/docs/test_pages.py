@@ -82,3 +82,16 @@ def test_tables_have_neither_empty_cells_nor_columns_of_names_of_tests():
             columns = list(zip(head, *rows, strict=True))
             names = [name for name, *cells in columns if all(NAMES_A_TEST.fullmatch(cell) for cell in cells)]
             assert names == [], page.name
+
+
+def test_each_result_that_a_page_names_is_there_and_none_was_measured_from_a_changed_commit():
+    results = ROOT / "bench" / "results"
+    records = [path for path in results.rglob("*") if path.suffix in {".json", ".md"}]
+    assert [path.name for path in records if "(changed)" in path.read_text(encoding="utf-8")] == []
+    named = re.compile(r"`(?:bench/results/)?([\w{},-]+-\d{4}-\d\d-\d\d(?:\.json)?)`")
+    for page in TABLE_PAGES:
+        for name in named.findall(page.read_text(encoding="utf-8")):
+            first, _, rest = name.partition("{")
+            forms, _, last = rest.partition("}")
+            missing = [form for form in forms.split(",") if not (results / f"{first}{form}{last}").exists()]
+            assert missing == [], f"{page.name}: {name}"

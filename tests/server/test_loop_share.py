@@ -2,8 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
 import jsg as sgl
@@ -110,23 +110,24 @@ def test_large_posts_begin_in_slices(make_server: ServerMaker, monkeypatch: pyte
 
 
 def test_the_ids_of_a_post_are_checked_in_slices(make_server: ServerMaker, monkeypatch: pytest.MonkeyPatch):
-    turns, renew, check = [0], LoopShare._renew, PromptIds.__init__
+    turns, renew, check = [0], LoopShare._renew, PromptIds.of
 
     def renewed(share: LoopShare) -> None:
         turns.append(0)
         renew(share)
 
-    def checked(ids: PromptIds, array: np.ndarray) -> None:
-        turns[-1] += len(array)
-        check(ids, array)
+    def checked(ids: Sequence[int]) -> PromptIds:
+        turns[-1] += 0 if isinstance(ids, PromptIds) else len(ids)
+        return check(ids)
 
     monkeypatch.setattr(generation, "IDS_PER_UNIT", 100)
     monkeypatch.setattr(LoopShare, "_renew", renewed)
-    monkeypatch.setattr(PromptIds, "__init__", checked)
+    monkeypatch.setattr(PromptIds, "of", checked)
     with make_server() as server:
         body = {"input_ids": [[65] * 100] * 80, "sampling_params": {"max_new_tokens": 1}}
         assert server.http.post("/generate", json=body).status_code == 200
-        assert max(turns) <= 100 * (UNITS + 1)
+    assert sum(turns) == 80 * 100
+    assert max(turns) <= 100 * (UNITS + 1)
 
 
 @sgl.function

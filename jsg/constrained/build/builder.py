@@ -114,10 +114,9 @@ class _Builder:
             self._rules.append((name, (), 0))  # nothing calls it
             return
         try:
-            check(self._repeats.size(root), 4 * self._limits.positions, "parts")
+            fragment = self._fold(root)
         except GrammarError as error:
             raise GrammarError(f"{error} (in rule {name!r})" if len(self._facts.rules) > 1 else str(error)) from error
-        fragment = self._fold(root)
         end = self._position(tables.END_RULE, 0)
         self._join(fragment.last, (end,))
         self._rules.append((name, fragment.first, end))
@@ -154,12 +153,14 @@ class _Builder:
     def _fold(self, root: ir.Expr) -> Fragment:
         """The fragment of an expression."""
         order: list[tuple[ir.Expr, int]] = []
-        todo = [root]
+        todo, most = [root], 4 * self._limits.positions
         while todo:  # parents before children, the last child first; reversed, children come first and in order
             expr = todo.pop()
             children = self._children(expr)
             order.append((expr, len(children)))
             todo.extend(children)
+            if len(order) + len(todo) > most:
+                check(len(order) + len(todo), most, "parts")
         values: list[Fragment] = []
         for expr, num_children in reversed(order):
             split = len(values) - num_children

@@ -125,31 +125,29 @@ class _Lists:
     def __init__(self, limits: Limits):
         self._limits = limits
         self._numbers: dict[Positions, int] = {}
-        self._by_identity: dict[tuple[int, ...], int] = {}
+        self._by_identity: dict[int | tuple[int, ...], int] = {}
         self._starts = [0]
         self._items: list[int] = []
         self._work = 0
 
     def number(self, groups: list[Positions]) -> int:
         """The number of the list with the positions of all groups; without groups, of the list with position 0."""
-        if len(groups) == 1:
-            group = groups[0]
-            if len(group) == 1:  # this is the most common case
-                known = self._numbers.get(group)
-                return self._number_of(group) if known is None else known
         if not groups:
             return 0
-        key = tuple(map(id, groups))  # groups outlive this object, so identities are unique
+        # Groups outlive this object, so identities are unique. One group is the most common case.
+        key = id(groups[0]) if len(groups) == 1 else tuple(map(id, groups))
         known = self._by_identity.get(key)
         if known is None:
             self._work += sum(map(len, groups)) if len(groups) > 1 else 0
-            merged = dict.fromkeys(itertools.chain.from_iterable(groups))
-            known = self._by_identity[key] = self._number_of(tuple(merged))
+            merged = tuple(dict.fromkeys(itertools.chain.from_iterable(groups)))
+            known = self._by_identity[key] = self._number_of(merged)
         return known
 
     def _number_of(self, items: Positions) -> int:
-        number = self._numbers.setdefault(items, len(self._numbers))
-        if number == len(self._starts) - 1:
+        numbers = self._numbers
+        number = numbers.get(items)
+        if number is None:
+            number = numbers[items] = len(numbers)
             self._items.extend(items)
             self._starts.append(len(self._items))
             self._work += len(items)

@@ -48,17 +48,21 @@ class CharacterRules:
 
     def __init__(self, book: RuleBook) -> None:
         self._book = book
+        self._known: dict[CharRanges, Expr] = {}
 
     def character(self, ranges: CharRanges) -> Expr:
         r"""The spellings of one character out of the set, in two or three positions of the grammar.
 
         No printable ASCII character is written `\uXXXX`.
         """
-        others, whole, printable = _in_parts(ranges)
-        if whole is not None:
-            return whole
-        call = self._book.call(("characters", others), "characters", lambda: character(others))
-        return alt(call, printable) if printable is not None else call
+        known = self._known.get(ranges)
+        if known is None:
+            others, known, printable = _in_parts(ranges)
+            if known is None:
+                call = self._book.call(("characters", others), "characters", lambda: character(others))
+                known = alt(call, printable) if printable is not None else call
+            self._known[ranges] = known
+        return known
 
 
 @functools.lru_cache(maxsize=4096)
