@@ -95,7 +95,7 @@ def read_keys(path: Path) -> list[tuple[str, str]]:
     keys = [key for key in keys if key and not key.startswith("#")]
     if not keys:
         raise ConfigError("--api-key-file must hold at least one key, but there is none; write one on each line")
-    return [found.groups("") for line in keys if (found := _KEY_LINE.fullmatch(line))]
+    return [(found[1] or "", found[2]) for line in keys if (found := _KEY_LINE.fullmatch(line))]
 
 
 def environment_keys(environment: Mapping[str, str]) -> dict[str, str]:

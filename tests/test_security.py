@@ -200,6 +200,7 @@ SHOWS_THE_TIME = {
     "jsg/server/openai/common.py": "OpenAI's `created` of an answer",
     "jsg/server/openai/responses.py": "OpenAI's `created_at`",
     "jsg/server/openai/responses_reply.py": "OpenAI's `completed_at`",
+    "jsg/engine/child/log_relay.py": "lines of the log have the time of their arrival",
     "jsg/engine/child/kv_events.py": "the events say when they happened",
     "jsg/server/telemetry/metrics.py": "scrapers are shown when the server was started",
     "jsg/server/telemetry/exchange.py": "the request log and traces say when a request began",

@@ -25,7 +25,7 @@ import uvicorn
 
 from jsg.config import EngineConfig, ServerConfig
 from jsg.engine.child.log import ServerLog
-from jsg.engine.child.log_relay import json_line, utc
+from jsg.engine.child.log_relay import json_line
 from jsg.engine.child.parent import end_at_once
 from jsg.engine.front.children import EngineChild
 from jsg.engine.front.fleet import open_engines
@@ -304,7 +304,7 @@ def _warn_if_open_to_all(listener: socket.socket, server: ServerConfig) -> None:
 
 def _print(log_format: str, text: str) -> None:
     """Prints to stdout, as JSON where the log is JSON, because many collect both together."""
-    print(json_line(utc(time.time()), "INFO", "front", text) if log_format == "json" else text, flush=True)
+    print(json_line("INFO", "front", text) if log_format == "json" else text, flush=True)
 
 
 def _greeting(front: Front, listener: socket.socket, seconds: float) -> str:

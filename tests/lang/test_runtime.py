@@ -157,7 +157,7 @@ def test_a_wrong_option_is_refused_before_anything_starts(monkeypatch, flags, wh
 
 
 def test_a_start_that_fails_shows_why(tmp_path):
-    with pytest.raises(BackendError, match=r"ended with status 2 before it was ready(?s:.*)jsg: error: .*nowhere"):
+    with pytest.raises(BackendError, match=r"ended with status 2 before it was ready(?s:.*) ERROR front: .*nowhere"):
         Runtime(model_path=str(tmp_path / "nowhere"))
 
 

@@ -44,7 +44,7 @@ def log_to_stderr(source: str) -> None:
 
     `source` is the name of the process in its lines. A record is one write, so that processes do not mix theirs.
     """
-    stream = io.TextIOWrapper(io.FileIO(STDERR, "w", closefd=False), "utf-8", "backslashreplace", write_through=True)  # pyright: ignore[reportArgumentType] # as Python's own -u
+    stream = io.TextIOWrapper(io.FileIO(STDERR, "w", closefd=False), "utf-8", "backslashreplace", write_through=True)
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LineFormatter(source))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

@@ -55,9 +55,9 @@ def text_lines(at_s: float, level: str, source: str, text: str) -> list[str]:
     return [f"{head}: {shown[0]}", *(f"{head}| {line}" for line in shown[1:])]
 
 
-def json_line(time: str, level: str, source: str, message: str) -> str:
-    """A record in the format `json`."""
-    return json.dumps({"time": time, "level": level, "source": source, "message": message})
+def json_line(level: str, source: str, message: str, at: str = "") -> str:
+    """A record in the format `json`, of now if there is no time."""
+    return json.dumps({"time": at or utc(time.time()), "level": level, "source": source, "message": message})
 
 
 def utc(at_s: float) -> str:
@@ -137,7 +137,7 @@ class Relay:
     def _write(self, source: str) -> None:
         record = self._records.pop(source, None)
         if record is not None and self._as_json:
-            self.output += json_line(record[0], record[1], source, "\n".join(record[2])).encode() + b"\n"
+            self.output += json_line(record[1], source, "\n".join(record[2]), record[0]).encode() + b"\n"
 
     def end_records(self) -> None:
         """Writes out all records: nothing continues them."""

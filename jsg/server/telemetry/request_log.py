@@ -13,7 +13,6 @@ import queue
 import select
 import sys
 import threading
-import time
 from typing import Any, final
 
 import msgspec
@@ -144,10 +143,11 @@ class RequestLog:
         if not exchange.endpoint.generates and exchange.refusal is None:
             return
         fields = msgspec.to_builtins(LogLine.of(exchange, self._model))
-        line = self._line(fields)
+        line = b""
         if self._num_dropped:
-            dropped = {"time": utc(time.time()), "level": "WARNING", "source": SOURCE}
-            line = self._line(dropped | {"num_dropped_lines": self._num_dropped}) + line
+            dropped = {"level": "WARNING", "source": SOURCE, "num_dropped_lines": self._num_dropped}
+            line = self._line({"time": fields["time"]} | dropped)
+        line += self._line(fields)
         try:
             self._lines.put_nowait(line)
             self._num_dropped = 0
