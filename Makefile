@@ -127,11 +127,11 @@ clean: ## remove .venv and every cache inside this folder
 
 # The first Python that runs and is new enough. (A pyenv shim of a version that is not installed exists, but does not run.)
 define find_python
-	for python in python3.12 python3.13 python3 python none; do \
+	for python in python3.12 python3.13 python3.14 python3 python none; do \
 		if $$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null; then break; fi; \
 	done; \
 	if [ $$python = none ]; then \
-		echo "jsg needs Python 3.12 or newer, and none of python3.12, python3.13, python3 and python is one." \
+		echo "jsg needs Python 3.12 or newer, and none of python3.12, python3.13, python3.14, python3 and python is one." \
 			"Install one: from python.org, your system's python3.12 and python3.12-venv, or pyenv install 3.12." >&2; \
 		exit 1; \
 	fi

@@ -26,6 +26,7 @@ from jsg.engine.front.children import EngineChild
 from jsg.engine.front.fleet import open_engines
 from jsg.engine.front.routing import Router
 from jsg.engine.front.served import ServedEngine
+from jsg.prompt_ids import PromptIds
 from jsg.types import Request, SamplingParams
 
 PARTS = ("router", "start", "loads")
@@ -148,7 +149,8 @@ async def _talk(client: ServedEngine, number: int, session: Session, totals: lis
         assert not isinstance(turn.text, str)
         said += tuple(turn.text)
         sampling = SamplingParams(max_new_tokens=turn.max_tokens, temperature=0, ignore_eos=True)
-        async for output in client.generate(Request(rid=f"{number}_{index}", input_ids=said, sampling=sampling)):
+        request = Request(rid=f"{number}_{index}", input_ids=PromptIds.of(said), sampling=sampling)
+        async for output in client.generate(request):
             said += output.token_ids
             if output.finish is not None:
                 totals[0] += output.prompt_tokens
@@ -182,7 +184,11 @@ def measure_router(report: Report) -> None:
         writer, sampling = Writer(vocab_size=TINY_VOCAB), SamplingParams(max_new_tokens=16)
         sessions = WORKLOADS["shared-prefix"](Shape(groups=32, shared_len=size // 2, unique_len=size // 2), writer, 0)
         prompts = [session.turns[0].text for session in islice(sessions, ROUTED_TIMES)]
-        requests = [Request(rid="r", input_ids=ids, sampling=sampling) for ids in prompts if not isinstance(ids, str)]
+        requests = [
+            Request(rid="r", input_ids=PromptIds.of(ids), sampling=sampling)
+            for ids in prompts
+            if not isinstance(ids, str)
+        ]
         among, output, samples = range(ROUTED_ENGINES), tuple(range(16)), []
         for request in requests:
             started = time.perf_counter()

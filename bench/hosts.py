@@ -30,6 +30,7 @@ from jsg.engine.device.results import InFlight
 from jsg.engine.device.runner import ModelRunner
 from jsg.engine.hosts.watch import Computed
 from jsg.engine.hosts.wire import CallCodec
+from jsg.prompt_ids import PromptIds
 from jsg.sched.buckets import BucketKey, make_buckets
 from jsg.types import Request, SamplingParams
 
@@ -146,7 +147,7 @@ class _Pair:
         self._note(self._core._runner)
         sampling = SamplingParams(temperature=0, ignore_eos=True, max_new_tokens=num_new)
         for index in range(batch):
-            self._core.add(Request(rid=str(index), input_ids=(5, 6, 7 + index), sampling=sampling))
+            self._core.add(Request(rid=str(index), input_ids=PromptIds.of((5, 6, 7 + index)), sampling=sampling))
 
     def run(self, *, steps: int) -> None:
         """Runs this number of steps."""

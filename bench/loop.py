@@ -16,6 +16,7 @@ from bench.shapes import write_model
 from jsg.config import EngineConfig
 from jsg.engine.core import EngineCore
 from jsg.models.config import ModelConfig
+from jsg.prompt_ids import PromptIds
 from jsg.sched.buckets import BucketKey, Phase
 from jsg.types import Request, RequestOutput, SamplingParams
 
@@ -62,9 +63,8 @@ class Decoding:
         self._lens = {f"decoding-{seed}": prompt_len for seed in range(batch)}
         sampling = greedy(core.info.context_length - prompt_len)
         for seed, rid in enumerate(self._lens):
-            core.add(
-                Request(rid=rid, input_ids=random_prompt(seed, prompt_len, core.info.vocab_size), sampling=sampling)
-            )
+            prompt = PromptIds.of(random_prompt(seed, prompt_len, core.info.vocab_size))
+            core.add(Request(rid=rid, input_ids=prompt, sampling=sampling))
         waiting = set(self._lens)
         while waiting:
             waiting -= {output.rid for output in self._step()}

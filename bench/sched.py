@@ -25,6 +25,7 @@ from jsg.config import POLICIES
 from jsg.engine.device import packing
 from jsg.engine.device.step import SAMPLING_COLUMNS
 from jsg.engine.front.tree_copy import TreeCopy
+from jsg.prompt_ids import PromptIds
 from jsg.sched.batch import Batch
 from jsg.sched.buckets import make_buckets
 from jsg.sched.groups import PrefixGrouping, find_groups
@@ -103,7 +104,7 @@ def make_host(
 
 def request(rid: str, tokens: np.ndarray, max_new: int) -> Request:
     sampling = SamplingParams(max_new_tokens=max_new, ignore_eos=True)
-    return Request(rid=rid, input_ids=tuple(tokens.tolist()), sampling=sampling)
+    return Request(rid=rid, input_ids=PromptIds.of(tokens.tolist()), sampling=sampling)
 
 
 def milliseconds(run: Callable[[], object]) -> float:

@@ -9,6 +9,7 @@ from bench.loop import greedy, make_engine, random_prompt
 from bench.optimum import optimum
 from bench.report import Report
 from jsg.engine.core import EngineCore
+from jsg.prompt_ids import PromptIds
 from jsg.types import Request
 
 TARGET_SPEED_UP = ">= 5"
@@ -81,7 +82,7 @@ def run_all(core: EngineCore, prompts: Sequence[tuple[int, ...]], output_len: in
     core.flush_cache()
     cpu, num_steps, cached, total = time.process_time(), 0, 0, 0
     for index, prompt in enumerate(prompts):
-        core.add(Request(rid=str(index), input_ids=prompt, sampling=greedy(output_len)))
+        core.add(Request(rid=str(index), input_ids=PromptIds.of(prompt), sampling=greedy(output_len)))
     while core.has_work:
         num_steps += 1
         for output in core.step():

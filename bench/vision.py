@@ -37,6 +37,7 @@ from jsg.models.llava import Llava
 from jsg.models.loading import load_model
 from jsg.models.vision_config import VisionConfig
 from jsg.processing.media.key import image_key, key_words
+from jsg.prompt_ids import PromptIds
 from jsg.types import Request
 
 PARTS = ("questions", "encoder")
@@ -68,7 +69,7 @@ class Workload(NamedTuple):
             question = random_prompt(index, self.question_len, vision.image_token_id)
             tokens = before + (vision.image_token_id,) * len(item.rows) + question
             sampling = greedy(self.output_len)
-            requests.append(Request(rid=str(index), input_ids=tokens, sampling=sampling, media=(item,)))
+            requests.append(Request(rid=str(index), input_ids=PromptIds.of(tokens), sampling=sampling, media=(item,)))
         return requests
 
 

@@ -1,6 +1,6 @@
 """Answers from retrieved passages with DSPy, and an optimiser that finds worked examples to show the model first.
 
-`pip install "jsg[dspy]"`; without `--url` it starts `jsg serve` with the embedded model.
+It needs `pip install '.[dspy]'` in a checkout of jsg. Without `--url` it starts `jsg serve` with the embedded model.
 """
 
 import argparse

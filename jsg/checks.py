@@ -2,9 +2,13 @@
 
 import difflib
 import math
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Sequence
 
 from jsg.errors import RequestError
+
+PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\[\]-]{0,99}")
+"""What messages and logs show as the name of a field without quotes. A client may have made up any other name."""
 
 
 def require(ok: bool, param: str, rule: str, value: object, remedy: str = "leave it out for the default") -> None:
@@ -42,6 +46,17 @@ def quote(value: object) -> str:
     except ValueError:  # an integer of thousands of digits has no text
         return f"a very large {type(value).__name__}"
     return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def place_name(path: Sequence[str | int]) -> str:
+    """A place in a body in the form `messages[0].content`. Names that are no plain names are in quotes."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{shown_name(part)}" for part in path)
+    return "".join(parts).removeprefix(".")
+
+
+def shown_name(name: str) -> str:
+    """The name of a field for a message: in quotes, unless it is a plain name."""
+    return name if PLAIN_NAME.fullmatch(name) else quote(name[:40])
 
 
 def are_token_ids(values: tuple[object, ...]) -> bool:

@@ -1,13 +1,13 @@
 """The command line: `jsg serve`, `jsg generate`, `jsg chat`, `jsg check`, `jsg compile`, `jsg convert`, `jsg grammar`.
 
-Options are the fields of `jsg.config`. No slow module is imported before the command is known. `serve` starts the
-engine process first and loads its own modules meanwhile. The other commands run the engine in this process.
+Options are the fields of `jsg.config`; the file of `--config` may give them too. No slow module is imported before the
+command is known. `serve` starts the engine process first and loads its own modules meanwhile. The other commands run
+the engine in this process.
 """
 
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import importlib.metadata
 import itertools
 import json
@@ -18,15 +18,16 @@ import select
 import signal
 import sys
 import time
-import types
 import typing
 from collections.abc import Iterator, Sequence
 from typing import Any, override
 
 import jsg
-from jsg.config import LOAD_FORMATS, EngineConfig, ServerConfig, option
+from jsg.config import LOAD_FORMATS, LOG_FORMAT_HELP, LOG_FORMATS, EngineConfig, ServerConfig, option, value_type
+from jsg.engine.child.log import ServerLog
 from jsg.engine.child.parent import end_with_parent
 from jsg.errors import ConfigError, JsgError, RequestError, check_length
+from jsg.option_sources import environment_keys, near_options, read_options
 from jsg.types import (
     GRAMMAR_FIELDS,
     GRAMMAR_OPTIONS,
@@ -36,6 +37,8 @@ from jsg.types import (
     SamplingParams,
     Whitespace,
 )
+
+logger = logging.getLogger("jsg")
 
 type Engine = Any  # `jsg.engine.offline.engine.Engine`, which imports JAX
 
@@ -51,6 +54,10 @@ log-probabilities of two tokens differ by less than twice this. The values of 16
 GRAMMAR_ENDINGS: dict[str, GrammarKind] = {".json": "json_schema", ".gbnf": "ebnf", ".ebnf": "ebnf", ".regex": "regex"}
 FILE_CONTENTS = "in a .json file a list means choices, and an object of type structural_tag means a structural tag"
 CARDS = tuple(sorted(file.stem for file in pathlib.Path(__file__).parent.glob("engine/device/targets/*.txtpb")))
+CONFIG_HELP = (
+    "A YAML file with options of 'jsg serve', such as 'page-size: 16'. What the command line gives too is taken from "
+    "there. Other commands leave out the options of the server."
+)
 PASTE_GAP_S = 0.05  # lines that come faster than anybody types are one message
 
 
@@ -58,27 +65,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0, or 1 for a check that failed, 2 for an error, or 130 after Ctrl-C."""
     started_at = time.monotonic()
     options = command_line().parse_args(arguments)
+    if options.command in ("serve", "compile"):
+        return _run_logged(options, started_at)
     logging.basicConfig(level=logging.WARNING, format="jsg: %(levelname)s: %(message)s")
     try:
         if options.command == "grammar":
             return _check_grammar(options)
         if options.command == "convert":
             return _convert(options)
+        _add_from_elsewhere(options)
         config = _engine_config(options)
         match options.command:
-            case "serve":
-                return _serve(config, ServerConfig(**_given(options, ServerConfig)), started_at)
             case "generate":
                 return _generate(config, options)
             case "chat":
                 return _chat(config)
-            case "compile":
-                return _compile(config, pathlib.Path(options.out), options.target)
             case _:
                 return _check(config)
     except JsgError as error:
         red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
         print(f"{red}jsg: error: {error}{plain}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run_logged(options: argparse.Namespace, started_at: float) -> int:
+    """Runs a command whose stderr is a log. Returns as `main` does."""
+    wrong: ConfigError | None = None
+    try:
+        _add_from_elsewhere(options)
+    except ConfigError as error:  # it belongs into the log too, in the format that the arguments ask for
+        wrong = error
+    rank = getattr(options, "node_rank", 0)
+    source = "compile" if options.command == "compile" else f"follower-{rank}" if rank else "front"
+    log = ServerLog(str(getattr(options, "log_format", "text")), source)
+    try:
+        if wrong is not None:
+            raise wrong
+        config = _engine_config(options)
+        if options.command == "compile":
+            return _compile(config, pathlib.Path(options.out), options.target, log)
+        return _serve(config, ServerConfig(**_given(options, ServerConfig)), started_at, log)
+    except JsgError as error:
+        logger.error("%s", error)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -103,12 +133,9 @@ class _Parser(argparse.ArgumentParser):
         return found, rest
 
     def _refuse(self, name: str) -> typing.NoReturn:
-        known = sorted(self._option_string_actions) if name.startswith("-") else []
-        longer = [each for each in known if each.startswith(name)]
-        near = longer[:3] or difflib.get_close_matches(name, known, n=2, cutoff=0.75)
+        known = self._option_string_actions if name.startswith("-") else ()
         kind, shown = "option" if name.startswith("-") else "argument", name[:80]
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
-        self.error(f"there is no {kind} {shown!r}; {hint}{self.prog} --help lists all")
+        self.error(f"there is no {kind} {shown!r}; {near_options(name, known)}{self.prog} --help lists all")
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -121,6 +148,7 @@ def command_line() -> argparse.ArgumentParser:
         usage = f"%(prog)s [-h] [MODEL] {needed}[OPTION ...]"
         command = commands.add_parser(name, help=text, description=text, usage=usage, allow_abbrev=False)
         command.add_argument("model", nargs="?", metavar="MODEL", help="the model; the same as --model-path")
+        command.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
         _add_options(command, EngineConfig)
         return command
 
@@ -143,6 +171,7 @@ def command_line() -> argparse.ArgumentParser:
         help="NVIDIA cards, separated by commas, for which to compile without having one, each in a folder of its name "
         f"in DIR: {', '.join(CARDS)} (default: this machine's device, in DIR itself)",
     )
+    precompile.add_argument("--log-format", default=argparse.SUPPRESS, choices=LOG_FORMATS, help=LOG_FORMAT_HELP)
     _add_convert_command(commands)
     _add_grammar_command(commands)
     return parser
@@ -210,7 +239,7 @@ def _add_options(parser: argparse.ArgumentParser, config: type[EngineConfig | Se
     """Adds an option for each field. An option that is not given is not in the namespace: the field has its default."""
     annotations = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
-        kind, text = _value_type(annotations[field.name]), field.metadata["help"]
+        kind, text = value_type(annotations[field.name]), field.metadata["help"]
         if kind is tuple:
             parser.add_argument(
                 option(field.name), action="append", default=argparse.SUPPRESS, metavar="STR", help=text
@@ -231,11 +260,17 @@ def _add_options(parser: argparse.ArgumentParser, config: type[EngineConfig | Se
         )
 
 
-def _value_type(annotation: Any) -> type:
-    """The type of an option's value: T of `T | None`; `tuple` if the option may be given several times."""
-    if typing.get_origin(annotation) is tuple:
-        return tuple
-    return next((kind for kind in typing.get_args(annotation) if kind is not types.NoneType), annotation)
+def _add_from_elsewhere(options: argparse.Namespace) -> None:
+    """Adds the options of the file of `--config` and a server's keys in the environment, which the arguments lack."""
+    found: dict[str, Any] = environment_keys(os.environ) if options.command == "serve" else {}
+    if options.config is not None:
+        found |= read_options(pathlib.Path(options.config))
+    if options.model is not None:
+        found.pop("model_path", None)
+    if options.command == "compile":
+        found.pop("programs", None)  # the file is that of the start which will read them
+    for name in found.keys() - vars(options).keys():
+        setattr(options, name, found[name])
 
 
 def _engine_config(options: argparse.Namespace) -> EngineConfig:
@@ -252,7 +287,7 @@ def _given(options: argparse.Namespace, config: type[EngineConfig | ServerConfig
     return {name: value for name, value in vars(options).items() if name in names}
 
 
-def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int:
+def _serve(engine: EngineConfig, server: ServerConfig, started_at: float, log: ServerLog) -> int:
     if server.dp_size > 1 and engine.nnodes > 1:
         raise ConfigError(
             f"--dp-size must be 1 if --nnodes is above 1, but got {server.dp_size}: several engines share one machine; "
@@ -263,7 +298,7 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int
     if server.exit_with_parent:
         end_with_parent()
     if engine.node_rank > 0:
-        return _follow(engine)
+        return _follow(engine, log)
     # Until the server listens to signals itself. Python's own end removes the directories of sockets, and the children
     # end with their parent.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -280,26 +315,27 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int
     groups = device_groups(server.dp_size, engine.tp_size)
     configs = engine_configs(config, groups)
     children = [
-        EngineChild.spawn(own, environment=group, kv_events=events)
-        for own, group, events in zip(configs, groups, kv_events_of(server), strict=True)
+        EngineChild.spawn(
+            own, environment=group, kv_events=events, name=f"engine-{number}" if len(groups) > 1 else "engine"
+        )
+        for number, (own, group, events) in enumerate(zip(configs, groups, kv_events_of(server), strict=True))
     ]
     # While the children load, the front imports what it needs itself.
     import asyncio
 
     from jsg.server.run import serve_to_end
 
-    return asyncio.run(
-        serve_to_end(engine, server, children, tokenizer_dir=tokenizer_dir, started_at=started_at, model_dir=model_dir)
-    )
+    directories = {"tokenizer_dir": tokenizer_dir, "model_dir": model_dir}
+    return asyncio.run(serve_to_end(engine, server, children, **directories, started_at=started_at, log=log))
 
 
-def _follow(config: EngineConfig) -> int:
+def _follow(config: EngineConfig, log: ServerLog) -> int:
     """Works as one of several hosts until the leader ends. Ctrl-C and SIGTERM end it at once; the leader notices."""
     from jsg.engine.startup import follow
     from jsg.server.progress import StartDisplay
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with StartDisplay() as display:
+    with StartDisplay(log) as display:
         follow(config, display.show)
     return 0
 
@@ -469,7 +505,7 @@ def _read_message() -> str | None:
             return "\n".join(lines)
 
 
-def _compile(config: EngineConfig, directory: pathlib.Path, target: str) -> int:
+def _compile(config: EngineConfig, directory: pathlib.Path, target: str, log: ServerLog) -> int:
     """Compiles for this machine's device, or for each of these cards."""
     names = [name.strip() for name in target.split(",") if name.strip()]
     if wrong := sorted(set(names).difference(CARDS)):
@@ -484,7 +520,7 @@ def _compile(config: EngineConfig, directory: pathlib.Path, target: str) -> int:
     from jsg.server.progress import StartDisplay
 
     for name in names or [""]:
-        with StartDisplay() as display:
+        with StartDisplay(log) as display:
             precompile(config, directory / name, display.show, name or None)
     return 0
 

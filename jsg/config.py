@@ -1,11 +1,12 @@
 """Every option with its unit and its help text. The command line is built from these fields; names are SGLang's.
 
-`EngineConfig` is what the engine process needs, `ServerConfig` what the HTTP front needs. jsg reads no environment
-variables of its own.
+`EngineConfig` is what the engine process needs, `ServerConfig` what the HTTP front needs. The only environment
+variables of jsg's own are those of `KEY_VARIABLES`.
 """
 
 import dataclasses
 import math
+import types
 import typing
 from typing import Annotated, Any
 
@@ -14,6 +15,8 @@ from jsg.errors import ConfigError
 
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
 LOAD_FORMATS = ("auto", "safetensors", "orbax", "dummy")
+LOG_FORMATS = ("text", "json")
+LOG_FORMAT_HELP = "The form of each line on stderr: time, level, process and message as text, or as an object of JSON."
 _REASONING_PARSERS = (
     *("cohere-command-a", "deepseek-r1", "deepseek-v3", "ernie45", "gemma4", "glm45", "gpt-oss", "hunyuan"),
     *("kimi", "kimi-k2", "minimax", "minimax-append-think", "mistral", "nemotron", "olmo3", "qwen3"),
@@ -27,6 +30,8 @@ REASONING_PARSERS = tuple(
 """The names of `jsg.processing.thoughts` and their aliases, also as vLLM writes them."""
 COUNT = (1, 2**31 - 1)
 SECONDS = (0.001, 1e6)
+KEY_VARIABLES = {"api_key": "JSG_API_KEY", "admin_api_key": "JSG_ADMIN_API_KEY"}
+"""Options whose values are keys → the environment variables that give them to `jsg serve` too."""
 
 
 def _knob(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -182,7 +187,7 @@ class EngineConfig:
                 f"--ep-size must divide --tp-size, which is {self.tp_size}, so that all groups have one size, but "
                 f"got {self.ep_size}; choose another"
             )
-        _between("node_rank", self.node_rank, 0, self.nnodes - 1)
+        _between(option("node_rank"), self.node_rank, 0, self.nnodes - 1)
         if self.nnodes > 1 and self.dist_init_addr is None:
             raise ConfigError(
                 "--nnodes above 1 needs --dist-init-addr, but it is missing; give HOST:PORT of host 0 on each host"
@@ -219,11 +224,17 @@ class ServerConfig:
     api_key: tuple[str, ...] = _knob(
         (),
         "A bearer token that requests must carry. Repeat the option for several keys; their requests share no cache. "
-        "Others on this machine see it in the list of processes; --api-key-file hides it. Default: no key is needed.",
+        "Others on this machine see it in the list of processes; --api-key-file, --config and the environment variable "
+        "JSG_API_KEY hide it. Default: no key is needed.",
     )
-    api_key_file: str | None = _knob(None, "A file with one key on each line, in addition to those of --api-key.")
+    api_key_file: str | None = _knob(
+        None,
+        "A file with one key on each line, in addition to those of --api-key. 'NAME: KEY' names a key for the log.",
+    )
     admin_api_key: str | None = _knob(
-        None, "The key for what concerns all clients: /flush_cache, all of /debug/radix, and the abort of all requests."
+        None,
+        "The key for what concerns all clients: /flush_cache, all of /debug/radix, and the abort of all requests. "
+        "The environment variable JSG_ADMIN_API_KEY gives it too.",
     )
     cors_allow_origin: tuple[str, ...] = _knob(
         (),
@@ -325,11 +336,14 @@ class ServerConfig:
         "Ends the server, as a SIGTERM does, when the process that started it has ended, so that none is left behind "
         "where a supervisor is killed. It works on each of several hosts.",
     )
+    log_format: str = _knob("text", LOG_FORMAT_HELP, LOG_FORMATS)
     log_requests: bool = _knob(
-        False, "Writes one line of JSON to stderr for each request. The line has no text of the request."
+        False,
+        "Writes one line to stderr for each request that generates or is refused. The line has no text of the request.",
     )
     otlp_traces_endpoint: str | None = _knob(
-        None, "The URL to which OpenTelemetry spans are sent. It needs the extra 'otel'. Default: none are sent."
+        None,
+        "The URL to which OpenTelemetry spans are sent. It needs packages of OpenTelemetry. Default: none are sent.",
     )
 
     def __post_init__(self) -> None:
@@ -346,28 +360,59 @@ def _check(config: "EngineConfig | ServerConfig") -> None:
     """
     hints = typing.get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
-        name, value, hint = field.name, getattr(config, field.name), hints[field.name]
-        parts = [hint] if typing.get_origin(hint) is Annotated else typing.get_args(hint) or [hint]
-        bounds = [part.__metadata__[0] for part in parts if typing.get_origin(part) is Annotated]
-        allowed = [part.__origin__ if typing.get_origin(part) is Annotated else part for part in parts]
+        value, hint = getattr(config, field.name), hints[field.name]
+        allowed = _alternatives(hint)
         if typing.get_origin(hint) is tuple:  # an option that may be given several times
             ok, allowed = all(type(item) is str for item in value), [str]
         else:
             ok = type(value) in allowed or (float in allowed and type(value) is int)
         if not ok:
-            kinds = " or ".join(kind.__name__ for kind in allowed if kind is not type(None))
-            raise ConfigError(f"{option(name)} must be of type {kinds}, but got {value!r}; correct it")
-        if value is None:
-            continue
-        if (choices := field.metadata["choices"]) and value not in choices:
-            raise ConfigError(f"{option(name)} must be one of {', '.join(choices)}, but got {value!r}; choose one")
-        for low, high in bounds:
-            _between(name, value, low, high)
+            kinds = " or ".join(kind.__name__ for kind in allowed if kind is not types.NoneType)
+            raise ConfigError(f"{option(field.name)} must be of type {kinds}, but got {value!r}; correct it")
+        check_value(option(field.name), value, field, hint)
 
 
-def _between(name: str, value: float, low: float, high: float) -> None:
+def check_value(shown: str, value: Any, field: "dataclasses.Field[Any]", hint: Any) -> None:
+    """Checks that a value of the right type is one of its field's choices or within its bounds.
+
+    Args:
+        shown: The name of the option, for the message.
+        value: The value.
+        field: The field.
+        hint: The annotation of the field, with its bounds.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if value is None:
+        return
+    if (choices := field.metadata["choices"]) and value not in choices:
+        raise ConfigError(f"{shown} must be one of {', '.join(choices)}, but got {value!r}; choose one")
+    for part in _parts(hint):
+        if typing.get_origin(part) is Annotated:
+            _between(shown, value, *part.__metadata__[0])
+
+
+def value_type(hint: Any) -> type:
+    """The type of an option's value: T of `T | None`; `tuple` if the option may be given several times."""
+    if typing.get_origin(hint) is tuple:
+        return tuple
+    return next(kind for kind in _alternatives(hint) if kind is not types.NoneType)
+
+
+def _parts(hint: Any) -> "tuple[Any, ...] | list[Any]":
+    """The members of a union with their bounds; the annotation itself if it is none."""
+    return [hint] if typing.get_origin(hint) is Annotated else typing.get_args(hint) or [hint]
+
+
+def _alternatives(hint: Any) -> list[Any]:
+    """The types that a value may have, without their bounds."""
+    return [part.__origin__ if typing.get_origin(part) is Annotated else part for part in _parts(hint)]
+
+
+def _between(shown: str, value: float, low: float, high: float) -> None:
     if not math.isfinite(value) or not low <= value <= high:
-        raise ConfigError(f"{option(name)} must be in [{low}, {high}], but got {value!r}; correct it")
+        raise ConfigError(f"{shown} must be in [{low}, {high}], but got {value!r}; correct it")
 
 
 def option(name: str) -> str:

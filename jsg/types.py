@@ -12,10 +12,11 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from jsg.checks import are_token_ids, is_int, quote, require
+from jsg.checks import is_int, quote, require
 from jsg.errors import GrammarError, JsgError, RequestError
 from jsg.media import MediaInput
 from jsg.parameters import PARAMETERS, Flag, Integer, JumpForward, TokenIds, with_fields
+from jsg.prompt_ids import PromptIds
 
 MAX_TOP_LOGPROBS = 128
 MAX_BRANCHES = 1024
@@ -256,7 +257,7 @@ class Request:
 
     Attributes:
         rid: The client's name for the request. No two live requests have the same name.
-        input_ids: The tokens of the prompt, at least one.
+        input_ids: The tokens of the prompt, at least one. Any sequence of integers may be given.
         sampling: Its `n` is 1, since the front makes one request for each answer.
         return_logprob: Report the log-probability of every output token.
         logprob_start_len: Report prompt tokens too, from this index on; -1 for none.
@@ -280,7 +281,7 @@ class Request:
     """
 
     rid: str
-    input_ids: tuple[int, ...]
+    input_ids: PromptIds
     sampling: SamplingParams = SamplingParams()
     return_logprob: bool = False
     logprob_start_len: int = -1
@@ -297,8 +298,7 @@ class Request:
     thought_limit: ThoughtLimit | None = None
 
     def __post_init__(self) -> None:
-        require(len(self.input_ids) > 0, "input_ids", "at least one token", self.input_ids, "send a prompt")
-        require(are_token_ids(self.input_ids), "input_ids", "integers in [0, 2^31)", self.input_ids, "correct them")
+        object.__setattr__(self, "input_ids", PromptIds.of(self.input_ids))
         TokenIds(MAX_TOP_LOGPROBS).read("token_ids_logprob", self.token_ids_logprob)
         require(isinstance(self.namespace, str), "namespace", "a string", self.namespace)
         require(self.sampling.n == 1, "n", "1 in an engine request", self.sampling.n)

@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 from hypothesis.internal.conjecture import providers
 
+from jsg.config import KEY_VARIABLES
 from tests.parity import RECORDS, Parity, read, write
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -24,6 +25,8 @@ MANY_MAPPINGS = 20_000
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that wants the network is wrong
+for variable in KEY_VARIABLES.values():
+    os.environ.pop(variable, None)  # else the servers of tests would need it
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else `tokenizers` warns after a fork
 COMPILE_CACHE.mkdir(parents=True, exist_ok=True)
 COMPILE_CACHE.chmod(0o700)

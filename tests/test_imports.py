@@ -11,6 +11,7 @@ import pytest
 import jsg
 from jsg.lang import function
 from jsg.lang.run_args import RunArgs
+from tests.lang.fake_server import LAST, Reply, answer, fake_server
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "jsg"
@@ -19,12 +20,14 @@ HOST_PACKAGES = ("cache", "lang", "sched", "constrained", "processing", "server"
 HOST_MODULES = (
     "jsg",
     "jsg.errors",
+    "jsg.extras",
     "jsg.types",
     "jsg.checks",
     "jsg.fields",
     "jsg.parameters",
     "jsg.config",
     "jsg.sources",
+    "jsg.option_sources",
     "jsg.cli",
     "jsg.compat",
     "jsg.testing",
@@ -55,11 +58,11 @@ def host_modules() -> list[str]:
     return sorted(found)
 
 
-def run_python(code: str) -> str:
+def run_python(code: str, *arguments: str) -> str:
     """Runs code in a fresh interpreter and returns what it printed; fails with its traceback."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -93,6 +96,42 @@ def test_host_modules_load_no_jax():
 def test_import_jsg_is_free():
     loaded = run_python("import sys; before = set(sys.modules); import jsg; print(*sorted(set(sys.modules) - before))")
     assert {name for name in loaded.split() if name.partition(".")[0] not in sys.stdlib_module_names} == {"jsg"}
+
+
+PROGRAM = """
+import sys, jsg
+@jsg.function
+def program(s):
+    s += "a" + jsg.gen("b", max_tokens=2)
+assert program.run(backend=jsg.RuntimeEndpoint(sys.argv[1]))["b"] == "ab"
+"""
+COMPUTING = ("jax", "jaxlib", "flax", "orbax", "numpy", "numba", "transformers", "torch")
+SERVING = ("fastapi", "pydantic", "starlette", "uvicorn", "msgspec", "zmq", "interegular", "huggingface_hub")
+WRITING = ("httpx", "rich", "yaml", "jinja2", "tokenizers", "sentencepiece", "PIL", "asyncio")
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("from jsg import cli; cli.command_line().format_help()", (*COMPUTING, *SERVING, *WRITING)),
+        (
+            "from jsg import cli; assert cli.main(['serve', '/none']) == 2; import jsg.engine.front.children",
+            (*COMPUTING, *SERVING, *WRITING),
+        ),
+        (PROGRAM, (*COMPUTING, *SERVING, "yaml", "jinja2", "tokenizers", "sentencepiece", "PIL", "openai")),
+        (
+            "import jsg; jsg.OpenAI, jsg.Anthropic, jsg.separate_reasoning",
+            (*COMPUTING, *SERVING, *WRITING[:-1], "openai"),
+        ),
+    ],
+    ids=["help", "serve", "program", "remote"],
+)
+def test_nothing_heavy_is_imported_before_it_is_used(code, heavy):
+    """`serve` reads its arguments, finds the model and starts the engine; a program asks a server and has no turns."""
+    with fake_server() as server:
+        server.replies["/generate"] = [Reply(events=[answer("a", finish=None), answer("ab", **LAST)])]
+        found = f"print('loaded', *[name for name in {heavy!r} if name in sys.modules])"
+        assert run_python(f"import sys\n{code}\n{found}", server.url).splitlines()[-1] == "loaded"
 
 
 def test_every_public_name_loads():

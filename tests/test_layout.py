@@ -204,7 +204,7 @@ def test_pallas_has_one_home():
 
 
 def test_modules_read_no_environment():
-    """Every knob is a field of `jsg/config.py`: no environment variables of ours (style guide, section 11)."""
+    """Every knob is a field of `jsg/config.py`. tests/test_option_sources.py looks at the variables that give keys."""
     reads = ("os.getenv", "os.environ.get", "os.environb")
     found = [
         f"{name_of(path)}:{node.lineno}"

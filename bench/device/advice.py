@@ -13,6 +13,7 @@ from bench.device.failures import Failure, Kind
 from bench.device.results import Record, figures_of
 from bench.device.summary import Figures, targets
 from bench.report import Figure
+from jsg.extras import install_command
 
 WANTED_OF_FLOOR = 0.8
 WORTH = 1.03
@@ -107,7 +108,7 @@ def _device(run: Run) -> Iterator[Advice]:
     if any("JAX found no other device" in reason for reason in run.omitted.values()):
         yield Advice(
             "JAX runs on the CPU, though a GPU was expected",
-            "install the extra cuda (pip install 'jsg[cuda]') into the environment of this interpreter, look whether "
+            f"install JAX for CUDA ({install_command('cuda')}) into the environment of this interpreter, look whether "
             "nvidia-smi shows a driver of 580 or newer, and run the same command again",
             "nothing was measured on the device; docs/nvidia.md, 'When something is wrong', has the messages",
         )

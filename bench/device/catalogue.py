@@ -61,7 +61,7 @@ def _torch(about: str, limit_s: float, *figures: str) -> Entry:
 
 
 def _served(about: str, limit_s: float, run: str, **fields: Any) -> Entry:
-    install = "pip install 'jsg[bench]'"
+    install = "pip install '.[bench]'"
     return Entry(about, limit_s, run, figures=LOADS, needs=SERVER, install=install, **fields)
 
 
@@ -127,7 +127,7 @@ PARTS: Mapping[str, Entry] = {
         420,
         "bench.device.device_tests:run",
         needs=("pytest", "xdist", "hypothesis"),
-        install="pip install 'jsg[test]'",
+        install="pip install '.[test]'",
         needs_gpu=True,
     ),
     "profile": Entry(

@@ -18,6 +18,7 @@ from jsg.engine.child.protocol import Progress
 from jsg.engine.core import EngineCore
 from jsg.engine.device.executables import Executables
 from jsg.engine.device.programs import GREEDY
+from jsg.prompt_ids import PromptIds
 from jsg.sched.buckets import Buckets, Phase, make_buckets
 from jsg.types import Request, SamplingParams
 
@@ -220,7 +221,7 @@ def _running(core: EngineCore, prompts: Sequence[tuple[int, ...]], num_tokens: i
     """Runs requests up to their first tokens, yields the number of tokens so far, and aborts them at the end."""
     waiting, num_generated = {str(index) for index in range(len(prompts))}, 0
     for index, prompt in enumerate(prompts):
-        core.add(Request(rid=str(index), input_ids=prompt, sampling=_greedy(num_tokens)))
+        core.add(Request(rid=str(index), input_ids=PromptIds.of(prompt), sampling=_greedy(num_tokens)))
     try:
         while waiting:
             outputs = core.step()
@@ -256,7 +257,7 @@ def _run_all(core: EngineCore, prompts: Sequence[tuple[int, ...]], num_tokens: i
     times: dict[str, list[float]] = {rid: [] for rid in tokens}
     begin = time.perf_counter()
     for rid, prompt in zip(tokens, prompts, strict=True):
-        core.add(Request(rid=rid, input_ids=prompt, sampling=_greedy(num_tokens)))
+        core.add(Request(rid=rid, input_ids=PromptIds.of(prompt), sampling=_greedy(num_tokens)))
     while core.has_work:
         for output in core.step():
             tokens[output.rid] += output.token_ids

@@ -11,7 +11,7 @@ import json
 import math
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench import growth
@@ -19,6 +19,7 @@ from bench.growth.curve import Curve, measure
 from bench.report import Report
 
 ATTEMPTS = 3
+AddOthers = Callable[..., list[str]]
 
 
 def all_curves() -> dict[str, tuple[Curve, ...]]:
@@ -26,6 +27,13 @@ def all_curves() -> dict[str, tuple[Curve, ...]]:
     names = sorted(module.name for module in pkgutil.iter_modules(growth.__path__) if module.name != "__main__")
     modules = {name: importlib.import_module(f"bench.growth.{name}") for name in names}
     return {name: module.CURVES for name, module in modules.items() if hasattr(module, "CURVES")}
+
+
+def others(words: Sequence[str]) -> list[AddOthers]:
+    """What topics measure beside curves: their functions `add_others`, of the topics that are chosen."""
+    names = [name for name in all_curves() if not words or name in words]
+    modules = [importlib.import_module(f"bench.growth.{name}") for name in names]
+    return [module.add_others for module in modules if hasattr(module, "add_others")]
 
 
 def chosen(topics: dict[str, tuple[Curve, ...]], words: Sequence[str]) -> list[Curve]:
@@ -70,7 +78,7 @@ def as_markdown(file: Path) -> str:
     lines = ["| | n | CPU time at n | exponent | longest call |", "|---|---|---|---|---|"]
     for figure in json.loads(file.read_text(encoding="utf-8"))["figures"]:
         facts = figure["facts"]
-        if "error" in facts:
+        if "sizes" not in facts:
             continue
         n, cpu_ms = f"{facts['sizes'][-1]:,}".replace(",", " "), 1e3 * facts["cpu_s"][-1]
         stall = "" if facts["max_stall_ms"] is None else f"{facts['stall_ms']:.2g} ms"
@@ -100,6 +108,8 @@ def main(arguments: list[str]) -> int:
         parser.error(f"no curve is called by {' or '.join(options.only)}; topics: {', '.join(topics)}")
     report = Report("bench.growth", arguments, options.output)
     problems = [problem for curve in curves for problem in add(report, curve, is_quick=options.quick)]
+    for add_others in others(options.only):
+        problems += add_others(report, is_quick=options.quick)
     report.close()
     for problem in problems:
         print(problem, file=sys.stderr)

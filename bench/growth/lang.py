@@ -11,6 +11,7 @@ from jsg.dialects import DIALECTS
 from jsg.processing.answer import Answer
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.processing.tool_calls import ToolCallParser
+from jsg.prompt_ids import PromptIds
 from jsg.sources import resolve_model
 from jsg.types import Request, RequestOutput, SamplingParams
 
@@ -24,7 +25,7 @@ def _answer(**sampling: Any) -> Callable[[int], Calls]:
         tokenizer = load_tokenizer(resolve_model("tiny"))
         words = tokenizer.encode("some words that an answer repeats, ")
         sampled = SamplingParams(max_new_tokens=size, **sampling)
-        request = Request(rid="r", input_ids=(1,), sampling=sampled)
+        request = Request(rid="r", input_ids=PromptIds.of((1,)), sampling=sampled)
         answer = Answer(request, tokenizer, patterns=stop_patterns(sampled))
         for number in range(size):
             output = RequestOutput(rid="r", token_ids=(words[number % len(words)],))

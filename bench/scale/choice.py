@@ -5,6 +5,7 @@ import time
 
 from bench.report import Report
 from jsg.engine.front.routing import Router
+from jsg.prompt_ids import PromptIds
 from jsg.types import Request, SamplingParams
 
 PROMPT_LEN = 4096
@@ -29,7 +30,7 @@ def _samples_us(num_engines: int, is_common: bool) -> list[float]:
     def request() -> Request:
         first = common if is_common else _tokens(rng, PROMPT_LEN // 2)
         ids = first + _tokens(rng, PROMPT_LEN // 2)
-        return Request(rid="r", input_ids=ids, sampling=SamplingParams(max_new_tokens=16))
+        return Request(rid="r", input_ids=PromptIds.of(ids), sampling=SamplingParams(max_new_tokens=16))
 
     for engine in among:
         routed = router.route(request(), [engine])

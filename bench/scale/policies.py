@@ -13,6 +13,7 @@ from bench.scale.replicas import Replica
 from bench.scale.traces import Call
 from jsg.engine.front.prefix_index import BLOCK_TOKENS, Chain, answered_path
 from jsg.engine.front.routing import Routed, Router
+from jsg.prompt_ids import PromptIds
 from jsg.types import Request, SamplingParams
 
 POLL_S = 0.05
@@ -146,7 +147,7 @@ class Jsg(Policy):
             self._heard_at_s = now_s
             self._router.note_others(sum(self._told_by_others(), np.zeros((2, self.num_replicas), np.int64)))
         sampling = SamplingParams(max_new_tokens=MAX_NEW_TOKENS)
-        request = Request(rid="r", input_ids=_tokens(call.prompt), sampling=sampling)
+        request = Request(rid="r", input_ids=PromptIds.of(_tokens(call.prompt)), sampling=sampling)
         routed = self._routed[call] = self._router.route(request, self._all)
         if self.setting.has_events:
             self.setting.digests.update(zip(call.prompt, routed.path.stem, strict=True))

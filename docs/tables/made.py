@@ -4,6 +4,7 @@ A page has two marker lines for each part; what is between them is made. Everyth
 """
 
 import pathlib
+import re
 from collections.abc import Callable, Mapping
 
 DOCS = pathlib.Path(__file__).parents[1]
@@ -27,6 +28,16 @@ def write(page: str, source: str, tables: Tables) -> None:
         before, rest = text.split(begin)
         text = f"{before}{begin}\n\n{make()}\n\n{end}{rest.split(end)[1]}"
     path.write_text(text, encoding="utf-8")
+
+
+def without_empty_cells(text: str) -> str:
+    """The text with `–` in each empty cell of its tables, below their heads."""
+    lines = text.split("\n")
+    rules = [line.startswith("|---") for line in (*lines[1:], "")]
+    return "\n".join(
+        line if is_head or not line.startswith("|") else re.sub(r"(?<!\\)\| *(?=\|)", "| – ", line)
+        for line, is_head in zip(lines, rules, strict=True)
+    )
 
 
 def read(page: str, source: str, name: str) -> str:

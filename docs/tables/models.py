@@ -32,28 +32,20 @@ def parity() -> str:
 
 
 def _cell(found: list[dict[str, Any]]) -> str:
-    """The largest figure of each measure, and the test without its variants."""
-    parts = []
-    for measure, test in sorted({(figure["measure"], _function(figure["test"])) for figure in found}):
-        largest = max(
-            figure["figure"] for figure in found if (figure["measure"], _function(figure["test"])) == (measure, test)
-        )
-        parts.append(f"{MEASURES[measure].format(largest)}, `{test}`")
-    return "; ".join(parts) or "–"
-
-
-def _function(test: str) -> str:
-    return test.partition("[")[0]
+    """The largest figure of each measure."""
+    largest: dict[str, float] = {}
+    for figure in found:
+        largest[figure["measure"]] = max(figure["figure"], largest.get(figure["measure"], 0.0))
+    return "; ".join(MEASURES[measure].format(value) for measure, value in sorted(largest.items()))
 
 
 def variants() -> str:
     """One row for each recorded variant."""
-    rows = ["| test | column | largest difference | bound |", "|---|---|---|---|"]
+    rows = ["| checkpoint | column | largest difference | bound |", "|---|---|---|---|"]
     for figure in figures():
         largest, bound = MEASURES[figure["measure"]].format(figure["figure"]), f"{figure['bound']:.1e}"
-        file, _, name = figure["test"].rpartition("/")[2].partition("::")
-        variant = name.partition("[")[2].removesuffix("]") or name
-        rows.append(f"| `{variant}` in `{file}` | {figure['column']} | {largest} | {bound} |")
+        name, _, variant = figure["test"].rpartition("::")[2].partition("[")
+        rows.append(f"| `{variant.removesuffix(']') or name}` | {figure['column']} | {largest} | {bound} |")
     return "\n".join(rows)
 
 

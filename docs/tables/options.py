@@ -10,6 +10,7 @@ from docs.tables.made import cell
 from jsg.cli import command_line
 from jsg.config import EngineConfig, ServerConfig, option
 
+FILE = "--config"
 HEAD = ["| option | value | |", "|---|---|---|"]
 type Config = type[EngineConfig | ServerConfig]
 
@@ -28,15 +29,15 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 
 
 def configured(config: Config) -> str:
-    """One row for each field of a record of options."""
-    names = {option(field.name) for field in dataclasses.fields(config)}
+    """One row for each field of a record of options; the file that may give them is the engine's first row."""
+    names = {option(field.name) for field in dataclasses.fields(config)} | ({FILE} if config is EngineConfig else set())
     return _table(action for action in commands()["serve"]._actions if names & set(action.option_strings))
 
 
 def own() -> str:
     """A table for each command that has arguments or options of its own."""
     fields = (*dataclasses.fields(EngineConfig), *dataclasses.fields(ServerConfig))
-    shared = {"-h", "model", *(option(field.name) for field in fields)}
+    shared = {"-h", "model", FILE, *(option(field.name) for field in fields)}
     parts: list[str] = []
     for words, parser in commands().items():
         rows = [action for action in parser._actions if not shared & {*action.option_strings, action.dest}]

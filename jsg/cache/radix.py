@@ -26,6 +26,8 @@ from jsg.types import CacheReport
 
 NODES_PER_GROUP = 8
 """In the time that it takes to move a group of watches, so many nodes are visited."""
+PAGES_PER_NODE = 32
+"""In the time that it takes to visit a node, so many pages of a match are copied into the row of a request."""
 MAX_CONTINUATIONS = 8
 """The most tokens that the explanation of a miss shows."""
 
@@ -154,6 +156,7 @@ class RadixCache:
         for observer in self._observers:
             observer.hit(path[-1])
         pages = _join_pages(path)
+        self._uses.num_pages += len(pages)
         return PrefixMatch(pages=pages, node=path[-1], num_tokens=len(pages) * self.page_size)
 
     def match_watched(self, watch: Watch) -> PrefixMatch:
@@ -382,7 +385,8 @@ class RadixCache:
     @property
     def work(self) -> int:
         """How much work matches, inserts and evictions have been so far: in visited nodes, each a fraction of 1 µs."""
-        return self._uses.num_nodes + NODES_PER_GROUP * self._watches.num_moved
+        nodes = self._uses.num_nodes + self._uses.num_pages // PAGES_PER_NODE
+        return nodes + NODES_PER_GROUP * self._watches.num_moved
 
     # Accounts.
 
@@ -537,5 +541,5 @@ def _path_to_root(node: Node) -> list[Node]:
 
 
 def _join_pages(path: Sequence[Node]) -> np.ndarray:
-    """int32: the pages of the nodes, one after another."""
-    return np.frombuffer(b"".join([node.pages for node in path]), np.int32).copy()
+    """int32, read-only: the pages of the nodes, one after another."""
+    return np.frombuffer(b"".join([node.pages for node in path]), np.int32)

@@ -19,6 +19,7 @@ class UseClock:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.count = 0
         self.num_nodes = 0
+        self.num_pages = 0  # those that matches returned
         self._clock = clock
         self._due = 0.0
         self._counts: list[int] = []

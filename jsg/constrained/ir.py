@@ -14,7 +14,7 @@ depend on where it stands (in plain text, or inside a JSON string).
 """
 
 import dataclasses
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping
 
 CharRanges = tuple[tuple[int, int], ...]
 """Code points as closed intervals, ascending, neither touching nor overlapping."""
@@ -142,6 +142,23 @@ NEVER = Alt(())
 MAX_ONCE = 64
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Library:
+    """Rules that are the same in many grammars, such as those of any JSON value. It lives as long as the process.
+
+    What is built of its rules is kept, so they cost a grammar little. They call each other only.
+
+    Attributes:
+        calls: The call of each rule by what the rule is for.
+        rules: The rules by name. All of them match something.
+        reached: For each rule the names of the rules that it and its callees call, its own among them.
+    """
+
+    calls: Mapping[Hashable, Call]
+    rules: Mapping[str, "Expr"]
+    reached: Mapping[str, Collection[str]]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Grammar:
     """Rules by name, and the one that a whole text must match.
@@ -154,12 +171,14 @@ class Grammar:
         rules: All of them.
         contradiction: The error message where no text matches, in words of the client's grammar; None: a general one.
         annotations: What the schemas had in them that is not enforced; see `schema_grammar`.
+        library: The library that some of the rules are taken from.
     """
 
     start: str
     rules: Mapping[str, Expr]
     contradiction: str | None = None
     annotations: tuple[str, ...] = ()
+    library: Library | None = None
 
 
 def seq(*parts: Expr) -> Expr:
@@ -247,6 +266,18 @@ def depth_of(root: Expr) -> int:
     for expr in parts_first(root, depths):
         depths[id(expr)] = 1 + max([depths[id(part)] for part in parts_of(expr)], default=0)
     return depths[id(root)]
+
+
+def rules_reached(rules: Mapping[str, Expr], start: str) -> Collection[str]:
+    """The names of the rules that a rule needs, its own first."""
+    names = {start: None}
+    for name in (order := [start]):  # `order` grows while it is walked.
+        for part in parts_first(rules[name], known := set[int]()):
+            known.add(id(part))
+            if isinstance(part, Call) and part.rule not in names:
+                names[part.rule] = None
+                order.append(part.rule)
+    return tuple(names)
 
 
 def with_parts(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:

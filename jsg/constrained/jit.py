@@ -202,11 +202,22 @@ def _forget_sources(functions: Iterable[Any]) -> None:
 
 @functools.cache
 def _version() -> str:
-    """A digest of the files that the kernels are compiled from, and of where they lie, which numba's names have too."""
-    digest = hashlib.sha256(bytes(Path(__file__).parent))
+    """A digest of all that compiled kernels depend on: their files and where these lie, and the kind of processor.
+
+    Numba's own names have the place and the processor too. So machines with different ones may share a directory.
+    """
+    digest = hashlib.sha256(bytes(Path(__file__).parent) + _processor().encode())
     for name in ("jit", "link", *_KERNELS):
         digest.update(Path(__file__).parent.joinpath(*name.split(".")).with_suffix(".py").read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """The name and the features of this machine's processor, as numba compiles for them."""
+    if not has_numba():
+        return ""
+    llvm = importlib.import_module("llvmlite.binding")
+    return f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
 
 
 def _numba() -> Any:

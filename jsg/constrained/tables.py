@@ -1,6 +1,7 @@
 """A compiled grammar as flat arrays. They hold nothing of a vocabulary, and another process can receive them as bytes.
 
     position   a place where a byte may stand, where a rule is called or where a loop stands, or the END of a level
+    link       a position that stands for those of its follow list, which many lists share; states have none
     list       positions that may come next; every position has one (its follow list), every rule one (its first list)
     loop       a repeat or a bag that is counted while a text is read; each of its branches has a first list
     class      bytes that no position tells apart
@@ -17,7 +18,7 @@ import numpy as np
 
 from jsg.constrained.jit import Bytes1, Bytes2, Ints1, Ints2, Longs2
 
-BYTE, CALL, LOOP, END_RULE, END_BRANCH, END_SEPARATOR = range(6)
+BYTE, CALL, LOOP, END_RULE, END_BRANCH, END_SEPARATOR, LINK = range(7)
 """Kinds of position."""
 
 KIND, ARGUMENT, SET, FOLLOW = range(4)
@@ -37,7 +38,7 @@ BRANCH_LIST, BRANCH_BIT = range(2)
 UNBOUNDED = 1 << 60
 """MAX of a loop without one."""
 
-MAGIC = b"jsg.tables.2"
+MAGIC = b"jsg.tables.3"
 _ARRAYS = (
     ("classes", "uint8", 1),
     ("sets", "uint8", 2),
@@ -159,6 +160,7 @@ def _check(tables: StaticTables) -> None:
         END_RULE: 1,
         END_BRANCH: num_branches,
         END_SEPARATOR: num_loops,
+        LINK: 1,
     }
     separators, separator_kinds = tables.loops[:, SEPARATOR], tables.loops[:, SEPARATOR_KIND]
     branch_starts, branch_ends = tables.loops[:, BRANCHES], tables.loops[:, BRANCHES_END]
@@ -177,7 +179,7 @@ def _check(tables: StaticTables) -> None:
         and int(starts[-1]) == len(tables.list_items)
         and bool((np.diff(starts) >= 0).all())
         and _within(tables.list_items, num_positions)
-        and _within(kinds, 6)
+        and _within(kinds, 7)
         and all(_within(arguments[kinds == kind], bound) for kind, bound in bounds.items())
         and _within(tables.positions[:, SET], len(tables.sets))
         and _within(tables.positions[:, FOLLOW], num_lists)

@@ -16,13 +16,27 @@ from jsg.engine.device.cards import Card, card, mesh_of, traced_for
 from jsg.engine.device.devices import Device
 from jsg.engine.device.executables import Executables, no_compilation_cache
 from jsg.engine.device.programs import Programs
+from jsg.engine.grammars.kernel_folder import KernelFolder
 from jsg.engine.nvidia_smi import Gpu
-from jsg.engine.startup import Report, Settings, abstract_model_of, begin, counted, make_executables, make_plan, settle
+from jsg.engine.startup import (
+    Report,
+    Settings,
+    abstract_model_of,
+    begin,
+    counted,
+    kernel_cache_of,
+    make_executables,
+    make_plan,
+    settle,
+)
 from jsg.models.find import find_model
 
 
 def precompile(config: EngineConfig, directory: Path, report: Report, target: str | None = None) -> None:
     """Compiles every program of an engine, and writes them for starts with `--programs`.
+
+    The kernels of grammars do not depend on the model: they are compiled into the cache directory of such starts, for
+    this machine's processor.
 
     No weight is loaded, because programs depend on the shapes of arrays only.
 
@@ -36,6 +50,8 @@ def precompile(config: EngineConfig, directory: Path, report: Report, target: st
         JsgError: As `start`, or the directory cannot be written.
     """
     program_store.check_new(directory)
+    kernels = KernelFolder(kernel_cache_of(config))
+    kernels.begin()
     config = dataclasses.replace(config, programs=None, disable_compilation_cache=True)
     mesh, make = None, Executables
     if target is not None:
@@ -54,6 +70,7 @@ def precompile(config: EngineConfig, directory: Path, report: Report, target: st
     report(Progress("warm-up", len(names), len(names)))
     compiled = {name: executables.compiled(name) for name in names}
     program_store.save(directory, compiled, settings.conditions(), plan)
+    kernels.wait()
 
 
 def _begin_for(config: EngineConfig, card: Card, mesh: Mesh | None) -> Settings:

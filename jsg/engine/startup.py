@@ -28,6 +28,7 @@ from jsg.engine.device.program_store import ProgramStore
 from jsg.engine.device.programs import DeviceState, Programs, RunnerConfig, make_state, over_devices
 from jsg.engine.device.runner import ModelRunner
 from jsg.engine.grammars.constraints import Constraints
+from jsg.engine.grammars.kernel_folder import KernelFolder
 from jsg.engine.grammars.lexicon import LexiconLoader
 from jsg.engine.hosts.identity import code_identity
 from jsg.engine.hosts.party import Follower, Leader, Party, meet
@@ -223,13 +224,16 @@ def start(config: EngineConfig, report: Report) -> Parts:
     """
     settings = begin(config, report)
     eos_ids = frozenset(settings.model.eos_token_ids)
-    lexicon = _lexicon_loader(settings)  # before the long work, because the tokenizer may be missing
+    kernels = KernelFolder(kernel_cache_of(settings.config))
+    lexicon = _lexicon_loader(settings, kernels)  # before the long work, because the tokenizer may be missing
+    kernels.begin()  # beside the long work
     runner, plan = _make_runner(settings, report)
     if isinstance(settings.party, Leader):
         settings.party.open(runner.replica, runner.programs.executables)
         runner.calls = settings.party
     allocator = PageAllocator(settings.num_pages(plan.pool_tokens))
     cache = RadixCache(settings.page_size, allocator, enabled=not config.disable_radix_cache)
+    kernels.wait()
     lexicon.begin()
     return Parts(
         info=_info(settings, plan),
@@ -369,12 +373,16 @@ def _with_newline(state: DeviceState, model: nnx.Module) -> DeviceState:
     return state._replace(vision=state.vision.at[NEWLINE_ROW].set(newline[...]))
 
 
-def _lexicon_loader(settings: Settings) -> LexiconLoader:
+def _lexicon_loader(settings: Settings, kernels: KernelFolder) -> LexiconLoader:
     """The loader of tokenizer and kernels for grammars."""
-    config, model = settings.config, settings.model
-    directory = find_tokenizer(config.tokenizer_path, settings.directory)
-    cache = None if config.disable_compilation_cache else compilation_cache_path(config.compilation_cache_dir)
-    return LexiconLoader(directory, model.vocab_size, frozenset(model.eos_token_ids), cache)
+    model = settings.model
+    directory = find_tokenizer(settings.config.tokenizer_path, settings.directory)
+    return LexiconLoader(directory, model.vocab_size, frozenset(model.eos_token_ids), kernels)
+
+
+def kernel_cache_of(config: EngineConfig) -> Path | None:
+    """The directory of compiled programs in which the kernels of grammars lie too; None where programs are not kept."""
+    return None if config.disable_compilation_cache else compilation_cache_path(config.compilation_cache_dir)
 
 
 def _compiler_options(config: EngineConfig, platform: str, quantization: str) -> dict[str, str | bool | int]:

@@ -16,6 +16,7 @@ from jsg.processing.output import AnswerDelta, OutputStream, ScoreStream
 from jsg.processing.stop_strings import MakeFinder, find_stops
 from jsg.processing.thoughts import Thoughts
 from jsg.processing.tokenizer import Tokenizer
+from jsg.prompt_ids import PromptIds
 from jsg.types import (
     CacheReport,
     ConstraintReport,
@@ -58,7 +59,7 @@ class Prompt:
     """
 
     rid: str
-    input_ids: tuple[int, ...]
+    input_ids: tuple[int, ...] | PromptIds
     sampling: SamplingParams
     is_continued: bool = True
     calls: CallForm | None = None

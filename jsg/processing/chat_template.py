@@ -8,10 +8,10 @@ from typing import Any, final
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
 
+from jsg.checks import quote
 from jsg.errors import ModelError, RequestError
 from jsg.processing.template_sandbox import TemplateSandbox
 
-_MAX_ERROR_CHARS = 300
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # the names of thoughts in templates, the commonest first
 _PROBE = "\ue000content\ue001"  # a content that no template contains
 
@@ -78,11 +78,9 @@ class ChatTemplate:
             reason = str(error)
         except RecursionError:
             reason = "the messages or the template's macros are nested too deeply"
-        if len(reason) > _MAX_ERROR_CHARS:
-            reason = reason[:_MAX_ERROR_CHARS] + "…"
         raise RequestError(
-            f"messages must fit the chat template of the model, but it says: {reason}; change roles or contents so "
-            "that they do",
+            f"messages must fit the chat template of the model, but it says {quote(reason)}; change roles or contents "
+            "so that they do",
             param="messages",
         )
 

@@ -1,4 +1,4 @@
-"""The two libraries that cut text into tokens, behind one protocol.
+"""The two libraries that cut text into tokens, each as a `TextEncoder` of `tokenizer.py`.
 
 Both are used in one way only: text goes in, ids come out, and no tokens are put around them. `pieces.py` makes text of
 ids.
@@ -12,7 +12,7 @@ import functools
 import json
 import re
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import sentencepiece
 import tokenizers
@@ -21,29 +21,6 @@ from jsg.errors import ModelError
 from jsg.processing.added_tokens import AddedTokens
 from jsg.processing.pieces import WORD_START, TokenPieces, byte_of_token, pieces_by_id, pieces_of_decoder
 from jsg.processing.tokenizer_config import TokenizerConfig
-
-
-class TextEncoder(Protocol):
-    """Text → token ids. It is immutable, so any number of threads may use it."""
-
-    def encode(self, text: str, *, parse_special: bool, continues: bool = False) -> list[int]:
-        """The tokens of a text. Special tokens that are written in it are read as such only with `parse_special`.
-
-        With `continues` the text stands behind other tokens.
-        """
-        ...
-
-    def token_id(self, token: str) -> int | None:
-        """The id of a token by its written form, or None."""
-        ...
-
-    def affixes(self) -> tuple[list[int], list[int]]:
-        """The ids that the tokenizer's own file puts before and after every text."""
-        ...
-
-    def pieces(self) -> TokenPieces:
-        """The bytes of every token."""
-        ...
 
 
 @final

@@ -1,16 +1,43 @@
-"""Text ⇄ token ids."""
+"""Text ⇄ token ids.
+
+The libraries that cut text into tokens are imported when a tokenizer is loaded. The client half of jsg only names the
+type.
+"""
 
 import functools
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import final
+from typing import Any, Protocol, final
 
 from jsg.errors import ModelError, RequestError, check_prompt_len
-from jsg.processing.encoders import JsonEncoder, SentencePieceEncoder, TextEncoder
+from jsg.processing.pieces import TokenPieces
 from jsg.processing.tokenizer_config import TokenizerConfig, read_tokenizer_config
 
 USUAL_CHARS_PER_TOKEN = 16  # more than any language has
+
+
+class TextEncoder(Protocol):
+    """Text → token ids. It is immutable, so any number of threads may use it."""
+
+    def encode(self, text: str, *, parse_special: bool, continues: bool = False) -> list[int]:
+        """The tokens of a text. Special tokens that are written in it are read as such only with `parse_special`.
+
+        With `continues` the text stands behind other tokens.
+        """
+        ...
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its written form, or None."""
+        ...
+
+    def affixes(self) -> tuple[list[int], list[int]]:
+        """The ids that the tokenizer's own file puts before and after every text."""
+        ...
+
+    def pieces(self) -> TokenPieces:
+        """The bytes of every token."""
+        ...
 
 
 @final
@@ -129,13 +156,15 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     Raises:
         ModelError: There is no tokenizer, or it is damaged, or its kind is not supported.
     """
+    from jsg.processing.encoders import JsonEncoder, SentencePieceEncoder
+
     config = read_tokenizer_config(directory)
     if (path := directory / "tokenizer.json").is_file():
         return Tokenizer(JsonEncoder.from_file(path, config), config)
     if (path := directory / "tokenizer.model").is_file():
         encoder = SentencePieceEncoder(path.read_bytes(), config)
         return Tokenizer(encoder, encoder.config)
-    return Tokenizer(_convert_with_transformers(directory, config), config)
+    return Tokenizer(JsonEncoder(_convert_with_transformers(directory), config), config)
 
 
 def vocabulary_bytes(tokenizer: Tokenizer) -> list[bytes]:
@@ -153,7 +182,8 @@ def _with_token(ids: list[int], token_id: int | None, wanted: bool | None) -> tu
     return (token_id,) if wanted else tuple(i for i in ids if i != token_id)
 
 
-def _convert_with_transformers(directory: Path, config: TokenizerConfig) -> JsonEncoder:
+def _convert_with_transformers(directory: Path) -> Any:
+    """A tokenizer of `tokenizers`, made from files of an older format. Raises ModelError."""
     message = (
         "a model directory must have tokenizer.json or tokenizer.model, or a tokenizer that transformers can convert "
         "without running code of the model, but it has none; fetch the model again or save its tokenizer as JSON"
@@ -169,4 +199,4 @@ def _convert_with_transformers(directory: Path, config: TokenizerConfig) -> Json
     converted = getattr(slow, "backend_tokenizer", None)
     if converted is None:
         raise ModelError(message)
-    return JsonEncoder(converted, config)
+    return converted

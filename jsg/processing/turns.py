@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import final
 
 from jsg.errors import RequestError
-from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.client_text import Marks
 from jsg.processing.tokenizer import Tokenizer
 
@@ -80,6 +79,10 @@ class ChatTurns:
                 "write the prompt without turns, or use a model whose tokenizer has a chat_template",
                 param="messages",
             )
+        from jsg.processing.chat_template import (
+            ChatTemplate,
+        )  # it brings Jinja, which a program without turns never needs
+
         self.bos_token = bos_token
         self._placeholders = placeholders or {}
         self._template = ChatTemplate(source, bos_token=bos_token, eos_token=eos_token)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, final
 
 from jsg.engine.front.routing import Routed, Router
+from jsg.prompt_ids import PromptIds
 from jsg.ray.prompt import PromptUnits
 from jsg.types import Request, SamplingParams
 
@@ -143,7 +144,8 @@ class Directory:
         lanes = {self._replicas[name].lane: name for name in able}
         limit = MAX_OUTPUT_LEN if prompt.max_new_tokens is None else prompt.max_new_tokens
         sampling = SamplingParams(max_new_tokens=limit)
-        request = Request(rid=key, input_ids=prompt.units or (0,), sampling=sampling, namespace=prompt.namespace)
+        units = PromptIds.of(prompt.units or (0,))
+        request = Request(rid=key, input_ids=units, sampling=sampling, namespace=prompt.namespace)
         routed = self._routing.route(request, list(lanes))
         self._live[key] = _Live(front, routed)
         chosen = lanes[routed.engine]

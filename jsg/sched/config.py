@@ -1,6 +1,7 @@
 """What the scheduler knows of the model and of the options, and the checks of requests against it."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -47,17 +48,16 @@ def check_request(request: Request, config: SchedulerConfig, table: RequestTable
     limit = min(config.context_length, table.num_pages * table.page_size)
     # The token that a vector costs is never computed with, so it needs no position.
     check_length(len(request.input_ids), 0 if config.embeds else request.sampling.max_new_tokens, limit)
-    named_ids = {
-        "input_ids": request.input_ids,
+    named_ids: dict[str, Sequence[int]] = {
+        "input_ids": (request.input_ids.highest,),
         "token_ids_logprob": request.token_ids_logprob,
         "stop_token_ids": request.sampling.stop_token_ids,
         "logit_bias": [token for token, _ in request.sampling.logit_bias],
     }
     for name, ids in named_ids.items():
         if ids and not 0 <= min(ids) <= max(ids) < config.vocab_size:
-            raise RequestError(
-                f"{name}: token ids must be in [0, {config.vocab_size}), but got {min(ids)} to {max(ids)}", param=name
-            )
+            got = max(ids) if min(ids) >= 0 else min(ids)
+            raise RequestError(f"{name}: token ids must be in [0, {config.vocab_size}), but got {got}", param=name)
     if request.joined:
         check_joined(request, table, has_windows=config.has_windows)
 

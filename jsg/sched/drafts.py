@@ -40,6 +40,7 @@ def add_drafts(
         count = min(len(proposal.tokens), spare - num_drafts, running.num_to_come, table.room(place))
         if count <= 0:
             continue
+        running.make_room()
         running.tokens[running.num_known : running.num_known + count] = proposal.tokens[:count]
         table.grow(place, count)
         entry.num_new, entry.num_drafts, entry.is_forced = 1 + count, count, proposal.is_forced

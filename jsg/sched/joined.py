@@ -21,6 +21,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
 from jsg.errors import RequestError
+from jsg.prompt_ids import PromptIds
 from jsg.sched.positions import branch_layout, cut, spans
 from jsg.sched.request import FirstAdmission, KeptPrefix, Placement, RequestState, RunningRequest
 from jsg.sched.table import RequestTable
@@ -220,7 +221,7 @@ class JoinedRequests:
         request = whole.request
         template = Request(
             rid=request.rid,
-            input_ids=request.input_ids[:1],
+            input_ids=PromptIds(request.input_ids.array[:1]),
             sampling=SamplingParams(max_new_tokens=0),
             namespace=request.namespace,
             priority=request.priority,

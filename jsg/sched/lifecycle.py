@@ -68,7 +68,9 @@ class Lifecycle:
         try:
             request = self.table.vision.acquire(request)
             running = new_running_request(request, self.num_arrived + len(request.joined), now_s)
-            running.layout = self.table.words.layout(request, running.tokens, positions)
+            if positions is not None or request.media:
+                running.make_room()
+                running.layout = self.table.words.layout(request, running.tokens, positions)
             self._queue(running)
         except BaseException:
             self.table.forget(request, shifts)

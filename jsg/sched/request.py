@@ -124,7 +124,8 @@ class RunningRequest:
     Attributes:
         request: What the client asked for. Of a branch it says everything but the tokens.
         arrival: Its number in the order of arrival.
-        tokens: int32, prompt and committed output, with room for the rest; `num_known` of them are real.
+        tokens: int32, prompt and committed output; `num_known` of them are real. Before the first output it may be the
+            array of the prompt, which all answers to it share; `make_room` gives the request its own.
         num_prompt: Prompt tokens.
         num_known: Prompt tokens and committed output tokens.
         state: Where it is; see `enter`.
@@ -205,8 +206,17 @@ class RunningRequest:
         """Whether its last token runs again, because a step did not sample for it."""
         return self.place is not None and self.place.is_prefilling and self.place.num_dispatched == self.num_known
 
+    def make_room(self) -> None:
+        """Gives the request tokens of its own, with room for its output, if it has none."""
+        if len(self.tokens) < (size := self.num_prompt + self.request.sampling.max_new_tokens):
+            own = np.zeros(size, np.int32)
+            own[: self.num_known] = self.tokens[: self.num_known]
+            self.tokens = own
+
     def append(self, token: int) -> None:
         """Adds a committed output token."""
+        if self.num_known == len(self.tokens):
+            self.make_room()
         self.tokens[self.num_known] = token
         if self.layout is not None:
             self.layout.put(self.num_known, token)
@@ -239,7 +249,5 @@ class RunningRequest:
 
 def new_running_request(request: Request, arrival: int, now_s: float) -> RunningRequest:
     """The record of a request that arrives now."""
-    prompt = np.asarray(request.input_ids, np.int32)
-    tokens = np.zeros(len(prompt) + request.sampling.max_new_tokens, np.int32)
-    tokens[: len(prompt)] = prompt
-    return RunningRequest(request, arrival, tokens, len(prompt), len(prompt), arrived_s=now_s)
+    tokens = request.input_ids.array
+    return RunningRequest(request, arrival, tokens, len(tokens), len(tokens), arrived_s=now_s)

@@ -1,6 +1,8 @@
 """The request table on the host: which pages each running request's positions are in."""
 
 import dataclasses
+import math
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +16,8 @@ from jsg.types import CacheReport, Request
 
 POOL_TERMS = ("free", "evictable", "protected", "uncached")
 """What the pages of the pool are, each exactly one of these."""
+COLUMNS_PER_NODE = 256
+"""In the time that it takes to visit a node, so many columns of a row are copied for the device."""
 
 
 class RequestTable:
@@ -48,11 +52,11 @@ class RequestTable:
         self.words = PositionWords(vocab_size, cache)
         self.vision = VisionStore(vision, vocab_size)
         self.page_size = cache.page_size
-        self.pages = np.zeros((max_running + 1, -(-max_context // self.page_size)), np.int32)
+        self.pages = _zeros(max_running + 1, -(-max_context // self.page_size))
         self.dirty_rows: set[int] = set()
         self.copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.num_uncached_pages = 0
-        self.num_kept = 0
+        self.num_kept = self._num_set_rows = 0
         self.num_pages = allocator.num_total
         self._allocator = allocator
         self._cache = cache
@@ -70,8 +74,8 @@ class RequestTable:
 
     @property
     def tree_work(self) -> int:
-        """The work that the radix tree has been so far: see `RadixCache.work`."""
-        return self._cache.work
+        """The work of the radix tree so far (see `RadixCache.work`), and of rows that it has set for the device."""
+        return self._cache.work + self._num_set_rows * self.pages.shape[1] // COLUMNS_PER_NODE
 
     @property
     def num_yielding_pages(self) -> int:
@@ -100,6 +104,7 @@ class RequestTable:
         self.pages[row, : len(match.pages)] = match.pages
         if len(match.pages):
             self.dirty_rows.add(row)
+            self._num_set_rows += 1
         return Placement(row, self._cache.lock(match), len(match.pages), match.num_tokens)
 
     def num_branch_pages(self, request: Request) -> int:
@@ -308,3 +313,12 @@ class RequestTable:
         if self.num_free_rows == len(self.pages) - 1:
             assert self.num_kept or not self._cache.num_protected, "a prefix is locked, but no request runs"
             assert self.num_kept or not self.num_uncached_pages, "a row has pages, but no request runs"
+
+
+def _zeros(*shape: int) -> np.ndarray:
+    """int32 zeros, which take memory only where they are written.
+
+    NumPy would ask for pages of 2 MiB. The first request in a row of a table for long contexts would wait for several
+    of them, and a short one would keep that much.
+    """
+    return np.frombuffer(mmap.mmap(-1, 4 * math.prod(shape)), np.int32).reshape(shape)

@@ -19,10 +19,12 @@ class Caller:
         tenant: The owner of the caller's requests, stored responses and cached prefixes. Empty where there is only
             one user, with a key or without. It does not show the key.
         is_admin: Whether the caller may touch what belongs to others.
+        key: The name of the key, for the log; None for one who has none.
     """
 
     tenant: str = ""
     is_admin: bool = True
+    key: str | None = None
 
     def namespace(self, cache_salt: str | None = None, extra_key: str | None = None) -> str:
         """The namespace of the prefix cache that the caller's requests share. Nobody can name another tenant's.

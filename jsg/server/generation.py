@@ -25,7 +25,7 @@ from jsg.processing.tokenizer import Tokenizer
 from jsg.processing.tool_calls import nameable_tokens
 from jsg.server.caller import ApiCall
 from jsg.server.limits import Admission
-from jsg.server.loop_share import PER_UNIT, LoopShare
+from jsg.server.loop_share import IDS_PER_UNIT, PER_UNIT, LoopShare
 from jsg.server.observer import Begun, Observer
 from jsg.server.text_threads import TextThreads
 from jsg.types import FinishReason, FinishType, GrammarKind, GrammarSpec, RequestOutput, SamplingParams
@@ -305,7 +305,8 @@ class Generator:
         makers = await self._finders(call, [prompt.sampling for prompt in prompts], num_answers)
         answers: list[Answer] = []
         for prompt, patterns in zip(prompts, makers, strict=True):
-            await self.share.turn(call.caller.tenant, prompt.sampling.n / PER_UNIT)
+            units = prompt.sampling.n / PER_UNIT + len(prompt.input_ids) / IDS_PER_UNIT
+            await self.share.turn(call.caller.tenant, units)
             answers += prompt.answers(self.tokenizer, self._seeds.getrandbits(63), self.info.vocab_size, patterns)
         observers = self._observers if call.observer is None else (*self._observers, call.observer)
         return Generation(call, prompts, answers, self._client, self.admission, self.share, observers)

@@ -10,6 +10,8 @@ UNITS = 8
 """The work that begins in one turn of the loop. A unit is what one answer needs to begin: about 0.3 ms."""
 PER_UNIT = 8
 """Things that take a unit together where many are made of a list: prompts, answers that have not begun, results."""
+IDS_PER_UNIT = 2**13
+"""Ids of prompts that are checked in the time of a unit."""
 
 
 @final

@@ -104,8 +104,8 @@ class MediaFetcher:
                 return await self._read(target, addresses)
         except TimeoutError:
             raise RequestError(
-                f"a URL must be fetched within {self._policy.timeout_s:g} s, but {target.host} takes longer; send the "
-                "file as a data: URL"
+                f"a URL must be fetched within {self._policy.timeout_s:g} s, but {quote(target.host[:80])} takes "
+                "longer; send the file as a data: URL"
             ) from None
 
     def _checked(self, url: str) -> httpx.URL:

@@ -1,5 +1,6 @@
 """The progress of a start or of a conversion, for people: bars on stderr, plans as text."""
 
+import functools
 import time
 from contextlib import ExitStack
 from typing import final
@@ -8,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from jsg.engine.child import protocol
+from jsg.engine.child.log import ServerLog
 
 _TEXT = TextColumn("{task.fields[text]}")
 
@@ -16,9 +18,11 @@ _TEXT = TextColumn("{task.fields[text]}")
 class StartDisplay(ExitStack):
     """Shows `protocol.Progress` records until its context ends. Without a terminal it prints plans only."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: ServerLog | None = None) -> None:
+        """Shows both on stderr. Where there is a log, plans go there, and bars to its terminal."""
         super().__init__()
-        self._console = Console(stderr=True, highlight=False)
+        self._console = Console(file=log and log.terminal, stderr=log is None, highlight=False)
+        self._say = log.say if log else functools.partial(self._console.print, markup=False, soft_wrap=True)
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _TEXT)
         self._bars = self.enter_context(_bars(self._console, *columns))
         self._tasks: dict[str, TaskID] = {}
@@ -26,7 +30,7 @@ class StartDisplay(ExitStack):
     def show(self, progress: protocol.Progress) -> None:
         """Moves the stage's bar; the plan is a text to print."""
         if progress.stage == "plan":
-            self._console.print(progress.text, markup=False, soft_wrap=True)
+            self._say(progress.text)
             return
         if progress.stage not in self._tasks:
             self._tasks[progress.stage] = self._bars.add_task(progress.stage, total=progress.total, text="")

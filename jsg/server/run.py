@@ -24,6 +24,8 @@ from typing import Any, Never, final
 import uvicorn
 
 from jsg.config import EngineConfig, ServerConfig
+from jsg.engine.child.log import ServerLog
+from jsg.engine.child.log_relay import json_line, utc
 from jsg.engine.child.parent import end_at_once
 from jsg.engine.front.children import EngineChild
 from jsg.engine.front.fleet import open_engines
@@ -65,6 +67,7 @@ async def serve(
     tokenizer_dir: Path,
     started_at: float,
     model_dir: Path | None = None,
+    log: ServerLog | None = None,
 ) -> None:
     """Serves until a signal comes. This process must do nothing else.
 
@@ -75,6 +78,7 @@ async def serve(
         tokenizer_dir: The directory of the tokenizer.
         started_at: `time.monotonic()` at the start of the program, for the greeting.
         model_dir: The directory of the model, which says how it takes pictures; None for one that sees nothing.
+        log: The log process, if there is one.
 
     Raises:
         ConfigError: The address is not free, or a key, an origin or an option of telemetry cannot work.
@@ -85,8 +89,8 @@ async def serve(
     allow_more_files()
     # First, because whoever sees that the server listens may send a signal.
     told_to_end = on_signals(EndRequest(server), children)
-    directories, greet = Directories(tokenizer_dir, model_dir), functools.partial(print, flush=True)
-    with StartDisplay() as display:
+    directories, greet = Directories(tokenizer_dir, model_dir), functools.partial(_print, server.log_format)
+    with StartDisplay(log) as display:
         client = open_engines(children, engine, display.show)
         tidying = asyncio.create_task(_tidy(client))  # here, because it is for a process that does nothing else
         try:
@@ -95,9 +99,11 @@ async def serve(
             tidying.cancel()
 
 
-async def serve_to_end(*args: Any, **kwargs: Any) -> Never:
+async def serve_to_end(*args: Any, log: ServerLog | None = None, **kwargs: Any) -> Never:
     """As `serve`, but where that would return, the process ends with status 0: nothing is left to be done."""
-    await serve(*args, **kwargs)
+    await serve(*args, log=log, **kwargs)
+    if log is not None:
+        log.close()
     end_at_once(0)
 
 
@@ -243,7 +249,7 @@ class _HttpServer(uvicorn.Server):
 def _uvicorn_config(door: FrontDoor, server: ServerConfig, telemetry: Telemetry) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(door, server, telemetry),
-        http=http_protocol(is_ending=lambda: door.is_ending),
+        http=http_protocol(is_ending=lambda: door.is_ending, on_refusal=telemetry.on_refusal),
         ws="none",
         backlog=ACCEPTED_AT_ONCE,
         loop="asyncio",
@@ -294,6 +300,11 @@ def _warn_if_open_to_all(listener: socket.socket, server: ServerConfig) -> None:
             "the server listens beyond this machine and asks for no key: everybody who reaches it may use it; set "
             "--api-key-file, or leave out --host"
         )
+
+
+def _print(log_format: str, text: str) -> None:
+    """Prints to stdout, as JSON where the log is JSON, because many collect both together."""
+    print(json_line(utc(time.time()), "INFO", "front", text) if log_format == "json" else text, flush=True)
 
 
 def _greeting(front: Front, listener: socket.socket, seconds: float) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import final
@@ -14,6 +15,9 @@ LONG_BYTES = 2**17  # take about 30 ms; larger texts go to the threads for long 
 LARGE_BYTES = 2**20
 """After larger texts the C library's free pages are given back: `tokenizers` needs some 130 bytes for each byte, and a
 text of 4 MB left 500 MB in the heap of its thread. Giving them back takes 0.08 s."""
+SWITCH_S = 0.001
+"""How long a thread keeps the interpreter while the event loop wants it. The loop has to ask again after each call of
+the system, so with Python's own 0.005 a turn of many writes was late by several times that."""
 MAX_MEDIA = 2048  # a program may have a thousand branches, each with its pictures
 
 
@@ -27,6 +31,7 @@ class TextThreads:
     """
 
     def __init__(self) -> None:
+        sys.setswitchinterval(SWITCH_S)
         num_cores = os.cpu_count() or 1
         self._short = ThreadPoolExecutor(num_cores + 2, "jsg-text")
         self._long = ThreadPoolExecutor(max(1, num_cores // 4), "jsg-long-text")

@@ -194,7 +194,7 @@ def test_a_gpu_that_jax_does_not_find_ends_the_run(make: Make):
     assert call.run(["fine", "second"]) == 0
     assert set(call.omitted) == {"fine", "second"}
     [first, *_] = advice.advise(program._run_of(call))
-    assert "JAX runs on the CPU" in first.what and "jsg[cuda]" in first.do
+    assert "JAX runs on the CPU" in first.what and "pip install 'jax[cuda13]'" in first.do
 
 
 def test_without_any_device_nothing_else_is_tried(make: Make):

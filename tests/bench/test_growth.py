@@ -94,7 +94,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, ca
 
 def test_every_topic_has_curves():
     topics = growth.all_curves()
-    assert {"flat", "lang"} <= topics.keys()
+    assert {"constrained", "flat", "lang"} <= topics.keys()
     names = [curve.name for curves in topics.values() for curve in curves]
     assert len(names) == len(set(names))
 

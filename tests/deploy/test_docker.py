@@ -150,10 +150,11 @@ def test_what_is_copied_is_there_and_reaches_the_build():
 
 
 def test_the_extra_and_what_the_build_reads_exist():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project, hooks = pyproject["project"], pyproject["tool"]["hatch"]["metadata"]["hooks"]
     (extra,) = re.findall(r"'\.\[(\w+)\]'", TEXT)
     assert extra in project["optional-dependencies"]
-    assert {project["readme"], *project["license-files"]} <= set(TEXT.split())
+    assert {hooks["fancy-pypi-readme"]["fragments"][0]["path"], *project["license-files"]} <= set(TEXT.split())
 
 
 def test_hadolint_finds_nothing():

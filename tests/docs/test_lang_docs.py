@@ -65,6 +65,17 @@ def test_the_tutorial_runs(monkeypatch: pytest.MonkeyPatch):
         jsg.set_default_backend(None)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["README.md", "docs/first-steps.md"])
+def test_the_first_program_that_a_page_shows_prints_what_it_says(name: str, monkeypatch: pytest.MonkeyPatch):
+    page = PAGE.parents[1] / name
+    assert len(blocks(page)) == 1
+    with jsg.Engine("tiny", **SMALL) as engine:
+        monkeypatch.setattr(jsg, "RuntimeEndpoint", {"http://127.0.0.1:30000": engine}.__getitem__, raising=False)
+        monkeypatch.setattr(jsg, "Engine", lambda model_path: engine, raising=False)
+        run_blocks(page, {"__name__": "first"})
+
+
 def test_what_is_compared_with_other_languages_runs():
     page = PAGE.parent / "coming-from.md"
     assert len(blocks(page)) == 5
@@ -126,14 +137,11 @@ def test_the_web_server_of_the_tutorial_answers_streams_and_aborts_for_a_client_
         jsg.set_default_backend(None)
 
 
-def test_every_known_fault_names_tests_that_exist():
-    rows = re.findall(r"^\| F(\d+) \|.*\| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert [int(number) for number, _ in rows] == list(range(1, 25))
+def test_every_known_fault_has_tests_of_its_number():
+    numbers = re.findall(r"^\| F(\d+) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert numbers == [str(number) for number in range(1, 25)]
     written = "\n".join(path.read_text(encoding="utf-8") for path in PAGE.parents[1].glob("tests/**/test_*.py"))
-    for number, names in rows:
-        for name in re.findall(r"`(\w+)`", names):
-            assert name.startswith(f"test_f{number}_")
-            assert f"def {name}(" in written
+    assert set(re.findall(r"def test_f(\d+)_", written)) == set(numbers)
 
 
 def test_every_public_name_is_in_the_reference():

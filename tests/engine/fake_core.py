@@ -44,6 +44,7 @@ CRASHING_TOKEN = 510  # a request that begins with it ends the engine
 RAISING_TOKEN = 509  # a request that begins with it makes `add` raise something unexpected
 HANGING_TOKEN = 508  # a request that begins with it makes a step that does not end
 ENDLESS_TOKEN = 507  # a request that begins with it goes on until it is aborted
+LAST_WORDS = b"F0000 00:00:1700000000.123456 42 step.cc:7] Check failed: rows > 0\n    @ 0x7f raw trace\n"
 TOO_LARGE = "too-large"  # a model that does not fit
 CRASHING = "crashing"  # a model whose load ends the process
 UNCOUNTED = "uncounted"  # a model whose counters cannot be given
@@ -290,6 +291,7 @@ class FakeCore:
         request, index = live.request, live.num_output
         prompt, limit = request.input_ids, request.sampling.max_new_tokens
         if prompt[0] == CRASHING_TOKEN:
+            os.write(2, LAST_WORDS)
             self.crash(9)
         if prompt[0] == HANGING_TOKEN:
             self.sleep(3600)

@@ -6,13 +6,13 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jsg.engine.child.protocol import ToEngine
+from jsg.engine.child.wire import MessageDecoder, MessageEncoder
 from jsg.engine.core import EngineCore
 from jsg.engine.front.client import EngineClient
 from jsg.errors import RequestError
@@ -249,8 +249,9 @@ def test_what_is_written_behind_a_jump_is_found_again(core_for: Callable[..., En
 def test_the_fields_survive_the_wire():
     request = joined("r", (2, 3), [(4,), (5, 6)], (7,), jumps=((1, 3), (4, 2)))
     hold = dataclasses.replace(plain("h", (1, 2), 0), hold=True)
-    encoded = msgspec.msgpack.encode(ToEngine(requests=(request, hold)))
-    assert msgspec.msgpack.decode(encoded, type=ToEngine).requests == [request, hold]
+    frames = MessageEncoder().encode(ToEngine(requests=(request, hold)))
+    arrived = MessageDecoder().decode([memoryview(bytes(frame)) for frame in frames])
+    assert [sent.make() for sent in arrived.requests] == [request, hold]
 
 
 def test_forks_and_a_join_through_the_client(models: dict[str, pathlib.Path], compile_cache_dir: str):

@@ -29,7 +29,7 @@ def python() -> Path:
 
 @pytest.mark.slow
 def test_a_rag_program_with_a_bootstrap_optimiser(python: Path, tmp_path: Path) -> None:
-    with jsg.Runtime(log_requests=True, **OPTIONS) as runtime:
+    with jsg.Runtime(log_requests=True, log_format="json", **OPTIONS) as runtime:
         ended = subprocess.run(
             [python, "-P", ROOT / "examples" / "dspy_rag.py", "--url", runtime.url],
             env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "DSPY_CACHEDIR": str(tmp_path)},
@@ -46,6 +46,6 @@ def test_a_rag_program_with_a_bootstrap_optimiser(python: Path, tmp_path: Path) 
     assert oscar == "What does Oscar do? Oscar is a driver."
     assert nina == "What does Nina do? Nina is a singer."
     assert felix == "What does Felix do? Felix is a pilot."
-    calls = [line for line in log.splitlines() if '"route":"/v1/chat/completions"' in line]
+    calls = [line for line in log.splitlines() if '"route": "/v1/chat/completions"' in line]
     assert len(calls) == 8  # four to find the worked examples, four with them
-    assert all('"status":200' in line for line in calls)
+    assert all('"status": 200' in line for line in calls)

@@ -353,7 +353,7 @@ def no_compile_cache():
 @pytest.fixture
 def tpu_mesh(monkeypatch: pytest.MonkeyPatch, no_compile_cache: None) -> Callable[[str], jax.sharding.Mesh]:
     """One device of a topology that can be compiled for."""
-    pytest.importorskip("libtpu", reason="compiling for a TPU needs no TPU, but libtpu: pip install 'jsg[tpu]'")
+    pytest.importorskip("libtpu", reason="compiling for a TPU needs no TPU, but libtpu: pip install '.[tpu]'")
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")  # with these three it looks for nothing in the network
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-4")
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")

@@ -337,7 +337,7 @@ def test_a_date_is_read_by_the_clock_of_who_wrote_it(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("package", "name"), [("openai", "OpenAI"), ("anthropic", "Anthropic")])
-def test_a_missing_package_is_named_with_its_extra(package, name):
+def test_a_missing_package_is_named_with_the_command_that_installs_it(package, name):
     code = f"""
 import sys
 import jsg
@@ -350,7 +350,7 @@ except ConfigError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert f"pip install 'jsg[{package}]'" in done.stdout
+    assert f"pip install {package}\n" in done.stdout
 
 
 def test_n10_another_server_does_not_hear_of_the_account_at_openai(wire, monkeypatch):

@@ -1,6 +1,7 @@
 """`Runtime`: a server of one's own that starts, says why it does not, and never outlives who started it."""
 
 import asyncio
+import re
 import signal
 import socket
 import subprocess
@@ -95,7 +96,7 @@ def test_s2_the_backend_has_a_key_of_its_server(tmp_path, flags, key):
 
 def test_s2_a_file_of_keys_that_cannot_be_read_is_refused_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "_start", lambda *arguments: pytest.fail("started"))
-    with pytest.raises(ConfigError, match="--api-key-file must be a text file that can be read"):
+    with pytest.raises(ConfigError, match="--api-key-file must be a file that can be read"):
         Runtime(api_key_file=str(tmp_path / "none"))
 
 
@@ -112,6 +113,21 @@ def test_s2_keys_go_through_a_pipe(monkeypatch):
     with pytest.raises(BackendError, match=r'got \["--api-key=open", "--admin-api-key=master"\]'):
         Runtime(api_key="open", admin_api_key="master")
     assert not any("open" in argument or "master" in argument for argument in shown[0])
+
+
+@pytest.mark.parametrize(
+    ("flags", "through_pipe"),
+    [({}, '["--api-key=open", "--admin-api-key=master"]'), ({"admin_api_key": None}, '["--api-key=open"]')],
+)
+def test_s2_keys_of_the_environment_go_the_same_way(monkeypatch, flags, through_pipe):
+    """So an argument that takes one away takes it from the server too."""
+    code = "import os, sys; print('got', sys.stdin.readline().strip(), [n for n in os.environ if n.startswith('JSG_')])"
+    start = subprocess.Popen
+    monkeypatch.setattr(module.subprocess, "Popen", lambda _, **options: start([sys.executable, "-c", code], **options))
+    monkeypatch.setenv("JSG_API_KEY", "open")
+    monkeypatch.setenv("JSG_ADMIN_API_KEY", "master")
+    with pytest.raises(BackendError, match=re.escape(f"got {through_pipe} []")):
+        Runtime(**flags)
 
 
 @pytest.mark.slow

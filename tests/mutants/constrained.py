@@ -116,6 +116,20 @@ CONSTRAINED = (
         "tests/constrained/run/test_counted.py",
     ),
     Mutation(
+        "constrained: the end of many parts that may be left out leads to the last of them only",
+        "jsg/constrained/build/builder.py",
+        "        for end in ends:\n            self._join(end, link)",
+        "        for end in ends[-1:]:\n            self._join(end, link)",
+        "tests/constrained/build/test_optional.py",
+    ),
+    Mutation(
+        "constrained: bytes behind a link do not count where two readings are looked for",
+        "jsg/constrained/build/ambiguity.py",
+        "            return self.linked[position]",
+        "            return 0",
+        "tests/constrained/build/test_optional.py",
+    ),
+    Mutation(
         "constrained: a rule that begins with itself is built",
         "jsg/constrained/build/finish.py",
         "        if is_cyclic(component, inner):",

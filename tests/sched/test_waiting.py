@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.node import Node
-from jsg.cache.radix import RadixCache
+from jsg.cache.radix import PAGES_PER_NODE, RadixCache
 from jsg.config import POLICIES
 from jsg.sched import key_heap, longest, scheduler
 from jsg.sched.policy import DfsWeight, OneByOne, make_order
@@ -172,6 +172,26 @@ def test_a_step_admits_fewer_if_the_tree_is_much_work(monkeypatch: pytest.Monkey
         engine.step()
         most = max(most, len(engine.scheduler.running))
     assert most < 20
+    engine.check_answers()
+
+
+def test_a_step_admits_fewer_if_each_has_many_cached_pages(monkeypatch: pytest.MonkeyPatch):
+    """As many answers to one long prompt do: each row gets a copy of the page numbers."""
+    monkeypatch.setattr(scheduler, "MAX_TREE_WORK", 60)
+    prompt = tuple(number * 7 % VOCAB for number in range(20 * PAGES_PER_NODE))
+    shape = EngineShape(num_pages=2000, max_running=20, chunk=2000, context_length=1000)
+    engine = SimulatedEngine(shape, TokenModel(broken_every=10**9))
+    most_new, num_before = 0, 0
+    for number in range(20):
+        sampling = SamplingParams(max_new_tokens=3 if number else 1)
+        engine.add(Request(rid=str(number), input_ids=prompt, sampling=sampling))
+        if not number:
+            engine.step()  # the prompt is cached
+    while engine.has_work:
+        engine.step()
+        num_now = engine.scheduler.totals.prompt_tokens // len(prompt)
+        most_new, num_before = max(most_new, num_now - num_before), num_now
+    assert 1 < most_new <= 4
     engine.check_answers()
 
 

@@ -56,7 +56,9 @@ def make_server(tokenizer_dir: Path) -> ServerMaker:
         wait: bool = True,
         request_log: Path | None = None,
     ) -> Iterator[ServerThread]:
-        knobs = {"port": 0, "shutdown_timeout": 0.5, "log_requests": request_log is not None, **(server or {})}
+        knobs = {"port": 0, "shutdown_timeout": 0.5, **(server or {})}
+        if request_log is not None:
+            knobs = {"log_requests": True, "log_format": "json"} | knobs
         with contextlib.ExitStack() as stack:
             with contextlib.ExitStack() as start:
                 if request_log is not None:  # lines go to what is stderr when the server starts

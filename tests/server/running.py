@@ -99,7 +99,7 @@ class ServerProcess(RunningServer):
         lines = []
         for line in self.process.stdout:
             lines.append(line)
-            if line.startswith("curl "):
+            if "curl " in line:
                 break
         self.greeting = "".join(lines)
         assert self.greeting, f"no greeting; exit status {self.process.wait(END_DEADLINE_S)}"

@@ -129,6 +129,12 @@ class TestKeyFile:
         callers = [ring.caller(key) for key in (b"flag", b"one", b"two", b"three", b"# three", b"")]
         assert [caller is not None for caller in callers] == [True, True, True, False, False, False]
 
+    def test_the_log_has_the_names_of_keys(self, tmp_path):
+        ring = self.of(tmp_path / "keys", b"alice: one\n two\nbob@home:\tthree\nca:rol\n")
+        found = {key: ring.caller(key.encode()) for key in ("flag", "one", "two", "three", "ca:rol", "alice: one")}
+        names = {key: caller.key for key, caller in found.items() if caller is not None}
+        assert names == {"flag": "key-1", "one": "alice", "two": "key-3", "three": "bob@home", "ca:rol": "key-5"}
+
     @pytest.mark.parametrize(
         ("content", "mode", "said"),
         [

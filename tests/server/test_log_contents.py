@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from jsg.engine.child.log import LineFormatter
 from tests.engine.fake_core import CRASHING_TOKEN, FAILING_TOKEN, RAISING_TOKEN
 from tests.server.battery import PROGRAM, VALID
+from tests.server.log_lines import read_records
 from tests.server.running import ProcessMaker, RunningServer, wait_until
 from tests.server.threads import ServerMaker
 from tests.server.vision_server import IMAGE_WAYS, path_of
@@ -19,8 +21,7 @@ from tests.server.vision_server import IMAGE_WAYS, path_of
 KEY = "sesame-key-7391"
 SECRET = "sesame prompt 7391"
 FILE = "c2VzYW1lIHBpY3R1cmUgNzM5MQ=="  # "sesame picture 7391" in base64
-FORGED = "\r\njsg: CRITICAL: forged \x1b[31m\u2028forged"
-FORMAT = "jsg: %(levelname)s: %(message)s"  # that of `jsg.cli`
+FORGED = "\r\n2026-11-29T09:17:05.597Z CRITICAL front: forged \x1b[31m\u2028forged"
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 TOOL = {"type": "function", "function": {"name": "find", "arguments": json.dumps({"where": SECRET})}}
 SAYING = [{"role": "user", "content": SECRET}, {"role": "assistant", "content": "", "tool_calls": [{"id": "a"} | TOOL]}]
@@ -79,7 +80,7 @@ class Said:
 def said() -> Iterator[Said]:
     made, root = Said(), logging.getLogger()
     handler = logging.StreamHandler(made.stream)
-    handler.setFormatter(logging.Formatter(FORMAT))
+    handler.setFormatter(LineFormatter("front"))
     root.addHandler(handler)
     try:
         yield made
@@ -88,15 +89,21 @@ def said() -> Iterator[Said]:
 
 
 @pytest.fixture(scope="module")
-def guarded(make_server: ServerMaker) -> Iterator[RunningServer]:
-    with make_server(server={"api_key": (KEY,)}) as server:
+def request_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("log") / "requests"
+
+
+@pytest.fixture(scope="module")
+def guarded(make_server: ServerMaker, request_log: Path) -> Iterator[RunningServer]:
+    with make_server(server={"api_key": (KEY,)}, request_log=request_log) as server:
         server.http.headers.update(AUTHORIZED)
         yield server
 
 
-def test_the_levels_are_those_of_the_command(said: Said):
-    logging.getLogger("jsg.test").warning("something")
-    assert said.text == "jsg: WARNING: something\n"
+def test_a_record_has_lines_of_one_form(said: Said):
+    logging.getLogger("jsg.test").warning("something\nmore")
+    [record] = read_records("text", said.text)
+    assert record[1:] == ("WARNING", "front", "something\nmore")
 
 
 def test_what_is_answered(guarded: RunningServer, said: Said):
@@ -106,9 +113,10 @@ def test_what_is_answered(guarded: RunningServer, said: Said):
     said.check()
 
 
-def test_what_is_refused(guarded: RunningServer, said: Said):
-    for path, body in REFUSED:
-        response = guarded.http.post(path, json=body)
+def test_what_is_refused(guarded: RunningServer, said: Said, request_log: Path):
+    """The line of the request log has the message, and "…" for what the message quotes."""
+    for path, body in REFUSED + GRAMMARS:
+        response = guarded.http.post(path, json=body, headers={"X-Request-Id": "refused"})
         assert response.status_code in (400, 404) or response.json()["errors"], response.text
     assert guarded.http.post("/generate", content=f'{{"text": "{SECRET}'.encode()).status_code in (400, 415)
     wrong_keys = [f"Bearer {KEY}x", f"Basic {KEY}", f"Bearer {SECRET}"]
@@ -116,6 +124,11 @@ def test_what_is_refused(guarded: RunningServer, said: Said):
         assert (
             guarded.http.post("/generate", json=VALID["/generate"], headers={"Authorization": wrong}).status_code == 401
         )
+    wait_until(lambda: request_log.read_text().count('"status": 401') == len(wrong_keys))
+    lines = [json.loads(line) for line in request_log.read_text().splitlines()]
+    refused = [f"{line['message']} {line['param']}" for line in lines if line["request_id"] == "refused"]
+    assert len(refused) >= len(REFUSED)
+    assert not [line for line in refused if "sesame" in line or "7391" in line or FILE[:12] in line]
     said.check()
 
 

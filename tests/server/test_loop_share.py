@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 
 import pytest
 
 import jsg as sgl
 from jsg.lang.executor.execution import Execution
+from jsg.prompt_ids import PromptIds
 from jsg.server import generation
 from jsg.server.loop_share import PER_UNIT, UNITS, LoopShare
 from jsg.server.native.programs import RUN_UNITS
@@ -105,6 +107,27 @@ def test_large_posts_begin_in_slices(make_server: ServerMaker, monkeypatch: pyte
             response = server.http.post(path, json=body, headers=key("alice"), timeout=60)
             assert response.status_code == 200, response.text
         assert 2 <= shares[0].most_units <= UNITS + 128 / PER_UNIT
+
+
+def test_the_ids_of_a_post_are_checked_in_slices(make_server: ServerMaker, monkeypatch: pytest.MonkeyPatch):
+    turns, renew, check = [0], LoopShare._renew, PromptIds.of
+
+    def renewed(share: LoopShare) -> None:
+        turns.append(0)
+        renew(share)
+
+    def checked(ids: Sequence[int]) -> PromptIds:
+        turns[-1] += 0 if isinstance(ids, PromptIds) else len(ids)
+        return check(ids)
+
+    monkeypatch.setattr(generation, "IDS_PER_UNIT", 100)
+    monkeypatch.setattr(LoopShare, "_renew", renewed)
+    monkeypatch.setattr(PromptIds, "of", checked)
+    with make_server() as server:
+        body = {"input_ids": [[65] * 100] * 80, "sampling_params": {"max_new_tokens": 1}}
+        assert server.http.post("/generate", json=body).status_code == 200
+    assert sum(turns) == 80 * 100
+    assert max(turns) <= 100 * (UNITS + 1)
 
 
 @sgl.function

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import select
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +28,33 @@ KEYS = ["sesame-open-1", "sesame-open-2"]
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
 DEADLINE_S = 10
+CHAT, HELLO = "/v1/chat/completions", [{"role": "user", "content": "hello"}]
+LONG = {"prompt": "hello", "max_tokens": 10**7}
+TOO_LARGE, CHUNKED = "request_header_fields_too_large", b"Transfer-Encoding: chunked\r\n\r\n"
+FAILURES: list[tuple[str, dict, int, str, str | None, str]] = [
+    ("/generate", {"txet": 1}, 400, "bad_request", "txet", "unknown field …; leave it out, or use one of "),
+    (
+        "/generate",
+        {"text": 7},
+        400,
+        "bad_request",
+        "text",
+        "text is not valid: it must be a string or a list, but got 7; ",
+    ),
+    ("/generate", {"a b": 7}, 400, "bad_request", "…", "unknown field …; leave it out, or use one of "),
+    (CHAT, {"model": "x", "messages": HELLO}, 404, "model_not_found", "model", "model must be 'fake', which is served"),
+    (CHAT, {"messages": [{"role": "x"}]}, 400, "bad_request", "messages", "messages is not valid: messages[0]"),
+    (CHAT, {"messages": HELLO, "n": 0}, 400, "bad_request", "n", "n is not valid: it must be at least 1"),
+    (CHAT, {"messages": HELLO, "regex": "("}, 400, "invalid_grammar", "regex", "regular expression: a parenthesis"),
+    ("/v1/completions", LONG, 400, "context_length_exceeded", "max_tokens", "prompt and new tokens together must be"),
+    ("/v1/messages", {"max_tokens": 1}, 400, "bad_request", "messages", "messages is required, but it is missing; "),
+    ("/tokenize", {"prompt": 1}, 400, "bad_request", "prompt", "prompt is not valid: it must be a string"),
+    ("/flush_cache", {}, 403, "forbidden", None, "/flush_cache touches what all keys share, so it needs the admin"),
+    ("/nothing/at/all", {}, 404, "not_found", None, "the path must name an endpoint, but none has this path; "),
+    ("/metrics", {}, 405, "method_not_allowed", None, "this path does not take POST; use GET"),
+    ("/generate", {"input_ids": [FAILING_TOKEN]}, 500, "internal_server_error", None, "this row failed"),
+]
+"""Path and body of requests that fail; the status, the code, the field and the beginning of the message."""
 SHORT = {
     "/v1/chat/completions": {"max_tokens": 1},
     "/v1/responses": {"max_output_tokens": 1},
@@ -57,6 +85,15 @@ class LoggingServer:
         assert len(found) == 1
         return found[0]
 
+    def send_raw(self, *parts: bytes) -> bytes:
+        """Sends parts of a request, each when the server has had time for the one before it; gives the response."""
+        url = self.server.http.base_url
+        with socket.create_connection((url.host, url.port), DEADLINE_S) as connection:
+            for part in parts:
+                connection.sendall(part)
+                self.server.http.get("/health")
+            return connection.recv(65536)
+
     def post(self, path: str, body: dict, request_id: str, **headers: str):
         headers = {"x-request-id": request_id, "Authorization": f"Bearer {KEYS[0]}"} | headers
         return self.server.http.post(path, json=body, headers=headers)
@@ -78,13 +115,20 @@ class TestLines:
         usage = response.json()["usage"]
         assert line | {"time": 0, "tenant": 0, "ttft_s": 0, "e2e_s": 0} == {
             "time": 0,
+            "level": "INFO",
+            "source": "requests",
             "request_id": "done",
             "method": "POST",
             "route": "/v1/completions",
             "status": 200,
             "outcome": "ok",
+            "code": None,
+            "param": None,
+            "message": None,
+            "model": "fake",
             "stream": False,
             "user": "alice",
+            "key": "key-1",
             "tenant": 0,
             "num_answers": 2,
             "finish_reasons": ["length", "length"],
@@ -111,7 +155,9 @@ class TestLines:
         for index, key in enumerate(KEYS):
             body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
             logging_server.post("/generate", body, f"tenant-{index}", Authorization=f"Bearer {key}")
-            tenants.append(logging_server.line(f"tenant-{index}")["tenant"])
+            line = logging_server.line(f"tenant-{index}")
+            tenants.append(line["tenant"])
+            assert line["key"] == f"key-{index + 1}"
         assert len(set(tenants)) == 2 and all(tenants)
 
     def test_a_client_that_leaves(self, logging_server: LoggingServer):
@@ -136,35 +182,48 @@ class TestLines:
         line = logging_server.line("gone")
         assert (line["status"], line["outcome"]) == (499, "client_disconnect")
 
-    @pytest.mark.parametrize(
-        ("name", "path", "body", "status", "outcome"),
-        [
-            ("field", "/generate", {"nonsense": 1}, 400, "refused"),
-            ("model", "/v1/chat/completions", {"model": "x", "messages": []}, 404, "refused"),
-            ("row", "/generate", {"input_ids": [FAILING_TOKEN]}, 500, "error"),
-        ],
-    )
-    def test_a_failure(
-        self, logging_server: LoggingServer, name: str, path: str, body: dict, status: int, outcome: str
-    ):
-        response = logging_server.post(path, body, name)
-        line = logging_server.line(name)
-        assert (line["status"], line["outcome"], line["route"]) == (response.status_code, outcome, path)
-        assert response.status_code in (status, 400)
+    def test_a_failure(self, logging_server: LoggingServer):
+        for number, (path, body, status, code, param, message) in enumerate(FAILURES):
+            response = logging_server.post(path, body, f"failure-{number}")
+            line = logging_server.line(f"failure-{number}")
+            assert response.status_code == line["status"] == status, response.text
+            route = "other" if path == "/nothing/at/all" else path
+            outcome = "error" if status == 500 else "refused"
+            assert (line["route"], line["outcome"], line["code"], line["param"]) == (route, outcome, code, param), line
+            assert line["message"].startswith(message), line
+
+    def test_what_the_connection_refuses(self, logging_server: LoggingServer):
+        """Before the head was read and afterwards, and whether or not the application has begun with the request."""
+        head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\n"
+        keyed = head + f"Authorization: Bearer {KEYS[0]}\r\n".encode()
+        for sent, status, code, route in (
+            ((b"sesame\r\n\r\n",), 400, "bad_request", "other"),
+            ((b"GET /sesame HTTP/1.1\r\nHost: a\r\n" + b"a: b\r\n" * 101 + b"\r\n",), 431, TOO_LARGE, "other"),
+            ((head + CHUNKED + b"sesame\r\n",), 400, "bad_request", "/generate"),
+            ((keyed + CHUNKED, b"sesame\r\n"), 400, "bad_request", "/generate"),
+            ((head + b"Content-Length: 99999999\r\n\r\n",), 401, "invalid_api_key", "/generate"),
+        ):
+            response = logging_server.send_raw(*sent)
+            assert response.startswith(f"HTTP/1.1 {status} ".encode()), response
+            [request_id] = re.findall(rb"x-request-id: (\w+)", response)
+            line = logging_server.line(request_id.decode())
+            assert (line["status"], line["code"], line["route"]) == (status, code, route)
+            assert line["message"] and "sesame" not in line["message"]
 
     def test_a_wrong_key(self, logging_server: LoggingServer):
         response = logging_server.post("/generate", {"text": "a"}, "thief", Authorization="Bearer wrong-key-7")
         assert response.status_code == 401
         line = logging_server.line("thief")
         assert (line["status"], line["outcome"], line["num_answers"], line["tenant"]) == (401, "refused", 0, "")
+        assert (line["code"], line["message"][:27]) == ("invalid_api_key", "a request must carry a key,")
 
-    def test_what_generates_nothing_has_no_line(self, logging_server: LoggingServer):
+    def test_what_generates_nothing_and_is_not_refused_has_no_line(self, logging_server: LoggingServer):
         http, headers = logging_server.server.http, {"Authorization": f"Bearer {KEYS[0]}"}
-        for path in ("/health", "/metrics", "/v1/models", "/nothing"):
+        for path in ("/health", "/metrics", "/v1/models"):
             http.get(path, headers=headers)
         logging_server.post("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 1}}, "after")
         logging_server.line("after")
-        assert {line["route"] for line in logging_server.lines()} <= LONG_STREAMS.keys()
+        assert {line["route"] for line in logging_server.lines() if line["code"] is None} <= LONG_STREAMS.keys()
 
     def test_an_invalid_traceparent_is_no_trace(self, logging_server: LoggingServer):
         body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
@@ -192,6 +251,22 @@ class TestLines:
         with logging_server.server.http.stream("POST", "/generate", json=body, headers=headers) as response:
             next(response.iter_lines())
         assert logging_server.line("held")["outcome"] == "ok"
+
+
+def test_failures_of_streams_and_limits(make_server: ServerMaker, tmp_path: Path):
+    """A stream of any API that ends too early has the error's code although its status is 200."""
+    limits = {"request_timeout": 0.3, "max_requests_per_key": 1}
+    with make_server(server=limits, request_log=tmp_path / "log") as server:
+        logging = LoggingServer(server, tmp_path / "log")
+        for number, (path, body) in enumerate(LONG_STREAMS.items()):
+            with server.http.stream("POST", path, json=body, headers={"x-request-id": f"late-{number}"}) as response:
+                next(lines := response.iter_lines())
+                assert logging.post(path, body, f"many-{number}").status_code == 429
+                list(lines)
+            late, many = logging.line(f"late-{number}"), logging.line(f"many-{number}")
+            assert (late["status"], late["outcome"], late["code"]) == (200, "request_timeout", "request_timeout"), path
+            assert "--request-timeout" in late["message"]
+            assert (many["status"], many["outcome"], many["code"]) == (429, "refused", "rate_limit_exceeded"), path
 
 
 def test_nothing_secret_is_logged(logging_server: LoggingServer):
@@ -233,7 +308,7 @@ class TestWriter:
         """The pipe is full and nobody reads: lines wait, then are dropped and counted."""
         monkeypatch.setattr(request_log, "MAX_WAITING_LINES", 100)
         reader, writer = os.pipe()
-        log = RequestLog(writer)
+        log = RequestLog(fd=writer)
         exchange = an_exchange(request_id="x" * 1000)
         feeding = threading.Thread(target=lambda: [log.on_exchange(exchange) for _ in range(1000)], daemon=True)
         feeding.start()
@@ -264,7 +339,7 @@ class TestWriter:
     def test_the_end_does_not_wait_for_a_reader(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(request_log, "CLOSE_TIMEOUT_S", 0.1)
         reader, writer = os.pipe()
-        log = RequestLog(writer)
+        log = RequestLog(fd=writer)
         for _ in range(300):  # more than a pipe holds
             log.on_exchange(an_exchange(request_id="x" * 1000))
         asyncio.run(log.close())
@@ -278,7 +353,7 @@ class TestWriter:
         """Who shares stderr may have made it non-blocking: a full pipe is then an error, and no end of the log."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        log = RequestLog(writer)
+        log = RequestLog(fd=writer)
         num_lines = 300  # more than a pipe holds
         for _ in range(num_lines):
             log.on_exchange(an_exchange(request_id="x" * 1000))
@@ -298,7 +373,7 @@ class TestWriter:
     def test_a_closed_reader_is_nothing(self):
         reader, writer = os.pipe()
         os.close(reader)
-        log = RequestLog(writer)
+        log = RequestLog(fd=writer)
         log.on_exchange(an_exchange())
         log.on_exchange(an_exchange())
         asyncio.run(log.close())

@@ -301,6 +301,7 @@ class TestDeath:
             error = server.join()
             assert isinstance(error, EngineDeadError)
             assert "exit status -9" in str(error)
+            assert "memory ran out" in str(error)
 
     def test_of_the_engine_while_the_server_ends(self, make_server: ServerMaker):
         with make_server(server={"shutdown_timeout": 60}) as server:

@@ -10,7 +10,8 @@ and the frames above those that both readings share:
     base │ frame, frame, ... │ position        the other reading has this form too; equal frames become part of the base
 
 If both readings have a frame of the same loop right above the base, the loop has two counts. The search looks for such
-loops.
+loops. As long as readings have no frames, all that have read the same text are followed as one group and not in pairs:
+the names of a hundred members, which begin alike, are five thousand pairs.
 
 The answer is approximate in both directions. Where a reading leaves the base, the search assumes that it may continue
 behind every caller, so it may find more loops than are ambiguous. It may find fewer in a rule that can end at several
@@ -22,7 +23,7 @@ larger grammar do.
 import functools
 import itertools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from jsg.constrained import tables
@@ -95,6 +96,8 @@ class _Levels:
             leads to the position.
         callers: For each level the positions that enter it.
         after: For each level the bytes that may come after it.
+        linked: For each link the bytes that may come next where it stands.
+        first: For each position the bytes that may come next where it may, as bits.
     """
 
     def __init__(self, parts: Parts, firsts: Firsts):
@@ -109,7 +112,10 @@ class _Levels:
         self.callers: list[list[int]] = [[] for _ in begins]
         for level, first in enumerate(begins):
             self._spread(level, first)
-        self.after = self._after()
+        self.after = [0] * len(begins)
+        self.linked = {p: 0 for p, kind in enumerate(parts.kinds) if kind == tables.LINK and self.of[p] >= 0}
+        self._find_after()
+        self.first = [self.bits(position, level) if level >= 0 else 0 for position, level in enumerate(self.of)]
 
     def _spread(self, level: int, first: Iterable[int]) -> None:
         of, follow, kinds = self.of, self.parts.follow, self.parts.kinds
@@ -136,6 +142,8 @@ class _Levels:
             return argument
         if kind in (tables.CALL, tables.LOOP):
             return self.firsts[self.entered(position)][0]
+        if kind == tables.LINK:
+            return self.linked[position]
         return self.firsts[level][0] if kind == tables.END_SEPARATOR else self.after[level]
 
     def turning(self, loop: int) -> Positions:
@@ -147,31 +155,35 @@ class _Levels:
             return tuple(self.branches[loop])
         return (*row.separator, *(self.branches[loop] if row.separator_kind == tables.EMPTY_SEPARATOR else ()))
 
-    def _after(self) -> list[int]:
-        """The bytes that may come after each level: a least fixpoint, because one level may end where another ends."""
-        self.after = [0] * len(self.begins)
-        users: list[list[int]] = [[] for _ in self.begins]
-        todo: list[int] = []
-        for level, callers in enumerate(self.callers):
-            bits = 0
-            for caller in callers:
-                for position in itertools.chain.from_iterable(self.parts.follow[caller]):
-                    if self.parts.kinds[position] > tables.LOOP and self.parts.kinds[position] != tables.END_SEPARATOR:
-                        users[self.of[caller]].append(level)
+    def _find_after(self) -> None:
+        """Fills `after` and `linked`. They are a least fixpoint, because one level may end where another ends."""
+        kinds, num_levels = self.parts.kinds, len(self.begins)  # the node of a link is its position behind all levels
+        known = dict.fromkeys([*range(num_levels), *(num_levels + link for link in self.linked)], 0)
+        users: dict[int, list[int]] = {node: [] for node in known}
+        for node in known:
+            sources = self.callers[node] if node < num_levels else [node - num_levels]
+            rows: list[tuple[Iterable[int], int]] = [
+                (itertools.chain.from_iterable(self.parts.follow[source]), self.of[source]) for source in sources
+            ]
+            if self.num_rules <= node < num_levels:
+                rows.append((self.turning(node - self.num_rules), node))
+            for positions, level in rows:
+                for position in positions:
+                    if kinds[position] == tables.LINK:
+                        users[num_levels + position].append(node)
+                    elif kinds[position] in (tables.END_RULE, tables.END_BRANCH):
+                        users[level].append(node)
                     else:
-                        bits |= self.bits(position, self.of[caller])
-            if level >= self.num_rules:
-                for position in self.turning(level - self.num_rules):
-                    bits |= self.bits(position, level)
-            self.after[level] = bits
-            todo.append(level)
+                        known[node] |= self.bits(position, level)
+        todo = list(known)
         while todo:
-            level = todo.pop()
-            for user in users[level]:
-                if self.after[level] & ~self.after[user]:
-                    self.after[user] |= self.after[level]
+            node = todo.pop()
+            for user in users[node]:
+                if known[node] & ~known[user]:
+                    known[user] |= known[node]
                     todo.append(user)
-        return self.after
+        self.after = [known[level] for level in range(num_levels)]
+        self.linked = {link: known[num_levels + link] for link in self.linked}
 
 
 class _Search:
@@ -181,7 +193,10 @@ class _Search:
         self._levels = levels
         self._parts = levels.parts
         self._ways: dict[Reading, tuple[int, list[Way]]] = {}
-        self._seen: set[tuple[Reading, Reading]] = set()
+        self._seen: dict[tuple[Stack, Stack], set[int]] = {}
+        self._groups: list[Positions] = []
+        self._group_of: dict[int, int] = {}
+        self._num_groups = 0
         self._todo: list[tuple[Reading, Reading, int]] = []
         self._beside: dict[tuple[int, Positions], set[Positions]] = {}
         self._found: set[int] = set()
@@ -192,12 +207,19 @@ class _Search:
         for items, level in self._forks():
             if self._fuel <= 0:
                 break
-            ways = self._ways_from([(items, (), (), level)])
-            for number, way in enumerate(ways):
-                if self._fuel > 0:
-                    self._meet_each((way,), ways[number + 1 :], 0)
-        while self._todo and self._fuel > 0:
+            self._part(items, level)
+        for starts in self._turns():
+            if self._fuel <= 0:
+                break
+            self._meet_some([self._ways_from([start]) for start in starts])
+        while (self._groups or self._todo) and self._fuel > 0:
+            if self._groups:
+                self._step(self._groups.pop())
+                continue
             left, right, age = self._todo.pop()
+            if not left[1] and not right[1]:
+                self._step((left[0], right[0]))
+                continue
             bits, ways = self._ways_of(left)
             other_bits, others = self._ways_of(right)
             shared = bits & other_bits
@@ -217,26 +239,99 @@ class _Search:
             return set(range(len(self._parts.loops)))  # The answer is unknown. Writing all loops out is always right.
         return self._found
 
-    def _forks(self) -> Iterable[tuple[Positions, int]]:
-        """Lists of positions, with their level, of which two may read the same byte. Two readings begin there."""
-        levels, follow, seen = self._levels, self._parts.follow, set[Positions]()
+    def _step(self, group: Positions) -> None:
+        """Reads one more byte from positions that have read the same text in the level in which their readings parted.
+
+        Names of members that begin alike are such a group. Its pairs would be as many as the square of the names.
+        """
+        follow = self._parts.follow
+        groups = dict.fromkeys([group for position in group for group in follow[position]])
+        items = dict.fromkeys(itertools.chain.from_iterable(groups))
+        self._fuel -= len(group)
+        self._part(items, self._levels.of[group[0]])
+
+    def _part(self, items: Collection[int], level: int) -> None:
+        """Lets readings part where several of the items, any of which may come next, can read the same byte."""
+        first = self._levels.first
+        once = several = 0
+        for item in items:
+            several |= once & first[item]
+            once |= first[item]
+        if several:
+            rows = [self._ways_from([((item,), (), (), level)]) for item in items if first[item] & several]
+            self._meet_some([[way for way in row if way.bits & several] for row in rows])
+
+    def _meet_some(self, rows: Iterable[Sequence[Way]]) -> None:
+        """Compares the ways of each row with those of all others, as groups where they stay in their level."""
+        within: dict[int, dict[int, None]] = {}
+        every: list[Way] = []
+        leaving: list[Way] = []
+        for row in rows:
+            for way in row:
+                if way.stack or way.below:
+                    self._meet_each((way,), every, 0)
+                else:
+                    self._meet_each((way,), leaving, 0)
+                    within.setdefault(way.bits, {})[way.position] = None
+            every.extend(row)
+            leaving.extend([way for way in row if way.stack or way.below])
+        once = several = 0
+        for bits, positions in within.items():
+            several |= bits if len(positions) > 1 else once & bits
+            once |= bits
+        while several and self._fuel > 0:
+            byte = several & -several
+            shared = several
+            group: dict[int, None] = {}
+            for bits, positions in within.items():
+                if bits & byte:
+                    shared &= bits
+                    group |= positions
+                else:
+                    shared &= ~bits
+            several &= ~shared
+            self._fuel -= _STEP * len(group)
+            self._add(tuple(group))
+
+    def _add(self, group: Positions) -> None:
+        """Queues positions that have read the same text: as one group the first time, and else as pairs."""
+        known: dict[int | None, list[int]] = {}
+        for position in group:
+            known.setdefault(self._group_of.get(position), []).append(position)
+        new = known.pop(None, [])
+        if not known:
+            self._group_of |= dict.fromkeys(group, self._num_groups)
+            self._num_groups += 1
+            self._groups.append(group)
+            return
+        rows = [*known.values(), *([position] for position in new)]
+        for number, row in enumerate(rows):
+            for one, two in itertools.product(row, itertools.chain.from_iterable(rows[number + 1 :])):
+                self._fuel -= 1
+                self._queue((one, ()), (two, ()), 0)
+
+    def _forks(self) -> Iterable[tuple[Collection[int], int]]:
+        """Lists of positions that may come next, with their level."""
+        levels, seen = self._levels, set[Positions]()
         lists = [(tuple(first), level) for level, first in enumerate(levels.begins)]
-        for position, groups in enumerate(follow):
+        for position, groups in enumerate(self._parts.follow):
             if len(groups) > 1 or (groups and len(groups[0]) > 1):
                 lists.append((tuple(itertools.chain.from_iterable(groups)), levels.of[position]))
         for items, level in lists:
             if level >= 0 and items not in seen:
                 seen.add(items)
-                if _overlap(levels.bits(item, level) for item in dict.fromkeys(items)):
-                    yield items, level
+                yield dict.fromkeys(items), level
+
+    def _turns(self) -> Iterable[Sequence[_Start]]:
+        """Where an item of a loop may end: the starts behind the loop, and those where it goes on."""
+        levels, first = self._levels, self._levels.first
         for position, kind in enumerate(self._parts.kinds):
             level = levels.of[position]
-            if kind == tables.END_BRANCH and level >= 0 and levels.callers[level]:
-                caller = levels.callers[level][0]
-                after = dict.fromkeys(itertools.chain.from_iterable(follow[caller]))
-                turns = [levels.bits(item, level) for item in levels.turning(level - levels.num_rules)]
-                if _overlap([*turns, *(levels.bits(item, levels.of[caller]) for item in after)]):
-                    yield (position,), level
+            if kind == tables.END_BRANCH and level >= 0:
+                for starts in itertools.batched(self._ended(kind, (), (), level), 2):
+                    starts = [(list(items), *rest) for items, *rest in starts]
+                    if _overlap([first[item] for items, *_ in starts for item in items]):
+                        yield starts
 
     def _meet_each(self, ways: Iterable[Way], others: Sequence[Way], age: int) -> None:
         for way in ways:
@@ -283,6 +378,8 @@ class _Search:
                     )
                     if len(stack) + len(below) < _DEEPEST:
                         todo.append((first, (*stack, (item, _FRESH)), below, level))
+                elif kind == tables.LINK:
+                    todo.append((itertools.chain.from_iterable(parts.follow[item]), stack, below, level))
                 else:
                     todo.extend(self._ended(kind, stack, below, level))
         return ways
@@ -341,11 +438,17 @@ class _Search:
         readings = self._in_step((way.position, left[common:]), (other.position, right[common:]))
         if readings[0] == readings[1]:
             return
-        one, two = readings if readings[0] < readings[1] else readings[::-1]
-        if (one, two) not in self._seen:
-            self._seen.add((one, two))
-            self._todo.append((one, two, older))
-            self._note(one, two)
+        self._queue(*readings, older)
+
+    def _queue(self, left: Reading, right: Reading, age: int) -> None:
+        """Queues a pair that is new."""
+        if left[::-1] > right[::-1]:
+            left, right = right, left
+        seen, key = self._seen.setdefault((left[1], right[1]), set()), left[0] * len(self._parts.kinds) + right[0]
+        if key not in seen:
+            seen.add(key)
+            self._todo.append((left, right, age))
+            self._note(left, right)
 
     def _exclude_each_other(self, way: Way, other: Way) -> bool:
         """Whether one reading leaves a loop of a fixed count, and the other one stays in it with the same count."""

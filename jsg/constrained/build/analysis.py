@@ -5,9 +5,11 @@ expression is a node, and every way in which the property can hold for it is a c
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from jsg.constrained import ir
+from jsg.constrained.build.pieces import Piece
 from jsg.constrained.limits import Limits, check
 from jsg.errors import GrammarError
 
@@ -21,12 +23,14 @@ class Facts:
         nullable: Identities of expressions that match the empty text.
         productive: Identities of expressions that match some text.
         expressions: All expressions. They are kept alive here, so that no other object gets the identity of one.
+        pieces: Those of the rules that are built already. Their expressions are not among the others.
     """
 
     rules: dict[str, ir.Expr]
     nullable: frozenset[int]
     productive: frozenset[int]
     expressions: list[ir.Expr]
+    pieces: Mapping[str, Piece]
 
     def is_nullable(self, expr: ir.Expr) -> bool:
         """Whether an expression matches the empty text."""
@@ -36,31 +40,48 @@ class Facts:
         """Whether an expression matches some text."""
         return id(expr) in self.productive
 
+    def is_rule_nullable(self, name: str) -> bool:
+        """Whether a rule matches the empty text."""
+        return self.pieces[name].is_nullable if name in self.pieces else self.is_nullable(self.rules[name])
 
-def analyse(grammar: ir.Grammar, limits: Limits) -> Facts:
-    """The facts of a grammar.
+    def is_rule_productive(self, name: str) -> bool:
+        """Whether a rule matches some text."""
+        return name in self.pieces or self.is_productive(self.rules[name])
+
+
+def analyse(grammar: ir.Grammar, limits: Limits, pieces: Mapping[str, Piece] = MappingProxyType({})) -> Facts:
+    """The facts of a grammar. `pieces` are rules that are built already.
 
     Raises:
         GrammarError: A rule that is called does not exist, or an expression cannot be built.
     """
-    rules, expressions = _reachable(grammar, limits)
-    index = {id(expr): i for i, expr in enumerate(expressions)}
-    roots = {name: index[id(expr)] for name, expr in rules.items()}
-    empty, some = _Clauses(len(expressions)), _Clauses(len(expressions))
-    for i, expr in enumerate(expressions):
-        _add_clauses(expr, i, index, roots, empty, some)
-    nullable = frozenset(id(expressions[i]) for i in empty.solve() if i < len(expressions))
-    productive = frozenset(id(expressions[i]) for i in some.solve() if i < len(expressions))
-    facts = Facts(rules, nullable, productive, expressions)
+    rules, expressions, index = _reachable(grammar, limits, pieces)
+    pieces = {name: pieces[name] for name in rules if name in pieces}
+    roots = {name: index[id(expr)] for name, expr in rules.items() if name not in pieces}
+    roots |= {name: number for number, name in enumerate(pieces, len(expressions))}
+    num_nodes = len(expressions) + len(pieces)
+    empty, some = _Clauses(num_nodes), _Clauses(num_nodes)
+    solid = {roots[name] for name, piece in pieces.items() if not piece.is_nullable}
+    for name, piece in pieces.items():
+        if piece.is_nullable:
+            empty.add(roots[name])
+            some.add(roots[name])
+    for i in range(len(expressions) - 1, -1, -1):  # mostly parts before the whole
+        _add_clauses(expressions[i], i, index, roots, empty, some, solid)
+    nullable = frozenset([id(expressions[i]) for i in empty.solve() if i < len(expressions)])
+    productive = frozenset([id(expressions[i]) for i in some.solve(solid) if i < len(expressions)])
+    facts = Facts(rules, nullable, productive, expressions, pieces)
     _check_empty_parts(facts)
     return facts
 
 
-def _reachable(grammar: ir.Grammar, limits: Limits) -> tuple[dict[str, ir.Expr], list[ir.Expr]]:
-    """The rules and expressions that the start rule reaches, each once."""
+def _reachable(
+    grammar: ir.Grammar, limits: Limits, pieces: Mapping[str, Piece]
+) -> tuple[dict[str, ir.Expr], list[ir.Expr], dict[int, int]]:
+    """The rules that the start rule reaches, the expressions of those that are not built, and their numbers."""
     rules: dict[str, ir.Expr] = {}
     expressions: list[ir.Expr] = []
-    seen: set[int] = set()
+    index: dict[int, int] = {}
     wanted = [(grammar.start, "the start")]
     while wanted:
         name, caller = wanted.pop()
@@ -69,43 +90,68 @@ def _reachable(grammar: ir.Grammar, limits: Limits) -> tuple[dict[str, ir.Expr],
         if name not in grammar.rules:
             raise GrammarError(f"rule {name!r}, which {caller} calls, does not exist; define it")
         rules[name] = grammar.rules[name]
+        if name in pieces:
+            wanted.extend((callee, f"rule {name!r}") for callee in pieces[name].callees)
+            continue
         todo = [rules[name]]
         while todo:
             expr = todo.pop()
-            if id(expr) in seen:
+            if id(expr) in index:
                 continue
-            seen.add(id(expr))
+            index[id(expr)] = len(expressions)
             expressions.append(expr)
-            check(len(expressions), 4 * limits.positions, "parts")
+            if len(expressions) > 4 * limits.positions:
+                check(len(expressions), 4 * limits.positions, "parts")
             if isinstance(expr, ir.Call):
                 wanted.append((expr.rule, f"rule {name!r}"))
-            else:
+            elif not isinstance(expr, _LEAVES):
                 todo.extend(ir.parts_of(expr))
-    return rules, expressions
+    return rules, expressions, index
 
 
 def _add_clauses(
-    expr: ir.Expr, i: int, index: dict[int, int], roots: dict[str, int], empty: "_Clauses", some: "_Clauses"
+    expr: ir.Expr,
+    i: int,
+    index: dict[int, int],
+    roots: dict[str, int],
+    empty: "_Clauses",
+    some: "_Clauses",
+    solid: set[int],
 ) -> None:
-    """Adds the clauses that say when an expression may be empty, and when it matches something."""
+    """Adds the clauses that say when an expression may be empty, and when it matches something.
+
+    `solid` are the nodes of which both are known from their parts: they match something, and it is never empty. Most
+    expressions are, and cost no clause.
+    """
     match expr:
         case ir.Literal():
-            some.add(i)
+            solid.add(i)
         case ir.ByteSet(ranges):
             if ranges:
-                some.add(i)
+                solid.add(i)
         case ir.Words(words):
             if words:
-                some.add(i)
+                solid.add(i)
         case ir.Chars():
             raise GrammarError("a set of characters must be lowered to bytes before a grammar is built")
         case ir.Seq(parts):
-            for clauses in (empty, some):
-                clauses.add(i, [index[id(part)] for part in parts])
+            others = [number for part in parts if (number := index[id(part)]) not in solid]
+            if parts and not others:
+                solid.add(i)
+                return
+            some.add(i, others)
+            if len(others) == len(parts):
+                empty.add(i, others)
         case ir.Alt(options):
-            for option in options:
-                empty.add(i, [index[id(option)]])
-                some.add(i, [index[id(option)]])
+            others = [number for option in options if (number := index[id(option)]) not in solid]
+            if options and not others:
+                solid.add(i)
+                return
+            if len(others) < len(options):
+                some.add(i)
+            for other in others:
+                empty.add(i, [other])
+                some.add(i, [other])
         case ir.Repeat(item, low, high, separator):
             if high is None or low <= high:
                 body = [[], [index[id(item)]], [index[id(item)], index[id(separator)]]][min(low, 2)]
@@ -118,14 +164,18 @@ def _add_clauses(
                 empty.add(i)
             states = [some.new() for _ in edges] or [some.new()]
             some.add(i, states[:1])
+            for state in accepting:
+                some.add(states[state])
             for state, out in enumerate(edges):
-                if state in accepting:
-                    some.add(states[state])
                 for label, target in out:
-                    some.add(states[state], [index[id(label)], states[target]])
+                    number = index[id(label)]
+                    some.add(states[state], [states[target]] if number in solid else [number, states[target]])
             for state, target in skips:
                 some.add(states[state], [states[target]])
         case ir.Call(rule):
+            if roots[rule] in solid:
+                solid.add(i)
+                return
             empty.add(i, [roots[rule]])
             some.add(i, [roots[rule]])
 
@@ -167,6 +217,9 @@ def _check_empty_parts(facts: Facts) -> None:
             raise GrammarError("a label of an automaton may not be empty; make it one byte long at least")
 
 
+_LEAVES = (ir.Literal, ir.ByteSet, ir.Words)
+
+
 class _Clauses:
     """Finds the nodes that are true. A clause makes its head true once enough nodes of its body are true."""
 
@@ -193,9 +246,10 @@ class _Clauses:
         self.heads.append(head)
         self.missing.append(length if enough is None else enough)
 
-    def solve(self) -> set[int]:
-        """Every node that is true."""
+    def solve(self, known: Iterable[int] = ()) -> set[int]:
+        """Every node that is true, those that are known to be so among them."""
         true = {head for head, missing in zip(self.heads, self.missing, strict=True) if missing <= 0}
+        true.update(known)
         todo = list(true)
         missing, heads, uses = list(self.missing), self.heads, self.uses
         while todo:

@@ -7,8 +7,9 @@ those that end the first. Expressions are folded from the leaves up and without 
 Expressions that never match are left out first (`analysis.py`), so that no position is a dead end.
 """
 
+import functools
 import itertools
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from typing import NamedTuple
 
 from jsg.constrained import ir, tables
@@ -16,6 +17,7 @@ from jsg.constrained.automata import live_states
 from jsg.constrained.build.ambiguity import several_counts
 from jsg.constrained.build.analysis import Facts, analyse
 from jsg.constrained.build.finish import Loop, Parts, Positions, finish, first_bytes
+from jsg.constrained.build.pieces import Piece, Place, cut, moved, moved_loop
 from jsg.constrained.build.repeats import Plan, Repeats, is_single
 from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.tables import StaticTables
@@ -30,7 +32,17 @@ class Fragment(NamedTuple):
     last: Positions
 
 
+class Arc(NamedTuple):
+    """A label of an automaton, the state that it leads to, and the states from which it leads there."""
+
+    label: ir.Expr
+    target: int
+    sources: list[int]
+
+
 NOTHING = Fragment(True, (), ())
+_MOST_COPIED = 16
+"""The most positions that are copied into another group. Where there are more, a link stands for them."""
 
 
 def build(grammar: ir.Grammar, limits: Limits = LIMITS) -> StaticTables:
@@ -39,8 +51,8 @@ def build(grammar: ir.Grammar, limits: Limits = LIMITS) -> StaticTables:
     Raises:
         GrammarError: The grammar matches no text, is left-recursive, calls a rule that does not exist, or is too large.
     """
-    facts = analyse(grammar, limits)
-    if not facts.is_productive(facts.rules[grammar.start]):
+    facts = analyse(grammar, limits, _built(grammar.library) if grammar.library else {})
+    if not facts.is_rule_productive(grammar.start):
         raise GrammarError(
             grammar.contradiction
             or f"the grammar matches no text: rule {grammar.start!r} can never be completed; give it an end"
@@ -56,8 +68,18 @@ def build(grammar: ir.Grammar, limits: Limits = LIMITS) -> StaticTables:
         several = several_counts(parts, firsts, counted)
         ambiguous = {id(repeat): repeat for number, repeat in counted.items() if number in several}
         if not ambiguous:
-            return finish(parts, firsts, grammar.start, facts.is_nullable(facts.rules[grammar.start]), limits)
+            return finish(parts, firsts, grammar.start, facts.is_rule_nullable(grammar.start), limits)
         written_out |= ambiguous
+        if any(id(loop.origin) in ambiguous for piece in facts.pieces.values() for loop in piece.loops):
+            facts = analyse(grammar, limits)  # a rule of the library must be built in another way
+
+
+@functools.lru_cache(maxsize=64)
+def _built(library: ir.Library) -> dict[str, Piece]:
+    """The rules of a library, each as a piece."""
+    every = ir.Grammar("", {**library.rules, "": ir.either(*map(ir.Call, library.rules))})
+    builder = _Builder(analyse(every, LIMITS), LIMITS, {})
+    return builder.pieces(library.rules)
 
 
 class _Builder:
@@ -74,6 +96,7 @@ class _Builder:
         self._rules: list[tuple[str, Positions, int]] = []
         self._numbers = {name: number for number, name in enumerate(facts.rules)}
         self._repeats = Repeats(facts, written_out)
+        self._arcs: dict[int, list[Arc]] = {}
         self._branches = 0
         self._edges = 0
 
@@ -83,30 +106,61 @@ class _Builder:
 
     def add_rule(self, name: str) -> None:
         """Builds the rule. Rules must be added in the order of `Facts.rules`."""
+        if name in self._facts.pieces:
+            self._put(name, self._facts.pieces[name])
+            return
         root = self._facts.rules[name]
         if not self._facts.is_productive(root):
             self._rules.append((name, (), 0))  # nothing calls it
             return
         try:
-            check(self._repeats.size(root), 4 * self._limits.positions, "parts")
+            fragment = self._fold(root)
         except GrammarError as error:
             raise GrammarError(f"{error} (in rule {name!r})" if len(self._facts.rules) > 1 else str(error)) from error
-        fragment = self._fold(root)
         end = self._position(tables.END_RULE, 0)
         self._join(fragment.last, (end,))
         self._rules.append((name, fragment.first, end))
+
+    def pieces(self, library: Collection[str]) -> dict[str, Piece]:
+        """Builds all rules, and gives those of the library as pieces."""
+        pieces: dict[str, Piece] = {}
+        names = list(self._facts.rules)
+        for name in names:
+            begin, edges = self._place(), self._edges
+            self.add_rule(name)
+            is_nullable, end = self._facts.is_rule_nullable(name), self._place()
+            rest = (self._loops, self._rules[-1], names, is_nullable, self._edges - edges)
+            pieces[name] = cut(begin, end, self._kinds, self._arguments, self._follow, *rest)
+        return {name: pieces[name] for name in library}
+
+    def _put(self, name: str, piece: Piece) -> None:
+        """Adds a rule that is built."""
+        place = self._place()
+        check(place.positions + len(piece.kinds), self._limits.positions, "positions")
+        self._spend(piece.num_edges)
+        self._kinds.extend(piece.kinds)
+        self._arguments.extend(piece.moved_arguments(place, [self._numbers[callee] for callee in piece.callees]))
+        self._follow.extend(piece.moved_follow(place.positions))
+        self._loops.extend([moved_loop(loop, place.positions) for loop in piece.loops])
+        self._branches += piece.num_branches
+        self._rules.append((name, moved(piece.first, place.positions), piece.end + place.positions))
+
+    def _place(self) -> Place:
+        return Place(len(self._kinds), len(self._loops), self._branches)
 
     # -- Folding
 
     def _fold(self, root: ir.Expr) -> Fragment:
         """The fragment of an expression."""
         order: list[tuple[ir.Expr, int]] = []
-        todo = [root]
+        todo, most = [root], 4 * self._limits.positions
         while todo:  # parents before children, the last child first; reversed, children come first and in order
             expr = todo.pop()
             children = self._children(expr)
             order.append((expr, len(children)))
             todo.extend(children)
+            if len(order) + len(todo) > most:
+                check(len(order) + len(todo), most, "parts")
         values: list[Fragment] = []
         for expr, num_children in reversed(order):
             split = len(values) - num_children
@@ -132,7 +186,7 @@ class _Builder:
                 kept = [item.expr for item in self._items_of(expr)]
                 return [*kept, expr.separator] if kept and self._facts.is_productive(expr.separator) else kept
             case ir.Automaton():
-                return [label for _, label, _ in self._edges_of(expr)]
+                return [arc.label for arc in self._arcs_of(expr)]
             case _:
                 return []
 
@@ -225,19 +279,39 @@ class _Builder:
     def _sequence(self, parts: list[Fragment]) -> Fragment:
         if len(parts) == 1:
             return parts[0]
-        nullable, last = True, ()
-        first: list[int] = []
-        for part in parts:
-            self._join(last, part.first)
+        nullable, ends = True, list[Positions]()
+        first: Positions = ()  # of the parts from here on
+        for part in reversed(parts):
+            self._join(part.last, first)
             if nullable:
-                first.extend(part.first)
-            if part.nullable:
-                last += part.last
-                self._spend(len(last))
-            else:
-                last = part.last
+                ends.append(part.last)
             nullable = nullable and part.nullable
-        return Fragment(nullable, tuple(first), last)
+            if not part.nullable:
+                first = part.first
+            elif part.first:
+                first = part.first + self._linked(first)
+        return Fragment(nullable, first, self._last(ends[::-1]))
+
+    def _linked(self, positions: Positions) -> Positions:
+        """The positions, or a link to them if they are many."""
+        if len(positions) <= _MOST_COPIED:
+            return positions
+        link = (self._position(tables.LINK, 0),)
+        self._join(link, positions)
+        return link
+
+    def _last(self, ends: list[Positions]) -> Positions:
+        """The positions that may end an expression, or a link that follows them if they are many and of several parts.
+
+        What comes behind each part then also follows the link only.
+        """
+        last = tuple(itertools.chain.from_iterable(ends))
+        if len(last) <= _MOST_COPIED or len(last) == max(map(len, ends)):
+            return last
+        link = (self._position(tables.LINK, 0),)
+        for end in ends:
+            self._join(end, link)
+        return link
 
     def _choice(self, options: tuple[ir.Expr, ...], parts: list[Fragment]) -> Fragment:
         """All parts, and one position for all options that are a single byte."""
@@ -252,29 +326,46 @@ class _Builder:
             tuple(itertools.chain.from_iterable(part.last for part in parts)),
         )
 
-    def _edges_of(self, automaton: ir.Automaton) -> list[tuple[int, ir.Expr, int]]:
-        """(state, label, target) of every edge on a path from state 0 to an accepting state."""
+    def _arcs_of(self, automaton: ir.Automaton) -> list[Arc]:
+        """Every arc on a path from state 0 to an accepting state.
+
+        An arc stands for all edges with one label to one target: however many states they leave, what follows them is
+        the same. (Where states are skipped, it stands for one edge.) Where a label is one of several options, each
+        option is an arc of its own, because many labels share some of them.
+        """
+        known = self._arcs.get(id(automaton))
+        if known is not None:
+            return known
         edges = [
-            [(label, target) for label, target in out if self._facts.is_productive(label)] for out in automaton.edges
+            [(part, target) for label, target in out for part in self._options_of(label)] for out in automaton.edges
         ]
         rows = [tuple([target for _, target in out]) for out in edges]
         for state, target in automaton.skips:
             rows[state] += (target,)
         live = set(live_states(rows, automaton.accepting))
-        return [
-            (state, label, target)
-            for state, out in enumerate(edges)
-            if state in live
-            for label, target in out
-            if target in live
-        ]
+        arcs: dict[tuple[int, int, int], Arc] = {}
+        for state, out in enumerate(edges):
+            only = state if automaton.skips else 0  # what begins a label must then be its own, for `_beside`
+            for label, target in out if state in live else ():
+                if target in live:
+                    arcs.setdefault((id(label), target, only), Arc(label, target, [])).sources.append(state)
+        self._arcs[id(automaton)] = found = list(arcs.values())
+        return found
+
+    def _options_of(self, label: ir.Expr) -> list[ir.Expr]:
+        """The options of a label that match something. Single bytes stay together, because they are one position."""
+        options = label.options if isinstance(label, ir.Alt) else (label,)
+        if sum(map(is_single, options)) > 1:
+            options = (label,)
+        return [option for option in options if self._facts.is_productive(option)]
 
     def _automaton(self, automaton: ir.Automaton, parts: list[Fragment]) -> Fragment:
         out: dict[int, list[tuple[ir.Expr, Positions]]] = {}
         into: dict[int, list[int]] = {}
-        for (state, label, target), part in zip(self._edges_of(automaton), parts, strict=True):
-            out.setdefault(state, []).append((label, part.first))
-            into.setdefault(target, []).extend(part.last)
+        for arc, part in zip(self._arcs_of(automaton), parts, strict=True):
+            for state in arc.sources:
+                out.setdefault(state, []).append((arc.label, part.first))
+            into.setdefault(arc.target, []).extend(part.last)
         skips, accepting = dict(automaton.skips), set(automaton.accepting)
         open_ends = {position for last in into.values() for position in last} if skips else set[int]()
         begins: dict[int, Positions] = {}
@@ -306,7 +397,7 @@ class _Builder:
             open_ends: Positions that are not joined yet with what comes behind them.
         """
         if not num_own:
-            return first + others
+            return first + self._linked(others)
         (position,) = first
         end = position + num_own
         found: Positions | None = None

@@ -1,6 +1,7 @@
 """The last step of building: it finds first bytes and classes of bytes, and fills the flat arrays."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from jsg.constrained import ir
 from jsg.constrained.automata import components, is_cyclic
 from jsg.constrained.limits import Limits, check
-from jsg.constrained.tables import BYTE, CALL, LOOP, StaticTables
+from jsg.constrained.tables import BYTE, CALL, LINK, LOOP, StaticTables
 from jsg.errors import GrammarError
 
 Positions = tuple[int, ...]
@@ -57,6 +58,16 @@ class Parts(NamedTuple):
     follow: list[list[Positions]]
     loops: list[Loop]
     rules: list[tuple[str, Positions, int]]
+
+    def without_links(self, positions: Iterable[int]) -> Iterator[int]:
+        """The positions, with those that a link stands for in its place, each link once."""
+        todo, seen = list(positions), set[int]()
+        for position in todo:  # `todo` grows while it is walked.
+            if self.kinds[position] != LINK:
+                yield position
+            elif position not in seen:
+                seen.add(position)
+                todo.extend(itertools.chain.from_iterable(self.follow[position]))
 
 
 Firsts = list[tuple[int, int]]
@@ -114,33 +125,29 @@ class _Lists:
     def __init__(self, limits: Limits):
         self._limits = limits
         self._numbers: dict[Positions, int] = {}
-        self._by_identity: dict[int, int] = {}
+        self._by_identity: dict[int | tuple[int, ...], int] = {}
         self._starts = [0]
         self._items: list[int] = []
         self._work = 0
 
     def number(self, groups: list[Positions]) -> int:
         """The number of the list with the positions of all groups; without groups, of the list with position 0."""
-        if len(groups) == 1:
-            group = groups[0]
-            if len(group) == 1:  # this is the most common case
-                known = self._numbers.get(group)
-                return self._number_of(group) if known is None else known
-            known = self._by_identity.get(id(group))  # groups outlive this object, so identities are unique
-            if known is None:
-                known = self._by_identity[id(group)] = self._number_of(tuple(dict.fromkeys(group)))
-            return known
         if not groups:
             return 0
-        merged: dict[int, None] = {}
-        for group in groups:
-            self._work += len(group)
-            merged.update(dict.fromkeys(group))
-        return self._number_of(tuple(merged))
+        # Groups outlive this object, so identities are unique. One group is the most common case.
+        key = id(groups[0]) if len(groups) == 1 else tuple(map(id, groups))
+        known = self._by_identity.get(key)
+        if known is None:
+            self._work += sum(map(len, groups)) if len(groups) > 1 else 0
+            merged = tuple(dict.fromkeys(itertools.chain.from_iterable(groups)))
+            known = self._by_identity[key] = self._number_of(merged)
+        return known
 
     def _number_of(self, items: Positions) -> int:
-        number = self._numbers.setdefault(items, len(self._numbers))
-        if number == len(self._starts) - 1:
+        numbers = self._numbers
+        number = numbers.get(items)
+        if number is None:
+            number = numbers[items] = len(numbers)
             self._items.extend(items)
             self._starts.append(len(self._items))
             self._work += len(items)
@@ -154,7 +161,7 @@ class _Lists:
 
 
 def _bits_of(kind: int, argument: int, firsts: Firsts, num_rules: int) -> int:
-    """The bytes that a position can begin with, as bits. An END has none."""
+    """The bytes that a position can begin with, as bits. An END and a link have none."""
     if kind == BYTE:
         return argument
     if kind == CALL:
@@ -224,7 +231,7 @@ def _begins_with_itself(parts: Parts, component: list[int], inner: Mapping[int, 
 def _unit(parts: Parts, first: Positions, num_rules: int) -> tuple[int, list[int]]:
     """The bytes that these positions read directly, and the rules and loops that they enter."""
     bits, children = 0, {}
-    for position in first:
+    for position in parts.without_links(first):
         kind, argument = parts.kinds[position], parts.arguments[position]
         if kind == BYTE:
             bits |= argument

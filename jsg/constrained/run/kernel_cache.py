@@ -25,11 +25,27 @@ def is_filled(directory: Path) -> bool:
     if not jit.has_numba():
         return True
     try:
-        told = _mark(directory).read_bytes()
         with tempfile.TemporaryFile(dir=jit.kernel_directory(directory)):
-            return told == _digest(directory) != b""
+            return _is_complete(directory)
     except OSError:
         return False
+
+
+def take_installed(directory: Path) -> None:
+    """Copies the kernels that were compiled when jsg was installed, as in a container's image, if there are any.
+
+    They are not marked as complete, so that `fill` finds out whether numba takes them.
+
+    Raises:
+        OSError: The directory is read-only or full.
+    """
+    installed = jit.default_kernel_cache()
+    if installed != directory and jit.has_numba() and _is_complete(installed):
+        source, target = jit.kernel_directory(installed), jit.kernel_directory(directory)
+        for file in _files(installed):  # without their modes: an image may be read-only
+            copy = target / file.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
 
 
 def fill(directory: Path) -> None:
@@ -73,6 +89,14 @@ def load() -> None:
         importlib.import_module(_KERNELS)
 
 
+def _is_complete(directory: Path) -> bool:
+    """Whether the directory has the files that it had when it was filled."""
+    try:
+        return _mark(directory).read_bytes() == _digest(directory) != b""
+    except OSError:
+        return False
+
+
 def _drop(directory: Path) -> None:
     shutil.rmtree(jit.kernel_directory(directory))
 
@@ -83,10 +107,17 @@ def _mark(directory: Path) -> Path:
     return jit.kernel_directory(directory) / f"complete-{sys.implementation.cache_tag}-numba-{version}"
 
 
+def _files(directory: Path) -> list[Path]:
+    return sorted(jit.kernel_directory(directory).glob("*/*.nb[ic]"))
+
+
 def _digest(directory: Path) -> bytes:
     """A digest of all files of kernels; empty where there are none."""
-    files = sorted(jit.kernel_directory(directory).glob("*/*.nb[ic]"))
-    digest = hashlib.sha256()
+    digest, files = hashlib.sha256(), _files(directory)
     for file in files:
         digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest().encode() if files else b""
+
+
+if __name__ == "__main__":  # for those who install jsg for others
+    fill(jit.default_kernel_cache())

@@ -55,6 +55,7 @@ from jsg.constrained.tables import (
     EMPTY_SEPARATOR,
     FOLLOW,
     KIND,
+    LINK,
     LOOP,
     NO_SEPARATOR,
     REQUIRED,
@@ -114,8 +115,20 @@ def mixed(value: int) -> int:
 
 @inner
 def make_state(t: StaticTables, m: Memory, size: int) -> int:
-    """The number of the state whose positions are in `gather` and have the current stamp, or STOPPED."""
+    """The number of the state whose positions are in `gather` and have the current stamp, or STOPPED.
+
+    The positions that a link stands for take its place. Its mark stays, so it is followed once.
+    """
     counters, stamp = m.counters, m.counters[STAMP]
+    k = 0
+    while k < size:
+        position = m.gather[k]
+        if t.positions[position, KIND] == LINK:
+            size -= 1
+            m.gather[k] = m.gather[size]
+            size = gather_list(t, m, t.positions[position, FOLLOW], size)
+        else:
+            k += 1
     counters[FUEL] -= 6 * size + 20
     if is_out_of_fuel(m):
         return STOPPED

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Sequence
 
-from jsg.constrained.ir import NEVER, Call, Expr, Grammar, any_of
+from jsg.constrained.ir import NEVER, Call, Expr, Grammar, Library, any_of
 from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.schema import strings
 from jsg.constrained.schema.arguments import CallForm, arguments_expr
@@ -55,24 +55,45 @@ def emit(
     Raises:
         GrammarError: No grammar within the limits can express the schema.
     """
-    emitter = _Emitter(document, whitespace, order, limits, JSON if form is None else form.spelling)
+    spelling = JSON if form is None else form.spelling
+    # In other notations, and with other limits, all rules are made for the grammar alone.
+    library = _library(whitespace, order) if spelling is JSON and limits == LIMITS else None
+    emitter = _Emitter(document, whitespace, order, limits, spelling, library)
     scope = emitter.scope
     if form is None:
         start = emitter.rule(document.root).rule
     else:
         # The rules of the values follow one another anyway, so the arguments can be made before them.
         start = scope.book.call("arguments", "arguments", lambda: arguments_expr(scope, document, form)).rule
-    return Grammar(start, scope.book.finish())
+    return Grammar(start, scope.book.finish(), library=library)
+
+
+@functools.cache
+def _library(whitespace: Whitespace, order: PropertyOrder) -> Library:
+    """The rules that most schemas need: those of any value, of plain numbers and strings, and of sets of characters."""
+    emitter = _Emitter(Document(ANY, {}), whitespace, order, LIMITS, JSON, None)
+    emitter.rule(ANY)
+    scope = emitter.scope
+    for shape in (Number(), Number(is_integer=True), String()):
+        emitter.shape(shape, ANY)
+    strings.name_expr(scope, String(excluded=frozenset({"a"})), "a name")
+    return scope.book.library()
 
 
 class _Emitter:
     """Turns nodes into expressions. The rule book makes the rules one by one, so that nothing here is recursive."""
 
     def __init__(
-        self, document: Document, whitespace: Whitespace, order: PropertyOrder, limits: Limits, spelling: Spelling
+        self,
+        document: Document,
+        whitespace: Whitespace,
+        order: PropertyOrder,
+        limits: Limits,
+        spelling: Spelling,
+        library: Library | None,
     ) -> None:
         self._nodes = document.nodes
-        book = RuleBook()
+        book = RuleBook(library)
         self.scope = Scope(
             book,
             CharacterRules(book),
@@ -122,7 +143,7 @@ class _Emitter:
                 num_signs += len(shape.text)  # each character of an array or object becomes at least one position
                 check(num_signs, self.scope.limits.positions, "positions in the arrays and objects of an enum")
             if len(texts) < 2 or not isinstance(shape, String):
-                options.append(self._shape(shape, node))
+                options.append(self.shape(shape, node))
         if len(texts) > 1:
             # A rule for each string shape would add one way to read a text. Inside one rule they are one way.
             options.extend(self._text(shape, node) for shape in texts)
@@ -134,7 +155,8 @@ class _Emitter:
         except GrammarError as error:
             raise GrammarError(f"{error} (in the {strings.described(shape, node)})") from error
 
-    def _shape(self, shape: Shape, node: NodeName) -> Expr:
+    def shape(self, shape: Shape, node: NodeName) -> Expr:
+        """The expression of a shape of the node."""
         scope = self.scope
         match shape:
             case Const(text):

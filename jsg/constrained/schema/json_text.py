@@ -24,6 +24,8 @@ from jsg.constrained.utf8 import by_rest, utf8
 _PLAIN: CharRanges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, charset.MAX_CODE_POINT))
 """The characters that JSON allows unescaped."""
 _PRINTABLE: CharRanges = ((0x20, 0x7E),)
+_UNESCAPED: CharRanges = ((0x20, 0x21), (0x23, 0x2E), (0x30, 0x5B), (0x5D, 0x7E))
+"""The printable ASCII characters that are never escaped, of which any set is one byte."""
 _SHORT = {'"': '"', "\\": "\\", "/": "/", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 _FEW_RANGES = 2
 
@@ -46,30 +48,34 @@ class CharacterRules:
 
     def __init__(self, book: RuleBook) -> None:
         self._book = book
+        self._known: dict[CharRanges, Expr] = {}
 
     def character(self, ranges: CharRanges) -> Expr:
         r"""The spellings of one character out of the set, in two or three positions of the grammar.
 
         No printable ASCII character is written `\uXXXX`.
         """
-        others, whole, printable = _in_parts(ranges)
-        if whole is not None:
-            return whole
-        call = self._book.call(("characters", others), "characters", lambda: character(others))
-        return alt(call, printable) if printable is not None else call
+        known = self._known.get(ranges)
+        if known is None:
+            others, known, printable = _in_parts(ranges)
+            if known is None:
+                call = self._book.call(("characters", others), "characters", lambda: character(others))
+                known = alt(call, printable) if printable is not None else call
+            self._known[ranges] = known
+        return known
 
 
 @functools.lru_cache(maxsize=4096)
 def _in_parts(ranges: CharRanges) -> tuple[CharRanges, Expr | None, Expr | None]:
-    """The set in parts: (characters that are not printable ASCII, whole set, printable ASCII characters).
+    """The set in parts: (characters that may be escaped or are not ASCII, whole set, characters never escaped).
 
     The whole set is given where the first part is small, and is None otherwise. The last part is None where the whole
     set is given, or where there are no such characters.
     """
-    others = charset.difference(ranges, _PRINTABLE)
+    others = charset.difference(ranges, _UNESCAPED)
     if len(others) <= _FEW_RANGES and charset.size(others) <= _FEW_RANGES:
         return others, character(ranges), None
-    printable = charset.intersect(ranges, _PRINTABLE)
+    printable = charset.intersect(ranges, _UNESCAPED)
     return others, None, character(printable) if printable else None
 
 

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Hashable
 
-from jsg.constrained.ir import Call, Expr
+from jsg.constrained.ir import Call, Expr, Library, rules_reached
 from jsg.errors import GrammarError
 
 
@@ -14,9 +14,12 @@ class RuleBook:
     contain itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, library: Library | None = None) -> None:
+        """Makes a book without rules. Those that the library has are taken from there."""
+        self._library = library
+        self._taken: dict[str, None] = {}
         self._calls: dict[Hashable, Call] = {}
-        self._names: dict[str, int] = {}
+        self._names: dict[str, int] = dict.fromkeys(library.rules, 1) if library else {}
         self._waiting: deque[tuple[str, Callable[[], Expr]]] = deque()
 
     def call(self, key: Hashable, name: str, make: Callable[[], Expr]) -> Call:
@@ -29,6 +32,9 @@ class RuleBook:
             make: Gives the rule's expression. It may ask for other rules.
         """
         call = self._calls.get(key)
+        if call is None and self._library is not None and key in self._library.calls:
+            call = self._calls[key] = self._library.calls[key]
+            self._taken |= dict.fromkeys(self._library.reached[call.rule])
         if call is None:
             unused = name
             while unused in self._names:
@@ -40,7 +46,7 @@ class RuleBook:
         return call
 
     def finish(self) -> dict[str, Expr]:
-        """Makes all rules that were asked for, and returns them by name.
+        """Makes all rules that were asked for, and returns them by name, with those that they call.
 
         Raises:
             GrammarError: A rule cannot be made. The message names it.
@@ -53,4 +59,9 @@ class RuleBook:
             except GrammarError as error:
                 message = str(error)
                 raise GrammarError(message if name in message else f"{message} (in the {name})") from error
-        return rules
+        return rules if self._library is None else rules | {name: self._library.rules[name] for name in self._taken}
+
+    def library(self) -> Library:
+        """The rules of this book as a library for others."""
+        rules = self.finish()
+        return Library(self._calls, rules, {name: rules_reached(rules, name) for name in rules})

@@ -10,6 +10,7 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 
+from jsg.constrained.automata import DEAD, live_states
 from jsg.constrained.chars import charset
 from jsg.constrained.chars.chardfa import CharDfa, as_repeat, fit_length
 from jsg.constrained.chars.lower import lower
@@ -120,8 +121,11 @@ def quoted_expr(scope: Scope, shape: String, *, is_name: bool = False) -> Expr:
         return NEVER if raw == NEVER else seq(literal(mark.spelling), raw)
     if shape == String():
         return seq(_QUOTE, _rest(scope))
-    if shape.excluded and shape == String(excluded=shape.excluded):
-        return seq(_QUOTE, _any_but(scope, shape.excluded, is_name))
+    if shape.excluded:
+        dfa = _automaton(scope, dataclasses.replace(shape, excluded=frozenset()), _parts(scope, shape), is_name)
+        if dfa.has_lengths(shape.min_length, shape.max_length):
+            rest = _all_but(scope, dfa, shape.excluded, is_name)
+            return NEVER if rest == NEVER else seq(_QUOTE, rest)
     if len(shape.formats) == 1 and shape == String(formats=shape.formats):
         return _of_format(shape.formats[0])
     return seq(_QUOTE, _lowered(scope, _content(scope, shape, is_name)), _QUOTE)
@@ -137,9 +141,14 @@ def _searches(scope: Scope, patterns: Iterable[str]) -> list[Expr]:
     return [search_expr(pattern, scope.limits) for pattern in patterns]
 
 
+def _parts(scope: Scope, shape: String) -> list[Expr]:
+    """What a string of a shape must be, with its patterns and formats, each over characters."""
+    return _joined([*_searches(scope, shape.patterns), *map(format_expr, shape.formats)])
+
+
 def _content(scope: Scope, shape: String, is_name: bool = False) -> Expr:
     """The string without its quotes, over characters."""
-    parts = _joined([*_searches(scope, shape.patterns), *map(format_expr, shape.formats)])
+    parts = _parts(scope, shape)
     least, most = shape.min_length, shape.max_length
     if not shape.not_patterns and not shape.excluded and len(parts) <= 1:
         if not parts:
@@ -212,48 +221,77 @@ def _count_sets(expr: Expr) -> int:
     return count
 
 
-def _any_but(scope: Scope, words: frozenset[str], is_name: bool) -> Expr:
-    """Any string except these words, with the closing quote. What a name may not be, `name_expr` says.
+def _all_but(scope: Scope, dfa: CharDfa, words: frozenset[str], is_name: bool) -> Expr:
+    """The texts of an automaton except these words, with the closing quote; NEVER where there is none.
 
-    The automaton is a trie of the words. A text leaves the trie where it differs from all of them, and is free from
-    there on.
+    The result is a trie of the words, each node with the automaton's state there, and the automaton. A text leaves the
+    trie where it differs from all words. What a name may not be, `name_expr` says.
     """
-    rows: list[dict[str, int]] = [{}]
-    ends: set[int] = set()
+    trie, places, ends = _trie(scope, dfa, words)
+    done = len(trie) + len(dfa.rows)
+    edges: list[list[tuple[Expr, int]]] = []
+    for node, (children, place) in enumerate(zip(trie, places, strict=True)):
+        out = [(scope.characters.character(charset.of(sign)), target) for sign, target in children.items()]
+        for target, ranges in _targets(dfa, place):
+            others = _without(ranges, tuple(children))
+            if is_name and node in ends:
+                others = charset.difference(others, _ESCAPED)
+            if others:
+                out.append((scope.characters.character(others), len(trie) + target))
+        edges.append(out + ([(_QUOTE, done)] if place in dfa.accepting and node not in ends else []))
+    for state in range(len(dfa.rows)):
+        targets = _targets(dfa, state)
+        out = [(scope.characters.character(ranges), len(trie) + target) for target, ranges in targets]
+        if targets == [(state, charset.UNIVERSE)] and state in dfa.accepting:
+            edges.append([(_rest(scope), done)])
+        else:
+            edges.append(out + ([(_QUOTE, done)] if state in dfa.accepting else []))
+    edges.append([])
+    is_empty = 0 not in live_states([tuple([target for _, target in out]) for out in edges], (done,))
+    return NEVER if is_empty else Automaton(tuple(map(tuple, edges)), frozenset((done,)))
+
+
+def _trie(scope: Scope, dfa: CharDfa, words: frozenset[str]) -> tuple[list[dict[str, int]], list[int], set[int]]:
+    """What words and texts of an automaton begin with: a trie, the state at each node, and where words end."""
+    trie: list[dict[str, int]] = [{}]
+    places, ends = [0], set[int]()
+    classes: dict[str, int] = {}
     for word in sorted(words):
-        state = 0
+        node = 0
         for sign in word:
-            target = rows[state].get(sign)
+            target = trie[node].get(sign)
             if target is None:
-                target = rows[state][sign] = len(rows)
-                rows.append({})
+                if sign not in classes:
+                    found = (i for i, ranges in enumerate(dfa.classes) if charset.contains(ranges, sign))
+                    classes[sign] = next(found, DEAD)
+                place = DEAD if classes[sign] == DEAD else dfa.rows[places[node]][classes[sign]]
+                if place == DEAD:
+                    break
+                target = trie[node][sign] = len(trie)
+                trie.append({})
+                places.append(place)
+                scope.limits.spend(len(dfa.classes))
                 check(
-                    len(rows), scope.limits.positions, "characters of names under properties, to tell others from them"
+                    len(trie), scope.limits.positions, "characters of names under properties, to tell others from them"
                 )
-            state = target
-        ends.add(state)
-    free, done = len(rows), len(rows) + 1
-    rest = _rest(scope)
-    edges: list[tuple[tuple[Expr, int], ...]] = []
-    for state, row in enumerate(rows):
-        out: list[tuple[Expr, int]] = [
-            (scope.characters.character(charset.of(sign)), target) for sign, target in row.items()
-        ]
-        others = _all_but(tuple(row))
-        if is_name and state in ends:
-            others = charset.difference(others, _ESCAPED)
-        out.append((scope.characters.character(others), free))
-        if state not in ends:
-            out.append((_QUOTE, done))
-        edges.append(tuple(out))
-    edges.append(((rest, done),))
-    edges.append(())
-    return Automaton(tuple(edges), frozenset((done,)))
+            node = target
+        else:
+            ends.add(node)
+    return trie, places, ends
+
+
+def _targets(dfa: CharDfa, state: int) -> list[tuple[int, charset.CharRanges]]:
+    """The states behind a state of an automaton, each with the characters that lead to it."""
+    found: dict[int, list[charset.CharRanges]] = {}
+    for ranges, target in zip(dfa.classes, dfa.rows[state], strict=True):
+        if target != DEAD:
+            found.setdefault(target, []).append(ranges)
+    return [(target, charset.union(*sets)) for target, sets in found.items()]
 
 
 @functools.lru_cache(maxsize=4096)
-def _all_but(signs: tuple[str, ...]) -> charset.CharRanges:
-    return charset.complement(charset.of(signs))
+def _without(ranges: charset.CharRanges, signs: tuple[str, ...]) -> charset.CharRanges:
+    return charset.difference(ranges, charset.of(signs))
 
 
 def _rest(scope: Scope) -> Call:

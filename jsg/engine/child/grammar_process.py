@@ -18,6 +18,7 @@ from typing import BinaryIO
 import msgspec
 
 from jsg.constrained.text_patterns import PatternSet, pattern_tables
+from jsg.engine.child.log import log_to_stderr
 from jsg.engine.child.parent import die_with_parent
 from jsg.engine.child.protocol import Failure
 from jsg.errors import GrammarError
@@ -77,6 +78,7 @@ def limit_memory() -> None:
 def main(parent_pid: int) -> None:
     """Answers until the input ends. With each grammar comes the CPU time that it may take, in seconds."""
     die_with_parent(parent_pid)
+    log_to_stderr("grammars")
     for number in (signal.SIGINT, signal.SIGTERM):  # the front's to obey
         signal.signal(number, signal.SIG_IGN)
     signal.signal(OUT_OF_TIME, signal.SIG_DFL)

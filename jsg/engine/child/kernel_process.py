@@ -1,7 +1,7 @@
 """The kernel process: `python -m jsg.engine.child.kernel_process DIRECTORY PID` compiles the kernels of grammars.
 
-Compiling takes 5 to 15 seconds of Python, which in a thread of the engine would hold up every step. So an engine that
-is ready starts this process, once for each version of the kernels.
+Compiling takes 5 to 15 seconds of Python, which in a thread of the engine would hold up its start. So an engine starts
+this process beside its long work, once for each version of the kernels and each kind of processor.
 """
 
 import fcntl
@@ -15,6 +15,7 @@ import threading
 import time
 from pathlib import Path
 
+from jsg.engine.child.log import log_to_stderr
 from jsg.engine.child.parent import die_with_parent
 
 logger = logging.getLogger(__name__)
@@ -24,9 +25,6 @@ FILL_CPU_S = 150
 HANG_S = 3600.0
 """A process that is not ready by then hangs, however little of the processor it gets."""
 POLL_S = 0.1
-NICENESS = 5
-"""The engine serves requests meanwhile, so it comes first where the two share cores. Beside an engine that leaves no
-core idle, Linux gives this process a quarter of a core."""
 STDERR = 2
 
 
@@ -75,6 +73,7 @@ def fill_once(directory: Path) -> None:
     with open(directory / "kernels.lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, or the process ends
         if not kernel_cache.is_filled(directory):
+            kernel_cache.take_installed(directory)
             kernel_cache.fill(directory)
 
 
@@ -87,11 +86,13 @@ def _limit_processor_time() -> None:
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
+    log_to_stderr("kernels")
     for number in (signal.SIGINT, signal.SIGTERM):  # the front's to obey, which may take requests for a while yet
         signal.signal(number, signal.SIG_IGN)
-    os.nice(NICENESS)
     _limit_processor_time()
     try:
         fill_once(Path(sys.argv[1]))
     except OSError as error:  # the directory is read-only or full, which is nobody's bug
-        sys.exit(f"the directory for the kernels of grammars must be one that can be written and has room: {error}")
+        rule = "the directory for the kernels of grammars must be one that can be written and has room"
+        logger.error("%s, but: %s", rule, error)
+        sys.exit(1)

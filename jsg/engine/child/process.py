@@ -1,14 +1,15 @@
 """The engine process: `python -m jsg.engine.child.process JSON`. Only `front/children.py` starts it.
 
-Its loop takes everything that the front has sent, runs one step and sends the outputs of that step. It empties the
-inbox before each step, so an abort never waits behind requests. The process ends when the front tells it to, when its
-parent is gone, or with a stack trace when a step raises. If a request cannot be added or a call cannot be answered,
-only that one fails.
+Its loop reads everything that the front has sent, takes some of the requests (`intake.py`), runs one step and sends the
+outputs of that step. It empties the inbox before each step, so an abort never waits behind requests. The process ends
+when the front tells it to, when its parent is gone, or with a stack trace when a step raises. If a request cannot be
+added or a call cannot be answered, only that one fails.
 """
 
 import dataclasses
 import gc
 import importlib
+import itertools
 import logging
 import os
 import signal
@@ -24,6 +25,8 @@ from jsg.cache.observer import TreeObserver
 from jsg.config import EngineConfig
 from jsg.engine.child.free_memory import IdleTrim
 from jsg.engine.child.heartbeat import HeartbeatSender, LoopClock
+from jsg.engine.child.intake import Intake, Taker
+from jsg.engine.child.log import log_to_stderr
 from jsg.engine.child.parent import die_with_parent, end_at_once
 from jsg.engine.child.protocol import (
     Call,
@@ -33,13 +36,13 @@ from jsg.engine.child.protocol import (
     KvEvents,
     ModelInfo,
     Progress,
+    PromptScores,
     Refusal,
     Reply,
-    ToEngine,
 )
-from jsg.engine.child.wire import MessageDecoder
+from jsg.engine.child.wire import Arrived, MessageDecoder
 from jsg.errors import JsgError
-from jsg.types import Request, RequestOutput
+from jsg.types import RequestOutput
 
 if TYPE_CHECKING:
     from jsg.engine.child.kv_events import KvEventPublisher
@@ -49,50 +52,22 @@ logger = logging.getLogger(__name__)
 IDLE_POLL_MS = 250  # an idle loop wakes up this often, so that it does not look stuck or outlive its parent
 START_FLUSH_MS = 30_000  # how long the message of a failed start waits for a front that is still importing
 END_FLUSH_MS = 1000
-NOT_ADDED = "the engine could not take this request; the server's log has the cause"
+PART_SCORES = 2**14  # log-probabilities of a prompt in one message: the front reads them in about 5 ms
 LOOKS = {"stats": "counters", "watch_cache": "prefix cache"}  # calls that change no state, and what they return
 
 
-class Grammars(Protocol):
-    """The grammars of a core.
-
-    Attributes:
-        are_loaded: Whether the tokenizer and the kernels are loaded. Requests may have grammars from then on.
-    """
-
-    are_loaded: bool
-
-    def add_grammar(self, key: str, tables: bytes) -> None:
-        """Stores a grammar for the requests that name this key."""
-        ...
-
-    def forget_grammars(self, keys: Sequence[str]) -> None:
-        """Forgets grammars that no later request will name; running requests keep theirs."""
-        ...
-
-
-class Core(Protocol):
+class Core(Taker, Protocol):
     """What this loop needs of `jsg.engine.core.EngineCore` or of a scripted core in tests.
 
     Attributes:
         info: The loaded model.
         has_work: Whether a step would do something.
         is_settled: Whether all loading and compiling in the background is finished.
-        grammars: The grammars that requests may name.
     """
 
     info: ModelInfo
     has_work: bool
     is_settled: bool
-    grammars: Grammars
-
-    def add(self, request: Request) -> None:
-        """Queues a request. Raises RequestError or QueueFullError."""
-        ...
-
-    def abort(self, rid: str) -> None:
-        """Ends a request. An unknown `rid` is ignored."""
-        ...
 
     def step(self) -> list[RequestOutput]:
         """Runs one step."""
@@ -109,6 +84,24 @@ class Core(Protocol):
     def close(self, *, waits: bool = True) -> None:
         """Frees what the core holds. Without `waits` threads in the background may go on until the process ends."""
         ...
+
+
+def cut_scores(outputs: Sequence[RequestOutput]) -> list[PromptScores]:
+    """Takes the scores of prompts out of outputs, in parts, as far as they are more than one part together.
+
+    Other streams of the front wait while it reads a message, and all scores of a long prompt took 0.1 s.
+    """
+    parts: list[PromptScores] = []
+    num_left = PART_SCORES
+    for output in outputs:
+        if scores := output.prompt_logprobs:
+            each = 1 + len(scores[-1].top) + len(scores[-1].chosen)
+            kept = max(1, min(len(scores), num_left // each))
+            num_left -= kept * each
+            cut = itertools.batched(scores[:-kept], max(1, PART_SCORES // each))
+            parts += [PromptScores(output.rid, some) for some in cut]
+            output.prompt_logprobs = scores[-kept:]
+    return parts
 
 
 class CacheOwner(Protocol):
@@ -135,12 +128,14 @@ class FrontLink:
         self._decoder = MessageDecoder()
 
     def send(self, message: FromEngine) -> None:
-        """Queues a message; never blocks."""
+        """Queues a message; never blocks. Long scores of prompts come before it, in messages of their own."""
+        for part in cut_scores(message.outputs):
+            self._socket.send(self._encoder.encode(FromEngine(prompt_scores=[part])))
         self._socket.send(self._encoder.encode(message))
 
-    def receive_all(self, *, wait: bool) -> list[ToEngine]:
+    def receive_all(self, *, wait: bool) -> list[Arrived]:
         """All messages that have arrived, oldest first; `wait` blocks up to `IDLE_POLL_MS` for the first one."""
-        messages: list[ToEngine] = []
+        messages: list[Arrived] = []
         timeout_ms = IDLE_POLL_MS if wait else 0
         while self._socket.poll(timeout_ms):
             frames = self._socket.recv_multipart(copy=False)
@@ -176,6 +171,7 @@ def serve(
     """
     end = time.monotonic()
     takes_grammars = is_settled = False
+    intake = Intake()
     while os.getppid() == parent_pid:
         if not takes_grammars and core.grammars.are_loaded:
             takes_grammars = True
@@ -183,18 +179,18 @@ def serve(
         if not is_settled and core.is_settled:
             is_settled = True
             on_settled()
-        start, is_idle = end, not core.has_work
+        start, is_idle = end, not core.has_work and not intake
         if is_idle:
             on_idle()
         messages = link.receive_all(wait=is_idle)
         woken = time.monotonic() if is_idle else start
         refusals = core.refuse_overdue()
-        replies: list[Reply] = []
-        for message in messages:
-            if message.stop:
+        for arrived in messages:
+            if arrived.message.stop:
                 return
-            refusals += _take_requests(core, message)
-            replies += [_answer(core, call, clock) for call in message.calls]
+            intake.put(arrived, core)
+        refusals += intake.take(core)
+        replies = [_answer(core, call, clock, intake) for each in messages for call in each.message.calls]
         outputs = core.step() if core.has_work else []
         if outputs or refusals or replies:
             link.send(FromEngine(outputs=outputs, refusals=refusals, replies=replies))
@@ -203,25 +199,9 @@ def serve(
         clock.add(idle_s=woken - start, busy_s=end - woken)
 
 
-def _take_requests(core: Core, message: ToEngine) -> list[Refusal]:
-    for rid in message.aborts:
-        core.abort(rid)
-    for grammar in message.grammars:
-        core.grammars.add_grammar(grammar.key, grammar.tables)
-    refusals = []
-    for request in message.requests:
-        try:
-            core.add(request)
-        except JsgError as error:
-            refusals.append(Refusal(request.rid, Failure.of(error)))
-        except Exception:  # the core keeps no state of a request that it could not add
-            logger.exception("a request could not be added")
-            refusals.append(Refusal(request.rid, Failure(JsgError.__name__, NOT_ADDED)))
-    core.grammars.forget_grammars(message.forgotten_grammars)
-    return refusals
-
-
-def _answer(core: Core, call: Call, clock: LoopClock) -> Reply:
+def _answer(core: Core, call: Call, clock: LoopClock, intake: Intake) -> Reply:
+    if call.name == "flush_cache" and intake:
+        return Reply(call.number, value=False)  # requests wait
     try:
         value = core.answer(call)
     except JsgError as error:
@@ -233,7 +213,7 @@ def _answer(core: Core, call: Call, clock: LoopClock) -> Reply:
         logger.exception(message)
         return Reply(call.number, failure=Failure(JsgError.__name__, message))
     if call.name == "stats" and isinstance(value, dict):
-        value |= dataclasses.asdict(clock)
+        value |= dataclasses.asdict(clock) | {"num_waiting": value["num_waiting"] + len(intake)}
     return Reply(call.number, value)
 
 
@@ -299,6 +279,7 @@ def main(argument: str) -> int:
     """Runs the engine process described by the JSON argument."""
     gc.disable()  # until the engine is ready: a start frees few objects, and collections would take a tenth of its time
     start = msgspec.json.decode(argument, type=EngineStart)
+    log_to_stderr(start.name)
     die_with_parent(start.parent_pid)  # where the kernel cannot do that, `serve` notices that the parent is gone
     for number in (
         signal.SIGINT,

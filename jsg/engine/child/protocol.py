@@ -11,7 +11,7 @@ from typing import Any, Literal
 from jsg import errors
 from jsg.config import EngineConfig
 from jsg.errors import JsgError, RequestError
-from jsg.types import Embedder, Request, RequestOutput
+from jsg.types import Embedder, Request, RequestOutput, TokenLogprob
 
 ENGINE_CORE = "jsg.engine.core:EngineCore"
 
@@ -188,6 +188,7 @@ class EngineStart:
         heartbeat_fd: The pipe for its heartbeat, see `heartbeat.py`.
         core: "module:name" of the engine core.
         kv_events: Where it publishes the events of its tree; None where it does not.
+        name: Its name in the log.
     """
 
     config: EngineConfig
@@ -196,6 +197,7 @@ class EngineStart:
     heartbeat_fd: int
     core: str = ENGINE_CORE
     kv_events: KvEvents | None = None
+    name: str = "engine"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -272,6 +274,14 @@ class ToEngine:
     stop: bool = False
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class PromptScores:
+    """A part of the `prompt_logprobs` of an output that comes in a later message, behind the parts before it."""
+
+    rid: str
+    logprobs: Sequence[TokenLogprob]
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FromEngine:
     """From the engine: `progress` while it starts, then `ready` or `failure` once, then the outputs of each step.
@@ -279,6 +289,7 @@ class FromEngine:
     Requests may have grammars once it says `takes_grammars`. Before, such a request would hold up all others.
     """
 
+    prompt_scores: Sequence[PromptScores] = ()
     outputs: Sequence[RequestOutput] = ()
     refusals: Sequence[Refusal] = ()
     replies: Sequence[Reply] = ()

@@ -15,6 +15,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from jsg.errors import ConfigError
+from jsg.extras import install_command
 from jsg.models.tensor_parallel import AXES
 
 TARGETS = pathlib.Path(__file__).with_name("targets")
@@ -74,8 +75,9 @@ def mesh_of(name: str, num_devices: int = 1, num_groups: int = 1) -> Mesh:
         )
     except (RuntimeError, NotImplementedError) as error:
         raise ConfigError(
-            "compiling for NVIDIA cards needs XLA's CUDA plugin, but JAX does not find it: pip install 'jsg[cuda]', or "
-            f"jax-cuda13-plugin and jax-cuda13-pjrt alone, and use a new process ({error})"
+            "compiling for NVIDIA cards needs XLA's CUDA plugin, but JAX does not find it: "
+            f"{install_command('cuda')}, or jax-cuda13-plugin and jax-cuda13-pjrt alone, and use a new process "
+            f"({error})"
         ) from error
     return topologies.make_mesh(topology, (num_groups, num_devices // num_groups), AXES)
 

@@ -18,6 +18,7 @@ from jax._src import xla_bridge  # JAX has no public way to ask whether it has s
 
 from jsg.engine.nvidia_smi import MIB, VISIBLE, Gpu, find_gpus, has_cuda_plugin, may_use_cuda, most_free, named_gpus
 from jsg.errors import ConfigError, MemoryPlanError
+from jsg.extras import install_command
 
 logger = logging.getLogger(__name__)
 
@@ -106,10 +107,10 @@ def open_device(mem_fraction: float, count: int = 1) -> Device:
     try:
         with _environment(choice.environment):
             device = jax.local_devices()[0]
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # an assertion of JAX, where the platform has no plugin
         raise ConfigError(
-            f"JAX must find a device of JAX_PLATFORMS={_platforms()}, but could not start one; unset it, or repair the "
-            "device's driver"
+            f"JAX must find a device of JAX_PLATFORMS={_platforms()}, but could not start one; unset it, install JAX "
+            "for this platform, or repair its driver"
         ) from error
     seen = len(jax.local_devices())
     if seen < count:
@@ -227,7 +228,7 @@ def _why_no_gpu(gpu: Gpu) -> str:
     if has_cuda_plugin():
         remedy = "JAX's CUDA plugin is installed but did not start: is the driver as new as its CUDA version needs?"
     else:
-        remedy = "JAX for CUDA is not installed: pip install 'jsg[cuda]'"
+        remedy = f"JAX for CUDA is not installed: {install_command('cuda')}"
     return f"this machine has an {gpu.name}, but JAX runs on the CPU. {remedy}"
 
 

@@ -325,12 +325,14 @@ class ModelRunner:
         return ids, values
 
     def _write_counts(self, running: RunningRequest, row: int) -> None:
-        known = running.tokens[: running.num_known]
-        for start in range(0, len(known), COUNT_CHUNK):
-            part = known[start : start + COUNT_CHUNK]
+        known, num_prompt = running.tokens[: running.num_known], running.num_prompt
+        prompt = np.flatnonzero(np.bincount(known[:num_prompt]))  # how often a token is in the prompt does not matter
+        ids_to_count = np.concatenate([prompt, known[num_prompt:]])
+        for start in range(0, len(ids_to_count), COUNT_CHUNK):
+            part = ids_to_count[start : start + COUNT_CHUNK]
             ids = np.full(COUNT_CHUNK, -1, np.int32)
             ids[: len(part)] = part
-            is_output = (np.arange(start, start + COUNT_CHUNK) >= running.num_prompt).astype(np.int32)
+            is_output = (np.arange(start, start + COUNT_CHUNK) >= len(prompt)).astype(np.int32)
             row_and_reset = np.array(row, np.int32), np.array(start == 0, np.int32)
             self.calls.call(("write_counts",), *row_and_reset, ids, is_output)
 

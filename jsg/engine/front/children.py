@@ -39,8 +39,11 @@ class EngineChild:
         core: str = ENGINE_CORE,
         environment: Mapping[str, str] | None = None,
         kv_events: KvEvents | None = None,
+        name: str = "engine",
     ) -> "EngineChild":
         """Starts the engine process and returns at once. `environment` is added to that of this process.
+
+        The log calls the process by `name`.
 
         The child has the import path of its parent, no stdin, writes to stderr only, and is in a process group of its
         own, so that Ctrl-C in a terminal reaches the front only.
@@ -54,6 +57,7 @@ class EngineChild:
             heartbeat_fd=writing_fd,
             core=core,
             kv_events=kv_events,
+            name=name,
         )
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "jsg.engine.child.process", json.dumps(dataclasses.asdict(start))],

@@ -12,8 +12,8 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import itertools
 import logging
+import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Literal, cast, final
@@ -23,9 +23,9 @@ import zmq
 import zmq.asyncio
 
 from jsg.config import EngineConfig
-from jsg.engine.child import wire
 from jsg.engine.child.heartbeat import HeartbeatMonitor
 from jsg.engine.child.protocol import Call, FromEngine, GrammarTables, ModelInfo, Progress, ToEngine
+from jsg.engine.child.wire import MessageEncoder
 from jsg.engine.front.children import EngineChild
 from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.engine.front.places import Places
@@ -43,6 +43,7 @@ LAST_WORDS_MS = 100  # for the last messages of an engine that has ended
 START_LAST_WORDS_MS = 2000  # where it ended before it was ready: a message should say why
 ENGINE_GRAMMAR_BYTES = 64 * 2**20  # tables that the engine keeps for later requests; those that run keep their own
 WATCH_S = 1.0  # how often the heartbeat is looked at
+LONG_BYTES = 2**16  # after a message of so many the event loop has its turn
 MAX_MESSAGES = 16  # that are taken at once, so that the event loop has its turn even behind a very fast engine
 
 
@@ -118,10 +119,10 @@ class EngineClient:
         self._socket.set_hwm(0)  # `_open` bounds the requests that are under way
         self._socket.zap_domain = b"jsg"  # where it has one, ZeroMQ refuses ZMTP 1, in which any bytes can be a message
         self._socket.bind(child.address)
-        self._numbers = itertools.count()
         self._streams = Streams()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._outbox: _Outbox | None = None
+        self._encoder = MessageEncoder()
         self.grammars = grammars or GrammarCompiler()
         self._sent_grammars = SentGrammars(ENGINE_GRAMMAR_BYTES)
         self._takes_grammars = asyncio.Event()
@@ -387,7 +388,7 @@ class EngineClient:
     ) -> Any:
         if self._death.done():
             raise EngineDeadError(self._death.result())
-        number = next(self._numbers)
+        number = max(self._calls, default=0) + 1
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[number] = reply
         self._post().calls.append(Call(number, name, cursor, with_tokens))
@@ -403,7 +404,7 @@ class EngineClient:
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, None
         if outbox is not None and not self._socket.closed:
-            self._socket.send_multipart(wire.encode(outbox.message()), copy=False)
+            self._socket.send_multipart(self._encoder.encode(outbox.message()), copy=False)
 
     async def _run(self) -> None:
         """Reads until the child ends, then reads its last messages, then ends all streams and calls."""
@@ -422,7 +423,7 @@ class EngineClient:
                 while await self._socket.poll(LAST_WORDS_MS if self._ready.done() else START_LAST_WORDS_MS):
                     self._take(decoder.decode(await self._socket.recv()))
         finally:
-            self._die(f"the engine process ended (exit status {status}); restart the server, its log says why")
+            self._die(f"the engine process ended (exit status {status}); {_remedy(status)}")
 
     def _exit_of_child(self) -> asyncio.Future[int]:
         loop = asyncio.get_running_loop()
@@ -467,13 +468,21 @@ class EngineClient:
         while True:
             for message in await receive_waiting(self._socket):
                 self._take(decoder.decode(message))
+                if len(message) > LONG_BYTES:
+                    await asyncio.sleep(0)
             await asyncio.sleep(0)  # `recv` does not wait while there are messages, and other tasks need their turn
 
     def _take(self, message: FromEngine) -> None:
+        for part in message.prompt_scores:
+            if stream := self._streams.on_wire(part.rid):
+                stream.prompt_scores += part.logprobs
         for output in message.outputs:
             stream = self._streams.on_wire(output.rid)
             if stream is None:
                 continue  # the request was aborted while this output was under way
+            if stream.prompt_scores and output.prompt_logprobs is not None:
+                output.prompt_logprobs = (*stream.prompt_scores, *output.prompt_logprobs)
+                stream.prompt_scores.clear()
             if output.finish is not None:
                 self._close(stream)
             stream.arrived.put_nowait(output)
@@ -521,3 +530,10 @@ class EngineClient:
             if not waiting.done():
                 waiting.set_exception(EngineDeadError(reason))
         self._calls.clear()
+
+
+def _remedy(status: int) -> str:
+    """What to do about an engine process that ended with this status."""
+    if status == -signal.SIGKILL:
+        return "if the system's log says that memory ran out, lower --max-total-tokens; restart the server"
+    return "restart the server, its log says why"

@@ -213,7 +213,7 @@ def prefix_path(request: Request) -> PrefixPath:
     root = _root(request)
     if not request.joined:
         return PrefixPath(_chain(root, *_row(request, (), 0)))
-    tokens, jumps = np.array(request.input_ids, np.int32), _jumps(request, len(request.input_ids))
+    tokens, jumps = request.input_ids.array, _jumps(request, len(request.input_ids))
     num_prefix = request.joined[0]
     stem = _chain(root, tokens[:num_prefix].tobytes(), _shifts(jumps[:num_prefix]))
     start = len(stem) * BLOCK_TOKENS
@@ -245,14 +245,14 @@ def _behind(request: Request, output_ids: Sequence[int]) -> Chain:
     """The blocks behind the branches of a joined prompt, whose names depend on all tokens and positions before them."""
     last = request.joined[-1]
     jumps = [jump for jump in request.position_jumps if jump[0] < last]
-    before = array("i", request.input_ids[:last]).tobytes()
+    before = request.input_ids.array[:last].tobytes()
     root = _digest(_root(request) + repr((request.joined, jumps)).encode() + before)
     return _chain(root, *_row(request, output_ids, last))
 
 
 def _row(request: Request, output_ids: Sequence[int], start: int) -> tuple[bytes, np.ndarray | None]:
     """The tree's keys of the tokens from `start` on, 4 bytes each, and how far their positions exceed their indices."""
-    tokens = array("i", request.input_ids[start:])
+    tokens = array("i", request.input_ids.array[start:].tobytes())
     tokens.extend(output_ids)
     for item in request.media:
         if item.end > start:

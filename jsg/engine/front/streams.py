@@ -7,7 +7,7 @@ from typing import final
 
 from jsg.engine.front.places import Places
 from jsg.errors import JsgError, RequestError
-from jsg.types import RequestOutput
+from jsg.types import RequestOutput, TokenLogprob
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -21,6 +21,7 @@ class Stream:
         arrived: Its outputs in order. Nothing follows the last output, or an error.
         ended: Set when the stream is closed.
         waited_s: How long its request has waited for a place in the engine.
+        prompt_scores: What has come of the `prompt_logprobs` of its first output.
     """
 
     owner: str
@@ -29,6 +30,7 @@ class Stream:
     arrived: asyncio.Queue[RequestOutput | JsgError] = dataclasses.field(default_factory=asyncio.Queue)
     ended: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     waited_s: float = 0.0
+    prompt_scores: list[TokenLogprob] = dataclasses.field(default_factory=list)
 
 
 @final

@@ -185,8 +185,8 @@ class Constraints:
         """Whether text may be forced behind the next token of a request, so that the next step must wait for it."""
         if not self._live:
             return False
-        jumping = {rid for rid, each in self._live.items() if each.must_know_tokens}
-        return bool(jumping) and any(each.request.rid in jumping for each in running)
+        constraints = map(self._live.get, [each.request.rid for each in running])  # not those of all that wait
+        return any(each is not None and each.must_know_tokens for each in constraints)
 
     def proposals(self, running: Sequence[RunningRequest], most: int) -> dict[str, Proposal]:
         """At most `most` forced tokens of each request that decodes and has nothing in flight, by rid."""

@@ -1,6 +1,5 @@
 """What grammars need: the model's tokenizer, the bytes of its tokens, and loaded kernels."""
 
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -10,21 +9,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import final
 
-from jsg.constrained.jit import default_kernel_cache, use_kernel_cache
-from jsg.constrained.run import kernel_cache
 from jsg.constrained.run.vocab import Vocabulary
-from jsg.engine.child.kernel_process import fill_elsewhere
-from jsg.engine.private_directory import (
-    PROGRAMS_WHY,
-    private_directory,
-    temporary_directory,
-    why_unwritable,
-)
-from jsg.errors import ConfigError, EngineDeadError, JsgError, ModelError, RequestError
+from jsg.engine.grammars.kernel_folder import KernelFolder
+from jsg.errors import EngineDeadError, JsgError, ModelError, RequestError
 
 logger = logging.getLogger(__name__)
 
-KERNEL_DIRECTORY = "numba"
 FIRST_REQUEST_S = 1.0
 """Loading begins so long after the engine is ready, unless a grammar comes earlier. It takes the interpreter lock for
 half a second, which the request that the engine was started for should not feel."""
@@ -52,19 +42,16 @@ class LexiconLoader:
     A model without a tokenizer has no lexicon, which is an error only for a request that needs it.
     """
 
-    def __init__(
-        self, directory: Path, vocab_size: int, eos_token_ids: frozenset[int], cache_directory: Path | None
-    ) -> None:
+    def __init__(self, directory: Path, vocab_size: int, eos_token_ids: frozenset[int], kernels: KernelFolder) -> None:
         """Loads nothing yet.
 
         Args:
             directory: The directory of the tokenizer.
             vocab_size: Rows of the model's vocabulary.
             eos_token_ids: Tokens that end an answer; those outside the vocabulary do not count.
-            cache_directory: The owner-only directory of compiled programs, in which kernels get a directory of their
-                own. With None they lie beside Python's own compiled files.
+            kernels: The folder of compiled kernels. It is closed with this.
         """
-        self._kernels = default_kernel_cache() if cache_directory is None else _kernel_directory(cache_directory)
+        self._kernels = kernels
         self._directory = directory
         self._vocab_size = vocab_size
         self._eos_ids = [token for token in eos_token_ids if token < vocab_size]
@@ -97,6 +84,7 @@ class LexiconLoader:
         """Ends loading, and waits for the thread if `waits` is set."""
         self._is_closing.set()
         self._is_needed.set()
+        self._kernels.close()
         if waits and self._thread is not None:
             self._thread.join()
 
@@ -125,27 +113,6 @@ class LexiconLoader:
             logger.exception("what grammars need could not be loaded")
             self._future.set_result(error)
 
-    def _filled_cache(self, temporary: contextlib.ExitStack) -> Path | None:
-        """The directory of kernels with all kernels in it; None where it cannot have them.
-
-        If nothing can be kept, it is a temporary one, so that the kernels are compiled outside this process all the
-        same.
-        """
-        kernels = self._kernels
-        if kernels is not None and kernel_cache.is_filled(kernels):
-            return kernels
-        if kernels is not None:
-            with contextlib.suppress(OSError):
-                kernels.mkdir(exist_ok=True)  # Python may have compiled nothing there
-        if kernels is None or why_unwritable(kernels) is not None:
-            with contextlib.suppress(ConfigError):
-                kernels = Path(temporary.enter_context(temporary_directory()))
-        if kernels is None:
-            return None
-        fill_elsewhere(kernels, self._is_closing)
-        self._check_open()
-        return kernels if kernel_cache.is_filled(kernels) else None
-
     def _check_open(self) -> None:
         if self._is_closing.is_set():
             raise EngineDeadError("the engine was closed")
@@ -164,20 +131,11 @@ class LexiconLoader:
             size=size,
             special_names={i: tokenizer.token_bytes(i).decode(errors="replace") for i in special},
         )
-        with contextlib.ExitStack() as temporary:
-            use_kernel_cache(self._filled_cache(temporary))
+        with self._kernels.used():
+            self._check_open()
             _load_kernels(vocabulary)
         encode = functools.partial(tokenizer.encode, add_special_tokens=False, parse_special=False)
         return Lexicon(encode, tokenizer.strips_leading_space, vocabulary)
-
-
-def _kernel_directory(cache_directory: Path) -> Path | None:
-    """The owner-only directory of kernels; None where it cannot be made, somebody else owns it, or others may enter."""
-    try:
-        return private_directory(cache_directory / KERNEL_DIRECTORY, "--compilation-cache-dir", PROGRAMS_WHY)
-    except ConfigError as error:
-        logger.warning("the kernels of grammars are not kept, so each start compiles them anew: %s", error)
-        return None
 
 
 def _load_kernels(vocabulary: Vocabulary) -> None:

@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import IO, Any, Self, final
 
 from jsg.checks import near
-from jsg.config import EngineConfig, ServerConfig, option
+from jsg.config import KEY_VARIABLES, EngineConfig, ServerConfig, option
 from jsg.errors import BackendError, ConfigError
 from jsg.lang.defaults import flush_cache
 from jsg.lang.http.endpoint import RuntimeEndpoint
 from jsg.lang.streams.loop import shared_loop, wait_for
+from jsg.option_sources import environment_keys, read_keys
 
 START_TIMEOUT_S = 600.0
 END_S = 5.0  # beyond the time that these options of the server give to requests
 ENDING = ("drain_delay", "shutdown_timeout")
 NUM_KEPT_LINES = 200
 NUM_SHOWN_LINES = 20
-KEY_FIELDS = frozenset({"api_key", "admin_api_key"})
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +64,15 @@ class Runtime:
             port: The port of the server; None takes a free one.
             start_timeout_s: Seconds after which the server must be ready.
             **flags: Options of `jsg serve`, named as fields of `jsg.config.EngineConfig` and `ServerConfig`. Keys go
-                through a pipe, so that the list of processes shows none. The backend uses the admin's key, or the
-                first key of `api_key` or of `api_key_file`.
+                through a pipe, so that the list of processes shows none. Where they are not given, those in the
+                environment count, as for `jsg serve`. The backend uses the admin's key, or the first key of `api_key`
+                or of `api_key_file`.
 
         Raises:
             ConfigError: A flag is unknown or wrong.
             BackendError: The server ended, or was not ready in time. The message has its last lines.
         """
+        flags = environment_keys(os.environ) | flags
         arguments, secrets = serve_arguments({"model_path": model_path, "port": port or 0} | flags)
         key = _own_key(flags)
         self._process = _start(arguments, secrets)
@@ -189,7 +191,7 @@ def serve_arguments(flags: dict[str, Any]) -> tuple[list[str], list[str]]:
             arguments += [option(name)] * value
         elif value is not None:
             each = value if isinstance(value, list | tuple) else [value]
-            (secrets if name in KEY_FIELDS else arguments).extend(f"{option(name)}={item}" for item in each)
+            (secrets if name in KEY_VARIABLES else arguments).extend(f"{option(name)}={item}" for item in each)
     return arguments, secrets
 
 
@@ -198,11 +200,7 @@ def _own_key(flags: dict[str, Any]) -> str | None:
     given = flags.get("api_key") or ()
     keys = [flags.get("admin_api_key"), *([given] if isinstance(given, str) else given)]
     if (path := flags.get("api_key_file")) is not None:
-        try:
-            lines = [line.strip() for line in Path(path).read_text(encoding="ascii").splitlines()]
-        except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(f"--api-key-file must be a text file that can be read, but {path!r}: {error}") from None
-        keys += [line for line in lines if not line.startswith("#")]
+        keys += [key for _, key in read_keys(Path(path))]
     return next((key for key in keys if key), None)
 
 
@@ -216,7 +214,8 @@ def _start(arguments: Sequence[str], secrets: Sequence[str]) -> subprocess.Popen
         start_new_session=True,
         text=True,
         errors="replace",
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        env={name: value for name, value in os.environ.items() if name not in KEY_VARIABLES.values()}
+        | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # the process has ended already and has printed why

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self
 
 from jsg.errors import ConfigError, UnsupportedError
+from jsg.extras import install_command
 from jsg.lang.backend import Session
 from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.arguments import Unsupported
@@ -109,4 +110,4 @@ def connect[Client](
 
 def missing_package(name: str) -> ConfigError:
     """Gives the error for an optional package that is not installed."""
-    return ConfigError(f"this backend needs the package {name}, which is not installed; pip install 'jsg[{name}]'")
+    return ConfigError(f"this backend needs the package {name}, which is not installed; {install_command(name)}")

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, final
 import numpy as np
 
 from jsg.errors import RequestError, UnsupportedError
+from jsg.extras import install_command
 from jsg.processing.media.decode import decode_declared
 from jsg.processing.media.headers import read_header
 from jsg.processing.media.limits import MediaBudget, MediaLimits
@@ -200,7 +201,7 @@ def _import_av() -> Any:
         import av
     except ImportError:
         raise UnsupportedError(
-            "a video needs PyAV, which is not installed here; run pip install 'jsg[video]'"
+            f"a video needs PyAV, which is not installed here; run {install_command('video')}"
         ) from None
     return av
 

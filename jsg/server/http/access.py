@@ -2,10 +2,8 @@
 
 import hashlib
 import hmac
-import os
 import secrets
-import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final
 
@@ -13,13 +11,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jsg.config import ServerConfig
 from jsg.errors import ConfigError
+from jsg.option_sources import read_keys
 from jsg.server.caller import Caller
-from jsg.server.http.failures import failure_body, failure_response
+from jsg.server.http.failures import failure_response
 
 PROBES = frozenset({"/health", "/ready"})  # they carry no key
 BEARER = b"bearer "
-MAX_KEY_FILE_BYTES = 2**20
-WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 @final
@@ -30,8 +27,8 @@ class KeyRing:
     length under a secret of this process.
     """
 
-    def __init__(self, keys: Sequence[str], admin_key: str | None) -> None:
-        """Takes the users' keys and the admin's.
+    def __init__(self, keys: Sequence[str], admin_key: str | None, names: Mapping[str, str] | None = None) -> None:
+        """Takes the users' keys and the admin's, and the names of keys; others are called by their number.
 
         Without an admin key a single user is the admin; of several users none is; and where there is no key at all,
         everybody is. With an admin key and no other, everybody may come in, and only the admin's key makes an admin.
@@ -42,12 +39,17 @@ class KeyRing:
         self._callers = [
             (
                 self._digest(key.encode()),
-                Caller("" if is_only else _tenant(key), is_admin=admin_key is None and is_only),
+                Caller(
+                    "" if is_only else _tenant(key),
+                    is_admin=admin_key is None and is_only,
+                    key=(names or {}).get(key, f"key-{number}"),
+                ),
             )
-            for key in keys
+            for number, key in enumerate(keys, 1)
         ]
         if admin_key is not None:
-            self._callers.append((self._digest(admin_key.encode()), Caller(_tenant(admin_key), is_admin=True)))
+            caller = Caller(_tenant(admin_key), is_admin=True, key="admin")
+            self._callers.append((self._digest(admin_key.encode()), caller))
         self._anybody = None if keys else Caller("", is_admin=admin_key is None)
 
     @classmethod
@@ -58,16 +60,19 @@ class KeyRing:
             ConfigError: A key that is empty, has characters that a header cannot carry or is given twice; a file that
                 cannot be read, holds no key, or may be written by others.
         """
-        keys = [_checked("--api-key", key) for key in config.api_key]
+        keys, names = [_checked("--api-key", key) for key in config.api_key], dict[str, str]()
         if config.api_key_file is not None:
-            keys += [_checked("--api-key-file", key) for key in _lines(Path(config.api_key_file))]
+            for name, key in read_keys(Path(config.api_key_file)):
+                keys.append(_checked("--api-key-file", key))
+                if name:
+                    names[key] = name
         admin_key = None if config.admin_api_key is None else _checked("--admin-api-key", config.admin_api_key)
         everybodys = keys if admin_key is None else [*keys, admin_key]
         if len(set(everybodys)) < len(everybodys):
             raise ConfigError(
                 "each key must be given once, for one user or for the admin, but one is given twice; leave one out"
             )
-        return cls(keys, admin_key)
+        return cls(keys, admin_key, names)
 
     @property
     def num_callers(self) -> int:
@@ -114,29 +119,6 @@ def _checked(option: str, key: str) -> str:
     return key
 
 
-def _lines(path: Path) -> list[str]:
-    """The keys of a file: one on each line. Empty lines and lines that begin with # are skipped."""
-    try:
-        with path.open(encoding="ascii") as file:
-            if os.fstat(file.fileno()).st_mode & WRITABLE_BY_OTHERS:
-                raise ConfigError(
-                    "--api-key-file must be writable by its owner only, because others could add their own keys; run "
-                    "'chmod go-w' on it"
-                )
-            text = file.read(MAX_KEY_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"--api-key-file must be a file that can be read, but: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError("--api-key-file must be text of printable ASCII, but it is not; correct it") from None
-    if len(text) > MAX_KEY_FILE_BYTES:
-        raise ConfigError(f"--api-key-file must have at most {MAX_KEY_FILE_BYTES} bytes, but it has more; remove keys")
-    keys = [line.strip() for line in text.splitlines()]
-    keys = [key for key in keys if key and not key.startswith("#")]
-    if not keys:
-        raise ConfigError("--api-key-file must hold at least one key, but there is none; write one on each line")
-    return keys
-
-
 @final
 class RequireKey:
     """Lets a request through with `Authorization: Bearer KEY` or `x-api-key: KEY`; open paths need none."""
@@ -156,8 +138,7 @@ class RequireKey:
             message = (
                 "a request must carry a key, but this one has none or a wrong one; send 'Authorization: Bearer KEY'"
             )
-            body = failure_body(scope["path"], 401, message)
-            await failure_response(scope, body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+            await failure_response(scope, 401, message, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
             return
         scope.setdefault("state", {})["caller"] = caller or Caller("", is_admin=False)
         await self._app(scope, receive, send)

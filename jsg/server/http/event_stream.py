@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from jsg.errors import JsgError
-from jsg.server.http.failures import INTERNAL_ERROR, error_body, full_body
+from jsg.server.http.failures import INTERNAL_ERROR, told_error
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class _EventStream(Response):
         await send_body(self._ending, more_body=False)
 
     def _failure(self, error: JsgError) -> Event:
-        body = full_body(self._scope, error_body(self._scope["path"], error))
+        body = told_error(self._scope, error)
         # In OpenAI's named events the fields of an error stand at the top.
         is_nameless = self._encode is _encode_named and "type" not in body
         return body["error"] | {"type": "error"} if is_nameless else body

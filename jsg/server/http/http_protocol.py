@@ -21,7 +21,7 @@ import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol as UvicornConnection
 
-from jsg.server.http.failures import failure_body, full_body
+from jsg.server.http.failures import told_failure
 from jsg.server.http.request_id import fresh_request_id, request_id_headers
 
 logger = logging.getLogger(__name__)
@@ -67,9 +67,13 @@ class HttpLimits:
 
 
 def http_protocol(
-    limits: HttpLimits | None = None, is_ending: Callable[[], bool] = lambda: False
+    limits: HttpLimits | None = None,
+    is_ending: Callable[[], bool] = lambda: False,
+    on_refusal: Callable[[dict[str, Any]], None] = lambda state: None,
 ) -> type[asyncio.Protocol]:
     """What `uvicorn.Config(http=...)` takes. The default limits allow only connections for which files are left.
+
+    `on_refusal` is called for a refusal that the application does not see, with the ASGI state that a request has.
 
     While `is_ending` gives True, each response ends its connection. A client that keeps connections, and a load
     balancer that only chooses servers for new ones, would otherwise send requests here until the last moment.
@@ -79,7 +83,7 @@ def http_protocol(
         if num_files != resource.RLIM_INFINITY:
             most = min(most, num_files - len(os.listdir("/dev/fd")) - SPARE_FILES)
         limits = HttpLimits(connections=max(1, most))
-    return cast(type[asyncio.Protocol], functools.partial(HttpConnection, limits, _Idle(), is_ending))
+    return cast(type[asyncio.Protocol], functools.partial(HttpConnection, limits, _Idle(), is_ending, on_refusal))
 
 
 def allow_more_files() -> None:
@@ -268,12 +272,19 @@ class HttpConnection(UvicornConnection):
     """One connection of a client."""
 
     def __init__(
-        self, limits: HttpLimits, idle: _Idle, is_ending: Callable[[], bool], *args: Any, **kwargs: Any
+        self,
+        limits: HttpLimits,
+        idle: _Idle,
+        is_ending: Callable[[], bool],
+        on_refusal: Callable[[dict[str, Any]], None],
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.conn = _Parser(limits, is_ending)
         self._limits = limits
         self._idle = idle
+        self._on_refusal = on_refusal
         self._reading: object = h11.IDLE  # the part of a request that must arrive in time; None between requests
         self._read_deadline = 0.0
         self._last_data_at = 0.0
@@ -398,11 +409,15 @@ class HttpConnection(UvicornConnection):
         self.conn.error = self.conn.error or _refused(status, message)
         cycle = self.cycle
         is_running = cycle is not None and not cycle.response_complete
+        state = cycle.scope.get("state", {}) if is_running else {}
+        state.setdefault("request_id", fresh_request_id())
         if not (is_running and cycle.response_started):
-            self.transport.write(_response(status, message, self.conn.target))
+            self.transport.write(_response(status, message, self.conn.target, state))
         if is_running:
             cycle.disconnected = True
             cycle.message_event.set()
+        else:
+            self._on_refusal(state)
         if lingers:
             self.transport.close()
             self._idle.note(self, is_idle=True)  # it only waits for its client to read the refusal
@@ -410,10 +425,11 @@ class HttpConnection(UvicornConnection):
             cast(_Transport, self.transport).close_at_once()
 
 
-def _response(status: int, message: str, target: bytes | None) -> bytes:
+def _response(status: int, message: str, target: bytes | None, state: dict[str, Any]) -> bytes:
+    """The bytes of a refusal, which the state keeps for the request log."""
     path = "/" if target is None else unquote(target.partition(b"?")[0].decode("ascii"))
-    scope = {"path": path, "state": {"request_id": fresh_request_id()}}
-    body = msgspec.json.encode(full_body(scope, failure_body(path, status, message)))
+    scope = {"path": path, "state": state}
+    body = msgspec.json.encode(told_failure(scope, status, message))
     head = [
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
         "content-type: application/json",

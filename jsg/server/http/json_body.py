@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jsg.checks import place_name
 from jsg.errors import RequestError
 from jsg.server.caller import caller_of
 from jsg.server.http.body import CHUNK
@@ -331,11 +332,7 @@ def _check_text(text: str, path: _Path, where: str = "") -> None:
 
 
 def _name(path: _Path) -> str:
-    """A place in the form `messages[0].content`."""
-    if not path:
-        return "the body"
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part[:MAX_QUOTE_CHARS]}" for part in path)
-    return "".join(parts).removeprefix(".")
+    return place_name(path) or "the body"
 
 
 def _too_deep(where: str) -> RequestError:

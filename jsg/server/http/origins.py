@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jsg.config import ServerConfig
 from jsg.errors import ConfigError
-from jsg.server.http.failures import failure_body, failure_response
+from jsg.server.http.failures import failure_response
 from jsg.server.http.request_id import with_headers
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\-_\[\]:]+")
@@ -79,14 +79,15 @@ class CheckOrigin:
                 "host of an allowed origin, but is another name, which may be a stranger's; start the server with "
                 "--cors-allow-origin and the origin at which people reach it"
             )
-            await _refuse(scope, 403, message)(scope, receive, send)
+            await failure_response(scope, 403, message)(scope, receive, send)
             return
         origin: bytes | None = headers.get(b"origin")
         if origin is None:
             await self._app(scope, receive, send)
             return
         if sum(name == b"origin" for name, _ in scope["headers"]) > 1:
-            await _refuse(scope, 400, "a request must have one Origin, but got several; send one")(scope, receive, send)
+            message = "a request must have one Origin, but got several; send one"
+            await failure_response(scope, 400, message)(scope, receive, send)
             return
         is_preflight = scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
         if origin in self._origins:
@@ -100,17 +101,13 @@ class CheckOrigin:
                 "a web page may use this server only if its origin is allowed, but this page's is not; start the "
                 "server with --cors-allow-origin and the origin that the browser sends"
             )
-            await _refuse(scope, 403, message)(scope, receive, send)
+            await failure_response(scope, 403, message)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
     def _is_known(self, host: bytes) -> bool:
         name = _name(host)
         return self._names is None or _is_own_name(name) or name in self._names or name.endswith(OWN_SUFFIXES)
-
-
-def _refuse(scope: Scope, status: int, message: str) -> ASGIApp:
-    return failure_response(scope, failure_body(scope["path"], status, message), status)
 
 
 def _grant(origin: bytes) -> list[tuple[bytes, bytes]]:

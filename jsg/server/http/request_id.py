@@ -22,7 +22,8 @@ class NameRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope.setdefault("state", {})["request_id"] = _given(scope) or fresh_request_id()
+        state = scope.setdefault("state", {})  # it has a name if the connection has refused the body by now
+        state["request_id"] = state.get("request_id") or _given(scope) or fresh_request_id()
         named = [(name.encode(), value.encode()) for name, value in request_id_headers(scope).items()]
         await self._app(scope, receive, with_headers(send, named))
 

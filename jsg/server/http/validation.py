@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from jsg.checks import place_name, shown_name
+
 MAX_QUOTE_CHARS = 100
 MAX_QUOTED_ITEMS = 8
 
@@ -45,13 +47,14 @@ def describe_invalid(errors: Sequence[Any], data: object) -> tuple[str, str]:
     of_right_kind = [(place, error) for place, error in alike if not error["type"].endswith("_type")]
     place = max(place for place, _ in of_right_kind or alike)
     found = [error for other, error in of_right_kind or alike if other == place]
-    field, name = str(place[0]), _dotted(place)
+    field, name = str(place[0]), place_name(place)
     if found[0]["type"] == "missing":
         return f"{name} is required, but it is missing; add it", field
     rule = " or ".join(dict.fromkeys(_rule(error) for error in found))
     if len(place) == 1:
-        return f"{field} is not valid: it must be {rule}, but got {_quote(found[0]['input'])}; correct it", field
-    return f"{field} is not valid: {name} must be {rule}, but got {_quote(found[0]['input'])}; correct it", field
+        return f"{name} is not valid: it must be {rule}, but got {_quote(found[0]['input'])}; correct it", field
+    top, received = shown_name(field), _quote(found[0]["input"])
+    return f"{top} is not valid: {name} must be {rule}, but got {received}; correct it", field
 
 
 def _place(error: Any, data: object) -> tuple[str | int, ...]:
@@ -65,11 +68,6 @@ def _place(error: Any, data: object) -> tuple[str | int, ...]:
             place.append(part)
             data = data[part]
     return tuple(place) or ("body",)
-
-
-def _dotted(place: Sequence[str | int]) -> str:
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
-    return "".join(parts).removeprefix(".")
 
 
 def _rule(error: Any) -> str:

@@ -25,6 +25,7 @@ from jsg.server.http.field_rules import FieldRules
 from jsg.server.http.json_body import CurrentRules, new_router
 from jsg.server.native.parts import PromptParts, read_parts
 from jsg.server.native.sampling import Object, one_each, to_samplings
+from jsg.server.shared.answers import scores_len
 from jsg.server.shared.beginning import begin
 from jsg.server.shared.fields import CACHE_SALT, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
 from jsg.server.shared.harmless import harmless
@@ -235,7 +236,8 @@ async def generate(
     results = await generator.share.each(call.caller.tenant, shown, range(len(generation.answers)))
     for result, scores in zip(results, logprobs, strict=True):
         result["meta_info"] |= await scores.shown(with_prompt=True)
-    return json_response(results if is_list else results[0])
+    size = sum(map(scores_len, generation.answers))
+    return await generator.beside(lambda: json_response(results if is_list else results[0]), size)
 
 
 async def _thinking(

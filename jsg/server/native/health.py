@@ -12,6 +12,7 @@ from starlette.responses import Response
 from jsg import types
 from jsg.engine.front.served import ServedEngine
 from jsg.errors import JsgError, QueueFullError, RequestError
+from jsg.prompt_ids import PromptIds
 from jsg.server.front import FrontDoor, ReadyFront
 from jsg.server.http.event_stream import until_disconnect
 from jsg.server.http.failures import json_response
@@ -98,7 +99,7 @@ async def _makes_token(client: ServedEngine, grammar: GrammarSpec | None) -> boo
     """
     request = types.Request(
         rid=uuid.uuid4().hex,
-        input_ids=(0,),
+        input_ids=PromptIds.of((0,)),
         sampling=SamplingParams(max_new_tokens=1, temperature=0, grammar=grammar),
         namespace=NAMESPACE,
         priority=PRIORITY,

@@ -26,6 +26,7 @@ from jsg.lang.graphs.nodes import Choose, Fork, Generate, Open, describe
 from jsg.lang.graphs.reorder import varying_arguments
 from jsg.lang.ir import SamplingArgs
 from jsg.lang.tokens.session import reports_of, sampling_of
+from jsg.prompt_ids import PromptIds
 from jsg.server.caller import ApiCall, CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import new_rid
@@ -205,7 +206,7 @@ def _check_gen(args: SamplingArgs) -> None:
     reports.pop("return_text_in_logprobs", None)
     if "logprob_start_len" in reports:  # its upper bound is the length of a prompt that is not known yet
         reports["logprob_start_len"] = min(reports["logprob_start_len"], 1)
-    types.Request(rid="check", input_ids=(0,), sampling=sampling, **reports)
+    types.Request(rid="check", input_ids=PromptIds.of((0,)), sampling=sampling, **reports)
 
 
 @contextlib.asynccontextmanager

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from jsg.engine.child.protocol import ModelInfo
 from jsg.errors import AbortedError, ContextLengthError, RequestError
 from jsg.processing.answer import Answer, Prompt
+from jsg.prompt_ids import PromptIds
 from jsg.server.caller import ApiCall, CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_ANSWERS, new_rid
@@ -78,13 +79,20 @@ async def _prompts(body: ScoreBody, call: CurrentCall, front: Front) -> list[Pro
     def joined(item: Any) -> Any:
         return item + body.query if body.item_first else body.query + item
 
-    id_lists = await front.generator.encode([joined(item) for item in items])
+    if isinstance(body.query, str):
+        id_lists = await front.generator.encode([joined(item) for item in items])
+    else:
+        id_lists = await front.generator.beside(lambda: [_checked(joined(item)) for item in items], size)
     _check_tokens(body, id_lists, front.generator.info)
     return label_prompts("score", id_lists, body.label_token_ids, call)
 
 
+def _checked(ids: list[int]) -> tuple[int, ...] | PromptIds:
+    return PromptIds.of(ids) if ids else ()
+
+
 def label_prompts(
-    kind: str, id_lists: Sequence[tuple[int, ...]], label_ids: Sequence[int], call: ApiCall
+    kind: str, id_lists: Sequence[tuple[int, ...] | PromptIds], label_ids: Sequence[int], call: ApiCall
 ) -> list[Prompt]:
     """Prompts whose answers report the log-probability of each label to come next; `kind` begins their names."""
     rid, namespace = f"{kind}-{new_rid()}", call.caller.namespace()
@@ -124,8 +132,10 @@ def _check_tokens(body: ScoreBody, id_lists: Sequence[Sequence[int]], info: Mode
                 f"{len(ids)}; shorten one of them",
                 param="items",
             )
-        if max(ids) >= info.vocab_size:
-            raise RequestError(f"token ids must be below {info.vocab_size}, but got {max(ids)}; correct it", "items")
+    given = [ids for ids in (body.query, *body.items) if not isinstance(ids, str)]  # the query once, not for each item
+    highest = max((max(ids) for ids in given if ids), default=0)
+    if highest >= info.vocab_size:
+        raise RequestError(f"token ids must be below {info.vocab_size}, but got {highest}; correct it", "items")
 
 
 def label_logprobs(answer: Answer) -> list[float]:

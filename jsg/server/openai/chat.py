@@ -352,6 +352,7 @@ async def chat_completions(
             names = TokenNames(front.generator.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
             return await respond(
                 request,
+                front,
                 body,
                 generation,
                 [

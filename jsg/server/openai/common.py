@@ -1,5 +1,6 @@
 """What the answers of chat completions and completions share: whole or as events, usage, names of tokens."""
 
+import functools
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -18,7 +19,7 @@ from jsg.server.generation import Generation
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.openai.body import OpenAIBody
-from jsg.server.shared.answers import token_text
+from jsg.server.shared.answers import in_pieces, scores_len, token_text
 from jsg.types import TokenLogprob
 
 LEAST_LOGPROB = -9999.0  # OpenAI shows it for a token that is almost impossible; JSON has no infinity
@@ -37,12 +38,16 @@ class Choice(Protocol):
         ...
 
     def pieces(self, delta: AnswerDelta) -> list[dict[str, Any]]:
-        """What a delta adds, one item for each event. Takes every delta once and in order."""
+        """What a delta adds, one item for each event. Takes every delta once and in order.
+
+        Where the scores of a prompt are shown, this runs in a thread while the answer grows.
+        """
         ...
 
 
 async def respond(
     request: Request,
+    front: Front,
     body: OpenAIBody,
     generation: Generation,
     choices: Sequence[Choice],
@@ -55,6 +60,7 @@ async def respond(
 
     Args:
         request: The HTTP request.
+        front: Has threads for long answers.
         body: Its body.
         generation: Not yet run.
         choices: One for each of its answers.
@@ -63,22 +69,34 @@ async def respond(
         event_kind: The `object` of an event.
     """
     if body.stream:
-        return await respond_with_events(request, _events(body, generation, choices, {**head, "object": event_kind}))
+        events = _events(front, body, generation, choices, {**head, "object": event_kind})
+        return await respond_with_events(request, events)
     await until_disconnect(request, generation.complete())
-    shown = [choice.whole() for choice in choices]
-    counted = usage(generation.answers, body.num_answers)
-    return json_response({**head, "object": kind, "choices": shown, "usage": counted})
+
+    def whole() -> Response:
+        shown = [choice.whole() for choice in choices]
+        for choice in shown:
+            if choice["logprobs"]:
+                choice["logprobs"] = in_pieces(choice["logprobs"])
+        counted = usage(generation.answers, body.num_answers)
+        return json_response({**head, "object": kind, "choices": shown, "usage": counted})
+
+    return await front.generator.beside(whole, sum(len(each.text) + scores_len(each) for each in generation.answers))
 
 
 async def _events(
-    body: OpenAIBody, generation: Generation, choices: Sequence[Choice], head: dict[str, Any]
+    front: Front, body: OpenAIBody, generation: Generation, choices: Sequence[Choice], head: dict[str, Any]
 ) -> AsyncGenerator[Event]:
     plain = head | ({"usage": None} if body.wants_usage_event else {})
+    scored = [bool(choice.answer.request.wants_prompt_logprobs) for choice in choices]
     async with aclosing(generation.run()) as deltas:
         async for index, delta in deltas:
             if body.wants_usage_always:
                 plain = head | {"usage": usage([generation.answers[index]], 1)}
-            for piece in choices[index].pieces(delta):
+            choice, size = choices[index], 0
+            if scored[index]:  # its first event has the scores of the prompt
+                scored[index], size = False, scores_len(choice.answer)
+            for piece in await front.generator.beside(functools.partial(choice.pieces, delta), size):
                 yield {**plain, "choices": [piece]}
     if body.wants_usage_event:
         yield {**head, "choices": [], "usage": usage(generation.answers, body.num_answers)}

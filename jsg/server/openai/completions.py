@@ -21,7 +21,7 @@ from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
 from jsg.server.openai.body import OpenAIBody
 from jsg.server.openai.common import TokenNames, head_of, rendered, respond, shown_logprob
-from jsg.server.shared.answers import constraint_of, finish_of
+from jsg.server.shared.answers import NOT_ENDED, constraint_of, finish_of
 from jsg.server.shared.beginning import begin
 from jsg.server.shared.fields import Only
 from jsg.server.shared.harmless import harmless
@@ -111,21 +111,21 @@ class TextChoice:
 
     def whole(self) -> dict[str, Any]:
         """The finished answer."""
-        return self._show(self.answer.text, self.answer.logprobs)
+        return self._show(self.answer.text, self.answer.logprobs, has_ended=True)
 
     def pieces(self, delta: AnswerDelta) -> list[dict[str, Any]]:
         """The new text with its log-probabilities, and the reason for the end; an empty list if all are empty."""
-        shown = self._show(delta.text, delta.logprobs)
+        shown = self._show(delta.text, delta.logprobs, has_ended=delta.finish is not None)
         return [shown] if shown["text"] or shown["logprobs"] or shown["finish_reason"] else []
 
-    def _show(self, text: str, scored: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def _show(self, text: str, scored: Sequence[TokenLogprob], *, has_ended: bool) -> dict[str, Any]:
         text, self._unsent = self._unsent + text, ""
         if self._is_first:
             scored = [*self.answer.prompt_logprobs, *scored]
             self._is_first = False
         logprobs = self._logprobs(scored) if self.answer.request.return_logprob else None
-        constraint = {} if self.answer.finish is None else constraint_of(self.answer)
-        return {"index": self._index, "text": text, "logprobs": logprobs, **finish_of(self.answer), **constraint}
+        end = finish_of(self.answer) | constraint_of(self.answer) if has_ended else NOT_ENDED
+        return {"index": self._index, "text": text, "logprobs": logprobs, **end}
 
     def _logprobs(self, scored: Sequence[TokenLogprob]) -> dict[str, Any]:
         shown: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
@@ -167,13 +167,19 @@ async def completions(body: CompletionBody, request: Request, call: CurrentCall,
         generation = await begin(request, front, call, await _prompts(body, call, front, rid))
         tokenizer = front.generator.tokenizer
         names = TokenNames(tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
-        choices = await front.generator.share.each(
-            call.caller.tenant,
-            lambda index: TextChoice(index, generation.answers[index], tokenizer, names, echo=bool(body.echo)),
-            range(len(generation.answers)),
-        )
+
+        def choice(index: int) -> TextChoice:
+            return TextChoice(index, generation.answers[index], tokenizer, names, echo=bool(body.echo))
+
+        indices = range(len(generation.answers))
+        if body.echo:
+            num_echoed = sum(len(each.request.input_ids) for each in generation.answers)
+            choices = await front.generator.beside(lambda: [*map(choice, indices)], num_echoed)
+        else:
+            choices = await front.generator.share.each(call.caller.tenant, choice, indices)
         return await respond(
             request,
+            front,
             body,
             generation,
             choices,

@@ -9,6 +9,7 @@ import msgspec
 from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
+from jsg.checks import shown_name
 from jsg.errors import NotFoundError, PreviousResponseError, RequestError
 from jsg.processing.answer import Answer, Prompt
 from jsg.processing.chat_template import ChatTemplate
@@ -412,4 +413,5 @@ def _refuse_query(request: Request, *known: str) -> None:
     """Raises RequestError for parameters of the query that nothing reads."""
     for name in request.query_params:
         if name not in known:
-            raise RequestError(f"{name[:100]} is not supported in the query of this endpoint; leave it out", name[:100])
+            message = f"{shown_name(name)} is not supported in the query of this endpoint; leave it out"
+            raise RequestError(message, name[:100])

@@ -1,11 +1,19 @@
 """The fields of an answer that every API shows."""
 
+import itertools
+from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from jsg.errors import AbortedError
 from jsg.processing.answer import Answer
 from jsg.processing.tokenizer import Tokenizer
 from jsg.types import FinishType
+
+NOT_ENDED: dict[str, Any] = {"finish_reason": None, "matched_stop": None}
+PIECE = 512
+"""Scored tokens that become JSON in one call. With 20 alternatives each it takes about 1 ms."""
 
 
 def finish_of(answer: Answer) -> dict[str, Any]:
@@ -16,7 +24,7 @@ def finish_of(answer: Answer) -> dict[str, Any]:
     """
     finish = answer.finish
     if finish is None:
-        return {"finish_reason": None, "matched_stop": None}
+        return NOT_ENDED
     if finish.type is FinishType.ABORT:
         raise AbortedError("the request was aborted before its answer was complete; send it again if you still want it")
     return {"finish_reason": finish.type.value, "matched_stop": finish.matched}
@@ -25,6 +33,24 @@ def finish_of(answer: Answer) -> dict[str, Any]:
 def constraint_of(answer: Answer) -> dict[str, Any]:
     """The report on the grammar, under `constraint`, where the client asked for it."""
     return {"constraint": answer.constraint()} if answer.request.sampling.return_constraint else {}
+
+
+def scores_len(answer: Answer) -> int:
+    """The number of log-probabilities that the answer has now, with those of the prompt and of alternatives."""
+    request = answer.request
+    each = 1 + request.top_logprobs_num + len(request.token_ids_logprob)
+    return (len(answer.prompt_logprobs) + len(answer.logprobs)) * each
+
+
+def in_pieces(scores: Mapping[str, list[Any] | None]) -> dict[str, msgspec.Raw]:
+    """The same with each list as JSON. It is made in pieces, because threads wait for each call of the encoder."""
+    return {name: msgspec.Raw(_in_pieces(entries)) for name, entries in scores.items()}
+
+
+def _in_pieces(entries: list[Any] | None) -> bytes:
+    if entries is None:
+        return b"null"
+    return b"[%b]" % b",".join(msgspec.json.encode(some)[1:-1] for some in itertools.batched(entries, PIECE))
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:

@@ -12,8 +12,9 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jsg.errors import JsgError
 from jsg.processing.answer import Answer, AnswerDelta, Prompt
-from jsg.server.http.failures import CLIENT_LEFT
+from jsg.server.http.failures import CLIENT_LEFT, Refusal
 from jsg.server.observer import Begun
 from jsg.server.telemetry.abort_reasons import ERROR, REFUSED, end_reason
 from jsg.server.telemetry.trace_context import TraceContext
@@ -73,6 +74,13 @@ class Exchange:
         self.failure: str | None = None
         self.trace_id = self.trace.trace_id if self.trace else None
 
+    @classmethod
+    def unread(cls, state: dict[str, Any]) -> "Exchange":
+        """A request that was refused before it had a method and a path."""
+        made = cls(Endpoint(OTHER, generates=False), {"method": OTHER, "headers": []}, state)
+        made.status = state["refusal"].status
+        return made
+
     def on_start(self, begun: Begun) -> None:
         """Notes the prompts and the answers, which grow while they are generated."""
         self.prompts = (*self.prompts, *begun.prompts)
@@ -87,6 +95,13 @@ class Exchange:
         """Notes why the answers were cut short."""
         if error is not None:
             self.failure = end_reason(begun.answers, error)
+        if isinstance(error, JsgError):
+            self.state.setdefault("refusal", Refusal.of(error))
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """What the client was told of a failure, before a stream began or in the stream."""
+        return self.state.get("refusal")
 
     @property
     def first_answers(self) -> list[Answer]:

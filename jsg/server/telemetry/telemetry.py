@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import final, get_args
+from typing import Any, final, get_args
 
 from fastapi import FastAPI
 from starlette.routing import BaseRoute
@@ -17,7 +17,7 @@ from jsg.server.front import FrontDoor
 from jsg.server.observer import Observer
 from jsg.server.telemetry.aliases import AliasFamilies
 from jsg.server.telemetry.engine_stats import ALL_SERIES, UP, EngineStats
-from jsg.server.telemetry.exchange import EndpointTable, ExchangeObserver, WatchExchanges
+from jsg.server.telemetry.exchange import EndpointTable, Exchange, ExchangeObserver, WatchExchanges
 from jsg.server.telemetry.exposition import encoded, prefers_openmetrics
 from jsg.server.telemetry.metrics import Metrics
 from jsg.server.telemetry.request_log import RequestLog
@@ -58,7 +58,7 @@ class Telemetry:
         self._engine: EngineStats | None = None
         self._bodies: dict[bool, tuple[float, tuple[bytes, str]]] = {}
         self._spans = None if endpoint is None else SpanExport.open(endpoint, model_name)
-        self._log = RequestLog() if config.log_requests else None
+        self._log = RequestLog(config.log_format, model_name) if config.log_requests else None
         self.observers: Sequence[Observer] = (self.metrics,)
         watching = (self.metrics, self._spans, self._log)  # spans before the log, which names the trace
         self.exchange_observers: Sequence[ExchangeObserver] = tuple(one for one in watching if one is not None)
@@ -69,6 +69,11 @@ class Telemetry:
         self.metrics.expect(endpoint.route for endpoint in endpoints if endpoint.generates)
         app.state.telemetry = self
         app.add_middleware(WatchExchanges, endpoints=endpoints, observers=self.exchange_observers)
+
+    def on_refusal(self, state: dict[str, Any]) -> None:
+        """Logs a request that was refused before its head was read. It is not counted, because it has no path."""
+        if self._log is not None:
+            self._log.on_exchange(Exchange.unread(state))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -12,6 +12,7 @@ from typing import Any, Self, final
 
 import jsg
 from jsg.errors import ConfigError
+from jsg.extras import install_command
 from jsg.server.telemetry.abort_reasons import ABORT_REQUEST, CLIENT_DISCONNECT, REFUSED
 from jsg.server.telemetry.exchange import Exchange
 from jsg.server.telemetry.trace_context import TraceContext
@@ -55,8 +56,8 @@ class SpanExport:
             from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
         except ImportError:
             raise ConfigError(
-                "--otlp-traces-endpoint needs the packages of the extra 'otel', which are not installed; "
-                "run: pip install 'jsg[otel]'"
+                "--otlp-traces-endpoint needs packages of OpenTelemetry, which are not installed; run: "
+                f"{install_command('otel')}"
             ) from None
         provider = TracerProvider(
             sampler=ParentBased(ALWAYS_ON),

@@ -11,6 +11,7 @@ from jsg.engine.child.free_memory import EVERY_S, IdleTrim
 from jsg.engine.child.heartbeat import LoopClock
 from jsg.engine.child.process import Core, FrontLink, serve
 from jsg.engine.child.protocol import ToEngine
+from jsg.engine.child.wire import Arrived
 from tests.engine.fake_core import FakeGrammars
 
 HOLES = """
@@ -123,10 +124,10 @@ class _Link:
         self.core = core
         self.waits: list[bool] = []
 
-    def receive_all(self, *, wait: bool) -> list[ToEngine]:
+    def receive_all(self, *, wait: bool) -> list[Arrived]:
         self.waits.append(wait)
         self.core.num_asked += 1
-        return [ToEngine(stop=len(self.waits) == 6)]
+        return [Arrived(ToEngine(stop=len(self.waits) == 6))]
 
 
 def test_the_loop_says_when_it_is_idle(monkeypatch: pytest.MonkeyPatch):

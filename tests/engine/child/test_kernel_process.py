@@ -4,6 +4,7 @@ import errno
 import fcntl
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -198,6 +199,27 @@ class TestFill:
         self.kernel(tmp_path, "walk").write_text("")
         kernel_cache.fill(tmp_path)
         assert compile_counts == [1, 2] and kernel_cache.is_filled(tmp_path)
+
+    def test_kernels_of_an_image_are_copied_and_tried(self, tmp_path: Path, compile_counts: list[int], monkeypatch):
+        installed, cache = tmp_path / "installed", tmp_path / "cache"
+        for directory in (installed, cache):
+            directory.mkdir()
+        monkeypatch.setattr(jit, "default_kernel_cache", lambda: installed)
+        self.write(installed)
+        kernel_cache._mark(installed).write_bytes(kernel_cache._digest(installed))
+        self.kernel(installed, "walk").parent.chmod(0o500)
+        kernel_cache.take_installed(cache)
+        assert self.kernel(cache, "walk").parent.stat().st_mode & 0o700 == 0o700
+        assert not kernel_cache.is_filled(cache), "numba may not take them, as for another processor"
+        assert [file.name for file in self.files(cache)] == [file.name for file in self.files(installed)]
+        self.kernel(installed, "walk").write_text("damaged")
+        shutil.rmtree(jit.kernel_directory(cache))
+        kernel_cache.take_installed(cache)
+        assert not self.files(cache)
+
+    def write(self, directory: Path) -> None:
+        self.kernel(directory, "walk").parent.mkdir(parents=True)
+        self.kernel(directory, "walk").write_text("code")
 
     def test_a_directory_that_cannot_be_written_is_of_no_use(
         self, tmp_path: Path, compile_counts: list[int], monkeypatch

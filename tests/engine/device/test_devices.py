@@ -67,13 +67,13 @@ class TestProcess:
         assert first == "cpu: cpu; JAX has no other device"
         assert second == first
         assert done.stderr.count("this machine has an NVIDIA H200, but JAX runs on the CPU") == 1
-        assert "pip install 'jsg[cuda]'" in done.stderr
+        assert "pip install 'jax[cuda13]'" in done.stderr
 
     def test_a_busy_gpu_does_not_stop_a_jax_that_cannot_use_one(self, tmp_path: pathlib.Path):
         write_nvidia_smi(tmp_path / "bin", "echo 0, GPU-aaaa-1, NVIDIA H200, 143360, 500")
         done = start_jax(tmp_path)
         assert done.stdout.splitlines()[1:2] == ["cpu: cpu; JAX has no other device"], done.stderr
-        assert "pip install 'jsg[cuda]'" in done.stderr
+        assert "pip install 'jax[cuda13]'" in done.stderr
 
     def test_what_the_user_has_set_stays(self, tmp_path: pathlib.Path):
         write_nvidia_smi(tmp_path / "bin", f"cat <<EOF\n{LISTING}EOF")
@@ -89,9 +89,10 @@ class TestProcess:
         assert not (tmp_path / "asked").exists()
         assert "NVIDIA" not in done.stderr
 
-    def test_a_platform_that_does_not_start_is_an_error_of_ours(self, tmp_path: pathlib.Path):
-        done = start_jax(tmp_path, JAX_PLATFORMS="tpu")
-        assert "jsg.errors.ConfigError: JAX must find a device of JAX_PLATFORMS=tpu" in done.stderr
+    @pytest.mark.parametrize("platform", ["tpu", "cuda"])
+    def test_a_platform_that_does_not_start_is_an_error_of_ours(self, tmp_path: pathlib.Path, platform: str):
+        done = start_jax(tmp_path, JAX_PLATFORMS=platform)
+        assert f"jsg.errors.ConfigError: JAX must find a device of JAX_PLATFORMS={platform}" in done.stderr
 
 
 class TestListing:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jsg.constrained.run import kernel_cache
 from jsg.engine import startup
 from jsg.engine.core import EngineCore
 from jsg.engine.device import program_store
@@ -168,6 +169,7 @@ def test_an_engine_starts_from_its_programs_alone(
     answers, stats = [], {}
     with small.few_variants():
         precompile(config, tmp_path / "out", lambda progress: None)
+        assert kernel_cache.is_filled(pathlib.Path(compile_cache_dir) / "numba"), "grammars of a start wait for nothing"
         for programs in (None, out):
             with contextlib.closing(start(programs=programs)) as core:
                 answers.append(small.run(core, [(0, request)]))

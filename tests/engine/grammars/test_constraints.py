@@ -20,7 +20,7 @@ from jsg.engine.core import EngineCore
 from jsg.engine.device.executables import Executables
 from jsg.engine.device.mask_pool import MaskPool, num_words
 from jsg.engine.device.programs import GREEDY
-from jsg.engine.grammars.constraints import PATIENCE
+from jsg.engine.grammars.constraints import PATIENCE, Constraint
 from jsg.errors import GrammarError, QueueFullError, RequestError
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.types import FinishType, GrammarSpec, JumpForward
@@ -203,6 +203,18 @@ def test_what_forces_nothing_for_long_lets_steps_overlap(core: EngineCore):
     for constraint_of in (2, 0):
         outcome = outcome_of(core, request("again", pattern=constraint_of, max_new_tokens=40, return_constraint=True))
         assert (outcome.num_forced > 0) == (constraint_of == 0)
+
+
+def test_requests_that_wait_are_not_looked_at_in_each_step(core: EngineCore, monkeypatch: pytest.MonkeyPatch):
+    looks: list[str] = []
+    monkeypatch.setattr(Constraint, "must_know_tokens", property(lambda each: looks.append(str(each)) or False))
+    for number in range(5):
+        core.add(request(str(number), pattern=0))
+    assert not core.grammars.must_know_tokens(core.scheduler.running)
+    assert not looks and core.scheduler.num_waiting == 5
+    for number in range(5):
+        core.abort(str(number))
+    core.step()
 
 
 # Ends.

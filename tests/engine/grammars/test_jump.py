@@ -9,6 +9,7 @@ import pytest
 
 from jsg.constrained.run.vocab import Vocabulary
 from jsg.engine.grammars.jump import MAX_BYTES, Tokens, _whole_characters
+from jsg.engine.grammars.kernel_folder import KernelFolder
 from jsg.engine.grammars.lexicon import Lexicon, LexiconLoader
 from jsg.errors import RequestError
 from jsg.processing.tokenizer import load_tokenizer, vocabulary_bytes
@@ -102,7 +103,7 @@ def test_whole_characters(text: bytes, whole: bytes):
 
 
 def test_a_directory_without_a_tokenizer_is_an_error_when_it_is_asked_for(tmp_path: pathlib.Path):
-    loader = LexiconLoader(tmp_path, 96, frozenset({1}), None)
+    loader = LexiconLoader(tmp_path, 96, frozenset({1}), KernelFolder(None))
     loader.wait()
     with pytest.raises(RequestError, match="needs the model's tokenizer"):
         loader.get()
@@ -114,10 +115,10 @@ def test_rows_of_the_model_without_a_token_and_odd_eos_ids_do_no_harm(
     """And the kernels are compiled, by a process that is not started here, into a directory that is nobody else's."""
     filled: list[pathlib.Path] = []
     monkeypatch.setattr(
-        "jsg.engine.grammars.lexicon.fill_elsewhere", lambda directory, is_closing: filled.append(directory)
+        "jsg.engine.grammars.kernel_folder.fill_elsewhere", lambda directory, is_closing: filled.append(directory)
     )
     lettered.write_model(tmp_path / "model")
-    loader = LexiconLoader(tmp_path / "model", 96, frozenset({1, 5000}), tmp_path)
+    loader = LexiconLoader(tmp_path / "model", 96, frozenset({1, 5000}), KernelFolder(tmp_path))
     vocabulary = loader.get().vocabulary
     assert vocabulary.size == 96 > len(vocabulary.tokens) and vocabulary.eos_ids == (1,)
     assert filled == [tmp_path / "numba"] and filled[0].stat().st_mode & 0o077 == 0

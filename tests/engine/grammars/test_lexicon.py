@@ -8,7 +8,7 @@ import tokenizers
 from jsg.constrained.compiler import compile_grammar
 from jsg.constrained.tags.tools import NamedTool, Tool, tools_to_structural_tag
 from jsg.dialects import DIALECTS
-from jsg.engine.grammars import lexicon
+from jsg.engine.grammars.kernel_folder import KernelFolder
 from jsg.engine.grammars.lexicon import LexiconLoader
 from jsg.errors import JsgError, RequestError
 from jsg.processing.tokenizer import load_tokenizer
@@ -29,7 +29,7 @@ def directory(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_a_marker_that_is_a_special_token_stands_as_one_where_the_grammar_names_it(directory, compile_cache_dir: str):
-    lexicon = LexiconLoader(directory, 512, frozenset({257}), pathlib.Path(compile_cache_dir)).get()
+    lexicon = LexiconLoader(directory, 512, frozenset({257}), KernelFolder(pathlib.Path(compile_cache_dir))).get()
     tokenizer, vocabulary = load_tokenizer(directory), lexicon.vocabulary
     marker = tokenizer.token_id("[TOOL_CALLS]")
     assert marker in tokenizer.special_ids
@@ -56,37 +56,12 @@ def test_why_it_could_not_be_loaded_is_in_the_log_that_the_error_names(tmp_path:
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(JsgError, match="see its log"):
-        LexiconLoader(tmp_path, 512, frozenset(), None).get()
+        LexiconLoader(tmp_path, 512, frozenset(), KernelFolder(None)).get()
     assert "a vocabulary must have a token" in caplog.text
 
 
-@pytest.mark.parametrize("reason", ["no directory", "full"])
-def test_without_a_directory_for_kernels_there_are_grammars_all_the_same(directory, reason, monkeypatch, caplog):
-    used: list[pathlib.Path | None] = []
-    if reason == "no directory":
-        (directory / "numba").touch()
-    monkeypatch.setattr(lexicon.kernel_cache, "is_filled", lambda path: False)
-    monkeypatch.setattr(lexicon, "fill_elsewhere", lambda path, is_closing: None)
-    monkeypatch.setattr(lexicon, "use_kernel_cache", used.append)
-    directory.chmod(0o700)
-    assert LexiconLoader(directory, 512, frozenset({257}), directory).get().vocabulary.size == 512
-    assert used == [None] and ("numba gave: File exists" in caplog.text) == (reason == "no directory")
-
-
-def test_kernels_that_cannot_be_kept_are_compiled_into_a_directory_that_goes(directory, monkeypatch):
-    filled: list[pathlib.Path] = []
-    monkeypatch.setattr(lexicon, "why_unwritable", lambda path: "Read-only file system")
-    monkeypatch.setattr(lexicon.kernel_cache, "is_filled", lambda path: path in filled)
-    monkeypatch.setattr(lexicon, "fill_elsewhere", lambda path, is_closing: filled.append(path))
-    used: list[pathlib.Path | None] = []
-    monkeypatch.setattr(lexicon, "use_kernel_cache", lambda path: used.append(path if path.is_dir() else None))
-    directory.chmod(0o700)
-    assert LexiconLoader(directory, 512, frozenset({257}), directory).get().vocabulary.size == 512
-    assert used == filled and directory / "numba" not in filled and not filled[0].exists()
-
-
 def test_a_model_without_a_tokenizer_refuses_grammars_and_says_why(tmp_path):
-    loader = LexiconLoader(tmp_path, 512, frozenset(), None)
+    loader = LexiconLoader(tmp_path, 512, frozenset(), KernelFolder(None))
     loader.wait()
     with pytest.raises(RequestError, match="needs the model's tokenizer"):
         loader.get()
