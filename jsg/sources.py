@@ -1,5 +1,6 @@
 """Finds the directory of a model by its name. The client of the hub is imported only when a name needs it."""
 
+import errno
 import json
 import logging
 import os
@@ -29,6 +30,11 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 _ASSETS = Path(__file__).parent / "assets"
 EMBEDDED = {name: _ASSETS / name for name in ("tiny", "tiny-vision")}
 """The directories of the models inside the package, by name."""
+
+_OF_THIS_MACHINE = tuple(
+    getattr(errno, name) for name in ("EACCES", "EDQUOT", "ENOENT", "ENOSPC", "ENOTDIR", "EPERM", "EROFS")
+)
+"""Errors of files. What the network or the hub gives has other numbers or none."""
 
 Judge = Callable[[Path, Sequence[str]], object]
 """Raises ModelError if a model cannot be used. Gets a directory with its small files and the names of all its files."""
@@ -114,13 +120,27 @@ def _snapshot(
     # The client raises a ValueError for an impossible name, and a RuntimeError inside its transfer library. Their texts
     # have paths and addresses, so the message names the kind only.
     except (OSError, httpx.HTTPError, ValueError, RuntimeError) as error:
-        kind = type(error).__name__
+        kind, unusable = type(error).__name__, _unusable(error, constants.HF_HUB_CACHE)
+    if unusable is not None and not from_cache:
+        raise ModelError(
+            f"a model of the hub needs a cache that can be written to, but {unusable}; set HF_HOME to a directory that "
+            "is yours and has room, or give the path of a model directory"
+        )
     _refuse(
         name,
         f"{f'at revision {revision!r} ' if revision else ''}is no directory, the hub cache does not have all of it, "
         f"and the hub did not give it ({kind}); check the spelling, the network (and that offline mode is off), the "
         "space on disk, and for gated models that you are logged in",
     )
+
+
+def _unusable(error: Exception, cache: str) -> str | None:
+    """Why the hub's cache cannot be used, with its path, where this is what the error is about."""
+    if cache.startswith("~"):  # no variable and no entry of /etc/passwd names a home
+        return "this user has no home directory"
+    if isinstance(error, OSError) and error.errno in _OF_THIS_MACHINE:
+        return f"{error.filename or cache} gave: {error.strerror}"
+    return None
 
 
 def _is_small(file: str) -> bool:

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -7,11 +8,13 @@ from typing import Any
 import httpx
 import huggingface_hub
 import pytest
+from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 from huggingface_hub.utils import filter_repo_objects
 
 from jsg.errors import ModelError
 from jsg.sources import resolve_model
+from tests.fake_hub import fake_hub
 
 
 class _Hub:
@@ -168,3 +171,38 @@ def test_the_real_client_offline_and_with_a_bad_name(tmp_path: Path) -> None:
     for name in ("nobody/no-such-model", "a/b/c", "../nowhere", ""):
         with pytest.raises(ModelError, match="directory or a hub name"):
             resolve_model(name)
+
+
+def test_a_cache_that_cannot_be_used_is_named_with_what_to_do(
+    use_hub: Callable[[_Hub], _Hub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for cache, problem, said in (
+        ("/a/hub", OSError(errno.EACCES, "Permission denied", "/a/hub/x"), "but /a/hub/x gave: Permission denied"),
+        ("/a/hub", OSError(errno.EROFS, "Read-only file system", "/a"), "but /a gave: Read-only file system"),
+        ("/a/hub", OSError(errno.ENOSPC, "No space left on device"), "but /a/hub gave: No space left on device"),
+        ("~/.cache/hub", RuntimeError("Could not determine home directory"), "but this user has no home directory"),
+    ):
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", cache)
+        use_hub(_Hub(online=problem))
+        with pytest.raises(ModelError, match=f"{said}; set HF_HOME to a directory that is yours and has room"):
+            resolve_model("owner/model")
+    use_hub(_Hub(online=OSError(errno.ECONNRESET, "Connection reset by peer")))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", "/a/hub")
+    with pytest.raises(ModelError, match="the hub did not give it"):
+        resolve_model("owner/model")
+
+
+def test_the_real_client_says_what_is_the_matter_with_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with fake_hub({"owner/model": {"config.json": b"{}", "model.safetensors": b"w"}}) as hub:
+        template = hub.endpoint + constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        for cache in ("/proc/none/hub", f"{tmp_path}/file/hub"):
+            monkeypatch.setattr(constants, "HF_HUB_CACHE", cache)
+            with pytest.raises(ModelError, match=f"but {Path(cache).parent}.* gave: .*; set HF_HOME"):
+                resolve_model("owner/model")
+        assert not hub.fetched

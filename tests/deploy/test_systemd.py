@@ -73,7 +73,7 @@ def test_its_home_is_a_directory_of_its_own_that_nobody_else_enters():
 def with_a_program(folder: Path, old: str = "", new: str = "") -> Path:
     """The instance as a file whose program exists, with a text replaced."""
     file = folder / "jsg@30000.service"
-    text = UNIT.read_text(encoding="utf-8").replace("/opt/jsg/bin/jsg", "/bin/true")
+    text = UNIT.read_text(encoding="utf-8").replace("/usr/local/lib/jsg/bin/jsg", "/bin/true")
     assert old in text
     file.write_text(text.replace(old, new), encoding="utf-8")
     return file
