@@ -1,7 +1,7 @@
-"""The decoder-only transformer that Llama, Mistral and Qwen share. Letters: `jsg/models/inputs.py`.
+"""The decoder-only transformer of all families. Letters: `jsg/models/inputs.py`.
 
-These families differ in a few switches of `Decoder`, which `registry.py` sets. The query, key and value projections are
-one matmul, and so are gate and up: decode spends its time reading kernels, and fewer, larger matmuls read faster. The
+Families differ in the records that they give it: see `jsg/models/spec.py`. The query, key and value projections are one
+matmul, and so are gate and up: decode spends its time reading kernels, and fewer, larger matmuls read faster. The
 joint kernels keep an axis that devices can share out. [D, K, (G+2)·H] holds for each key-value head its G query heads,
 its key and its value, and [D, 2, F] holds gate and up, so a slice along K or F is a smaller layer.
 """
@@ -17,45 +17,35 @@ from jaxtyping import Array, Float
 from jsg.cache.pool import KVPool
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
-from jsg.models.config import ModelConfig
 from jsg.models.experts import SparseFeedForward
 from jsg.models.inputs import ForwardInputs
 from jsg.models.layers import Embedding, Linear, Origin, RMSNorm, Source, parameter, project
 from jsg.models.rope import Rotation, rotation
+from jsg.models.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec
 
 
 class Attention(nnx.Module):
     """Grouped-query attention over the paged pool of one layer."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        layer: int,
-        dtype: jax.typing.DTypeLike,
-        *,
-        qkv_bias: bool,
-        output_bias: bool,
-        qk_norm: bool,
-    ):
-        prefix = f"model.layers.{layer}.self_attn"
-        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.head_dim = head_dim
-        self.window = config.layer_windows[layer]
+    def __init__(self, spec: AttentionSpec, prefix: str, width: int, dtype: jax.typing.DTypeLike):
+        heads, kv_heads, head_dim = spec.heads, spec.kv_heads, spec.head_dim
+        self.spec = spec
         self.qkv = Linear(
-            (f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj"),
-            config.hidden_size,
+            tuple(f"{prefix}.{name}" for name in spec.projections),
+            width,
             (kv_heads, (heads // kv_heads + 2) * head_dim),
             dtype,
-            out_dims=(heads * head_dim, *(kv_heads // config.kv_repeats * head_dim,) * 2),
-            out_repeats=(1, config.kv_repeats, config.kv_repeats),
+            out_dims=(heads * head_dim, *(kv_heads // spec.kv_repeats * head_dim,) * 2),
+            out_repeats=(1, spec.kv_repeats, spec.kv_repeats),
             join_axis=1,
             split_axis=1,
-            bias=qkv_bias,
+            bias=spec.qkv_bias,
         )
-        width = config.hidden_size
-        self.output = Linear((f"{prefix}.o_proj",), heads * head_dim, (width,), dtype, split_axis=0, bias=output_bias)
-        self.query_norm = RMSNorm(f"{prefix}.q_norm", head_dim, config.rms_norm_eps, dtype) if qk_norm else None
-        self.key_norm = RMSNorm(f"{prefix}.k_norm", head_dim, config.rms_norm_eps, dtype) if qk_norm else None
+        output = f"{prefix}.{spec.output}"
+        self.output = Linear((output,), heads * head_dim, (width,), dtype, split_axis=0, bias=spec.output_bias)
+        norm = spec.qk_norm
+        self.query_norm = RMSNorm(f"{prefix}.{norm.query}", head_dim, norm.eps, dtype) if norm else None
+        self.key_norm = RMSNorm(f"{prefix}.{norm.key}", head_dim, norm.eps, dtype) if norm else None
 
     @property
     def norms(self) -> HeadNorms | None:
@@ -73,19 +63,18 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "T D"], LayerCache]:
         """Attention of the tokens to their context. Writes their keys and values to the pool first."""
         queries, cache = ops.rotate_and_write(self.qkv(x), turn.cos, turn.sin, inputs.slots, cache, norms=self.norms)
-        scale = self.head_dim**-0.5
-        gathered = ops.paged_attention(queries, cache, inputs.attention, scale=scale, window=self.window)
+        scale, window = self.spec.scale, self.spec.window
+        gathered = ops.paged_attention(queries, cache, inputs.attention, scale=scale, window=window)
         return self.output(gathered.reshape(len(x), -1)), cache
 
 
 class FeedForward(nnx.Module):
     """The gated feed-forward block: down(silu(gate(x)) · up(x))."""
 
-    def __init__(self, config: ModelConfig, layer: int, dtype: jax.typing.DTypeLike, *, bias: bool):
-        prefix, width, inner = f"model.layers.{layer}.mlp", config.hidden_size, config.intermediate_size
-        names = (f"{prefix}.gate_proj", f"{prefix}.up_proj")
+    def __init__(self, spec: FeedForwardSpec, prefix: str, width: int, dtype: jax.typing.DTypeLike):
+        inner, bias, names = spec.inner, spec.has_bias, (f"{prefix}.{spec.gate}", f"{prefix}.{spec.up}")
         self.gate_up = Linear(names, width, (2, inner), dtype, split_axis=2, bias=bias)
-        self.down = Linear((f"{prefix}.down_proj",), inner, (width,), dtype, split_axis=0, bias=bias)
+        self.down = Linear((f"{prefix}.{spec.down}",), inner, (width,), dtype, split_axis=0, bias=bias)
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         """The block's result for each token."""
@@ -95,19 +84,16 @@ class FeedForward(nnx.Module):
 class Layer(nnx.Module):
     """Attention and feed-forward, each added to the residual stream."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        layer: int,
-        dtype: jax.typing.DTypeLike,
-        attention: Attention,
-        mlp: FeedForward | SparseFeedForward,
-    ):
-        prefix, width, eps = f"model.layers.{layer}", config.hidden_size, config.rms_norm_eps
-        self.attention_norm = RMSNorm(f"{prefix}.input_layernorm", width, eps, dtype)
-        self.attention = attention
-        self.mlp_norm = RMSNorm(f"{prefix}.post_attention_layernorm", width, eps, dtype)
-        self.mlp = mlp
+    def __init__(self, spec: LayerSpec, prefix: str, width: int, dtype: jax.typing.DTypeLike):
+        def norm(spec: NormSpec) -> RMSNorm:
+            return RMSNorm(f"{prefix}.{spec.name}", width, spec.eps, dtype)
+
+        mlp, where = spec.mlp, (prefix, width, dtype)
+        self.spec = spec
+        self.attention_norm = norm(spec.before_attention)
+        self.attention = Attention(spec.attention, *where)
+        self.mlp_norm = norm(spec.before_mlp)
+        self.mlp = SparseFeedForward(mlp, *where) if isinstance(mlp, ExpertsSpec) else FeedForward(mlp, *where)
 
     def __call__(
         self,
@@ -131,7 +117,7 @@ def _run_layer(
     turn: Rotation,
     cache: LayerCache,
 ) -> tuple[Float[Array, "T D"], LayerCache]:
-    """`Layer.__call__`, traced and lowered once for all layers that differ only in their parameters.
+    """`Layer.__call__`, traced and lowered once for all layers of equal records.
 
     Nothing is compiled here: inside the trace of a step, this `jit` makes a function that XLA inlines. For 32 layers
     with kernels, tracing and lowering a step takes a small part of the time that it would take layer by layer.
@@ -142,60 +128,35 @@ def _run_layer(
 class Decoder(nnx.Module):
     """Embedding, layers, final norm and head. Implements `jsg.models.model.Model`.
 
-    Layers are unrolled and not scanned, because a scan would copy the pool. Layers that differ only in their parameters
-    are traced once, with the parameters of each in place of those of the first.
+    Layers are unrolled and not scanned, because a scan would copy the pool. Layers of equal records, which differ only
+    in their parameters, are traced once, with the parameters of each in place of those of the first.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        dtype: jax.typing.DTypeLike,
-        *,
-        qkv_bias: bool = False,
-        output_bias: bool = False,
-        mlp_bias: bool = False,
-        qk_norm: bool = False,
-    ):
-        """Declares the parameters.
-
-        Args:
-            config: The shape.
-            dtype: Type of parameters and activations.
-            qkv_bias: Query, key and value projections have biases.
-            output_bias: The projection after attention has a bias.
-            mlp_bias: The feed-forward projections have biases.
-            qk_norm: Every head's query and key are normed before they are rotated.
-        """
-        self.config = config
-        is_tied = config.tie_word_embeddings
-        self.embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size, dtype, is_head=is_tied)
-        self.layers = nnx.List([])
-        for layer in range(config.num_layers):
-            attention = Attention(config, layer, dtype, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm=qk_norm)
-            mlp = (
-                SparseFeedForward(config, layer, dtype)
-                if config.num_experts
-                else FeedForward(config, layer, dtype, bias=mlp_bias)
-            )
-            self.layers.append(Layer(config, layer, dtype, attention, mlp))
-        self.final_norm = RMSNorm("model.norm", config.hidden_size, config.rms_norm_eps, dtype)
-        lm_head = Source("lm_head.weight", (config.vocab_size, config.hidden_size))
-        head = Origin((lm_head,), transposed=True, split_axis=1)
-        head_shape = (config.hidden_size, config.vocab_size)
-        self.head = None if is_tied else parameter(head_shape, dtype, head, is_kernel=True)
+    def __init__(self, spec: ModelSpec, dtype: jax.typing.DTypeLike):
+        """Declares the parameters: those of `spec`, in `dtype`, which is also the type of activations."""
+        self.spec = spec
+        is_tied, width, final = spec.tie_word_embeddings, spec.hidden_size, spec.final_norm
+        self.embedding = Embedding("model.embed_tokens", spec.vocab_size, width, dtype, is_head=is_tied)
+        layers = [Layer(layer, f"model.layers.{i}", width, dtype) for i, layer in enumerate(spec.layers)]
+        self.layers = nnx.List(layers)
+        self.final_norm = RMSNorm(final.name, width, final.eps, dtype)
+        head = Origin((Source("lm_head.weight", (spec.vocab_size, width)),), transposed=True, split_axis=1)
+        self.head = None if is_tied else parameter((width, spec.vocab_size), dtype, head, is_kernel=True)
 
     def __call__(self, inputs: ForwardInputs, pool: KVPool) -> tuple[Float[Array, "T D"], KVPool]:
         """See `Model`."""
         x, inputs = self._embed(inputs)
-        turn = rotation(inputs.positions, self.config.rope, self.config.head_dim)
-        layers, kinds = list(pool.layers), {}
+        layers, turns, kinds = list(pool.layers), {}, {}
         for i, layer in enumerate(self.layers):
-            window = layer.attention.window
-            if window not in kinds:
-                kinds[window] = nnx.split(layer)
-            graph, state = kinds[window]
+            attention = layer.spec.attention
+            angles = attention.rope, attention.head_dim
+            if angles not in turns:
+                turns[angles] = rotation(inputs.positions, *angles)
+            if layer.spec not in kinds:
+                kinds[layer.spec] = nnx.split(layer)
+            graph, state = kinds[layer.spec]
             alike = jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(nnx.state(layer)))
-            x, layers[i] = _run_layer(graph, alike, x, inputs, turn, layers[i])
+            x, layers[i] = _run_layer(graph, alike, x, inputs, turns[angles], layers[i])
         return self.final_norm(x), KVPool(tuple(layers))
 
     def _embed(self, inputs: ForwardInputs) -> tuple[Float[Array, "T D"], ForwardInputs]:
@@ -203,7 +164,7 @@ class Decoder(nnx.Module):
         x = self.embedding(inputs.token_ids)
         if inputs.vision is None:
             return x, inputs
-        row = inputs.token_ids - self.config.vocab_size
+        row = inputs.token_ids - self.spec.vocab_size
         seen = inputs.vision.at[row].get(mode="clip").astype(x.dtype)
         return jnp.where(row[:, None] >= 0, seen, x), inputs._replace(vision=None)
 
