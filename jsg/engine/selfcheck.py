@@ -271,6 +271,9 @@ def step_cost(
             load = expert_load(mlp.count, mlp.router.per_token, num_tokens, num_groups)
             block *= num_groups  # a device has a part of its group's experts only
             routers += count * width * mlp.count
+            if mlp.shared is not None:
+                shared = mlp.shared.block.num_weights(width) / num_devices
+                read, used = read + count * shared, used + count * shared * num_tokens
         projections = attention.num_weights(width) / num_devices
         read += count * (projections + load.num_read * block)
         used += count * (projections * num_tokens + load.num_copies * block)

@@ -18,10 +18,11 @@ from jsg.cache.pool import KVPool
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
 from jsg.models.experts import SparseFeedForward
+from jsg.models.feed_forward import FeedForward
 from jsg.models.inputs import ForwardInputs
 from jsg.models.layers import Embedding, Linear, Origin, RMSNorm, Source, parameter, project
 from jsg.models.rope import Rotation, rotation
-from jsg.models.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec
+from jsg.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec, NormSpec
 
 
 class Attention(nnx.Module):
@@ -66,19 +67,6 @@ class Attention(nnx.Module):
         scale, window = self.spec.scale, self.spec.window
         gathered = ops.paged_attention(queries, cache, inputs.attention, scale=scale, window=window)
         return self.output(gathered.reshape(len(x), -1)), cache
-
-
-class FeedForward(nnx.Module):
-    """The gated feed-forward block: down(silu(gate(x)) · up(x))."""
-
-    def __init__(self, spec: FeedForwardSpec, prefix: str, width: int, dtype: jax.typing.DTypeLike):
-        inner, bias, names = spec.inner, spec.has_bias, (f"{prefix}.{spec.gate}", f"{prefix}.{spec.up}")
-        self.gate_up = Linear(names, width, (2, inner), dtype, split_axis=2, bias=bias)
-        self.down = Linear((f"{prefix}.{spec.down}",), inner, (width,), dtype, split_axis=0, bias=bias)
-
-    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        """The block's result for each token."""
-        return self.down(ops.gated(self.gate_up(x)))
 
 
 class Layer(nnx.Module):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from jsg.fields import Fields
 from jsg.models.rope_fields import MAX_CONTEXT_LEN, read_context, read_rope
-from jsg.models.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec
+from jsg.models.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RouterSpec
 
 MAX_LAYERS = 1024
 MAX_HEADS = 4096
@@ -82,6 +82,14 @@ def read_feed_forward(config: Fields) -> FeedForwardSpec:
     """The gated block, without biases."""
     require_silu(config)
     return FeedForwardSpec(inner=config.integer("intermediate_size"))
+
+
+def read_experts(config: Fields, count_field: str, inner_field: str) -> ExpertsSpec:
+    """Experts whose weights sum to one."""
+    require_silu(config)
+    count = config.integer(count_field, high=MAX_EXPERTS)
+    per_token = config.integer("num_experts_per_tok", high=count)
+    return ExpertsSpec(count=count, inner=config.integer(inner_field), router=RouterSpec(per_token=per_token))
 
 
 def require_silu(config: Fields) -> None:

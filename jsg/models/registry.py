@@ -1,7 +1,7 @@
 """The families that jsg serves. docs/adding-a-model.md says how a new one is added. No JAX."""
 
 from jsg.errors import ModelError
-from jsg.models.families import llama, mistral, mixtral, qwen2, qwen3
+from jsg.models.families import llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
 from jsg.models.family import Family
 from jsg.models.vision_config import VISION_KINDS
 
@@ -10,7 +10,9 @@ FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": mistral.FAMILY,
     "MixtralForCausalLM": mixtral.FAMILY,
     "Qwen2ForCausalLM": qwen2.FAMILY,
+    "Qwen2MoeForCausalLM": qwen2_moe.FAMILY,
     "Qwen3ForCausalLM": qwen3.FAMILY,
+    "Qwen3MoeForCausalLM": qwen3_moe.FAMILY,
 }
 """Architecture → how its files are read."""
 

@@ -162,15 +162,30 @@ class FeedForwardSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSpec:
-    """How the experts of a token are chosen and weighed: a softmax over all experts, of which the largest are kept.
+    """How the experts of a token are chosen and weighed: by a softmax over all experts, of which the largest count.
 
     Attributes:
         name: The tensor of the projection to a number for each expert, without `.weight`.
         per_token: Experts that a token uses.
+        is_renormed: The weights of these are divided by their sum.
     """
 
-    name: str
+    name: str = "mlp.gate"
     per_token: int
+    is_renormed: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SharedExpertSpec:
+    """A feed-forward block that every token uses beside its experts.
+
+    Attributes:
+        block: The block.
+        gate: The tensor of a projection to one number, whose sigmoid multiplies the block, without `.weight`.
+    """
+
+    block: FeedForwardSpec
+    gate: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,14 +200,16 @@ class ExpertsSpec:
             `FeedForwardSpec`.
         up: Likewise.
         down: Likewise.
+        shared: What every token uses beside its experts; None for nothing.
     """
 
     count: int
     inner: int
     router: RouterSpec
-    gate: str
-    up: str
-    down: str
+    gate: str = "mlp.experts.{expert}.gate_proj"
+    up: str = "mlp.experts.{expert}.up_proj"
+    down: str = "mlp.experts.{expert}.down_proj"
+    shared: SharedExpertSpec | None = None
 
     def num_weights(self, width: int) -> int:
         """The numbers of the kernels of one expert, in a model of this width."""
@@ -206,6 +223,8 @@ class ExpertsSpec:
                 f"{groups}; choose another"
             )
         _require_divisor(count // groups, count, groups, "the width of its experts", self.inner)
+        if self.shared is not None:
+            _require_divisor(count, count, 1, "the width of its shared expert", self.shared.block.inner)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

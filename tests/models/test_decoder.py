@@ -25,6 +25,7 @@ from jsg.models.spec import (
     QueryKeyNormSpec,
     RopeSpec,
     RouterSpec,
+    SharedExpertSpec,
 )
 from tests.models.paged import NUM_ROWS, PagedModel
 
@@ -105,9 +106,10 @@ EXPERTS = ExpertsSpec(
     gate="mlp.experts.{expert}.gate_proj",
     up="mlp.experts.{expert}.up_proj",
     down="mlp.experts.{expert}.down_proj",
+    shared=SharedExpertSpec(block=FeedForwardSpec(inner=64), gate="mlp.shared_expert_gate"),
 )
 OTHER: dict[str, Any] = {
-    # A value that no record below has, for each field that is neither a shape nor a record itself.
+    # A value that no record below has, for each field that is neither a switch nor a record itself.
     "name": "another",
     "query": "another",
     "key": "another",
@@ -128,7 +130,6 @@ OTHER: dict[str, Any] = {
     "beta_fast": 40.0,
     "beta_slow": 2.0,
     "attention_factor": 1.5,
-    "truncate": False,
     "heads": 8,
     "kv_heads": 4,
     "kv_repeats": 2,
@@ -146,7 +147,7 @@ def changed_in_one(record: Any) -> Iterator[tuple[str, Any]]:
         if dataclasses.is_dataclass(value):
             inner = changed_in_one(value)
         else:
-            inner = [("", not value if field.name.endswith("_bias") else OTHER[field.name])]
+            inner = [("", not value if isinstance(value, bool) else OTHER[field.name])]
         for path, other in inner:
             yield f"{field.name}.{path}".rstrip("."), dataclasses.replace(record, **{field.name: other})
 

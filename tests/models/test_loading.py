@@ -18,7 +18,7 @@ from jsg.models.decoder import Decoder
 from jsg.models.loading import abstract_model, load_model, resolve_dtype
 from jsg.models.registry import FAMILIES
 from jsg.models.spec import ModelSpec
-from tests.golden.variants import VARIANTS, random_tensors, tensor_shapes, write_checkpoint
+from tests.golden.variants import VARIANTS, random_tensors, variant_shapes, write_checkpoint
 from tests.models.sizes import num_parameters
 
 BIASED = "llama_biases"
@@ -193,7 +193,7 @@ def test_abstract_models_allocate_nothing_and_count_the_checkpoint(tmp_path, var
     config = read_spec(tmp_path)
     state = nnx.state(abstract_model(config, jnp.bfloat16))
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state))
-    assert num_parameters(config) == sum(int(np.prod(shape)) for shape in tensor_shapes(VARIANTS[variant]).values())
+    assert num_parameters(config) == sum(int(np.prod(shape)) for shape in variant_shapes(variant).values())
 
 
 def dummy(config: ModelSpec, seed: int = 0) -> Decoder:

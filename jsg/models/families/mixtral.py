@@ -1,20 +1,20 @@
 """Mixtral: Mistral with a feed-forward block of several experts."""
 
+import dataclasses
+
 from jsg.fields import Fields
 from jsg.models.families import mistral
 from jsg.models.family import Family
-from jsg.models.parts import MAX_EXPERTS, read_attention, read_layer, read_model, require_silu, with_windows
-from jsg.models.spec import ExpertsSpec, ModelSpec, RouterSpec
+from jsg.models.parts import read_attention, read_experts, read_layer, read_model, with_windows
+from jsg.models.spec import ModelSpec
 
 
 def spec(config: Fields) -> ModelSpec:
     """The model of a file."""
-    require_silu(config)
-    count = config.integer("num_local_experts", high=MAX_EXPERTS)
-    experts = ExpertsSpec(
-        count=count,
-        inner=config.integer("intermediate_size"),
-        router=RouterSpec(name="block_sparse_moe.gate", per_token=config.integer("num_experts_per_tok", high=count)),
+    experts = read_experts(config, "num_local_experts", "intermediate_size")
+    experts = dataclasses.replace(
+        experts,
+        router=dataclasses.replace(experts.router, name="block_sparse_moe.gate"),
         gate="block_sparse_moe.experts.{expert}.w1",
         up="block_sparse_moe.experts.{expert}.w3",
         down="block_sparse_moe.experts.{expert}.w2",

@@ -12,7 +12,8 @@ DEFAULTS = qwen2.DEFAULTS | {"head_dim": 128, "attention_bias": False}
 
 
 def spec(config: Fields) -> ModelSpec:
-    """The model of a file."""
+    """A null `head_dim` is refused, which elsewhere is the width divided by the heads."""
+    config.integer("head_dim", high=MAX_HEAD_DIM)
     layer = read_layer(config, attention(config), read_feed_forward(config))
     return qwen2.read_qwen(config, with_windows(layer, qwen2.windows(config)))
 
@@ -20,7 +21,6 @@ def spec(config: Fields) -> ModelSpec:
 def attention(config: Fields) -> AttentionSpec:
     """`attention_bias` means all four projections."""
     has_bias = config.flag("attention_bias", default=False)
-    config.integer("head_dim", high=MAX_HEAD_DIM)  # a null would be the width divided by the heads elsewhere
     return dataclasses.replace(
         read_attention(config),
         qk_norm=QueryKeyNormSpec(eps=read_eps(config)),
