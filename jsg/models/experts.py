@@ -58,10 +58,10 @@ class SparseFeedForward(nnx.Module):
         weighted = weights[..., None] * made
         if num_groups() > 1:  # the copies of other groups were not computed, and NaN may stand in their place
             weighted = jnp.where((weights != 0)[..., None], weighted, 0)
-        chosen = add_up(weighted.sum(1).astype(x.dtype))  # not as a matmul, which may round
-        if self.shared is None or self.shared_gate is None:
-            return chosen
-        return chosen + jax.nn.sigmoid(self.shared_gate(x)) * self.shared(x)
+        part = weighted.sum(1).astype(x.dtype)  # not as a matmul, which may round
+        if self.shared is not None and self.shared_gate is not None:
+            part += jax.nn.sigmoid(self.shared_gate(x)) * self.shared.part(x).astype(x.dtype)
+        return add_up(part)
 
 
 def _stacked(names: list[str], in_dim: int, out_dim: int, dtype: jax.typing.DTypeLike, *, split_axis: int) -> nnx.Param:

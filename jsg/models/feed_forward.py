@@ -17,6 +17,10 @@ class FeedForward(nnx.Module):
         self.gate_up = Linear(names, width, (2, inner), dtype, split_axis=2, bias=bias)
         self.down = Linear((f"{prefix}.{spec.down}",), inner, (width,), dtype, split_axis=0, bias=bias)
 
+    def part(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        """This device's part of the block's result, before it is added up."""
+        return self.down.part(ops.gated(self.gate_up(x)))
+
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         """The block's result for each token."""
         return self.down(ops.gated(self.gate_up(x)))

@@ -157,14 +157,19 @@ class Linear(nnx.Module):
         bias_split = split_axis - 1 if split_axis else None  # with a split input each device would add it
         self.bias = parameter(out_shape, dtype, Origin(biases, join_axis, split_axis=bias_split)) if bias else None
 
-    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T *out"]:
-        """The projections of every token, in the dtype of `x`."""
+    def part(self, x: Float[Array, "T D"]) -> Float[Array, "T *out"]:
+        """This device's part of the projections of every token, without biases, before it is added up."""
         kernel = self.kernel.get_value()
         # Panels have results of any type at the same speed. A bias is added before the sum is rounded.
         is_rounded = isinstance(kernel, Panels) and self.bias is None
         out = project(x, kernel, x.dtype if is_rounded else activation_result(x.dtype))
         if isinstance(kernel, Panels):
             out = out.reshape(len(x), *self.out_shape)
+        return out
+
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T *out"]:
+        """The projections of every token, in the dtype of `x`."""
+        out = self.part(x)
         out = add_up(out) if self.is_split_input else out
         if self.bias is not None:
             # On a GPU XLA adds a vector inside the matmul, but would write out a bias of several axes for every token.

@@ -22,6 +22,7 @@ FAMILIES = {
     "mistral_window": (4,),
     "mixtral": (2,),
     "qwen2": (2,),
+    "qwen2_moe": (2,),
     "qwen3_biases": (4,),
 }
 IN_ALL_SHAPES = ("llama_gqa_head_dim", "mixtral")
