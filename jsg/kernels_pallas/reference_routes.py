@@ -38,12 +38,11 @@ def expert_routes(
     """See `ops.expert_routes`."""
     num_experts = logits.shape[1]
     likely, experts = lax.top_k(jax.nn.softmax(logits), experts_per_token)
-    weights = likely / likely.sum(-1, keepdims=True) if is_renormed else likely
     place = (experts - first) % num_experts
     order = jnp.argsort(place.reshape(-1), stable=True)
     sizes = jnp.bincount(experts.reshape(-1), length=num_experts).astype(jnp.int32)
     return Routes(
-        weights=jnp.where(place < num_own, weights, 0),
+        weights=jnp.where(place < num_own, likely / likely.sum(-1, keepdims=True) if is_renormed else likely, 0),
         places=jnp.argsort(order).reshape(experts.shape).astype(jnp.int32),
         tokens=(order // experts_per_token).astype(jnp.int32),
         sizes=lax.dynamic_slice_in_dim(sizes, first, num_own),

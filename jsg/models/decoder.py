@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jaxtyping import Array, Float
 
 from jsg.cache.pool import KVPool
@@ -22,7 +23,8 @@ from jsg.models.feed_forward import FeedForward
 from jsg.models.inputs import ForwardInputs
 from jsg.models.layers import Embedding, Linear, Origin, RMSNorm, Source, parameter, project
 from jsg.models.rope import Rotation, rotation
-from jsg.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec, NormSpec
+from jsg.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec, NormSpec, QueryKeyNormSpec
+from jsg.models.tensor_parallel import add_up
 
 
 class Attention(nnx.Module):
@@ -45,12 +47,14 @@ class Attention(nnx.Module):
         output = f"{prefix}.{spec.output}"
         self.output = Linear((output,), heads * head_dim, (width,), dtype, split_axis=0, bias=spec.output_bias)
         norm = spec.qk_norm
-        self.query_norm = RMSNorm(f"{prefix}.{norm.query}", head_dim, norm.eps, dtype) if norm else None
-        self.key_norm = RMSNorm(f"{prefix}.{norm.key}", head_dim, norm.eps, dtype) if norm else None
+        per_head = norm if norm and not norm.spans_heads else None
+        self.query_norm = RMSNorm(f"{prefix}.{per_head.query}", head_dim, per_head.eps, dtype) if per_head else None
+        self.key_norm = RMSNorm(f"{prefix}.{per_head.key}", head_dim, per_head.eps, dtype) if per_head else None
+        self.joint_norm = NormsOverHeads(spec, norm, prefix, dtype) if norm and norm.spans_heads else None
 
     @property
     def norms(self) -> HeadNorms | None:
-        """The norms of the heads' queries and keys; None if the family has none."""
+        """The norms of each head's query and key; None if there are none."""
         if self.query_norm is None or self.key_norm is None:
             return None
         return HeadNorms(self.query_norm.weight[...], self.key_norm.weight[...], self.query_norm.eps)
@@ -63,25 +67,61 @@ class Attention(nnx.Module):
         cache: LayerCache,
     ) -> tuple[Float[Array, "T D"], LayerCache]:
         """Attention of the tokens to their context. Writes their keys and values to the pool first."""
-        queries, cache = ops.rotate_and_write(self.qkv(x), turn.cos, turn.sin, inputs.slots, cache, norms=self.norms)
+        qkv = self.qkv(x) if self.joint_norm is None else self.joint_norm(self.qkv(x))
+        queries, cache = ops.rotate_and_write(qkv, turn.cos, turn.sin, inputs.slots, cache, norms=self.norms)
+        if (growth := self.spec.query_scale) is not None:
+            steps = jnp.floor(inputs.positions.astype(jnp.float32) / growth.length)
+            queries *= (1 + growth.beta * jnp.log1p(steps)).astype(queries.dtype)[:, None, None]
         scale, window = self.spec.scale, self.spec.window
         gathered = ops.paged_attention(queries, cache, inputs.attention, scale=scale, window=window)
         return self.output(gathered.reshape(len(x), -1)), cache
+
+
+class NormsOverHeads(nnx.Module):
+    """Norms of the queries and of the keys of all heads together, which several devices have a part of."""
+
+    def __init__(self, spec: AttentionSpec, norm: QueryKeyNormSpec, prefix: str, dtype: jax.typing.DTypeLike):
+        self.eps = norm.eps
+        self.num_queries, self.num_keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        self.query = self._weight(f"{prefix}.{norm.query}", spec, self.num_queries, 1, dtype)
+        self.key = self._weight(f"{prefix}.{norm.key}", spec, self.num_keys, spec.kv_repeats, dtype)
+
+    @staticmethod
+    def _weight(name: str, spec: AttentionSpec, length: int, repeats: int, dtype: jax.typing.DTypeLike) -> nnx.Param:
+        """The weight of each key-value head's queries, or of its key."""
+        source = Source(f"{name}.weight", (length // repeats,), repeats)
+        return parameter((spec.kv_heads, length // spec.kv_heads), dtype, Origin((source,), join_axis=1, split_axis=0))
+
+    def __call__(self, qkv: Float[Array, "T K joint"]) -> Float[Array, "T K joint"]:
+        """The joint projection with normed queries and keys. A repeated key counts as often in sum and number."""
+        key_dim = self.key[...].shape[1]
+        query, key, value = jnp.split(qkv, [-2 * key_dim, -key_dim], axis=-1)
+        query, key = self._normed(query, self.query, self.num_queries), self._normed(key, self.key, self.num_keys)
+        return jnp.concatenate([query, key, value], axis=-1)
+
+    def _normed(self, x: Float[Array, "T K part"], weight: nnx.Param, count: int) -> Float[Array, "T K part"]:
+        wide = x.astype(jnp.float32)
+        mean = add_up(jnp.square(wide).sum((1, 2), keepdims=True)) / count
+        return (weight[...].astype(jnp.float32) * (wide * lax.rsqrt(mean + self.eps))).astype(x.dtype)
 
 
 class Layer(nnx.Module):
     """Attention and feed-forward, each added to the residual stream."""
 
     def __init__(self, spec: LayerSpec, prefix: str, width: int, dtype: jax.typing.DTypeLike):
-        def norm(spec: NormSpec) -> RMSNorm:
-            return RMSNorm(f"{prefix}.{spec.name}", width, spec.eps, dtype)
+        def norm(spec: NormSpec | None) -> RMSNorm | None:
+            if spec is None:
+                return None
+            return RMSNorm(f"{prefix}.{spec.name}", width, spec.eps, dtype, is_wide=spec.is_wide)
 
         mlp, where = spec.mlp, (prefix, width, dtype)
         self.spec = spec
         self.attention_norm = norm(spec.before_attention)
         self.attention = Attention(spec.attention, *where)
+        self.attention_post_norm = norm(spec.after_attention)
         self.mlp_norm = norm(spec.before_mlp)
         self.mlp = SparseFeedForward(mlp, *where) if isinstance(mlp, ExpertsSpec) else FeedForward(mlp, *where)
+        self.mlp_post_norm = norm(spec.after_mlp)
 
     def __call__(
         self,
@@ -91,9 +131,17 @@ class Layer(nnx.Module):
         cache: LayerCache,
     ) -> tuple[Float[Array, "T D"], LayerCache]:
         """The residual stream after this layer, and the layer's part of the pool."""
-        gathered, cache = self.attention(self.attention_norm(x), inputs, turn, cache)
-        x = x + gathered
-        return x + self.mlp(self.mlp_norm(x)), cache
+        gathered, cache = self.attention(_normed(x, self.attention_norm), inputs, turn, cache)
+        x = x + self._scaled(_normed(gathered, self.attention_post_norm))
+        made = self.mlp(_normed(x, self.mlp_norm))
+        return x + self._scaled(_normed(made, self.mlp_post_norm)), cache
+
+    def _scaled(self, added: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        return added if self.spec.residual_factor == 1 else added * self.spec.residual_factor
+
+
+def _normed(x: Float[Array, "T D"], norm: RMSNorm | None) -> Float[Array, "T D"]:
+    return x if norm is None else norm(x)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -127,7 +175,7 @@ class Decoder(nnx.Module):
         self.embedding = Embedding("model.embed_tokens", spec.vocab_size, width, dtype, is_head=is_tied)
         layers = [Layer(layer, f"model.layers.{i}", width, dtype) for i, layer in enumerate(spec.layers)]
         self.layers = nnx.List(layers)
-        self.final_norm = RMSNorm(final.name, width, final.eps, dtype)
+        self.final_norm = RMSNorm(final.name, width, final.eps, dtype, is_wide=final.is_wide)
         head = Origin((Source("lm_head.weight", (spec.vocab_size, width)),), transposed=True, split_axis=1)
         self.head = None if is_tied else parameter((width, spec.vocab_size), dtype, head, is_kernel=True)
 
@@ -149,7 +197,8 @@ class Decoder(nnx.Module):
 
     def _embed(self, inputs: ForwardInputs) -> tuple[Float[Array, "T D"], ForwardInputs]:
         """The residual stream before the first layer, and the inputs that the layers need."""
-        x = self.embedding(inputs.token_ids)
+        x, factor = self.embedding(inputs.token_ids), self.spec.embedding_factor
+        x = x if factor == 1 else x * factor
         if inputs.vision is None:
             return x, inputs
         row = inputs.token_ids - self.spec.vocab_size
@@ -158,4 +207,5 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """See `Model`."""
-        return self.embedding.logits(hidden) if self.head is None else project(hidden, self.head.get_value())
+        logits = self.embedding.logits(hidden) if self.head is None else project(hidden, self.head.get_value())
+        return logits if self.spec.logit_factor == 1 else logits * self.spec.logit_factor

@@ -210,10 +210,13 @@ class Embedding(nnx.Module):
 class RMSNorm(nnx.Module):
     """Divides by the root mean square of the last axis, then scales."""
 
-    def __init__(self, name: str, width: int, eps: float, dtype: jax.typing.DTypeLike):
+    def __init__(self, name: str, width: int, eps: float, dtype: jax.typing.DTypeLike, *, is_wide: bool = False):
         self.weight = parameter((width,), dtype, Origin((Source(f"{name}.weight", (width,)),)))
         self.eps = eps
+        self.is_wide = is_wide
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        """Normalises in float32 and scales in the dtype of `x`, as in training."""
+        """Normalises in float32 and scales in the dtype of `x`, or in float32 if it is wide, as in training."""
+        if self.is_wide:
+            return rms_norm(x.astype(jnp.float32), self.weight[...].astype(jnp.float32), self.eps).astype(x.dtype)
         return rms_norm(x, self.weight[...], self.eps)

@@ -5,6 +5,7 @@ A family takes these, and replaces what is different in its own.
 
 import dataclasses
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 from jsg.fields import Fields
 from jsg.models.rope_fields import MAX_CONTEXT_LEN, read_context, read_rope
@@ -21,13 +22,14 @@ LAYER_KINDS = ("full_attention", SLIDING)
 def read_model(config: Fields, layers: Iterable[LayerSpec]) -> ModelSpec:
     """A model of these layers."""
     layers = tuple(layers)
+    ropes = {layer.attention.rope for layer in layers} - {None}
     return ModelSpec(
         architecture="",  # `Family.read` knows it
         vocab_size=config.integer("vocab_size"),
         hidden_size=config.integer("hidden_size"),
         layers=layers,
         final_norm=read_norm(config, "model.norm"),
-        max_position_embeddings=read_context(config, layers[0].attention.rope),
+        max_position_embeddings=read_context(config, ropes.pop() if len(ropes) == 1 else None),
         tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
         eos_token_ids=config.token_ids("eos_token_id"),
         bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
@@ -66,15 +68,15 @@ def read_eps(config: Fields) -> float:
     return config.number("rms_norm_eps", low=0.0, high=1.0)
 
 
-def read_attention(config: Fields) -> AttentionSpec:
-    """Attention with rope, without windows, norms and biases."""
+def read_attention(config: Fields, own_rope_fields: AbstractSet[str] = frozenset()) -> AttentionSpec:
+    """Attention with rope, without windows, norms and biases. `own_rope_fields` the family reads itself."""
     width, heads = config.integer("hidden_size"), config.integer("num_attention_heads", high=MAX_HEADS)
     kv_heads = config.integer("num_key_value_heads", default=heads, high=MAX_HEADS)
     config.require(heads % kv_heads == 0, "num_key_value_heads", f"divide {heads} heads", kv_heads)
     head_dim = config.integer("head_dim", default=max(width // heads, 1), high=MAX_HEAD_DIM)
     config.require(head_dim % 2 == 0, "head_dim", "be even, for rope turns pairs", head_dim)
     return AttentionSpec(
-        heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=head_dim**-0.5, rope=read_rope(config)
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=head_dim**-0.5, rope=read_rope(config, own_rope_fields)
     )
 
 

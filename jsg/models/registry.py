@@ -1,7 +1,21 @@
 """The families that jsg serves. docs/adding-a-model.md says how a new one is added. No JAX."""
 
 from jsg.errors import ModelError
-from jsg.models.families import llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
+from jsg.models.families import (
+    granite,
+    llama,
+    ministral,
+    ministral3,
+    mistral,
+    mixtral,
+    olmo2,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+    seed_oss,
+    smollm3,
+)
 from jsg.models.family import Family
 from jsg.models.vision_config import VISION_KINDS
 
@@ -13,6 +27,12 @@ FAMILIES: dict[str, Family] = {
     "Qwen2MoeForCausalLM": qwen2_moe.FAMILY,
     "Qwen3ForCausalLM": qwen3.FAMILY,
     "Qwen3MoeForCausalLM": qwen3_moe.FAMILY,
+    "MinistralForCausalLM": ministral.FAMILY,
+    "Ministral3ForCausalLM": ministral3.FAMILY,
+    "SeedOssForCausalLM": seed_oss.FAMILY,
+    "Olmo2ForCausalLM": olmo2.FAMILY,
+    "SmolLM3ForCausalLM": smollm3.FAMILY,
+    "GraniteForCausalLM": granite.FAMILY,
 }
 """Architecture → how its files are read."""
 
@@ -31,8 +51,9 @@ def family_of(architecture: str) -> Family:
     """
     family = FAMILIES.get(ALIASES.get(architecture, architecture))
     if family is None:
+        text = ", ".join(name.removesuffix("ForCausalLM") for name in FAMILIES)
         raise ModelError(
-            f"the architecture must be one of {', '.join((*FAMILIES, *VISION_KINDS))}, but config.json names "
+            f"the architecture must be one of {text} (…ForCausalLM), {', '.join(VISION_KINDS)}, but config.json names "
             f"{architecture!r}; choose another model"
         )
     return family

@@ -19,11 +19,15 @@ class Rotation(NamedTuple):
     sin: Float[Array, "T half"]
 
 
-def rotation(positions: Int[Array, " T"], rope: RopeSpec, head_dim: int) -> Rotation:
+def rotation(positions: Int[Array, " T"], rope: RopeSpec | None, head_dim: int) -> Rotation:
     """Cosine and sine of the angles of positions, always in float32, because bfloat16 cannot count to 300.
 
-    On a CPU XLA would compute them again in each layer, for each number that it rotates. The barrier prevents that.
+    Without rope all angles are 0, which changes no number. On a CPU XLA would compute them again in each layer, for
+    each number that it rotates. The barrier prevents that.
     """
+    if rope is None:
+        shape = (len(positions), head_dim // 2)
+        return Rotation(jnp.ones(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
     angles = positions.astype(jnp.float32)[:, None] * inverse_frequencies(rope, head_dim)
     scale = attention_factor(rope)
     turn = Rotation(jnp.cos(angles) * scale, jnp.sin(angles) * scale)

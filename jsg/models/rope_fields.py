@@ -1,6 +1,7 @@
 """Reads from `config.json` how positions become angles, and how long the context is. No JAX."""
 
 import math
+from collections.abc import Set as AbstractSet
 from typing import get_args
 
 from jsg.errors import ModelError
@@ -15,15 +16,24 @@ ROPE_FIELDS = frozenset(
 )
 
 
-def read_rope(config: Fields) -> RopeSpec:
-    """Rope from `rope_scaling` (of transformers 4), else from `rope_parameters` (of 5), as transformers 5 reads them.
+def rope_section(config: Fields) -> Fields:
+    """The fields of rope: `rope_scaling` (of transformers 4) if there is one, else `rope_parameters` (of 5)."""
+    new, old = (config.section(name) for name in ROPE_DICTS)
+    return old if old is not None and config.get("rope_scaling") else new or Fields("config.json", {}, config.notes)
+
+
+def read_rope(config: Fields, own: AbstractSet[str] = frozenset()) -> RopeSpec:
+    """Rope, as transformers 5 reads it.
 
     A dictionary counts as a whole: `rope_scaling` hides even the base in `rope_parameters`, and is then read with the
     `rope_theta` beside it.
+
+    Args:
+        config: The fields of the file.
+        own: Fields of rope that only the family knows, which reads them itself.
     """
-    new, old = (config.section(name) for name in ROPE_DICTS)
-    scaling = old if old is not None and config.get("rope_scaling") else new or Fields("config.json", {})
-    for name in scaling.names() - ROPE_FIELDS:
+    new, scaling = config.section("rope_parameters"), rope_section(config)
+    for name in scaling.names() - ROPE_FIELDS - own:
         raise ModelError(f"config.json: rope field {name!r} is not supported; supported are {sorted(ROPE_FIELDS)}")
     for fields in (scaling, config):
         partial = fields.number("partial_rotary_factor", default=1.0)
@@ -93,9 +103,14 @@ def context_field(config: Fields) -> int:
     return config.integer("max_position_embeddings", high=MAX_CONTEXT_LEN)
 
 
-def read_context(config: Fields, rope: RopeSpec) -> int:
-    """The longest sequence with rope scaling. The file has it for llama3, may have it for yarn, not for linear."""
+def read_context(config: Fields, rope: RopeSpec | None) -> int:
+    """The longest sequence with the only rope of a model, or with none or several.
+
+    The file has it for llama3, may have it for yarn, not for linear.
+    """
     context_len = context_field(config)
+    if rope is None:
+        return context_len
     match rope.type:
         case "linear":
             return math.floor(context_len * rope.factor)

@@ -34,10 +34,12 @@ class NormSpec:
     Attributes:
         name: The tensor of the weight, without `.weight`.
         eps: Added to the mean square before the root.
+        is_wide: The weight multiplies in float32, before the result is rounded to the type of activations.
     """
 
     name: str
     eps: float
+    is_wide: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +73,33 @@ class RopeSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class QueryKeyNormSpec:
-    """Norms of each head's query and key, before they are rotated.
+    """Norms of queries and keys, before they are rotated.
 
     Attributes:
         query: The tensor of the weight of queries, without `.weight`.
         key: The same of keys.
         eps: Added to the mean square before the root.
+        spans_heads: The mean is that of all heads together, and the weight has a number for each of theirs. Such norms
+            are wide: see `NormSpec`.
     """
 
     query: str = "self_attn.q_norm"
     key: str = "self_attn.k_norm"
     eps: float
+    spans_heads: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class QueryScaleSpec:
+    """A factor of queries that grows with the position p: 1 + beta * ln(1 + floor(p / length)).
+
+    Attributes:
+        beta: How fast it grows.
+        length: Tokens in which it does not grow.
+    """
+
+    beta: float
+    length: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +112,8 @@ class AttentionSpec:
         kv_repeats: How many times the model has each key-value head of the checkpoint: see `over_devices`.
         head_dim: Width of one head; `heads * head_dim` need not be the width of the model.
         scale: Multiplies queries · keys.
-        rope: How positions turn queries and keys.
+        rope: How positions turn queries and keys; None for not at all.
+        query_scale: What multiplies rotated queries by their position; None for nothing.
         window: How many last positions a token sees, with its own; None for all.
         qk_norm: Norms of queries and keys; None for none.
         qkv_bias: The projections to queries, keys and values have biases.
@@ -108,7 +127,8 @@ class AttentionSpec:
     kv_repeats: int = 1
     head_dim: int
     scale: float
-    rope: RopeSpec
+    rope: RopeSpec | None
+    query_scale: QueryScaleSpec | None = None
     window: int | None = None
     qk_norm: QueryKeyNormSpec | None = None
     qkv_bias: bool = False
@@ -232,16 +252,22 @@ class LayerSpec:
     """A transformer block: attention, then a feed-forward block, each added to the residual stream.
 
     Attributes:
-        before_attention: The norm of what attention reads.
+        before_attention: The norm of what attention reads; None for none.
         attention: Attention.
-        before_mlp: The norm of what the feed-forward block reads.
+        after_attention: The norm of what attention adds; None for none.
+        before_mlp: The norm of what the feed-forward block reads; None for none.
         mlp: The feed-forward block.
+        after_mlp: The norm of what the feed-forward block adds; None for none.
+        residual_factor: Multiplies what is added to the residual stream.
     """
 
-    before_attention: NormSpec
+    before_attention: NormSpec | None = None
     attention: AttentionSpec
-    before_mlp: NormSpec
+    after_attention: NormSpec | None = None
+    before_mlp: NormSpec | None = None
     mlp: FeedForwardSpec | ExpertsSpec
+    after_mlp: NormSpec | None = None
+    residual_factor: float = 1.0
 
     def over_devices(self, count: int, groups: int) -> "LayerSpec":
         """The same for several devices. See `ModelSpec.over_devices`."""
@@ -261,6 +287,8 @@ class ModelSpec:
         layers: The transformer blocks in order.
         final_norm: The norm behind the last.
         max_position_embeddings: Longest sequence in tokens, with rope scaling.
+        embedding_factor: Multiplies the rows of the embedding.
+        logit_factor: Multiplies the logits.
         tie_word_embeddings: The head uses the embedding's rows.
         eos_token_ids: Tokens that end an answer.
         bos_token_id: Token that begins a text, if there is one.
@@ -274,6 +302,8 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...]
     final_norm: NormSpec
     max_position_embeddings: int
+    embedding_factor: float = 1.0
+    logit_factor: float = 1.0
     tie_word_embeddings: bool = False
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None

@@ -38,6 +38,24 @@ _QWEN2_MOE = small(
 )
 _QWEN3_MOE = small("Qwen3MoeForCausalLM", "qwen3_moe", **_QWEN_EXPERTS, norm_topk_prob=True)
 
+_GROWTH = {"llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 32}
+_GROWING = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 16.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    **_GROWTH,
+}
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 0.9,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.1,
+}
+
 OTHERS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {**_QWEN2_MOE, "mlp_only_layers": [1]},
     "qwen2_moe_window": {
@@ -62,4 +80,49 @@ OTHERS: dict[str, dict[str, Any]] = {
         "sliding_window": 40,
         "tie_word_embeddings": True,
     },
+    "seed_oss": small("SeedOssForCausalLM", "seed_oss", num_key_value_heads=3, attention_out_bias=True, mlp_bias=True),
+    "seed_oss_silent": small("SeedOssForCausalLM", "seed_oss", head_dim=32, num_attention_heads=4),
+    "ministral": small(
+        "MinistralForCausalLM",
+        "ministral",
+        sliding_window=24,
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "ministral_all": small("MinistralForCausalLM", "ministral", sliding_window=40, head_dim=32),
+    "ministral3": small("Ministral3ForCausalLM", "ministral3", rope_theta=None, rope_parameters=_GROWING),
+    "ministral3_window": small(
+        "Ministral3ForCausalLM",
+        "ministral3",
+        rope_theta=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 5000.0, **_GROWTH},
+        sliding_window=40,
+        num_key_value_heads=3,
+        head_dim=32,
+    ),
+    "olmo2": small("Olmo2ForCausalLM", "olmo2", head_dim=None, hidden_size=96),
+    "olmo2_mha": small(
+        "Olmo2ForCausalLM", "olmo2", head_dim=None, hidden_size=96, num_key_value_heads=6, num_hidden_layers=3
+    ),
+    "smollm3": small("SmolLM3ForCausalLM", "smollm3", num_hidden_layers=4, no_rope_layer_interval=3, pad_token_id=0),
+    "smollm3_window": small(
+        "SmolLM3ForCausalLM",
+        "smollm3",
+        num_hidden_layers=3,
+        no_rope_layers=[0, 1, 0],
+        pad_token_id=0,
+        use_sliding_window=True,
+        sliding_window=24,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    "granite": small("GraniteForCausalLM", "granite", **_GRANITE),
+    "granite_biases": small(
+        "GraniteForCausalLM",
+        "granite",
+        **{**_GRANITE, "residual_multiplier": 1.5},
+        attention_bias=True,
+        mlp_bias=True,
+        num_key_value_heads=1,
+    ),
 }

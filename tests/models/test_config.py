@@ -69,6 +69,12 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "Qwen2MoeForCausalLM": (16, 1e4, 1e-6, 32768, {None}, None),
         "Qwen3ForCausalLM": (32, 1e4, 1e-6, 32768, {None}, None),
         "Qwen3MoeForCausalLM": (4, 1e4, 1e-6, 32768, {None}, None),
+        "MinistralForCausalLM": (8, 1e4, 1e-6, 131072, {4096}, 1),
+        "Ministral3ForCausalLM": (8, 1e6, 1e-5, 262144, {None}, 1),
+        "SeedOssForCausalLM": (8, 1e4, 1e-6, 524288, {None}, 0),
+        "Olmo2ForCausalLM": (32, 1e4, 1e-5, 2048, {None}, None),
+        "SmolLM3ForCausalLM": (4, 2e6, 1e-6, 32768, {None}, 128000),
+        "GraniteForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
     }[architecture]
     assert (config.layers[0].attention.kv_heads, config.layers[0].attention.rope.theta, config.final_norm.eps) == (
         kv_heads,
@@ -80,8 +86,9 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         windows,
         bos,
     )
+    family_head_dim = FAMILIES[architecture].defaults["head_dim"]
     half = read(tmp_path, {"architectures": [architecture], "hidden_size": 64 * config.layers[0].attention.heads})
-    assert half.layers[0].attention.head_dim == (128 if architecture == "Qwen3ForCausalLM" else 64)
+    assert half.layers[0].attention.head_dim == (family_head_dim or 64)
 
 
 @pytest.mark.slow
@@ -91,11 +98,14 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
 
     family = FAMILIES[architecture]
     theirs = AutoConfig.for_model(family.model_type)
-    values = theirs.to_dict() | {"rope_theta": theirs.rope_parameters["rope_theta"]}
+    values = theirs.to_dict() | {"layer_types": None, "no_rope_layers": None}  # which it derives
+    ours = dict(family.defaults)
+    ours["rope_theta"] = ours.pop("rope_parameters", ours)["rope_theta"]
+    values["rope_theta"] = theirs.rope_parameters["rope_theta"]
     if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
-        values |= {"sliding_window": type(theirs).sliding_window, "layer_types": None}
+        values["sliding_window"] = type(theirs).sliding_window
     derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128}
-    for name, value in family.defaults.items():
+    for name, value in ours.items():
         theirs_too = values.get(name, getattr(theirs, name, None))  # some fields have two names there
         assert (theirs_too or derived.get(name)) == (value or derived.get(name)), name
 
@@ -114,7 +124,8 @@ def test_a_family_reads_what_it_declares_and_nothing_else(tmp_path, monkeypatch)
     monkeypatch.setattr(Family, "read", read_family)
     for variant in VARIANTS.values():
         read(tmp_path, variant)
-        read(tmp_path, {**variant, "use_sliding_window": True})
+        if "use_sliding_window" in FAMILIES[variant["architectures"][0]].defaults:
+            read(tmp_path, {**variant, "use_sliding_window": True})
     assert seen.keys() == FAMILIES.keys()
     for architecture, names in seen.items():
         family = FAMILIES[architecture]
@@ -123,7 +134,16 @@ def test_a_family_reads_what_it_declares_and_nothing_else(tmp_path, monkeypatch)
         assert undeclared == set(), f"{architecture} reads fields that it would refuse"
 
 
-READ_FOR_ALL = ("auto_map", "is_causal", "model_type", "rope_parameters", "rope_scaling", "chunk_size", "local_size")
+READ_FOR_ALL = (
+    "auto_map",
+    "is_causal",
+    "model_type",
+    "rope_parameters",
+    "rope_scaling",
+    "chunk_size",
+    "local_size",
+    "llama_4_scaling_beta",
+)
 
 
 def test_every_family_is_listed_by_its_name():
@@ -343,7 +363,7 @@ def test_kv_bytes(tmp_path):
     [
         ({"architectures": None}, "architectures"),
         ({"architectures": ["A", "B"]}, "architectures"),
-        ({"architectures": ["MambaForCausalLM"], "hidden_size": None}, r"one of .*LlamaForCausalLM.* names 'Mamba"),
+        ({"architectures": ["MambaForCausalLM"], "hidden_size": None}, r"one of Llama, .*ForCausalLM.* names 'Mamba"),
         ({"hidden_size": None}, "hidden_size must be an integer"),
         ({"model_type": "mistral"}, "model_type must be llama"),
         ({"is_causal": False}, "is_causal must be true"),

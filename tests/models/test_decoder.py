@@ -23,6 +23,7 @@ from jsg.models.spec import (
     ModelSpec,
     NormSpec,
     QueryKeyNormSpec,
+    QueryScaleSpec,
     RopeSpec,
     RouterSpec,
     SharedExpertSpec,
@@ -40,12 +41,15 @@ LAYER = LayerSpec(
         head_dim=32,
         scale=32**-0.5,
         rope=RopeSpec(),
+        query_scale=QueryScaleSpec(beta=0.1, length=64),
         qk_norm=QueryKeyNormSpec(eps=1e-6),
         qkv_bias=True,
         output_bias=True,
     ),
+    after_attention=NormSpec(name="post_self_attn_layernorm", eps=1e-6),
     before_mlp=NormSpec(name="post_attention_layernorm", eps=1e-6),
     mlp=FeedForwardSpec(inner=96),
+    after_mlp=NormSpec(name="post_mlp_layernorm", eps=1e-6),
 )
 
 
@@ -120,6 +124,9 @@ OTHER: dict[str, Any] = {
     "projections": ("a", "b", "c"),
     "eps": 0.5,
     "scale": 0.5,
+    "beta": 0.2,
+    "length": 32,
+    "residual_factor": 0.5,
     "window": 9,
     "type": "linear",
     "theta": 77.0,
