@@ -23,8 +23,9 @@ from bench.tp.compiled import collectives
 from bench.tp.interconnect import Collective
 from jsg.engine.device.cards import CLASSES, card
 from jsg.engine.device.expert_load import expert_load
+from jsg.models.block_spec import ExpertsSpec
 from jsg.models.loading import abstract_model
-from jsg.models.spec import ExpertsSpec, ModelSpec
+from jsg.models.spec import ModelSpec
 from jsg.sched.buckets import BucketKey, Phase
 
 MODELS = {"8B": LLAMA_8B, "70B": LLAMA_70B, "8x7B": MIXTRAL_8X7B}

@@ -18,7 +18,8 @@ from jsg.engine.device.executables import Executables
 from jsg.engine.device.expert_load import ExpertLoad, expert_load
 from jsg.engine.device.packing import empty_step
 from jsg.engine.device.runner import ModelRunner
-from jsg.models.spec import ExpertsSpec, ModelSpec
+from jsg.models.block_spec import ExpertsSpec
+from jsg.models.spec import ModelSpec
 from jsg.sched.buckets import BucketKey
 
 REPEATS = 10

@@ -18,12 +18,13 @@ from jaxtyping import Array, Float
 from jsg.cache.pool import KVPool
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
+from jsg.models.block_spec import AttentionSpec, ExpertsSpec, NormSpec, QueryKeyNormSpec
 from jsg.models.experts import SparseFeedForward
 from jsg.models.feed_forward import FeedForward
 from jsg.models.inputs import ForwardInputs
 from jsg.models.layers import Embedding, Linear, Origin, RMSNorm, Source, parameter, project
 from jsg.models.rope import Rotation, rotation
-from jsg.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec, NormSpec, QueryKeyNormSpec
+from jsg.models.spec import LayerSpec, ModelSpec
 from jsg.models.tensor_parallel import add_up
 
 

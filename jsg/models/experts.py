@@ -14,10 +14,10 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
+from jsg.models.block_spec import ExpertsSpec
 from jsg.models.feed_forward import FeedForward
 from jsg.models.layers import Linear, Origin, Source, activation_result, parameter, project
 from jsg.models.quantise import Quantised
-from jsg.models.spec import ExpertsSpec
 from jsg.models.tensor_parallel import add_up, first_expert, num_groups
 
 

@@ -5,8 +5,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jsg.kernels_pallas import ops
+from jsg.models.block_spec import FeedForwardSpec
 from jsg.models.layers import Linear
-from jsg.models.spec import FeedForwardSpec
 
 
 class FeedForward(nnx.Module):

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from jsg.fields import Fields
+from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, NormSpec, RouterSpec
 from jsg.models.rope_fields import MAX_CONTEXT_LEN, read_context, read_rope
-from jsg.models.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RouterSpec
+from jsg.models.spec import LayerSpec, ModelSpec
 
 MAX_LAYERS = 1024
 MAX_HEADS = 4096

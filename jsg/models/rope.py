@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
-from jsg.models.spec import RopeSpec
+from jsg.models.block_spec import RopeSpec
 
 
 class Rotation(NamedTuple):

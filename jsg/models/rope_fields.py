@@ -6,7 +6,7 @@ from typing import get_args
 
 from jsg.errors import ModelError
 from jsg.fields import Fields
-from jsg.models.spec import RopeSpec, RopeType
+from jsg.models.block_spec import RopeSpec, RopeType
 from jsg.models.without_effect import ROPE_DICTS
 
 MAX_CONTEXT_LEN = 2**27

@@ -23,6 +23,7 @@ FAMILIES = {
     "mixtral": (2,),
     "qwen2": (2,),
     "qwen2_moe": (2,),
+    "olmo2": (2,),  # norms of all heads together
     "qwen3_biases": (4,),
 }
 IN_ALL_SHAPES = ("llama_gqa_head_dim", "mixtral")

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jsg.models.block_spec import RopeSpec
 from jsg.models.loading import load_model
-from jsg.models.spec import RopeSpec
 from tests.golden.compare import MAX_DIFFERENCE, Recorded
 from tests.golden.record import DATA, EMBEDDING, MAX_FILE_BYTES
 from tests.golden.variants import VARIANTS, random_tensors, random_tokens, weights_sha256, write_checkpoint

@@ -10,12 +10,13 @@ import pytest
 
 from jsg.errors import ModelError
 from jsg.fields import MAX_JSON_BYTES, Fields
+from jsg.models.block_spec import AttentionSpec, FeedForwardSpec, NormSpec, RopeSpec
 from jsg.models.config import read_spec
 from jsg.models.family import Family
 from jsg.models.registry import FAMILIES
 from jsg.models.rope import attention_factor
 from jsg.models.rope_fields import ROPE_FIELDS
-from jsg.models.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
+from jsg.models.spec import LayerSpec, ModelSpec
 from tests.golden.variants import LLAMA, VARIANTS
 
 QWEN = VARIANTS["qwen2"]
@@ -135,6 +136,7 @@ def test_a_family_reads_what_it_declares_and_nothing_else(tmp_path, monkeypatch)
 
 
 READ_FOR_ALL = (
+    "pad_token_id",
     "auto_map",
     "is_causal",
     "model_type",

@@ -11,16 +11,10 @@ from flax import nnx
 from jsg.cache.pool import make_pool
 from jsg.kernels_pallas.inputs import AttentionInputs
 from jsg.models import decoder
-from jsg.models.decoder import Decoder, Layer
-from jsg.models.inputs import ForwardInputs
-from jsg.models.layers import project
-from jsg.models.loading import load_model
-from jsg.models.spec import (
+from jsg.models.block_spec import (
     AttentionSpec,
     ExpertsSpec,
     FeedForwardSpec,
-    LayerSpec,
-    ModelSpec,
     NormSpec,
     QueryKeyNormSpec,
     QueryScaleSpec,
@@ -28,6 +22,11 @@ from jsg.models.spec import (
     RouterSpec,
     SharedExpertSpec,
 )
+from jsg.models.decoder import Decoder, Layer
+from jsg.models.inputs import ForwardInputs
+from jsg.models.layers import project
+from jsg.models.loading import load_model
+from jsg.models.spec import LayerSpec, ModelSpec
 from tests.models.paged import NUM_ROWS, PagedModel
 
 TOKENS = list(range(100, 190))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jsg.models.spec import RopeSpec
+from jsg.models.block_spec import RopeSpec
 from tests.models.sizes import num_parameters
 from tests.models.test_config import read
 from tests.models.test_vision_config import LLAVA_1_5, vision

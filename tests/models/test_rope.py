@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jsg.kernels_pallas.reference_write import rotate
+from jsg.models.block_spec import RopeSpec
 from jsg.models.config import read_spec
 from jsg.models.rope import attention_factor, inverse_frequencies, rotation
-from jsg.models.spec import RopeSpec
 from tests.golden.variants import ROPES
 
 RECORDED = Path(__file__).parents[1] / "golden" / "data" / "ropes.npz"

@@ -3,11 +3,12 @@
 import dataclasses
 
 from jsg.fields import Fields
+from jsg.models.block_spec import QueryScaleSpec
 from jsg.models.families import mistral
 from jsg.models.family import Family
 from jsg.models.parts import read_attention, read_feed_forward, read_layer, read_model, with_windows
 from jsg.models.rope_fields import MAX_CONTEXT_LEN, rope_section
-from jsg.models.spec import ModelSpec, QueryScaleSpec
+from jsg.models.spec import ModelSpec
 
 BETA = "llama_4_scaling_beta"
 

@@ -3,10 +3,11 @@
 import dataclasses
 
 from jsg.fields import Fields
+from jsg.models.block_spec import NormSpec, QueryKeyNormSpec
 from jsg.models.families import llama
 from jsg.models.family import Family
 from jsg.models.parts import num_layers, read_attention, read_eps, read_feed_forward, read_model, read_norm
-from jsg.models.spec import LayerSpec, ModelSpec, NormSpec, QueryKeyNormSpec
+from jsg.models.spec import LayerSpec, ModelSpec
 
 
 def spec(config: Fields) -> ModelSpec:

@@ -3,6 +3,7 @@
 import dataclasses
 
 from jsg.fields import Fields
+from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec, SharedExpertSpec
 from jsg.models.families import qwen2
 from jsg.models.family import Family
 from jsg.models.parts import (
@@ -15,7 +16,7 @@ from jsg.models.parts import (
     read_layer,
     read_layer_types,
 )
-from jsg.models.spec import ExpertsSpec, FeedForwardSpec, ModelSpec, SharedExpertSpec
+from jsg.models.spec import ModelSpec
 
 EXPERTS = {
     "num_experts": 60,

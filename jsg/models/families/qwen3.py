@@ -3,10 +3,11 @@
 import dataclasses
 
 from jsg.fields import Fields
+from jsg.models.block_spec import AttentionSpec, QueryKeyNormSpec
 from jsg.models.families import qwen2
 from jsg.models.family import Family
 from jsg.models.parts import MAX_HEAD_DIM, read_attention, read_eps, read_feed_forward, read_layer, with_windows
-from jsg.models.spec import AttentionSpec, ModelSpec, QueryKeyNormSpec
+from jsg.models.spec import ModelSpec
 
 DEFAULTS = qwen2.DEFAULTS | {"head_dim": 128, "attention_bias": False}
 
