@@ -13,9 +13,9 @@ from jsg.engine.device import step
 from jsg.engine.device.executables import COMPILER_OPTIONS, Executables
 from jsg.engine.device.programs import GREEDY
 from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE
-from jsg.models.config import ModelConfig
 from jsg.models.loading import load_model
 from jsg.models.model import Model
+from jsg.models.spec import ModelSpec
 from jsg.sched.buckets import BucketKey, Phase
 
 
@@ -35,7 +35,7 @@ class BareStep:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: ModelSpec,
         dtype: jax.typing.DTypeLike,
         *,
         max_rows: int,
@@ -196,8 +196,8 @@ def _deal_pages(num_pages: int, max_rows: int, columns: int, *, is_shuffled: boo
     return np.concatenate([np.zeros((1, columns), np.int32), rows])
 
 
-def _random_pool(config: ModelConfig, num_pages: int, page_size: int, dtype: jax.typing.DTypeLike) -> KVPool:
+def _random_pool(config: ModelSpec, num_pages: int, page_size: int, dtype: jax.typing.DTypeLike) -> KVPool:
     """A pool full of random keys and values, as after use. A processor might treat zeros specially."""
-    pool = make_pool(1, num_pages, page_size, config.num_kv_heads, config.head_dim, dtype)
+    pool = make_pool(config.kv_shapes[:1], num_pages, page_size, dtype)
     fill = jax.jit(lambda seed: jax.random.normal(jax.random.key(seed), pool.layers[0][0].shape, dtype))
     return KVPool(tuple((fill(2 * layer), fill(2 * layer + 1)) for layer in range(config.num_layers)))

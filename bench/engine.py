@@ -32,7 +32,7 @@ from bench.loop import measure_loop, measure_null
 from bench.shapes import LLAMA_100M, write_model
 from bench.shared_prefix import measure_shared_prefix
 from jsg.engine.device.executables import use_compilation_cache
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.sched.buckets import BucketKey, Phase, make_buckets
 
 MAX_ROWS = 8
@@ -59,7 +59,7 @@ class Bench:
     @functools.cache  # noqa: B019 - one object of it lives as long as the program
     def bare(self, *, is_shuffled: bool) -> BareStep:
         """The model of the parts that compare bare programs. `BareStep` says how its pages are placed."""
-        config = ModelConfig.from_directory(self.directory)
+        config = read_spec(self.directory)
         return BareStep(config, jnp.float32, max_rows=MAX_ROWS, context_len=MAX_CONTEXT, is_shuffled=is_shuffled)
 
 

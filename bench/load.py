@@ -31,11 +31,11 @@ def write_safetensors(directory: Path, shape: dict[str, Any]) -> None:
     import numpy as np
     from safetensors.numpy import save_file
 
-    from jsg.models.config import ModelConfig
+    from jsg.models.config import read_spec
     from jsg.models.loading import abstract_model, checkpoint_shapes
 
     write_model(directory, shape)
-    shapes = checkpoint_shapes(abstract_model(ModelConfig.from_directory(directory), np.float32))
+    shapes = checkpoint_shapes(abstract_model(read_spec(directory), np.float32))
     rng = np.random.default_rng(0)
     tensors = {name: rng.standard_normal(shape, np.float32) * np.float32(0.02) for name, shape in shapes.items()}
     save_file(tensors, directory / "model.safetensors")
@@ -80,11 +80,11 @@ def load(directory: Path, count: int) -> dict[str, float]:
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", count)
-    from jsg.models.config import ModelConfig
+    from jsg.models.config import read_spec
     from jsg.models.loading import load_model
     from jsg.models.tensor_parallel import make_mesh
 
-    config = ModelConfig.from_directory(directory).over_devices(count)
+    config = read_spec(directory).over_devices(count)
     mesh = make_mesh(count)
     jax.block_until_ready(jax.numpy.zeros(3) + 1)
     num_bytes, started = 0, time.monotonic()

@@ -15,7 +15,7 @@ from bench.report import Report
 from bench.shapes import write_model
 from jsg.config import EngineConfig
 from jsg.engine.core import EngineCore
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.prompt_ids import PromptIds
 from jsg.sched.buckets import BucketKey, Phase
 from jsg.types import Request, RequestOutput, SamplingParams
@@ -104,7 +104,7 @@ def measure_loop(report: Report, directory: Path, batch: int, *, prompt_len: int
     engine = Decoding(core, batch, prompt_len)
     # With tables as large as the engine's the programs are the same. With pages side by side, as a new engine allocates
     # them, the memory accesses are the same.
-    config = ModelConfig.from_directory(directory)
+    config = read_spec(directory)
     bare = BareStep(config, jnp.float32, max_rows=batch, context_len=CONTEXT_LEN, is_shuffled=False)
 
     def bare_steps(count: int) -> list[Sample]:

@@ -24,7 +24,7 @@ from bench.peers.workloads import WORKLOADS, Draw
 from bench.report import ROOT, Report
 from bench.served import Usage, engine_of, tree_of, usage_of
 from bench.soak.memory import MIB
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 
 TRAFFIC = ("b32", "c8", "f")
 LIMIT_MIB = 350
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     report = Report("bench.memory", arguments, options.output, shape=options.shape, dtype=options.dtype)
     model = make_checkpoint(options.directory, options.shape)
-    config, itemsize = ModelConfig.from_directory(model), ITEMSIZES[options.dtype]
+    config, itemsize = read_spec(model), ITEMSIZES[options.dtype]
     logs = Path(tempfile.mkdtemp(prefix="bench-memory-"))
     setting = Setting(
         model=model, dtype=options.dtype, quantization="none", logs=logs, num_threads=1, options=tuple(options.serve)

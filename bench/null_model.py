@@ -13,10 +13,10 @@ from jaxtyping import Array, Float
 
 from bench.shapes import LLAMA_100M
 from jsg.cache.pool import KVPool
-from jsg.models import registry
-from jsg.models.config import ModelConfig
-from jsg.models.families import FAMILIES
+from jsg.models import build
 from jsg.models.inputs import ForwardInputs
+from jsg.models.registry import FAMILIES
+from jsg.models.spec import ModelSpec
 
 ARCHITECTURE = "NullForBench"
 SHAPE: dict[str, Any] = LLAMA_100M | {
@@ -34,18 +34,14 @@ SHAPE: dict[str, Any] = LLAMA_100M | {
 class NullModel(nnx.Module):
     """Implements `jsg.models.model.Model` with zeros."""
 
-    def __init__(self, config: ModelConfig):
-        self.config = config
+    def __init__(self, spec: ModelSpec, dtype: jax.typing.DTypeLike):
+        self.spec = spec
 
     def __call__(self, inputs: ForwardInputs, pool: KVPool) -> tuple[Float[Array, "T D"], KVPool]:
-        return jnp.zeros((len(inputs.token_ids), self.config.hidden_size)), pool
+        return jnp.zeros((len(inputs.token_ids), self.spec.hidden_size)), pool
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
-        return jnp.zeros((len(hidden), self.config.vocab_size))
-
-
-def _build(config: ModelConfig, dtype: jax.typing.DTypeLike) -> NullModel:
-    return NullModel(config)
+        return jnp.zeros((len(hidden), self.spec.vocab_size))
 
 
 @contextmanager
@@ -53,7 +49,7 @@ def registered() -> Iterator[None]:
     """Makes `ARCHITECTURE` a known family inside the `with`."""
     family = dataclasses.replace(FAMILIES["LlamaForCausalLM"], architecture=ARCHITECTURE)
     with (
-        mock.patch.dict(registry.BUILDERS, {ARCHITECTURE: _build}),
+        mock.patch.object(build, "Decoder", NullModel),
         mock.patch.dict(FAMILIES, {ARCHITECTURE: family}),
     ):
         yield

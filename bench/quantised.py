@@ -22,7 +22,7 @@ from bench.report import ROOT, Report
 from jsg.cache.pool import make_pool
 from jsg.kernels_pallas.inputs import AttentionInputs
 from jsg.kernels_pallas.tile import QUERY_TILE
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.decoder import Decoder
 from jsg.models.inputs import ForwardInputs
 from jsg.models.loading import load_model, resolve_kv_dtype
@@ -61,12 +61,12 @@ class Scorer:
     """The model with one setting. It gives the distribution of the next token after each token of a text."""
 
     def __init__(self, directory: Path, setting: Setting):
-        config = ModelConfig.from_directory(directory)
+        config = read_spec(directory)
         dtype = jnp.dtype(setting.dtype)
         kv_dtype = resolve_kv_dtype(setting.kv_cache_dtype, dtype)
         model = load_model(directory, config, dtype=dtype, quantization=setting.quantization)
         self.kv_bytes_per_token = config.kv_bytes_per_token(kv_dtype.itemsize)
-        self._shape = (config.num_layers, NUM_TOKENS + 1, 1, config.num_kv_heads, config.head_dim, kv_dtype)
+        self._shape = (config.kv_shapes, NUM_TOKENS + 1, 1, kv_dtype)
         graph, self._weights = nnx.split(model)
 
         def forward(weights, inputs, pool):

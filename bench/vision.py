@@ -31,10 +31,11 @@ from jsg.engine.core import EngineCore
 from jsg.engine.device.executables import COMPILER_OPTIONS, use_compilation_cache
 from jsg.media import MediaInput
 from jsg.models.clip import VisionTower
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.image_layout import image_layout
 from jsg.models.llava import Llava
 from jsg.models.loading import load_model
+from jsg.models.spec import ModelSpec
 from jsg.models.vision_config import VisionConfig
 from jsg.processing.media.key import image_key, key_words
 from jsg.prompt_ids import PromptIds
@@ -58,7 +59,7 @@ class Workload(NamedTuple):
     question_len: int = 16
     output_len: int = 4
 
-    def requests(self, model: ModelConfig) -> list[Request]:
+    def requests(self, model: ModelSpec) -> list[Request]:
         """The same requests each time: a question about every image, then the next question about every image."""
         vision = vision_of(model)
         items = [_image(model, seed, start=self.before_len) for seed in range(self.num_images)]
@@ -73,7 +74,7 @@ class Workload(NamedTuple):
         return requests
 
 
-def _image(model: ModelConfig, seed: int, *, start: int) -> MediaInput:
+def _image(model: ModelSpec, seed: int, *, start: int) -> MediaInput:
     """An image of one tile with random pixels, which depend only on the seed."""
     vision = vision_of(model)
     size = (vision.image_size, vision.image_size)
@@ -93,7 +94,7 @@ class Run(NamedTuple):
     answers: dict[str, tuple[int, ...]]
 
 
-def vision_of(model: ModelConfig) -> VisionConfig:
+def vision_of(model: ModelSpec) -> VisionConfig:
     """The vision half of a vision model."""
     assert model.vision is not None, "only a model that sees can be asked about images"
     return model.vision
@@ -108,7 +109,7 @@ def measure_questions(
     in the engine's store. With a namespace for each request, requests share nothing, so images are encoded again too.
     """
     workload = workload or Workload()
-    model = ModelConfig.from_directory(directory)
+    model = read_spec(directory)
     requests = workload.requests(model)
     apart = [dataclasses.replace(request, namespace=request.rid) for request in requests]
     context_len = len(requests[0].input_ids) + workload.output_len
@@ -179,7 +180,7 @@ def measure_encoder(
     report: Report, directory: Path, *, rounds: int, per_round: int = 2, at_once: Sequence[int] = AT_ONCE
 ) -> None:
     """Measures the tower and projector of a video model. Pixels come from the host, as in the engine."""
-    model = ModelConfig.from_directory(directory)
+    model = read_spec(directory)
     vision = vision_of(model)
     tower = cast(Llava, load_model(None, model, load_format="dummy", dtype=jnp.float32)).vision
     tokens = {"image": vision.patches_per_tile, "frame": vision.patches_per_frame}

@@ -366,7 +366,7 @@ def _generate(config: EngineConfig, options: argparse.Namespace) -> int:
 
 def _check_prompt(config: EngineConfig, prompt: str, sampling: SamplingParams) -> None:
     """Refuses what an engine would refuse, before one is loaded, as far as the files of the model tell."""
-    from jsg.models.config import ModelConfig
+    from jsg.models.config import read_spec
     from jsg.models.embedder import read_embedder
     from jsg.models.find import find_model
     from jsg.processing.answer import Prompt
@@ -374,7 +374,7 @@ def _check_prompt(config: EngineConfig, prompt: str, sampling: SamplingParams) -
     from jsg.sources import find_tokenizer
 
     directory = find_model(config)
-    model = ModelConfig.from_directory(directory)
+    model = read_spec(directory)
     tokenizer = load_tokenizer(find_tokenizer(config.tokenizer_path, directory))
     made = Prompt(rid="judged", input_ids=tuple(tokenizer.encode(prompt)), sampling=sampling)
     made.check_task(read_embedder(directory, config.task, model))

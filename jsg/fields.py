@@ -38,10 +38,12 @@ class Fields:
 
     Attributes:
         file: The name of its file, and the name of the field if the object is nested, for messages.
+        notes: What is said about the file, a sentence each. Objects that are made of others have the notes of these.
     """
 
-    def __init__(self, file: str, values: Mapping[str, Any]):
+    def __init__(self, file: str, values: Mapping[str, Any], notes: list[str] | None = None):
         self.file = file
+        self.notes = [] if notes is None else notes
         self._values = values
 
     def names(self) -> set[str]:
@@ -55,11 +57,11 @@ class Fields:
 
     def over(self, defaults: Mapping[str, Any]) -> "Fields":
         """The same object with `defaults` for fields that it lacks. A null is no lack: it takes the default away."""
-        return Fields(self.file, {**defaults, **self._values})
+        return Fields(self.file, {**defaults, **self._values}, self.notes)
 
     def under(self, values: Mapping[str, Any]) -> "Fields":
         """The same object, in which `values` replace its own."""
-        return Fields(self.file, {**self._values, **values})
+        return Fields(self.file, {**self._values, **values}, self.notes)
 
     def require(self, ok: bool, name: str, rule: str, value: object) -> None:
         """Raises unless `ok`. The message says that the field must `rule`, and which value it has."""
@@ -72,7 +74,7 @@ class Fields:
         """A nested object, or None."""
         value = self.get(name)
         self.require(value is None or isinstance(value, dict), name, "be an object", value)
-        return None if value is None else Fields(f"{self.file}: {name}", value)
+        return None if value is None else Fields(f"{self.file}: {name}", value, self.notes)
 
     def integer(self, name: str, default: int | None = None, low: int = 1, high: int = MAX_INTEGER) -> int:
         """An integer in [low, high]. Without a default the field is required."""

@@ -35,8 +35,7 @@ FLAT_RECORDS = {
     "Request": "one field per fact that an engine must know of a sequence",
     "SamplingParams": "one field per sampling parameter a client may send",
     "RunArgs": "one field per argument of gen that a run may give for all",
-    "ModelConfig": "one field per property of a checkpoint's config.json",
-    "VisionConfig": "the same, of the vision half",
+    "VisionConfig": "one field per property of the vision half of a checkpoint's config.json",
     "Prompt": "one field per field of Request that a client sets",
 }
 

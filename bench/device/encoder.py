@@ -20,7 +20,7 @@ from bench.roofline import Cost
 from bench.shapes import write_model
 from jsg.engine.device import step
 from jsg.engine.startup import ENCODE_SIZES, OTHER_ENCODE_SIZES
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.loading import load_model
 from jsg.models.model import Model
 from jsg.models.vision_config import VisionConfig
@@ -49,7 +49,7 @@ class Encoder:
             dtype: Type of weights and activations.
             directory: The directory that the shape is written to.
         """
-        config = ModelConfig.from_directory(write_model(directory, shape))
+        config = read_spec(write_model(directory, shape))
         assert config.vision is not None
         self.vision, self.width = config.vision, config.hidden_size
         graph, leaves = nnx.split(load_model(None, config, load_format="dummy", dtype=dtype))

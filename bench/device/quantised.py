@@ -15,8 +15,8 @@ from bench.device.correctness import MAX_ERROR, Correctness
 from bench.device.events import Part
 from bench.device.queued import floor_facts, options, temporary_mib, time_queued
 from bench.roofline import Cost
-from jsg.models.config import ModelConfig
-from jsg.models.decoder import Decoder
+from jsg.models.config import read_spec
+from jsg.models.decoder import Decoder, FeedForward
 from jsg.models.layers import project
 from jsg.models.loading import load_model
 from jsg.models.quantise import STORED, Quantised
@@ -34,9 +34,9 @@ def measure(part: Part) -> None:
 
 def _measure(part: Part, correctness: Correctness, quantization: str) -> None:
     plan = part.plan.with_layers(min(part.plan.ab_layers, part.plan.shape["num_hidden_layers"]))
-    config = ModelConfig.from_directory(part.model_directory(plan))
+    config = read_spec(part.model_directory(plan))
     model = cast(Decoder, load_model(None, config, load_format="dummy", dtype=plan.dtype, quantization=quantization))
-    blocks = nnx.List([layer.mlp for layer in model.layers])
+    blocks = nnx.List([cast(FeedForward, layer.mlp) for layer in model.layers])
     del model
     graph, state = nnx.split(blocks)
     kernels = [block.gate_up.kernel.get_value() for block in blocks] + [

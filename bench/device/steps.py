@@ -16,7 +16,7 @@ from bench.device.plan import Plan
 from bench.device.queued import options
 from jsg.engine.startup import ROW_MULTIPLE
 from jsg.kernels_pallas.tile import MIN_GROUP
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.sched.buckets import BucketKey, Phase
 
 QUEUED_STEPS = 10
@@ -50,7 +50,7 @@ def make_bare(part: Part, plan: Plan) -> BareStep:
     """A model on the device. The time of its start goes to the report's header."""
     begin = time.monotonic()
     bare = BareStep(
-        ModelConfig.from_directory(part.model_directory(plan)),
+        read_spec(part.model_directory(plan)),
         jnp.dtype(plan.dtype),
         max_rows=max(plan.batches),
         context_len=max(plan.context + 1, *plan.prefills),

@@ -23,8 +23,9 @@ from bench.tp.compiled import collectives
 from bench.tp.interconnect import Collective
 from jsg.engine.device.cards import CLASSES, card
 from jsg.engine.device.expert_load import expert_load
-from jsg.models.config import ModelConfig
+from jsg.models.block_spec import ExpertsSpec
 from jsg.models.loading import abstract_model
+from jsg.models.spec import ModelSpec
 from jsg.sched.buckets import BucketKey, Phase
 
 MODELS = {"8B": LLAMA_8B, "70B": LLAMA_70B, "8x7B": MIXTRAL_8X7B}
@@ -83,8 +84,7 @@ class Estimate:
         self.card, self.speed = card(name), speed_of(name)
         self.model, self.quantization, self.num_devices = model, quantization, num_devices
         config = _config(model)
-        windows = config.layer_windows[:num_layers]
-        self.config = dataclasses.replace(config, num_layers=len(windows), layer_windows=windows)
+        self.config = dataclasses.replace(config, layers=config.layers[:num_layers])
 
     def pool_tokens(self, kv_itemsize: int) -> int:
         """The tokens that the KV pool can hold beside the weights; negative where these do not fit."""
@@ -122,8 +122,9 @@ class Estimate:
         return STEP_S + launches + exchanges + attention_seconds(cost.kv_bytes, cost.attention_flops, self.speed)
 
     def _seconds(self, work: Work, key: BucketKey, load: Load) -> float:
-        config = self.config
-        experts = expert_load(config.num_experts or 1, config.experts_per_token or 1, load.rows * load.new)
+        config, mlp = self.config, self.config.layers[0].mlp
+        count, chosen = (mlp.count, mlp.router.per_token) if isinstance(mlp, ExpertsSpec) else (1, 1)
+        experts = expert_load(count, chosen, load.rows * load.new)
         is_head = config.vocab_size // self.num_devices in work.kernel
         tokens = key.num_rows if is_head else key.num_tokens
         if key.phase is Phase.DECODE:
@@ -136,7 +137,7 @@ class Estimate:
 
 
 @functools.cache
-def _config(model: str) -> ModelConfig:
+def _config(model: str) -> ModelSpec:
     return programs.make_model(MODELS[model]).config
 
 

@@ -22,10 +22,11 @@ from jsg.engine.device.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS, E
 from jsg.engine.device.memory import vision_shape
 from jsg.engine.device.programs import Programs, RunnerConfig, make_state, over_devices
 from jsg.engine.startup import OTHER_ENCODE_SIZES, ROW_MULTIPLE
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model
 from jsg.models.quantise import STORED
+from jsg.models.spec import ModelSpec
 from jsg.sched.buckets import Buckets, make_buckets
 
 MAX_RUNNING = 256
@@ -98,7 +99,7 @@ class Model:
         tower_kernels: The kernels of the image encoder, in the same form.
     """
 
-    config: ModelConfig
+    config: ModelSpec
     layer_elements: int
     donated_bytes: int
     vision: jax.ShapeDtypeStruct | None
@@ -149,7 +150,7 @@ def make_model(
         vision=vision,
     )
     num_pages = pool_tokens // page_size + 1
-    shapes = (config.num_layers, num_pages, page_size, config.num_kv_heads, config.head_dim)
+    shapes = (config.kv_shapes, num_pages, page_size)
     rows = None if vision is None else jax.ShapeDtypeStruct((vision.num_rows, config.hidden_size), jnp.bfloat16)
     state = jax.eval_shape(lambda rows: make_state(settings, make_pool(*shapes, kv_dtype), rows), rows)
     options_of = quantization if options_of is None else options_of
@@ -181,9 +182,9 @@ def _kernels(module: nnx.Module) -> frozenset[tuple[int, int]]:
     return frozenset(found)
 
 
-def _config(shape: dict[str, Any], changes: dict[str, Any]) -> ModelConfig:
+def _config(shape: dict[str, Any], changes: dict[str, Any]) -> ModelSpec:
     text = shape.get("text_config")
     shape = shape | (changes if text is None else {"text_config": text | changes})
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "config.json").write_text(json.dumps(shape), encoding="utf-8")
-        return ModelConfig.from_directory(pathlib.Path(folder))
+        return read_spec(pathlib.Path(folder))

@@ -29,7 +29,8 @@ from bench.report import ROOT, Report
 from bench.roofline import Rates
 from bench.served import tree_of, usage_of
 from bench.start.notes import cpu_s
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
+from jsg.models.spec import ModelSpec
 
 IDLE_SHARE, IDLE_EVERY_S, IDLE_WITHIN_S = 0.05, 0.2, 10.0
 """The most of a core that engines use while they are idle, how often that is read, and how long it may take."""
@@ -64,7 +65,7 @@ def measure(
     report: Report,
     name: str,
     everyone: Sequence[Engine],
-    config: ModelConfig,
+    config: ModelSpec,
     rates: Rates,
     *,
     rounds: int,
@@ -159,7 +160,7 @@ def main(arguments: Sequence[str]) -> int:
         raise SystemExit("--rounds and --divisor must be at least 1")
     report = Report("bench.peers", arguments, options.output, shape=options.shape, dtype=options.dtype)
     model = make_checkpoint(options.directory, options.shape)
-    config = ModelConfig.from_directory(model)
+    config = read_spec(model)
     rates = measure_machine(report)
     logs = Path(tempfile.mkdtemp(prefix="bench-peers-"))
     setting = Setting(

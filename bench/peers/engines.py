@@ -19,7 +19,7 @@ from bench.peers import clients
 from bench.peers.clients import Client, HttpClient, WorkerClient
 from bench.served import served
 from bench.settled import wait_until_compiled
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 
 HERE = Path(__file__).parent
 MAX_ROWS = 32
@@ -91,7 +91,7 @@ class Setting:
 
     def pool_gib(self, itemsize: int) -> int:
         """Whole GiB that hold the keys and values of `POOL_TOKENS`."""
-        per_token = ModelConfig.from_directory(self.model).kv_bytes_per_token(itemsize)
+        per_token = read_spec(self.model).kv_bytes_per_token(itemsize)
         return math.ceil(POOL_TOKENS * per_token / 2**30)
 
 

@@ -11,7 +11,7 @@ from bench.peers.engines import Engine
 from bench.peers.workloads import DECODES, Load, requests_of
 from bench.report import Report
 from bench.roofline import Rates, step_cost
-from jsg.models.config import ModelConfig
+from jsg.models.spec import ModelSpec
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Turn:
     pss: int
 
 
-def bound_s(config: ModelConfig, engine: Engine, rates: Rates, rows: int, prompt_len: int, output_len: int) -> float:
+def bound_s(config: ModelSpec, engine: Engine, rates: Rates, rows: int, prompt_len: int, output_len: int) -> float:
     """The least seconds in which this machine can answer `rows` equal requests, all in one batch.
 
     It is the floor of the prompts' step and of each step of one token per row (`Cost.floor_ms`): products with weights
@@ -104,7 +104,7 @@ def add_workload(
     load: Load,
     turns: dict[str, list[Turn]],
     engines: Sequence[Engine],
-    config: ModelConfig,
+    config: ModelSpec,
     rates: Rates,
 ) -> None:
     """Adds the wall time of each engine, and the ratio of each peer's time to jsg's in the same round."""

@@ -24,9 +24,9 @@ from jsg.config import EngineConfig
 from jsg.engine.device.memory import MemoryPlan, largest_step_bytes, plan_memory
 from jsg.engine.device.programs import GREEDY, MASKED_EVERYTHING
 from jsg.errors import MemoryPlanError
-from jsg.models.config import ModelConfig
 from jsg.models.loading import abstract_model
 from jsg.models.quantise import BYTES_PER_NUMBER
+from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import bytes_on_one_device
 from jsg.sched.buckets import BucketKey, Phase
 
@@ -175,7 +175,7 @@ def memory_plan(model: h200.Model, weights: int, num_devices: int) -> MemoryPlan
         return None
 
 
-def check(config: ModelConfig, step: Step, found: list[Collective], num_devices: int) -> None:
+def check(config: ModelSpec, step: Step, found: list[Collective], num_devices: int) -> None:
     """Checks that the programs exchange what the calculation assumes. Raises AssertionError."""
     size = step.key.num_tokens * config.hidden_size * ITEM_BYTES
     sums = [Collective("all-reduce", size, 2 * config.num_layers + 1)] if num_devices > 1 else []

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from jsg.models.registry import BUILDERS
+from jsg.models.registry import FAMILIES
 from jsg.models.vision_config import VISION_KINDS
 
 RECORDS = pathlib.Path(__file__).parents[2] / "tests" / "parity.json"
@@ -22,9 +22,9 @@ def figures() -> list[dict[str, Any]]:
 
 
 def parity() -> str:
-    """One row for each architecture that there is a builder for."""
+    """One row for each architecture that jsg serves."""
     rows = [f"| `architectures` | {' | '.join(COLUMNS)} |", f"|---{'|---' * len(COLUMNS)}|"]
-    for architecture in (*BUILDERS, *VISION_KINDS):
+    for architecture in (*FAMILIES, *VISION_KINDS):
         found = [figure for figure in figures() if figure["architecture"] == architecture]
         cells = (_cell([figure for figure in found if figure["column"] == column]) for column in COLUMNS)
         rows.append(f"| `{architecture}` | {' | '.join(cells)} |")

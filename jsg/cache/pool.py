@@ -4,6 +4,7 @@ It is a list of arrays and not one stacked array, since a stacked pool that goes
 (docs/packages/cache.md). Padding tokens are written to page 0, which is never allocated.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -44,11 +45,9 @@ def copy_slots(pool: KVPool, source: Int[Array, " k"], target: Int[Array, " k"])
 
 
 def make_pool(
-    num_layers: int,
+    kv_shapes: Sequence[tuple[int, int]],
     num_pages: int,
     page_size: int,
-    kv_heads: int,
-    head_dim: int,
     dtype: jax.typing.DTypeLike,
     *,
     is_interleaved: bool = False,
@@ -56,12 +55,14 @@ def make_pool(
 ) -> KVPool:
     """A pool of zeros with `num_pages` pages, page 0 included. With a sharding, the heads are divided among devices.
 
+    `kv_shapes` has for each layer the number of key-value heads and the width of one.
+
     Zeros matter: attention multiplies masked values by 0, and 0 times a NaN in uninitialised memory would be NaN.
     """
     arrays = 1 if is_interleaved else 2
-    shape = (num_pages, page_size, kv_heads * 2 // arrays, head_dim)
 
-    def layer() -> tuple[Float[Array, "P page_size heads H"], ...]:
+    def layer(kv_heads: int, head_dim: int) -> tuple[Float[Array, "P page_size heads H"], ...]:
+        shape = (num_pages, page_size, kv_heads * 2 // arrays, head_dim)
         return tuple(jnp.zeros(shape, dtype, device=sharding) for _ in range(arrays))
 
-    return KVPool(tuple(layer() for _ in range(num_layers)))
+    return KVPool(tuple(layer(*shape) for shape in kv_shapes))

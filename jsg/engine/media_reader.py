@@ -13,8 +13,9 @@ from typing import final
 
 from jsg.engine.byte_cache import ByteCache
 from jsg.errors import ContextLengthError, ModelError, RequestError
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.image_layout import image_layout, num_tiles, video_layout
+from jsg.models.spec import ModelSpec
 from jsg.models.vision_config import VisionConfig
 from jsg.processing.media.decode import decode_image
 from jsg.processing.media.headers import is_still
@@ -47,7 +48,7 @@ class ModelMediaReader:
 
     def __init__(
         self,
-        model: ModelConfig,
+        model: ModelSpec,
         tokenizer: Tokenizer,
         pixels: dict[MediaKind, PixelConfig],
         limits: MediaLimits | None = None,
@@ -81,7 +82,7 @@ class ModelMediaReader:
         Raises:
             ModelError: A file of the model is missing, damaged, or says what is not supported.
         """
-        model = ModelConfig.from_directory(directory)
+        model = read_spec(directory)
         if model.vision is None:
             return None
         pixels: dict[MediaKind, PixelConfig] = {"image": read_pixel_config(directory)}
@@ -209,7 +210,7 @@ def _count(part: MediaPart, seen: _Seen, budget: MediaBudget) -> None:
         budget.take_image(*seen.size)
 
 
-def _check(model: ModelConfig, vision: VisionConfig, pixels: dict[MediaKind, PixelConfig]) -> None:
+def _check(model: ModelSpec, vision: VisionConfig, pixels: dict[MediaKind, PixelConfig]) -> None:
     """Raises ModelError where the processor's file makes tiles that the vision tower does not take."""
     for kind, config in pixels.items():
         if config.tile_size != vision.image_size:

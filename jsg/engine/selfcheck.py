@@ -3,8 +3,10 @@
 `jsg check` prints it, and `bench.device` measures with the same functions.
 """
 
+import collections
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable
 
@@ -16,7 +18,8 @@ from jsg.engine.device.executables import Executables
 from jsg.engine.device.expert_load import ExpertLoad, expert_load
 from jsg.engine.device.packing import empty_step
 from jsg.engine.device.runner import ModelRunner
-from jsg.models.config import ModelConfig
+from jsg.models.block_spec import ExpertsSpec
+from jsg.models.spec import ModelSpec
 from jsg.sched.buckets import BucketKey
 
 REPEATS = 10
@@ -231,7 +234,7 @@ def matmul_rates(size: int, dtype: jax.typing.DTypeLike, deadline: float | None 
 
 
 def step_cost(
-    config: ModelConfig,
+    config: ModelSpec,
     itemsize: int,
     *,
     rows: int,
@@ -258,24 +261,33 @@ def step_cost(
         num_devices: Devices that share the model. Each has the whole router of experts.
         num_groups: Groups of devices that have experts of their own.
     """
-    width, heads_dim = config.hidden_size, config.num_heads * config.head_dim
-    kv_dim = config.num_kv_heads * config.head_dim
-    num_tokens = rows * new
-    projections = (width * (heads_dim + 2 * kv_dim) + heads_dim * width) / num_devices
-    block = 3 * width * config.intermediate_size * num_groups / num_devices  # one device's part of a feed-forward block
-    load = ExpertLoad(1.0, float(num_tokens))
-    if config.num_experts:
-        load = expert_load(config.num_experts, config.experts_per_token, num_tokens, num_groups)
-    read = config.num_layers * (projections + load.num_read * block)
-    used = config.num_layers * (projections * num_tokens + load.num_copies * block)  # by all tokens
-    head, routers = width * config.vocab_size / num_devices, config.num_layers * width * config.num_experts
-    keys, pairs = zip(*(_keys_and_pairs(cached, new, window) for window in config.layer_windows), strict=True)
+    width, num_tokens = config.hidden_size, rows * new
+    read = used = routers = 0.0  # numbers of kernels: those that are read, those that all tokens use, and of routers
+    keys = pairs = 0  # numbers of keys that are read, and pairs of a new token's number and a key's
+    for layer, count in collections.Counter(config.layers).items():
+        attention, mlp = layer.attention, layer.mlp
+        load = ExpertLoad(1.0, float(num_tokens))
+        block = mlp.num_weights(width) / num_devices
+        if isinstance(mlp, ExpertsSpec):
+            load = expert_load(mlp.count, mlp.router.per_token, num_tokens, num_groups)
+            block *= num_groups  # a device has a part of its group's experts only
+            routers += count * width * mlp.count
+            if mlp.shared is not None:
+                shared = mlp.shared.block.num_weights(width) / num_devices
+                read, used = read + count * shared, used + count * shared * num_tokens
+        projections = attention.num_weights(width) / num_devices
+        read += count * (projections + load.num_read * block)
+        used += count * (projections * num_tokens + load.num_copies * block)
+        num_keys, num_pairs = _keys_and_pairs(cached, new, attention.window)
+        keys += count * num_keys * math.prod(attention.kv_shape)
+        pairs += count * num_pairs * attention.heads * attention.head_dim
+    head = width * config.vocab_size / num_devices
     per_token = config.kv_bytes_per_token(itemsize) if kv_bytes_per_token is None else kv_bytes_per_token
     return Cost(
         weight_bytes=round((kernel_itemsize or itemsize) * read + itemsize * (head + routers)),
-        kv_bytes=per_token * rows * sum(keys) // config.num_layers // num_devices,
+        kv_bytes=per_token * rows * keys // sum(map(math.prod, config.kv_shapes)) // num_devices,
         matmul_flops=round(2 * (used + routers * num_tokens + head * rows)),
-        attention_flops=4 * heads_dim * rows * sum(pairs) // num_devices,
+        attention_flops=4 * rows * pairs // num_devices,
     )
 
 

@@ -37,13 +37,14 @@ from jsg.engine.profile import profiled_compiler_options
 from jsg.engine.selfcheck import DecodeSteps, step_cost
 from jsg.errors import ConfigError, MemoryPlanError
 from jsg.kernels_pallas import ops, tuning
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.embedder import read_embedder
 from jsg.models.find import find_model
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolve_kv_dtype, with_own_head
 from jsg.models.panels import lay_out
 from jsg.models.quantise import BYTES_PER_NUMBER, STORED
+from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import bytes_on_one_device, make_mesh, sharding_of
 from jsg.sched.buckets import Buckets, make_buckets, make_deterministic_buckets
 from jsg.sched.config import SchedulerConfig
@@ -93,7 +94,7 @@ class Settings:
 
     config: EngineConfig
     directory: Path
-    model: ModelConfig
+    model: ModelSpec
     dtype: jnp.dtype
     kv_dtype: jnp.dtype
     context_length: int
@@ -140,7 +141,7 @@ class Settings:
         if self.dtype == jnp.float32 and ops.is_faster_in_bfloat16():
             advice += "; --dtype bfloat16 would be faster on this CPU"
         # Kernels of experts, and those that several devices share, are converted in every step.
-        is_read_in_8_bits = ops.best_implementation() == "native" and self.mesh is None and not self.model.num_experts
+        is_read_in_8_bits = ops.best_implementation() == "native" and self.mesh is None and not self.model.has_experts
         if is_read_in_8_bits and self.config.quantization == "none":
             advice += "; --quantization int8 would be faster for few requests at a time"
         return advice
@@ -195,11 +196,9 @@ class Settings:
         """The state before the first step, with a pool of so many pages."""
         model = self.model
         pool = make_pool(
-            model.num_layers,
+            model.kv_shapes,
             num_pages,
             self.page_size,
-            model.num_kv_heads,
-            model.head_dim,
             self.kv_dtype,
             is_interleaved=ops.is_pool_interleaved(self.platform),
             sharding=sharding_of(self.mesh, HEADS_AXIS, 4),
@@ -428,9 +427,9 @@ def settle(config: EngineConfig, directory: Path, device: Device, party: Party |
     )
 
 
-def _read_model(config: EngineConfig, directory: Path) -> tuple[ModelConfig, Embedder | None]:
+def _read_model(config: EngineConfig, directory: Path) -> tuple[ModelSpec, Embedder | None]:
     """The shape of a model, and how it embeds if it does. Logs what a file says that has no effect."""
-    model = ModelConfig.from_directory(directory).over_devices(config.tp_size, config.ep_size)
+    model = read_spec(directory).over_devices(config.tp_size, config.ep_size)
     for note in model.notes:
         logger.warning("%s", note)
     embedder = read_embedder(directory, config.task, model)
@@ -439,7 +438,7 @@ def _read_model(config: EngineConfig, directory: Path) -> tuple[ModelConfig, Emb
     return model if config.load_format == "dummy" else with_own_head(directory, model, config.load_format), None
 
 
-def _buckets(config: EngineConfig, model: ModelConfig, max_running: int, platform: str) -> Buckets:
+def _buckets(config: EngineConfig, model: ModelSpec, max_running: int, platform: str) -> Buckets:
     """The shapes of the engine. Layers with a sliding window read no prefix for several requests at once."""
     on_cpu = platform == "cpu"
     sizes = () if model.vision is None else ENCODE_SIZES.get(platform, OTHER_ENCODE_SIZES)
@@ -546,7 +545,7 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
         max_prefill_tokens=config.max_prefill_tokens,
         max_bypass_tokens=config.max_bypass_tokens,
         max_queued=config.max_queued_requests,
-        has_windows=settings.model.sliding_window is not None,
+        has_windows=settings.model.has_windows,
         embeds=settings.embedder is not None,
         vision=settings.vision,
     )

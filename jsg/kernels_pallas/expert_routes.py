@@ -37,7 +37,7 @@ class _Choice(NamedTuple):
     """Experts of a block of tokens.
 
     Attributes:
-        weights: The weights of each choice, before they are scaled to sum to one.
+        weights: The probability of each choice.
         chosen: For each choice, 1 at its expert; 0 in rows past T.
     """
 
@@ -51,6 +51,7 @@ def expert_routes(
     *,
     first: Int[Array, ""] | int,
     num_own: int,
+    is_renormed: bool = True,
     interpret: bool = False,
 ) -> Routes:
     """See `ops.expert_routes`."""
@@ -59,7 +60,7 @@ def expert_routes(
     block = min(max(1, sizes.block_elements // pl.next_power_of_2(num_experts)), pl.next_power_of_2(num_tokens))
     each = (num_tokens, experts_per_token)
     parts = pl.pallas_call(
-        functools.partial(expert_routes_kernel, block, experts_per_token),
+        functools.partial(expert_routes_kernel, block, experts_per_token, is_renormed),
         out_shape=(
             jax.ShapeDtypeStruct(each, jnp.float32),
             jax.ShapeDtypeStruct(each, jnp.int32),
@@ -75,6 +76,7 @@ def expert_routes(
 def expert_routes_kernel(
     block: int,
     experts_per_token: int,
+    is_renormed: bool,
     logits: jax.Ref,
     first: jax.Ref,
     weights: jax.Ref,
@@ -109,7 +111,7 @@ def expert_routes_kernel(
         token = index * block + jnp.arange(block)
         in_block = functools.reduce(jnp.add, choice.chosen)
         behind = next_places[None, :] + jnp.cumsum(in_block, 0) - in_block
-        total = functools.reduce(jnp.add, choice.weights)
+        total = functools.reduce(jnp.add, choice.weights) if is_renormed else 1.0
         for column, (weight, hot) in enumerate(zip(choice.weights, choice.chosen, strict=True)):
             is_token = token < num_tokens
             at = jnp.where(is_token, (hot * behind).sum(1), len(tokens))

@@ -211,6 +211,7 @@ def expert_routes(
     *,
     first: Int[Array, ""] | int = 0,
     num_own: int | None = None,
+    is_renormed: bool = True,
     implementation: str | None = None,
 ) -> Routes:
     """The `experts_per_token` most likely experts of each token, and the copies of all tokens sorted by expert.
@@ -222,14 +223,15 @@ def expert_routes(
         experts_per_token: At most E.
         first: The first of this device's experts, which are consecutive. Their copies are sorted to the front.
         num_own: How many experts this device has, first + num_own at most E; None for all.
+        is_renormed: Weights are divided by their sum. Else they are probabilities of a softmax over all experts.
         implementation: "triton", "reference", or None for the best that works here.
     """
-    num_own = logits.shape[1] if num_own is None else num_own
+    own = {"first": first, "num_own": logits.shape[1] if num_own is None else num_own}
     if (implementation or best_implementation()) == "triton":
         from jsg.kernels_pallas import expert_routes as kernel
 
-        return kernel.expert_routes(logits, experts_per_token, first=first, num_own=num_own, interpret=_interprets())
-    return reference_routes.expert_routes(logits, experts_per_token, first=first, num_own=num_own)
+        return kernel.expert_routes(logits, experts_per_token, **own, is_renormed=is_renormed, interpret=_interprets())
+    return reference_routes.expert_routes(logits, experts_per_token, **own, is_renormed=is_renormed)
 
 
 def grouped_matmul(

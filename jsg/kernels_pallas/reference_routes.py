@@ -15,7 +15,7 @@ class Routes(NamedTuple):
     with those of the next devices, and continues after the last expert with the first.
 
     Attributes:
-        weights: Weights of each token's experts, the largest first. They sum to one. Another device's expert has zero.
+        weights: Weights of each token's experts, the largest first. Another device's expert has zero.
         places: Places of each token's copies among the sorted copies.
         tokens: The token of each sorted copy.
         sizes: Copies of each of this device's experts. If they are not all `copies`, those of others stand behind.
@@ -28,7 +28,12 @@ class Routes(NamedTuple):
 
 
 def expert_routes(
-    logits: Float[Array, "T E"], experts_per_token: int, *, first: Int[Array, ""] | int, num_own: int
+    logits: Float[Array, "T E"],
+    experts_per_token: int,
+    *,
+    first: Int[Array, ""] | int,
+    num_own: int,
+    is_renormed: bool = True,
 ) -> Routes:
     """See `ops.expert_routes`."""
     num_experts = logits.shape[1]
@@ -37,7 +42,7 @@ def expert_routes(
     order = jnp.argsort(place.reshape(-1), stable=True)
     sizes = jnp.bincount(experts.reshape(-1), length=num_experts).astype(jnp.int32)
     return Routes(
-        weights=jnp.where(place < num_own, likely / likely.sum(-1, keepdims=True), 0),
+        weights=jnp.where(place < num_own, likely / likely.sum(-1, keepdims=True) if is_renormed else likely, 0),
         places=jnp.argsort(order).reshape(experts.shape).astype(jnp.int32),
         tokens=(order // experts_per_token).astype(jnp.int32),
         sizes=lax.dynamic_slice_in_dim(sizes, first, num_own),

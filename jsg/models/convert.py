@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jsg.errors import ConfigError, ModelError
 from jsg.models import orbax_checkpoint, orbax_writer
 from jsg.models.checkpoint import Checkpoint, open_checkpoint
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.forms import INDEX_FILE
 from jsg.models.late_signals import signals_later
 from jsg.models.layers import Origin, Source
@@ -67,7 +67,7 @@ def convert(
     if tp_size < 1:
         raise ConfigError(f"--tp-size must be at least 1, but got {tp_size}")
     check_destination(destination)
-    config = with_own_head(source, ModelConfig.from_directory(source), load_format).over_devices(tp_size)
+    config = with_own_head(source, read_spec(source), load_format).over_devices(tp_size)
     model = abstract_model(config, jnp.float32)
     layouts = {
         tensor.name: _layout(tensor, origin, shape, tp_size)

@@ -1,7 +1,7 @@
-"""The decoder-only transformer that Llama, Mistral and Qwen share. Letters: `jsg/models/inputs.py`.
+"""The decoder-only transformer of all families. Letters: `jsg/models/inputs.py`.
 
-These families differ in a few switches of `Decoder`, which `registry.py` sets. The query, key and value projections are
-one matmul, and so are gate and up: decode spends its time reading kernels, and fewer, larger matmuls read faster. The
+Families differ in the records that they give it: see `jsg/models/spec.py`. The query, key and value projections are one
+matmul, and so are gate and up: decode spends its time reading kernels, and fewer, larger matmuls read faster. The
 joint kernels keep an axis that devices can share out. [D, K, (G+2)·H] holds for each key-value head its G query heads,
 its key and its value, and [D, 2, F] holds gate and up, so a slice along K or F is a smaller layer.
 """
@@ -12,54 +12,50 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jaxtyping import Array, Float
 
 from jsg.cache.pool import KVPool
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
-from jsg.models.config import ModelConfig
+from jsg.models.block_spec import AttentionSpec, ExpertsSpec, NormSpec, QueryKeyNormSpec
 from jsg.models.experts import SparseFeedForward
+from jsg.models.feed_forward import FeedForward
 from jsg.models.inputs import ForwardInputs
 from jsg.models.layers import Embedding, Linear, Origin, RMSNorm, Source, parameter, project
 from jsg.models.rope import Rotation, rotation
+from jsg.models.spec import LayerSpec, ModelSpec
+from jsg.models.tensor_parallel import add_up
 
 
 class Attention(nnx.Module):
     """Grouped-query attention over the paged pool of one layer."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        layer: int,
-        dtype: jax.typing.DTypeLike,
-        *,
-        qkv_bias: bool,
-        output_bias: bool,
-        qk_norm: bool,
-    ):
-        prefix = f"model.layers.{layer}.self_attn"
-        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.head_dim = head_dim
-        self.window = config.layer_windows[layer]
+    def __init__(self, spec: AttentionSpec, prefix: str, width: int, dtype: jax.typing.DTypeLike):
+        heads, kv_heads, head_dim = spec.heads, spec.kv_heads, spec.head_dim
+        self.spec = spec
         self.qkv = Linear(
-            (f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj"),
-            config.hidden_size,
+            tuple(f"{prefix}.{name}" for name in spec.projections),
+            width,
             (kv_heads, (heads // kv_heads + 2) * head_dim),
             dtype,
-            out_dims=(heads * head_dim, *(kv_heads // config.kv_repeats * head_dim,) * 2),
-            out_repeats=(1, config.kv_repeats, config.kv_repeats),
+            out_dims=(heads * head_dim, *(kv_heads // spec.kv_repeats * head_dim,) * 2),
+            out_repeats=(1, spec.kv_repeats, spec.kv_repeats),
             join_axis=1,
             split_axis=1,
-            bias=qkv_bias,
+            bias=spec.qkv_bias,
         )
-        width = config.hidden_size
-        self.output = Linear((f"{prefix}.o_proj",), heads * head_dim, (width,), dtype, split_axis=0, bias=output_bias)
-        self.query_norm = RMSNorm(f"{prefix}.q_norm", head_dim, config.rms_norm_eps, dtype) if qk_norm else None
-        self.key_norm = RMSNorm(f"{prefix}.k_norm", head_dim, config.rms_norm_eps, dtype) if qk_norm else None
+        output = f"{prefix}.{spec.output}"
+        self.output = Linear((output,), heads * head_dim, (width,), dtype, split_axis=0, bias=spec.output_bias)
+        norm = spec.qk_norm
+        per_head = norm if norm and not norm.spans_heads else None
+        self.query_norm = RMSNorm(f"{prefix}.{per_head.query}", head_dim, per_head.eps, dtype) if per_head else None
+        self.key_norm = RMSNorm(f"{prefix}.{per_head.key}", head_dim, per_head.eps, dtype) if per_head else None
+        self.joint_norm = NormsOverHeads(spec, norm, prefix, dtype) if norm and norm.spans_heads else None
 
     @property
     def norms(self) -> HeadNorms | None:
-        """The norms of the heads' queries and keys; None if the family has none."""
+        """The norms of each head's query and key; None if there are none."""
         if self.query_norm is None or self.key_norm is None:
             return None
         return HeadNorms(self.query_norm.weight[...], self.key_norm.weight[...], self.query_norm.eps)
@@ -72,42 +68,61 @@ class Attention(nnx.Module):
         cache: LayerCache,
     ) -> tuple[Float[Array, "T D"], LayerCache]:
         """Attention of the tokens to their context. Writes their keys and values to the pool first."""
-        queries, cache = ops.rotate_and_write(self.qkv(x), turn.cos, turn.sin, inputs.slots, cache, norms=self.norms)
-        scale = self.head_dim**-0.5
-        gathered = ops.paged_attention(queries, cache, inputs.attention, scale=scale, window=self.window)
+        qkv = self.qkv(x) if self.joint_norm is None else self.joint_norm(self.qkv(x))
+        queries, cache = ops.rotate_and_write(qkv, turn.cos, turn.sin, inputs.slots, cache, norms=self.norms)
+        if (growth := self.spec.query_scale) is not None:
+            steps = jnp.floor(inputs.positions.astype(jnp.float32) / growth.length)
+            queries *= (1 + growth.beta * jnp.log1p(steps)).astype(queries.dtype)[:, None, None]
+        scale, window = self.spec.scale, self.spec.window
+        gathered = ops.paged_attention(queries, cache, inputs.attention, scale=scale, window=window)
         return self.output(gathered.reshape(len(x), -1)), cache
 
 
-class FeedForward(nnx.Module):
-    """The gated feed-forward block: down(silu(gate(x)) · up(x))."""
+class NormsOverHeads(nnx.Module):
+    """Norms of the queries and of the keys of all heads together, which several devices have a part of."""
 
-    def __init__(self, config: ModelConfig, layer: int, dtype: jax.typing.DTypeLike, *, bias: bool):
-        prefix, width, inner = f"model.layers.{layer}.mlp", config.hidden_size, config.intermediate_size
-        names = (f"{prefix}.gate_proj", f"{prefix}.up_proj")
-        self.gate_up = Linear(names, width, (2, inner), dtype, split_axis=2, bias=bias)
-        self.down = Linear((f"{prefix}.down_proj",), inner, (width,), dtype, split_axis=0, bias=bias)
+    def __init__(self, spec: AttentionSpec, norm: QueryKeyNormSpec, prefix: str, dtype: jax.typing.DTypeLike):
+        self.eps = norm.eps
+        self.num_queries, self.num_keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        self.query = self._weight(f"{prefix}.{norm.query}", spec, self.num_queries, 1, dtype)
+        self.key = self._weight(f"{prefix}.{norm.key}", spec, self.num_keys, spec.kv_repeats, dtype)
 
-    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        """The block's result for each token."""
-        return self.down(ops.gated(self.gate_up(x)))
+    @staticmethod
+    def _weight(name: str, spec: AttentionSpec, length: int, repeats: int, dtype: jax.typing.DTypeLike) -> nnx.Param:
+        """The weight of each key-value head's queries, or of its key."""
+        source = Source(f"{name}.weight", (length // repeats,), repeats)
+        return parameter((spec.kv_heads, length // spec.kv_heads), dtype, Origin((source,), join_axis=1, split_axis=0))
+
+    def __call__(self, qkv: Float[Array, "T K joint"]) -> Float[Array, "T K joint"]:
+        """The joint projection with normed queries and keys. A repeated key counts as often in sum and number."""
+        key_dim = self.key[...].shape[1]
+        query, key, value = jnp.split(qkv, [-2 * key_dim, -key_dim], axis=-1)
+        query, key = self._normed(query, self.query, self.num_queries), self._normed(key, self.key, self.num_keys)
+        return jnp.concatenate([query, key, value], axis=-1)
+
+    def _normed(self, x: Float[Array, "T K part"], weight: nnx.Param, count: int) -> Float[Array, "T K part"]:
+        wide = x.astype(jnp.float32)
+        mean = add_up(jnp.square(wide).sum((1, 2), keepdims=True)) / count
+        return (weight[...].astype(jnp.float32) * (wide * lax.rsqrt(mean + self.eps))).astype(x.dtype)
 
 
 class Layer(nnx.Module):
     """Attention and feed-forward, each added to the residual stream."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        layer: int,
-        dtype: jax.typing.DTypeLike,
-        attention: Attention,
-        mlp: FeedForward | SparseFeedForward,
-    ):
-        prefix, width, eps = f"model.layers.{layer}", config.hidden_size, config.rms_norm_eps
-        self.attention_norm = RMSNorm(f"{prefix}.input_layernorm", width, eps, dtype)
-        self.attention = attention
-        self.mlp_norm = RMSNorm(f"{prefix}.post_attention_layernorm", width, eps, dtype)
-        self.mlp = mlp
+    def __init__(self, spec: LayerSpec, prefix: str, width: int, dtype: jax.typing.DTypeLike):
+        def norm(spec: NormSpec | None) -> RMSNorm | None:
+            if spec is None:
+                return None
+            return RMSNorm(f"{prefix}.{spec.name}", width, spec.eps, dtype, is_wide=spec.is_wide)
+
+        mlp, where = spec.mlp, (prefix, width, dtype)
+        self.spec = spec
+        self.attention_norm = norm(spec.before_attention)
+        self.attention = Attention(spec.attention, *where)
+        self.attention_post_norm = norm(spec.after_attention)
+        self.mlp_norm = norm(spec.before_mlp)
+        self.mlp = SparseFeedForward(mlp, *where) if isinstance(mlp, ExpertsSpec) else FeedForward(mlp, *where)
+        self.mlp_post_norm = norm(spec.after_mlp)
 
     def __call__(
         self,
@@ -117,9 +132,17 @@ class Layer(nnx.Module):
         cache: LayerCache,
     ) -> tuple[Float[Array, "T D"], LayerCache]:
         """The residual stream after this layer, and the layer's part of the pool."""
-        gathered, cache = self.attention(self.attention_norm(x), inputs, turn, cache)
-        x = x + gathered
-        return x + self.mlp(self.mlp_norm(x)), cache
+        gathered, cache = self.attention(_normed(x, self.attention_norm), inputs, turn, cache)
+        x = x + self._scaled(_normed(gathered, self.attention_post_norm))
+        made = self.mlp(_normed(x, self.mlp_norm))
+        return x + self._scaled(_normed(made, self.mlp_post_norm)), cache
+
+    def _scaled(self, added: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        return added if self.spec.residual_factor == 1 else added * self.spec.residual_factor
+
+
+def _normed(x: Float[Array, "T D"], norm: RMSNorm | None) -> Float[Array, "T D"]:
+    return x if norm is None else norm(x)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -131,7 +154,7 @@ def _run_layer(
     turn: Rotation,
     cache: LayerCache,
 ) -> tuple[Float[Array, "T D"], LayerCache]:
-    """`Layer.__call__`, traced and lowered once for all layers that differ only in their parameters.
+    """`Layer.__call__`, traced and lowered once for all layers of equal records.
 
     Nothing is compiled here: inside the trace of a step, this `jit` makes a function that XLA inlines. For 32 layers
     with kernels, tracing and lowering a step takes a small part of the time that it would take layer by layer.
@@ -142,71 +165,48 @@ def _run_layer(
 class Decoder(nnx.Module):
     """Embedding, layers, final norm and head. Implements `jsg.models.model.Model`.
 
-    Layers are unrolled and not scanned, because a scan would copy the pool. Layers that differ only in their parameters
-    are traced once, with the parameters of each in place of those of the first.
+    Layers are unrolled and not scanned, because a scan would copy the pool. Layers of equal records, which differ only
+    in their parameters, are traced once, with the parameters of each in place of those of the first.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        dtype: jax.typing.DTypeLike,
-        *,
-        qkv_bias: bool = False,
-        output_bias: bool = False,
-        mlp_bias: bool = False,
-        qk_norm: bool = False,
-    ):
-        """Declares the parameters.
-
-        Args:
-            config: The shape.
-            dtype: Type of parameters and activations.
-            qkv_bias: Query, key and value projections have biases.
-            output_bias: The projection after attention has a bias.
-            mlp_bias: The feed-forward projections have biases.
-            qk_norm: Every head's query and key are normed before they are rotated.
-        """
-        self.config = config
-        is_tied = config.tie_word_embeddings
-        self.embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size, dtype, is_head=is_tied)
-        self.layers = nnx.List([])
-        for layer in range(config.num_layers):
-            attention = Attention(config, layer, dtype, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm=qk_norm)
-            mlp = (
-                SparseFeedForward(config, layer, dtype)
-                if config.num_experts
-                else FeedForward(config, layer, dtype, bias=mlp_bias)
-            )
-            self.layers.append(Layer(config, layer, dtype, attention, mlp))
-        self.final_norm = RMSNorm("model.norm", config.hidden_size, config.rms_norm_eps, dtype)
-        lm_head = Source("lm_head.weight", (config.vocab_size, config.hidden_size))
-        head = Origin((lm_head,), transposed=True, split_axis=1)
-        head_shape = (config.hidden_size, config.vocab_size)
-        self.head = None if is_tied else parameter(head_shape, dtype, head, is_kernel=True)
+    def __init__(self, spec: ModelSpec, dtype: jax.typing.DTypeLike):
+        """Declares the parameters: those of `spec`, in `dtype`, which is also the type of activations."""
+        self.spec = spec
+        is_tied, width, final = spec.tie_word_embeddings, spec.hidden_size, spec.final_norm
+        self.embedding = Embedding("model.embed_tokens", spec.vocab_size, width, dtype, is_head=is_tied)
+        layers = [Layer(layer, f"model.layers.{i}", width, dtype) for i, layer in enumerate(spec.layers)]
+        self.layers = nnx.List(layers)
+        self.final_norm = RMSNorm(final.name, width, final.eps, dtype, is_wide=final.is_wide)
+        head = Origin((Source("lm_head.weight", (spec.vocab_size, width)),), transposed=True, split_axis=1)
+        self.head = None if is_tied else parameter((width, spec.vocab_size), dtype, head, is_kernel=True)
 
     def __call__(self, inputs: ForwardInputs, pool: KVPool) -> tuple[Float[Array, "T D"], KVPool]:
         """See `Model`."""
         x, inputs = self._embed(inputs)
-        turn = rotation(inputs.positions, self.config.rope, self.config.head_dim)
-        layers, kinds = list(pool.layers), {}
+        layers, turns, kinds = list(pool.layers), {}, {}
         for i, layer in enumerate(self.layers):
-            window = layer.attention.window
-            if window not in kinds:
-                kinds[window] = nnx.split(layer)
-            graph, state = kinds[window]
+            attention = layer.spec.attention
+            angles = attention.rope, attention.head_dim
+            if angles not in turns:
+                turns[angles] = rotation(inputs.positions, *angles)
+            if layer.spec not in kinds:
+                kinds[layer.spec] = nnx.split(layer)
+            graph, state = kinds[layer.spec]
             alike = jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(nnx.state(layer)))
-            x, layers[i] = _run_layer(graph, alike, x, inputs, turn, layers[i])
+            x, layers[i] = _run_layer(graph, alike, x, inputs, turns[angles], layers[i])
         return self.final_norm(x), KVPool(tuple(layers))
 
     def _embed(self, inputs: ForwardInputs) -> tuple[Float[Array, "T D"], ForwardInputs]:
         """The residual stream before the first layer, and the inputs that the layers need."""
-        x = self.embedding(inputs.token_ids)
+        x, factor = self.embedding(inputs.token_ids), self.spec.embedding_factor
+        x = x if factor == 1 else x * factor
         if inputs.vision is None:
             return x, inputs
-        row = inputs.token_ids - self.config.vocab_size
+        row = inputs.token_ids - self.spec.vocab_size
         seen = inputs.vision.at[row].get(mode="clip").astype(x.dtype)
         return jnp.where(row[:, None] >= 0, seen, x), inputs._replace(vision=None)
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """See `Model`."""
-        return self.embedding.logits(hidden) if self.head is None else project(hidden, self.head.get_value())
+        logits = self.embedding.logits(hidden) if self.head is None else project(hidden, self.head.get_value())
+        return logits if self.spec.logit_factor == 1 else logits * self.spec.logit_factor

@@ -6,7 +6,7 @@ from typing import Any
 
 from jsg.errors import ModelError
 from jsg.fields import MAX_JSON_BYTES, MAX_LIST, Fields, read_json
-from jsg.models.config import ModelConfig
+from jsg.models.spec import ModelSpec
 from jsg.types import Embedder
 
 MODULES = "modules.json"
@@ -14,7 +14,7 @@ POOLING_PREFIX = "pooling_mode_"
 TODO = "serve it with another server, or as a model that generates (--task generate)"
 
 
-def read_embedder(directory: Path, task: str, model: ModelConfig) -> Embedder | None:
+def read_embedder(directory: Path, task: str, model: ModelSpec) -> Embedder | None:
     """How a model of this directory embeds; None if it generates text.
 
     A directory of sentence-transformers names its modules: the transformer, the pooling, which must take the last

@@ -1,7 +1,7 @@
 """A feed-forward block of several experts, of which each token uses a few. Letters: `jsg/models/inputs.py`; E experts.
 
 Shazeer et al. 2017 (arXiv:1701.06538), with the router of Mixtral (arXiv:2401.04088): a softmax over the experts, whose
-`experts_per_token` largest weights are scaled to sum to one.
+largest weights count. Beside them a token may use one more block, as in DeepSeekMoE (arXiv:2401.06066).
 
 A token has a copy for each of its experts. Each of several devices has the router, so it knows where all copies of all
 tokens go. It computes the copies for the experts of its group, which stand first, and adds nothing for the others. The
@@ -14,30 +14,42 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
-from jsg.models.config import ModelConfig
-from jsg.models.layers import Origin, Source, activation_result, parameter, project
+from jsg.models.block_spec import ExpertsSpec
+from jsg.models.feed_forward import FeedForward
+from jsg.models.layers import Linear, Origin, Source, activation_result, parameter, project
 from jsg.models.quantise import Quantised
 from jsg.models.tensor_parallel import add_up, first_expert, num_groups
 
 
 class SparseFeedForward(nnx.Module):
-    """The weighted sum of the gated blocks that the router chooses for a token: w · down(silu(gate(x)) · up(x))."""
+    """The weighted sum of the gated blocks that the router chooses for a token: w · down(silu(gate(x)) · up(x)).
 
-    def __init__(self, config: ModelConfig, layer: int, dtype: jax.typing.DTypeLike):
-        prefix, width, inner = f"model.layers.{layer}.block_sparse_moe", config.hidden_size, config.intermediate_size
-        self.num_experts, self.experts_per_token = config.num_experts, config.experts_per_token
-        router = Origin((Source(f"{prefix}.gate.weight", (config.num_experts, width)),), transposed=True)
-        self.router = parameter((width, config.num_experts), dtype, router)
-        names = [f"{prefix}.experts.{expert}" for expert in range(config.num_experts)]
-        self.gate = _stacked([f"{name}.w1" for name in names], width, inner, dtype, split_axis=2)
-        self.up = _stacked([f"{name}.w3" for name in names], width, inner, dtype, split_axis=2)
-        self.down = _stacked([f"{name}.w2" for name in names], inner, width, dtype, split_axis=1)
+    The block that all tokens share, if there is one, is weighted by a sigmoid and added.
+    """
+
+    def __init__(self, spec: ExpertsSpec, prefix: str, width: int, dtype: jax.typing.DTypeLike):
+        self.spec = spec
+        router = Origin((Source(f"{prefix}.{spec.router.name}.weight", (spec.count, width)),), transposed=True)
+        self.router = parameter((width, spec.count), dtype, router)
+
+        def names(template: str) -> list[str]:
+            return [f"{prefix}.{template.format(expert=expert)}" for expert in range(spec.count)]
+
+        self.gate = _stacked(names(spec.gate), width, spec.inner, dtype, split_axis=2)
+        self.up = _stacked(names(spec.up), width, spec.inner, dtype, split_axis=2)
+        self.down = _stacked(names(spec.down), spec.inner, width, dtype, split_axis=1)
+        shared = spec.shared
+        self.shared = FeedForward(shared.block, prefix, width, dtype) if shared else None
+        self.shared_gate = Linear((f"{prefix}.{shared.gate}",), width, (1,), dtype) if shared else None
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         """The block's result for each token. Copies are sorted by expert, and their results sorted back."""
-        num_own = self.num_experts // num_groups()
+        num_own = self.spec.count // num_groups()
         logits, first = project(x, self.router[...]), first_expert(num_own)
-        routes = ops.expert_routes(logits, self.experts_per_token, first=first, num_own=num_own)
+        router = self.spec.router
+        routes = ops.expert_routes(
+            logits, router.per_token, first=first, num_own=num_own, is_renormed=router.is_renormed
+        )
         copies = x[routes.tokens]
         gate_up = [_grouped(copies, kernels, routes.sizes) for kernels in (self.gate, self.up)]
         inner = ops.gated(jnp.stack(gate_up, axis=1))
@@ -46,7 +58,10 @@ class SparseFeedForward(nnx.Module):
         weighted = weights[..., None] * made
         if num_groups() > 1:  # the copies of other groups were not computed, and NaN may stand in their place
             weighted = jnp.where((weights != 0)[..., None], weighted, 0)
-        return add_up(weighted.sum(1).astype(x.dtype))  # not as a matmul, which may round
+        part = weighted.sum(1).astype(x.dtype)  # not as a matmul, which may round
+        if self.shared is not None and self.shared_gate is not None:
+            part += jax.nn.sigmoid(self.shared_gate(x)) * self.shared.part(x).astype(x.dtype)
+        return add_up(part)
 
 
 def _stacked(names: list[str], in_dim: int, out_dim: int, dtype: jax.typing.DTypeLike, *, split_axis: int) -> nnx.Param:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jsg.config import EngineConfig
 from jsg.fields import read_json
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.embedder import read_embedder
 from jsg.models.forms import weights_form
 from jsg.sources import resolve_model
@@ -25,7 +25,7 @@ def find_model(config: EngineConfig) -> Path:
         names_family = "config.json" in files and "architectures" in read_json(directory / "config.json")
         if needs_weights and not names_family:
             weights_form(files, config.load_format)  # a better reason than what config.json lacks
-        model = ModelConfig.from_directory(directory)
+        model = read_spec(directory)
         if needs_weights:
             weights_form(files, config.load_format)
         read_embedder(directory, config.task, model.over_devices(config.tp_size, config.ep_size))

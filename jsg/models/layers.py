@@ -157,14 +157,19 @@ class Linear(nnx.Module):
         bias_split = split_axis - 1 if split_axis else None  # with a split input each device would add it
         self.bias = parameter(out_shape, dtype, Origin(biases, join_axis, split_axis=bias_split)) if bias else None
 
-    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T *out"]:
-        """The projections of every token, in the dtype of `x`."""
+    def part(self, x: Float[Array, "T D"]) -> Float[Array, "T *out"]:
+        """This device's part of the projections of every token, without biases, before it is added up."""
         kernel = self.kernel.get_value()
         # Panels have results of any type at the same speed. A bias is added before the sum is rounded.
         is_rounded = isinstance(kernel, Panels) and self.bias is None
         out = project(x, kernel, x.dtype if is_rounded else activation_result(x.dtype))
         if isinstance(kernel, Panels):
             out = out.reshape(len(x), *self.out_shape)
+        return out
+
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T *out"]:
+        """The projections of every token, in the dtype of `x`."""
+        out = self.part(x)
         out = add_up(out) if self.is_split_input else out
         if self.bias is not None:
             # On a GPU XLA adds a vector inside the matmul, but would write out a bias of several axes for every token.
@@ -205,10 +210,13 @@ class Embedding(nnx.Module):
 class RMSNorm(nnx.Module):
     """Divides by the root mean square of the last axis, then scales."""
 
-    def __init__(self, name: str, width: int, eps: float, dtype: jax.typing.DTypeLike):
+    def __init__(self, name: str, width: int, eps: float, dtype: jax.typing.DTypeLike, *, is_wide: bool = False):
         self.weight = parameter((width,), dtype, Origin((Source(f"{name}.weight", (width,)),)))
         self.eps = eps
+        self.is_wide = is_wide
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        """Normalises in float32 and scales in the dtype of `x`, as in training."""
+        """Normalises in float32 and scales in the dtype of `x`, or in float32 if it is wide, as in training."""
+        if self.is_wide:
+            return rms_norm(x.astype(jnp.float32), self.weight[...].astype(jnp.float32), self.eps).astype(x.dtype)
         return rms_norm(x, self.weight[...], self.eps)

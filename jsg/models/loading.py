@@ -19,15 +19,15 @@ from jax.sharding import Mesh
 from jsg.errors import ModelError
 from jsg.kernels_pallas.inputs import SCALE_GROUP
 from jsg.models.assemble import assemble
+from jsg.models.build import build_model
 from jsg.models.checkpoint import Piece, has_checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
-from jsg.models.config import ModelConfig
 from jsg.models.host_memory import freed_at_once
 from jsg.models.layers import Origin
 from jsg.models.llava import Llava, module_name
 from jsg.models.quantise import Quantised, declare
-from jsg.models.registry import build_model
 from jsg.models.slices import Reader, Slices
+from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import TENSOR_AXIS, sharding_of
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 def load_model(
     directory: Path | None,
-    config: ModelConfig,
+    config: ModelSpec,
     *,
     load_format: str = "auto",
     dtype: jax.typing.DTypeLike = jnp.float32,
@@ -59,7 +59,7 @@ def load_model(
 
     Args:
         directory: The model directory; not used for `dummy`.
-        config: Its `ModelConfig`.
+        config: Its records.
         load_format: `safetensors` and `orbax` read a checkpoint of that kind, `auto` the one that exists, and `dummy`
             draws seeded random parameters.
         dtype: Type of every parameter but kernels that are quantised.
@@ -88,7 +88,7 @@ def load_model(
     return model
 
 
-def with_own_head(directory: Path, config: ModelConfig, load_format: str = "auto") -> ModelConfig:
+def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto") -> ModelSpec:
     """The config of a checkpoint: not tied, as in transformers, if it has a head that differs from the embedding.
 
     Some checkpoints of tied models hold the table twice, and some files say or mean by default that a model is tied
@@ -109,7 +109,7 @@ def with_own_head(directory: Path, config: ModelConfig, load_format: str = "auto
     return dataclasses.replace(config, tie_word_embeddings=False)
 
 
-def renamed(config: ModelConfig) -> Callable[[str], str]:
+def renamed(config: ModelSpec) -> Callable[[str], str]:
     """From the name of a tensor in the files of such a model to its name here."""
     return _in_causal_model if config.vision is None else module_name
 
@@ -133,7 +133,7 @@ class _Seeded:
 
 
 def abstract_model(
-    config: ModelConfig, dtype: jax.typing.DTypeLike, quantization: str = "none", mesh: Mesh | None = None
+    config: ModelSpec, dtype: jax.typing.DTypeLike, quantization: str = "none", mesh: Mesh | None = None
 ) -> nnx.Module:
     """The model with shapes and shardings in place of arrays. Nothing is allocated."""
 
@@ -217,7 +217,7 @@ def _parameters(model: nnx.Module) -> Iterator[nnx.Param]:
     return (node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Param))
 
 
-def unread(config: ModelConfig) -> frozenset[str]:
+def unread(config: ModelSpec) -> frozenset[str]:
     """Names of tensors that a checkpoint may hold and the model does not read."""
     head = frozenset([HEAD] if config.tie_word_embeddings else [])
     return head if config.vision is None else head | unread_tensors(config.vision)

@@ -1,51 +1,59 @@
-"""The architectures, and the function that builds each. docs/adding-a-model.md says how a new one is added."""
+"""The families that jsg serves. docs/adding-a-model.md says how a new one is added. No JAX."""
 
-from collections.abc import Callable
+from jsg.errors import ModelError
+from jsg.models.families import (
+    granite,
+    llama,
+    ministral,
+    ministral3,
+    mistral,
+    mixtral,
+    olmo2,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+    seed_oss,
+    smollm3,
+)
+from jsg.models.family import Family
+from jsg.models.vision_config import VISION_KINDS
 
-import jax
-from flax import nnx
-
-from jsg.models.clip import VisionTower
-from jsg.models.config import ModelConfig
-from jsg.models.decoder import Decoder
-from jsg.models.families import family_of
-from jsg.models.llava import Llava
-
-
-def _llama(config: ModelConfig, dtype: jax.typing.DTypeLike) -> Decoder:
-    """Llama 1 to 3.x, and models of its shape such as Vicuna and Yi.
-
-    `attention_bias` means all four projections of attention.
-    """
-    bias = config.attention_bias
-    return Decoder(config, dtype, qkv_bias=bias, output_bias=bias, mlp_bias=config.mlp_bias)
-
-
-def _qwen2(config: ModelConfig, dtype: jax.typing.DTypeLike) -> Decoder:
-    """Qwen2 and Qwen2.5: Llama with biases on queries, keys and values, whatever config.json says."""
-    return Decoder(config, dtype, qkv_bias=True)
-
-
-def _qwen3(config: ModelConfig, dtype: jax.typing.DTypeLike) -> Decoder:
-    """Qwen3: Llama with norms of queries and keys. `attention_bias` means all four projections of attention."""
-    return Decoder(config, dtype, qkv_bias=config.attention_bias, output_bias=config.attention_bias, qk_norm=True)
-
-
-BUILDERS: dict[str, Callable[[ModelConfig, jax.typing.DTypeLike], nnx.Module]] = {
-    "LlamaForCausalLM": _llama,
-    "MistralForCausalLM": Decoder,  # Llama without biases; its first version has a sliding window
-    "MixtralForCausalLM": Decoder,  # Mistral with `config.num_experts` experts
-    "Qwen2ForCausalLM": _qwen2,
-    "Qwen3ForCausalLM": _qwen3,
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": llama.FAMILY,
+    "MistralForCausalLM": mistral.FAMILY,
+    "MixtralForCausalLM": mixtral.FAMILY,
+    "Qwen2ForCausalLM": qwen2.FAMILY,
+    "Qwen2MoeForCausalLM": qwen2_moe.FAMILY,
+    "Qwen3ForCausalLM": qwen3.FAMILY,
+    "Qwen3MoeForCausalLM": qwen3_moe.FAMILY,
+    "MinistralForCausalLM": ministral.FAMILY,
+    "Ministral3ForCausalLM": ministral3.FAMILY,
+    "SeedOssForCausalLM": seed_oss.FAMILY,
+    "Olmo2ForCausalLM": olmo2.FAMILY,
+    "SmolLM3ForCausalLM": smollm3.FAMILY,
+    "GraniteForCausalLM": granite.FAMILY,
 }
-"""Architecture, a key of `FAMILIES` → a function that builds the module, a `jsg.models.model.Model`, of zeros."""
+"""Architecture → how its files are read."""
+
+ALIASES = {name.replace("ForCausalLM", "Model"): name for name in FAMILIES} | {"LLaMAForCausalLM": "LlamaForCausalLM"}
+"""Other names of architectures: those of models that were saved without their head, and the first name of Llama."""
+
+TEXT_HALVES = {family.model_type: family.architecture for family in FAMILIES.values()}
+"""`model_type` → architecture, for the text half of a vision model."""
 
 
-def build_model(config: ModelConfig, dtype: jax.typing.DTypeLike) -> nnx.Module:
-    """The model with its vision tower, if it has one. All parameters are zero; under `nnx.eval_shape` they are shapes.
+def family_of(architecture: str) -> Family:
+    """The family of an architecture, by any of its names.
 
     Raises:
         ModelError: jsg has no such family.
     """
-    text = BUILDERS[family_of(config.architecture).architecture](config, dtype)
-    return text if config.vision is None else Llava(text, VisionTower(config.vision, config.hidden_size, dtype))
+    family = FAMILIES.get(ALIASES.get(architecture, architecture))
+    if family is None:
+        text = ", ".join(name.removesuffix("ForCausalLM") for name in FAMILIES)
+        raise ModelError(
+            f"the architecture must be one of {text} (…ForCausalLM), {', '.join(VISION_KINDS)}, but config.json names "
+            f"{architecture!r}; choose another model"
+        )
+    return family

@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
-from jsg.models.config import RopeConfig
+from jsg.models.block_spec import RopeSpec
 
 
 class Rotation(NamedTuple):
@@ -19,18 +19,22 @@ class Rotation(NamedTuple):
     sin: Float[Array, "T half"]
 
 
-def rotation(positions: Int[Array, " T"], rope: RopeConfig, head_dim: int) -> Rotation:
+def rotation(positions: Int[Array, " T"], rope: RopeSpec | None, head_dim: int) -> Rotation:
     """Cosine and sine of the angles of positions, always in float32, because bfloat16 cannot count to 300.
 
-    On a CPU XLA would compute them again in each layer, for each number that it rotates. The barrier prevents that.
+    Without rope all angles are 0, which changes no number. On a CPU XLA would compute them again in each layer, for
+    each number that it rotates. The barrier prevents that.
     """
+    if rope is None:
+        shape = (len(positions), head_dim // 2)
+        return Rotation(jnp.ones(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
     angles = positions.astype(jnp.float32)[:, None] * inverse_frequencies(rope, head_dim)
     scale = attention_factor(rope)
     turn = Rotation(jnp.cos(angles) * scale, jnp.sin(angles) * scale)
     return lax.optimization_barrier(turn) if ops.target_platform() == "cpu" else turn
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[np.ndarray, " half"]:
+def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Float[np.ndarray, " half"]:
     """Radians per position of each dimension pair, fastest first.
 
     The arithmetic follows PyTorch's float32 step by step, because an error here grows with the position. PyTorch's
@@ -50,14 +54,14 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[np.ndarray, " 
             return _yarn(wavelengths, rope, head_dim)
 
 
-def attention_factor(rope: RopeConfig) -> float:
+def attention_factor(rope: RopeSpec) -> float:
     """The factor of cosine and sine in yarn; 1 for other types."""
     if rope.type != "yarn":
         return 1.0
     return 0.1 * math.log(rope.factor) + 1.0 if rope.attention_factor is None else rope.attention_factor
 
 
-def _llama3(fast: Float[np.ndarray, " half"], rope: RopeConfig) -> Float[np.ndarray, " half"]:
+def _llama3(fast: Float[np.ndarray, " half"], rope: RopeSpec) -> Float[np.ndarray, " half"]:
     """Keeps short waves, slows long ones by `factor`, and blends in between."""
     turns = np.float32(rope.original_max_position_embeddings) / (np.float32(2.0 * math.pi) / fast)
     slow = fast / np.float32(rope.factor)
@@ -66,7 +70,7 @@ def _llama3(fast: Float[np.ndarray, " half"], rope: RopeConfig) -> Float[np.ndar
     return np.where(turns < rope.low_freq_factor, slow, np.where(turns > rope.high_freq_factor, fast, blend))
 
 
-def _yarn(wavelengths: Float[np.ndarray, " half"], rope: RopeConfig, head_dim: int) -> Float[np.ndarray, " half"]:
+def _yarn(wavelengths: Float[np.ndarray, " half"], rope: RopeSpec, head_dim: int) -> Float[np.ndarray, " half"]:
     """Keeps dimensions that turn often within the original context, slows the others, with a ramp in between."""
 
     def dimension_that_turns(times: float) -> float:

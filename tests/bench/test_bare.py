@@ -15,7 +15,7 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.engine.device import packing, step
 from jsg.kernels_pallas.tile import GROUP_TILE
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.sched.batch import Batch, PrefixGroup
 from jsg.sched.buckets import BucketKey, Phase, make_buckets
 from jsg.sched.scheduler import Scheduler, SchedulerConfig, StepResult
@@ -29,7 +29,7 @@ CONTEXT_LEN = 80
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> BareStep:
-    config = ModelConfig.from_directory(write_model(tmp_path_factory.mktemp("model"), ONE_LAYER))
+    config = read_spec(write_model(tmp_path_factory.mktemp("model"), ONE_LAYER))
     return BareStep(config, jnp.float32, max_rows=MAX_ROWS, context_len=CONTEXT_LEN, is_shuffled=False)
 
 
@@ -84,7 +84,7 @@ def parts_of(packed: np.ndarray, key: BucketKey) -> step.PackedInputs:
 
 @pytest.mark.usefixtures("not_compiled")
 def test_packs_a_shared_prefix_as_the_engine_does(tmp_path: pathlib.Path):
-    config = ModelConfig.from_directory(write_model(tmp_path, ONE_LAYER))
+    config = read_spec(write_model(tmp_path, ONE_LAYER))
     shared = BareStep(config, jnp.float32, max_rows=MAX_ROWS, context_len=CONTEXT_LEN)
     shared.share_prefix(64)
     batch, pages = batches(70, 3)[1]
@@ -98,7 +98,7 @@ def test_packs_a_shared_prefix_as_the_engine_does(tmp_path: pathlib.Path):
 
 def test_a_large_group_has_several_tiles_over_the_same_pages(tmp_path: pathlib.Path):
     num_rows = GROUP_TILE + 1
-    config = ModelConfig.from_directory(write_model(tmp_path, ONE_LAYER))
+    config = read_spec(write_model(tmp_path, ONE_LAYER))
     shared = BareStep(config, jnp.float32, max_rows=num_rows, context_len=40, page_size=4)
     shared.share_prefix(24)
     plain = BucketKey(Phase.DECODE, num_rows, num_rows)
@@ -129,19 +129,22 @@ def test_the_same_work_gives_the_same_tokens(bare: BareStep, key: BucketKey, chu
 
 
 def test_rows_do_not_share_pages_unless_they_must(tmp_path: pathlib.Path):
-    config = ModelConfig.from_directory(write_model(tmp_path, ONE_LAYER))
+    config = read_spec(write_model(tmp_path, ONE_LAYER))
     small = BareStep(config, jnp.float32, max_rows=4, context_len=60, pool_tokens=80)
     assert sorted(small._pages[1:, :20].flat) == list(range(1, 81))
     assert len(set(small._pages[1])) == 60
 
 
 def test_the_floor_counts_every_weight_but_the_embedding(tmp_path: pathlib.Path):
-    config = ModelConfig.from_directory(write_model(tmp_path, LLAMA_8B))
+    config = read_spec(write_model(tmp_path, LLAMA_8B))
     cost = roofline.step_cost(config, 2, rows=1, cached=0, new=1)
     norms = (2 * config.num_layers + 1) * config.hidden_size
     weights = num_parameters(config) - norms - config.vocab_size * config.hidden_size
     assert cost.num_bytes == 2 * weights + config.kv_bytes_per_token(2)
-    assert cost.num_flops == 2 * weights + 4 * config.num_layers * config.num_heads * config.head_dim
+    assert (
+        cost.num_flops
+        == 2 * weights + 4 * config.num_layers * config.layers[0].attention.heads * config.layers[0].attention.head_dim
+    )
     rates = roofline.Rates(copy_bytes_per_s=4.8e12, matmul_flops_per_s=990e12)
     at_256 = roofline.step_cost(config, 2, rows=256, cached=1023, new=1)
     # 3.88 ms for the products, which arithmetic bounds, and after them 7.16 ms for 34.4 GB of keys and values.
@@ -169,6 +172,6 @@ def test_is_compiled_as_the_engine_is(
     received = []
     monkeypatch.setattr("bench.bare.COMPILER_OPTIONS", {"cpu": {"xla_cpu_enable_fast_math": False}})
     monkeypatch.setattr("bench.bare.Executables", lambda **options: received.append(options["compiler_options"]))
-    config = ModelConfig.from_directory(write_model(tmp_path, ONE_LAYER))
+    config = read_spec(write_model(tmp_path, ONE_LAYER))
     BareStep(config, jnp.float32, max_rows=1, context_len=4, compiler_options=given)
     assert received == [{"xla_cpu_enable_fast_math": False} if given is None else {}]

@@ -22,7 +22,7 @@ from bench.device.plan import PLANS, TRIAL, Plan
 from bench.shapes import write_model
 from jsg.engine.device import step
 from jsg.kernels_pallas import ops
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.loading import abstract_model
 
 
@@ -150,7 +150,7 @@ def test_tiles_that_are_written_to_others_places_are_told(part: Noted, monkeypat
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_the_floor_of_an_encoder_counts_each_kernel_once(tmp_path: pathlib.Path, plan: Plan):
-    config = ModelConfig.from_directory(write_model(tmp_path, plan.images))
+    config = read_spec(write_model(tmp_path, plan.images))
     assert config.vision is not None
     tower = abstract_model(config, plan.dtype).vision
     expected = sum(node.size for path, node in nnx.iter_graph(tower) if path[-1:] == ("kernel",))

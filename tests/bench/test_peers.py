@@ -20,15 +20,16 @@ from bench.peers.workloads import CHARACTER, DEFAULT, TITLES, WORKLOADS, Draw, R
 from bench.report import Report
 from bench.roofline import Rates
 from bench.shapes import LLAMA_SMALL, write_model
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
+from jsg.models.spec import ModelSpec
 from tests.server.conftest import ServerMaker
 
 CAN_FORM = lambda schema: {"json_schema": schema}  # noqa: E731
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
-    return ModelConfig.from_directory(write_model(tmp_path_factory.mktemp("model"), LLAMA_SMALL))
+def config(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    return read_spec(write_model(tmp_path_factory.mktemp("model"), LLAMA_SMALL))
 
 
 class Fake:

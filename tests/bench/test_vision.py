@@ -7,7 +7,7 @@ import pytest
 from bench.report import Report
 from bench.shapes import CLIP_SMALL, LLAMA_SMALL, llava, llava_next_video, write_model
 from bench.vision import APART, NO_RADIX, SHARED, Workload, measure_encoder, measure_questions
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 
 TEXT = LLAMA_SMALL | {"num_hidden_layers": 1}
 TOWER = CLIP_SMALL | {"num_hidden_layers": 1}
@@ -20,7 +20,7 @@ def report() -> Report:
 
 
 def test_images_are_in_the_middle_of_prompts_and_the_same_for_each_question(tmp_path: pathlib.Path):
-    model = ModelConfig.from_directory(write_model(tmp_path, llava(TEXT, TOWER)))
+    model = read_spec(write_model(tmp_path, llava(TEXT, TOWER)))
     requests = Workload(num_images=2, num_questions=3, before_len=4, question_len=5).requests(model)
     assert [request.media[0].digest for request in requests[:2]] * 3 == [each.media[0].digest for each in requests]
     assert len({request.media[0].digest for request in requests}) == 2

@@ -51,8 +51,8 @@ def test_tokens_outside_the_window_cost_nothing(cached: int, new: int, window: i
 
 def test_of_several_experts_those_count_that_tokens_choose(tmp_path):
     config = read(tmp_path, VARIANTS["mixtral_three_of_five"])
-    num_experts, chosen, layers = config.num_experts, config.experts_per_token, config.num_layers
-    block = 3 * config.hidden_size * config.intermediate_size
+    num_experts, chosen, layers = config.layers[0].mlp.count, config.layers[0].mlp.router.per_token, config.num_layers
+    block = 3 * config.hidden_size * config.layers[0].mlp.inner
     outside = config.vocab_size * config.hidden_size + (2 * layers + 1) * config.hidden_size  # the embedding, norms
     all_weights = num_parameters(config) - outside
 
@@ -74,8 +74,8 @@ def test_of_several_experts_those_count_that_tokens_choose(tmp_path):
 def test_each_device_reads_its_part_and_the_busiest_one_counts(tmp_path):
     config = read(tmp_path, VARIANTS["mixtral"])  # two of four experts
     cost = functools.partial(selfcheck.step_cost, config, 1, cached=0, new=1, kv_bytes_per_token=16)
-    routers = config.num_layers * config.hidden_size * config.num_experts  # which every device has
-    block = config.num_layers * 3 * config.hidden_size * config.intermediate_size
+    routers = config.num_layers * config.hidden_size * config.layers[0].mlp.count  # which every device has
+    block = config.num_layers * 3 * config.hidden_size * config.layers[0].mlp.inner
     for rows in (1, 2, 999):
         whole, half = cost(rows=rows), cost(rows=rows, num_devices=2)
         assert half.weight_bytes - routers == pytest.approx((whole.weight_bytes - routers) / 2, abs=1)

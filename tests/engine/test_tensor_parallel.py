@@ -1,6 +1,5 @@
 """One model on two and on four devices answers as on one (design §1.1), in every family."""
 
-import dataclasses
 import json
 from pathlib import Path
 from unittest import mock
@@ -9,10 +8,11 @@ import numpy as np
 import pytest
 
 from jsg.errors import ConfigError, ModelError
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from tests.engine import small
 from tests.engine.shared_out import MAX_DIFFERENCE, SharedOut, answers
 from tests.golden.variants import VARIANTS, WIDE, random_tensors, write_checkpoint
+from tests.models.specs import changed
 from tests.own_process import said
 
 NUM_NEW = 24
@@ -22,6 +22,8 @@ FAMILIES = {
     "mistral_window": (4,),
     "mixtral": (2,),
     "qwen2": (2,),
+    "qwen2_moe": (2,),
+    "olmo2": (2,),  # norms of all heads together
     "qwen3_biases": (4,),
 }
 IN_ALL_SHAPES = ("llama_gqa_head_dim", "mixtral")
@@ -182,7 +184,7 @@ def test_retracts_and_prefixes(tmp_path: Path, compile_cache_dir: str):
 def test_what_cannot_be_shared_out_is_refused_by_name(tmp_path: Path, changes, count, what):
     (tmp_path / "config.json").write_text(json.dumps(VARIANTS["llama_mha"] | changes))
     with pytest.raises(ModelError, match=rf"--tp-size must divide {what} of the model"):
-        ModelConfig.from_directory(tmp_path).over_devices(count)
+        read_spec(tmp_path).over_devices(count)
 
 
 @pytest.mark.parametrize(
@@ -202,18 +204,18 @@ def test_what_cannot_be_shared_out_is_refused_by_name(tmp_path: Path, changes, c
 def test_experts_that_cannot_be_shared_out_are_refused(tmp_path: Path, variant, count, groups, error, message):
     (tmp_path / "config.json").write_text(json.dumps(VARIANTS[variant]))
     with pytest.raises(error, match=message):
-        ModelConfig.from_directory(tmp_path).over_devices(count, groups)
+        read_spec(tmp_path).over_devices(count, groups)
 
 
 def test_whole_experts_need_no_width_that_devices_divide(tmp_path: Path):
     """Only those of a group share an expert's columns."""
     (tmp_path / "config.json").write_text(json.dumps(VARIANTS["mixtral"] | {"intermediate_size": 98}))
-    config = ModelConfig.from_directory(tmp_path)
-    assert config.over_devices(4, 4).intermediate_size == config.over_devices(4, 2).intermediate_size == 98
-    with pytest.raises(ModelError, match="--tp-size must divide intermediate_size"):
+    config = read_spec(tmp_path)
+    assert config.over_devices(4, 4) == config.over_devices(4, 2)
+    with pytest.raises(ModelError, match=r"--tp-size must divide the width of its experts .* is 98, but got 4"):
         config.over_devices(4)
-    odd = dataclasses.replace(config, intermediate_size=97)
-    with pytest.raises(ModelError, match=r"--tp-size / --ep-size = 4 / 2 must divide intermediate_size .* got 2"):
+    odd = changed(config, mlp={"inner": 97})
+    with pytest.raises(ModelError, match=r"--tp-size / --ep-size = 4 / 2 must divide the width of its .* got 2"):
         odd.over_devices(4, 2)
 
 

@@ -14,7 +14,7 @@ from jsg.engine.core import EngineCore
 from jsg.engine.device.memory import IMAGES_KEPT, vision_shape
 from jsg.errors import ConfigError, RequestError
 from jsg.media import MediaInput
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.processing.media.key import image_key, key_words
 from jsg.types import FinishType, Request, SamplingParams
 from tests.engine import small
@@ -212,7 +212,7 @@ def test_the_pool_holds_some_images_of_the_largest_size_or_what_was_asked_for(go
     assert [shape.num_rows if shape else None for shape in made] == [2 + IMAGES_KEPT * 3 * tile, 2**22 + 2, 2**12]
     with pytest.raises(ConfigError, match=f"must hold a tile, {tile} rows"):
         vision_shape(EngineConfig(vision_cache_size=1), config, platform="cpu", row_bytes=2**20)
-    text = ModelConfig.from_directory(small_model)
+    text = read_spec(small_model)
     assert vision_shape(EngineConfig(), text, platform="cpu", row_bytes=row_bytes) is None
     with pytest.raises(ConfigError, match="needs a model that takes images"):
         vision_shape(EngineConfig(vision_cache_size=1), text, platform="cpu", row_bytes=row_bytes)

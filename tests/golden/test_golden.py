@@ -3,7 +3,6 @@
 `record.py` made the files in `data/`; the checkpoints are made again here, from the seed.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -12,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jsg.models.config import RopeConfig
+from jsg.models.block_spec import RopeSpec
 from jsg.models.loading import load_model
 from tests.golden.compare import MAX_DIFFERENCE, Recorded
 from tests.golden.record import DATA, EMBEDDING, MAX_FILE_BYTES
 from tests.golden.variants import VARIANTS, random_tensors, random_tokens, weights_sha256, write_checkpoint
 from tests.golden.vision_variants import VISION_VARIANTS
 from tests.models.paged import PagedModel, load_directory
+from tests.models.specs import changed
 from tests.parity import Parity
 
 CHUNK_LEN = 77  # the first of two uneven chunks
@@ -89,11 +89,8 @@ def test_greedy_decoding_gives_the_same_60_tokens(golden: Golden) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("golden", ["llama3_rope_v4", "llama_yarn_rope", "mistral_window"], indirect=True)
 def test_rope_scaling_and_window_matter(golden: Golden) -> None:
-    plain = dataclasses.replace(
-        golden.config,
-        rope=RopeConfig(theta=golden.config.rope.theta),
-        layer_windows=(None,) * golden.config.num_layers,
-    )
+    rope = RopeSpec(theta=golden.config.layers[0].attention.rope.theta)
+    plain = changed(golden.config, attention={"rope": rope, "window": None})
     paged = PagedModel(plain, load_model(golden.directory, plain))
     assert golden.difference(paged.extend({1: golden.tokens})[1]) > 100 * MAX_DIFFERENCE
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jsg.models.config import ModelConfig
 from jsg.models.loading import load_model
+from jsg.models.spec import ModelSpec
 from tests.golden.compare import MAX_DIFFERENCE
 from tests.golden.variants import weights_sha256
 from tests.golden.vision_golden import VisionGolden
@@ -29,7 +29,7 @@ CUTS = (0, 14, 37)  # where chunks of the prompt begin: in the first item, twice
 
 
 @functools.cache
-def text_model(config: ModelConfig) -> PagedModel:
+def text_model(config: ModelSpec) -> PagedModel:
     """Compiled once for all variants whose text half has this shape; its parameters are set by `reset`."""
     return PagedModel(config, load_model(None, config, load_format="dummy"), page_size=4)
 

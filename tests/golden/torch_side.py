@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, LlamaConfig
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from tests.golden.other_families import OTHERS
 from tests.golden.variants import (
     ROPES,
+    SHAPES,
     VARIANTS,
     VOCAB,
     random_tensors,
@@ -35,6 +38,8 @@ MIN_DISTINCT_TOKENS = 20
 def main(directory: Path, variants: list[str]) -> None:
     torch.set_num_threads(1)
     for variant in variants:
+        if variant in OTHERS:
+            write_shapes(variant)
         seed = FIRST_SEED
         while (arrays := record(variant, seed)) is None:
             seed += 1
@@ -42,6 +47,19 @@ def main(directory: Path, variants: list[str]) -> None:
         np.savez_compressed(target, **arrays)
         print(f"{variant}: {target.stat().st_size} bytes")
     np.savez_compressed(directory / "ropes.npz", **{name: frequencies(config) for name, config in ROPES.items()})
+
+
+def write_shapes(variant: str) -> None:
+    """Adds to `SHAPES` what tensors a checkpoint of this variant has, in the form in which it is published."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory)
+        (path / "config.json").write_text(json.dumps(VARIANTS[variant]))
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path)).save_pretrained(path)
+        with safe_open(path / "model.safetensors", "np") as file:
+            found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 # a method
+    shapes = (json.loads(SHAPES.read_text()) if SHAPES.exists() else {}) | {variant: found}
+    lines = (f"{json.dumps(name)}: {json.dumps(shapes[name], sort_keys=True)}" for name in sorted(shapes))
+    SHAPES.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def record(variant: str, seed: int) -> dict[str, Any] | None:

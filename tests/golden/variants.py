@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-VOCAB = 512
+from tests.golden.other_families import OTHERS, VOCAB
+
+SHAPES = Path(__file__).parent / "data" / "shapes.json"
+"""Names and shapes of the tensors of the variants in `OTHERS`, as transformers saves them."""
 NORMS = ("norm.weight", "layer_norm1.weight", "layer_norm2.weight")
 
 LLAMA: dict[str, Any] = {
@@ -114,6 +117,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2_silent": {name: value for name, value in _QWEN2.items() if name not in _SAID_BY_DEFAULTS},
     "qwen3": _QWEN3,
     "qwen3_biases": _transformers_5({**_QWEN3, "attention_bias": True}),
+    **OTHERS,
 }
 
 WIDE: dict[str, dict[str, Any]] = {
@@ -177,11 +181,17 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def variant_shapes(variant: str) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of a variant."""
+    if variant not in OTHERS:
+        return tensor_shapes(VARIANTS[variant])
+    return {name: tuple(shape) for name, shape in json.loads(SHAPES.read_text())[variant].items()}
+
+
 def random_tensors(variant: str, seed: int) -> dict[str, np.ndarray]:
     """Weights scaled so that logits have a standard deviation of about 1."""
     return {
-        name: random_tensor(f"{seed} {variant} {name}", name, shape)
-        for name, shape in tensor_shapes(VARIANTS[variant]).items()
+        name: random_tensor(f"{seed} {variant} {name}", name, shape) for name, shape in variant_shapes(variant).items()
     }
 
 

@@ -11,13 +11,20 @@ from tests.kernels_pallas.definition import QUICKLY
 
 
 @functools.cache
-def compiled(implementation: str, experts_per_token: int, num_own: int | None = None):
-    choose = functools.partial(ops.expert_routes, implementation=implementation, num_own=num_own)
+def compiled(implementation: str, experts_per_token: int, num_own: int | None = None, is_renormed: bool = True):
+    how = {"implementation": implementation, "num_own": num_own, "is_renormed": is_renormed}
+    choose = functools.partial(ops.expert_routes, **how)
     return jax.jit(lambda logits, first=0: choose(logits, experts_per_token, first=first), compiler_options=QUICKLY)
 
 
 def check_is_the_definition(
-    logits: np.ndarray, experts_per_token: int, routes, *, first: int = 0, num_own: int | None = None
+    logits: np.ndarray,
+    experts_per_token: int,
+    routes,
+    *,
+    first: int = 0,
+    num_own: int | None = None,
+    is_renormed: bool = True,
 ) -> None:
     """Token by token, from the most likely expert on; of equal ones the first. Sorted from `first` on, and around."""
     routes = jax.tree.map(np.asarray, routes)
@@ -27,7 +34,7 @@ def check_is_the_definition(
     num_experts = logits.shape[1]
     own = slice(first, num_experts if num_own is None else first + num_own)
     is_own = (experts >= own.start) & (experts < own.stop)
-    expected = np.where(is_own, weights / weights.sum(1, keepdims=True), 0)
+    expected = np.where(is_own, weights / (weights if is_renormed else likely).sum(1, keepdims=True), 0)
     np.testing.assert_allclose(routes.weights, expected, rtol=2e-6)
     order = np.argsort((experts.reshape(-1) - first) % num_experts, kind="stable")
     assert np.array_equal(routes.sizes, np.bincount(experts.reshape(-1), minlength=num_experts)[own])
@@ -50,6 +57,13 @@ def some_logits(num_tokens: int, num_experts: int) -> np.ndarray:
 def test_it_is_what_its_definition_says(implementation: str, num_tokens: int, num_experts: int, chosen: int):
     logits = some_logits(num_tokens, num_experts)
     check_is_the_definition(logits, chosen, compiled(implementation, chosen)(logits))
+
+
+@pytest.mark.parametrize("implementation", ["triton", "reference"])
+def test_weights_may_be_those_of_a_softmax_over_all_experts(implementation: str):
+    logits, first = some_logits(37, 8), 2
+    routes = compiled(implementation, 2, 3, is_renormed=False)(logits, first)
+    check_is_the_definition(logits, 2, routes, first=first, num_own=3, is_renormed=False)
 
 
 @pytest.mark.parametrize("implementation", ["triton", "reference"])

@@ -26,7 +26,7 @@ from jsg.engine.device import step
 from jsg.kernels_pallas import ops, reference, tpu
 from jsg.kernels_pallas.inputs import AttentionInputs
 from jsg.kernels_pallas.reference_write import keys_and_values
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.loading import abstract_model
 from jsg.sched.buckets import BucketKey, make_buckets
 from tests.kernels_pallas.definition import QUICKLY, with_garbage, with_room
@@ -259,14 +259,14 @@ Lower = Callable[..., jax.stages.Lowered]
 
 def make_lower(directory: pathlib.Path, shape: dict[str, Any], quantization: str = "none") -> Lower:
     """For a model with 8 key-value heads of 128 numbers."""
-    config = ModelConfig.from_directory(write_model(directory, shape | {"num_hidden_layers": NUM_LAYERS}))
+    config = read_spec(write_model(directory, shape | {"num_hidden_layers": NUM_LAYERS}))
     graph, state = nnx.split(abstract_model(config, jnp.bfloat16, quantization))
     leaves, tree = jax.tree.flatten(state)
     page_size = tpu.smallest_page_size(MAX_RUNNING + 1, CONTEXT)
 
     def new_pool() -> KVPool:
         is_interleaved = ops.is_pool_interleaved("tpu")
-        return make_pool(NUM_LAYERS, NUM_PAGES, page_size, 8, 128, jnp.bfloat16, is_interleaved=is_interleaved)
+        return make_pool([(8, 128)] * NUM_LAYERS, NUM_PAGES, page_size, jnp.bfloat16, is_interleaved=is_interleaved)
 
     def lower(key: BucketKey, mesh: AbstractMesh, sharding: jax.sharding.Sharding | None = None):
         def merge(leaves):

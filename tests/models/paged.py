@@ -14,9 +14,10 @@ from flax import nnx
 from jsg.cache.pool import make_pool
 from jsg.kernels_pallas.inputs import AttentionInputs
 from jsg.kernels_pallas.tile import QUERY_TILE
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.inputs import ForwardInputs
 from jsg.models.loading import load_model
+from jsg.models.spec import ModelSpec
 from tests.kernels_pallas.definition import QUICKLY
 
 MAX_TOKENS = 128  # packed tokens of one step; decode steps are padded to it too, so that one program serves both
@@ -25,22 +26,20 @@ NUM_ROWS = 3
 NUM_TILES = NUM_ROWS + MAX_TOKENS // QUERY_TILE
 
 
-def load_directory(directory: Path) -> tuple[ModelConfig, nnx.Module]:
-    config = ModelConfig.from_directory(directory)
+def load_directory(directory: Path) -> tuple[ModelSpec, nnx.Module]:
+    config = read_spec(directory)
     return config, load_model(directory, config)
 
 
 class PagedModel:
     """A model, its pool, and how many tokens each row has; the rows' pages are fixed."""
 
-    def __init__(self, config: ModelConfig, model: nnx.Module, page_size: int = 1, dtype=jnp.float32):
+    def __init__(self, config: ModelSpec, model: nnx.Module, page_size: int = 1, dtype=jnp.float32):
         pages_per_row = MAX_CONTEXT // page_size
         pages = np.random.default_rng(0).permutation(np.arange(1, NUM_ROWS * pages_per_row + 1))
         self.page_table = pages.reshape(NUM_ROWS, pages_per_row).astype(np.int32)
         self._page_size = page_size
-        self._new_pool = lambda: make_pool(
-            config.num_layers, len(pages) + 1, page_size, config.num_kv_heads, config.head_dim, dtype
-        )
+        self._new_pool = lambda: make_pool(config.kv_shapes, len(pages) + 1, page_size, dtype)
         graph, self._own_state = nnx.split(model)
 
         def forward(state, inputs, pool):

@@ -18,7 +18,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from jsg.kernels_pallas import ops
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.experts import SparseFeedForward
 from jsg.models.loading import load_model
 from jsg.models.tensor_parallel import make_mesh, spec_of
@@ -30,7 +30,7 @@ TOKENS = 24
 def run(directory: Path, count: int, case: dict[str, Any], tokens: list[np.ndarray]) -> list[np.ndarray]:
     """The first layer's block over all tokens; every device's result, which must be the same."""
     groups = case["groups"] if count > 1 else 1
-    config, mesh = ModelConfig.from_directory(directory).over_devices(count, groups), make_mesh(count, groups)
+    config, mesh = read_spec(directory).over_devices(count, groups), make_mesh(count, groups)
     model = cast(Any, load_model(directory, config, quantization=case["quantization"], mesh=mesh))
     graph, state = nnx.split(cast(SparseFeedForward, model.layers[0].mlp))
 

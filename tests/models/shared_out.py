@@ -23,8 +23,9 @@ from bench.load import AnonymousPeak
 from jsg.models import checkpoint, in_place, loading
 from jsg.models.assemble import assemble
 from jsg.models.checkpoint import Checkpoint
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.loading import load_model
+from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import make_mesh
 
 PIECE_BYTES, ROUNDED_BYTES = checkpoint.PIECE_BYTES, in_place.ROUNDED_BYTES
@@ -54,12 +55,12 @@ def sent(*arguments: Any, is_in_place: bool) -> Any:
 
 
 @functools.cache
-def kept(directory: Path, config: ModelConfig, options: tuple[tuple[str, Any], ...]) -> list[tuple[str, jax.Array]]:
+def kept(directory: Path, config: ModelSpec, options: tuple[tuple[str, Any], ...]) -> list[tuple[str, jax.Array]]:
     checkpoint.PIECE_BYTES, in_place.ROUNDED_BYTES = PIECE_BYTES, ROUNDED_BYTES  # and not those of the run before
     return leaves(load_model(directory, config, **dict(options)))
 
 
-def on_one_device(directory: Path, config: ModelConfig, options: dict[str, Any]) -> list[tuple[str, jax.Array]]:
+def on_one_device(directory: Path, config: ModelSpec, options: dict[str, Any]) -> list[tuple[str, jax.Array]]:
     """The parameters on one device. They are loaded once for all runs that differ in how several devices are filled."""
     return kept(directory, config, tuple(sorted(options.items())))
 
@@ -67,7 +68,7 @@ def on_one_device(directory: Path, config: ModelConfig, options: dict[str, Any])
 def compare(directory: Path, run: dict[str, Any]) -> dict[str, Any]:
     """One device and several: the same configuration, whose heads may be repeated for the several."""
     count, groups, options = run["count"], run.get("groups", 1), run["options"]
-    config = ModelConfig.from_directory(directory).over_devices(count, groups)
+    config = read_spec(directory).over_devices(count, groups)
     whole = on_one_device(directory, config, options)
     checkpoint.PIECE_BYTES = run.get("piece_bytes", PIECE_BYTES)
     in_place.ROUNDED_BYTES = run.get("piece_bytes", ROUNDED_BYTES)
@@ -111,7 +112,7 @@ def measure(directory: Path, run: dict[str, Any]) -> dict[str, Any]:
     """The most anonymous memory while it loads, beyond what there was before."""
     count, groups, options = run["count"], run.get("groups", 1), run["options"]
 
-    config = ModelConfig.from_directory(directory).over_devices(count, groups)
+    config = read_spec(directory).over_devices(count, groups)
     mesh = make_mesh(count, groups)
     jax.block_until_ready(jax.numpy.zeros(3) + 1)
     with AnonymousPeak() as peak:

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from jsg.models import orbax_writer
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.convert import convert
 from jsg.models.loading import abstract_model, checkpoint_shapes
 from tests.golden.variants import VARIANTS, WIDE, random_tensors, write_checkpoint
@@ -163,7 +163,7 @@ def test_the_host_holds_what_its_devices_hold_and_one_tensor(tmp_path: pathlib.P
     Each model with the other kind of checkpoint is long.
     """
     (tmp_path / "config.json").write_text(json.dumps(VARIANTS[variant] | LARGE))
-    shapes = checkpoint_shapes(abstract_model(ModelConfig.from_directory(tmp_path), np.float32))
+    shapes = checkpoint_shapes(abstract_model(read_spec(tmp_path), np.float32))
     rng = np.random.default_rng(0)
     save_file(
         {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()},

@@ -9,38 +9,41 @@ import hypothesis.strategies as st
 import pytest
 
 from jsg.errors import ModelError
-from jsg.fields import MAX_JSON_BYTES
-from jsg.models.config import ModelConfig, RopeConfig
-from jsg.models.families import FAMILIES
-from jsg.models.registry import BUILDERS
+from jsg.fields import MAX_JSON_BYTES, Fields
+from jsg.models.block_spec import AttentionSpec, FeedForwardSpec, NormSpec, RopeSpec
+from jsg.models.config import read_spec
+from jsg.models.family import Family
+from jsg.models.registry import FAMILIES
 from jsg.models.rope import attention_factor
+from jsg.models.rope_fields import ROPE_FIELDS
+from jsg.models.spec import LayerSpec, ModelSpec
 from tests.golden.variants import LLAMA, VARIANTS
 
 QWEN = VARIANTS["qwen2"]
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
 
-def read(directory: Path, config: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelConfig:
+def read(directory: Path, config: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelSpec:
     (directory / "config.json").write_text(json.dumps(config))
     if generation is not None:
         (directory / "generation_config.json").write_text(json.dumps(generation))
-    return ModelConfig.from_directory(directory)
+    return read_spec(directory)
 
 
 def test_a_plain_llama(tmp_path):
-    assert read(tmp_path, LLAMA) == ModelConfig(
+    layer = LayerSpec(
+        before_attention=NormSpec(name="input_layernorm", eps=1e-5),
+        attention=AttentionSpec(heads=4, kv_heads=4, head_dim=16, scale=0.25, rope=RopeSpec()),
+        before_mlp=NormSpec(name="post_attention_layernorm", eps=1e-5),
+        mlp=FeedForwardSpec(inner=160),
+    )
+    assert read(tmp_path, LLAMA) == ModelSpec(
         architecture="LlamaForCausalLM",
         vocab_size=512,
         hidden_size=64,
-        intermediate_size=160,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=4,
-        head_dim=16,
+        layers=(layer, layer),
+        final_norm=NormSpec(name="model.norm", eps=1e-5),
         max_position_embeddings=512,
-        rms_norm_eps=1e-5,
-        rope=RopeConfig(),
-        layer_windows=(None, None),
         eos_token_ids=(2,),
         bos_token_id=1,
     )
@@ -52,7 +55,7 @@ def test_both_generations_of_rope_fields_mean_the_same(tmp_path):
     old = {**base, "rope_theta": 5e5, "rope_scaling": {"type": "llama3", **scaling}}
     new = {**base, "rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", **scaling}}
     assert read(tmp_path, old) == read(tmp_path, new)
-    assert read(tmp_path, new).rope == RopeConfig(type="llama3", theta=5e5, **scaling)
+    assert read(tmp_path, new).layers[0].attention.rope == RopeSpec(type="llama3", theta=5e5, **scaling)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -64,16 +67,29 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "MistralForCausalLM": (8, 1e4, 1e-6, 131072, {4096}, 1),
         "MixtralForCausalLM": (8, 1e6, 1e-5, 131072, {None}, 1),
         "Qwen2ForCausalLM": (32, 1e4, 1e-6, 32768, {None}, None),
+        "Qwen2MoeForCausalLM": (16, 1e4, 1e-6, 32768, {None}, None),
         "Qwen3ForCausalLM": (32, 1e4, 1e-6, 32768, {None}, None),
+        "Qwen3MoeForCausalLM": (4, 1e4, 1e-6, 32768, {None}, None),
+        "MinistralForCausalLM": (8, 1e4, 1e-6, 131072, {4096}, 1),
+        "Ministral3ForCausalLM": (8, 1e6, 1e-5, 262144, {None}, 1),
+        "SeedOssForCausalLM": (8, 1e4, 1e-6, 524288, {None}, 0),
+        "Olmo2ForCausalLM": (32, 1e4, 1e-5, 2048, {None}, None),
+        "SmolLM3ForCausalLM": (4, 2e6, 1e-6, 32768, {None}, 128000),
+        "GraniteForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
     }[architecture]
-    assert (config.num_kv_heads, config.rope.theta, config.rms_norm_eps) == (kv_heads, theta, eps)
+    assert (config.layers[0].attention.kv_heads, config.layers[0].attention.rope.theta, config.final_norm.eps) == (
+        kv_heads,
+        theta,
+        eps,
+    )
     assert (config.max_position_embeddings, set(config.layer_windows), config.bos_token_id) == (
         context_len,
         windows,
         bos,
     )
-    half = read(tmp_path, {"architectures": [architecture], "hidden_size": 2048})
-    assert half.head_dim == (128 if architecture == "Qwen3ForCausalLM" else 64)
+    family_head_dim = FAMILIES[architecture].defaults["head_dim"]
+    half = read(tmp_path, {"architectures": [architecture], "hidden_size": 64 * config.layers[0].attention.heads})
+    assert half.layers[0].attention.head_dim == (family_head_dim or 64)
 
 
 @pytest.mark.slow
@@ -83,22 +99,67 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
 
     family = FAMILIES[architecture]
     theirs = AutoConfig.for_model(family.model_type)
-    values = theirs.to_dict() | {"rope_theta": theirs.rope_parameters["rope_theta"]}
-    if family.windows == "switched":  # their configuration has applied the switch already
-        values |= {"sliding_window": type(theirs).sliding_window, "layer_types": None}
+    values = theirs.to_dict() | {"layer_types": None, "no_rope_layers": None}  # which it derives
+    ours = dict(family.defaults)
+    ours["rope_theta"] = ours.pop("rope_parameters", ours)["rope_theta"]
+    values["rope_theta"] = theirs.rope_parameters["rope_theta"]
+    if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
+        values["sliding_window"] = type(theirs).sliding_window
     derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128}
-    for name, value in family.defaults.items():
-        assert (values.get(name) or derived.get(name)) == (value or derived.get(name)), name
+    for name, value in ours.items():
+        theirs_too = values.get(name, getattr(theirs, name, None))  # some fields have two names there
+        assert (theirs_too or derived.get(name)) == (value or derived.get(name)), name
 
 
-def test_every_family_has_a_builder():
-    assert BUILDERS.keys() == FAMILIES.keys()
+def test_a_family_reads_what_it_declares_and_nothing_else(tmp_path, monkeypatch):
+    """Of the variants of each family, all files together, also with the switch of windows on."""
+    seen: dict[str, set[str]] = {}
+    get, spec_of = Fields.get, Family.read
+
+    def read_family(family: Family, config: Fields) -> ModelSpec:
+        names = seen.setdefault(family.architecture, set())
+        with monkeypatch.context() as patch:
+            patch.setattr(Fields, "get", lambda fields, name, *default: names.add(name) or get(fields, name, *default))
+            return spec_of(family, config)
+
+    monkeypatch.setattr(Family, "read", read_family)
+    for variant in VARIANTS.values():
+        read(tmp_path, variant)
+        if "use_sliding_window" in FAMILIES[variant["architectures"][0]].defaults:
+            read(tmp_path, {**variant, "use_sliding_window": True})
+    assert seen.keys() == FAMILIES.keys()
+    for architecture, names in seen.items():
+        family = FAMILIES[architecture]
+        assert family.defaults.keys() - names == set(), f"{architecture} has defaults of fields that it does not read"
+        undeclared = names - {*family.defaults, *family.ignored, *family.aliases, *ROPE_FIELDS, *READ_FOR_ALL}
+        assert undeclared == set(), f"{architecture} reads fields that it would refuse"
+
+
+READ_FOR_ALL = (
+    "pad_token_id",
+    "auto_map",
+    "is_causal",
+    "model_type",
+    "rope_parameters",
+    "rope_scaling",
+    "chunk_size",
+    "local_size",
+    "llama_4_scaling_beta",
+)
+
+
+def test_every_family_is_listed_by_its_name():
+    assert {name: family.architecture for name, family in FAMILIES.items()} == {name: name for name in FAMILIES}
 
 
 def test_a_null_is_no_absence(tmp_path):
     mistral = {**VARIANTS["mistral_window"], "num_key_value_heads": None, "sliding_window": None, "head_dim": None}
     config = read(tmp_path, mistral)
-    assert (config.num_kv_heads, config.head_dim, config.sliding_window) == (4, 16, None)
+    assert (config.layers[0].attention.kv_heads, config.layers[0].attention.head_dim, config.has_windows) == (
+        4,
+        16,
+        False,
+    )
     for name in ("rms_norm_eps", "max_position_embeddings", "hidden_act", "is_causal", "vocab_size", "rope_theta"):
         with pytest.raises(ModelError, match=rf"{name} must .* but is absent or null"):
             read(tmp_path, {**LLAMA, name: None})
@@ -111,29 +172,40 @@ def test_rope_scaling_hides_rope_parameters(tmp_path):
     new = {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}
     base = {name: value for name, value in LLAMA.items() if name != "rope_theta"} | new
     both = read(tmp_path, {**base, "rope_scaling": YARN})
-    assert (both.rope.type, both.rope.theta, both.max_position_embeddings) == ("yarn", 1e4, 512)
+    assert (both.layers[0].attention.rope.type, both.layers[0].attention.rope.theta, both.max_position_embeddings) == (
+        "yarn",
+        1e4,
+        512,
+    )
     assert "10000 and not 500000" in both.notes[0]
     for rope_theta in ({"rope_theta": 5e5}, {"rope_scaling": {**YARN, "rope_theta": 5e5}}):
         config = read(tmp_path, {**base, "rope_scaling": YARN, **rope_theta})
-        assert (config.rope.type, config.rope.theta, config.notes) == ("yarn", 5e5, ())
-    assert read(tmp_path, {**base, "rope_scaling": {}}).rope == RopeConfig(theta=5e5)
+        assert (config.layers[0].attention.rope.type, config.layers[0].attention.rope.theta, config.notes) == (
+            "yarn",
+            5e5,
+            (),
+        )
+    assert read(tmp_path, {**base, "rope_scaling": {}}).layers[0].attention.rope == RopeSpec(theta=5e5)
     hidden = read(tmp_path, {**LLAMA, "rope_theta": 77.0, **new})
-    assert (hidden.rope.theta, hidden.notes) == (5e5, ())
+    assert (hidden.layers[0].attention.rope.theta, hidden.notes) == (5e5, ())
 
 
 def test_an_original_context_beside_the_dictionary_counts_more(tmp_path):
     llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     for scaling, name in ((YARN, "rope_scaling"), ({**llama3, "original_max_position_embeddings": 99}, "rope_scaling")):
         config = read(tmp_path, {**LLAMA, name: scaling, "original_max_position_embeddings": 64})
-        assert config.rope.original_max_position_embeddings == 64
-    assert read(tmp_path, {**LLAMA, "rope_scaling": llama3}).rope.original_max_position_embeddings == 512
+        assert config.layers[0].attention.rope.original_max_position_embeddings == 64
+    assert (
+        read(tmp_path, {**LLAMA, "rope_scaling": llama3}).layers[0].attention.rope.original_max_position_embeddings
+        == 512
+    )
     linear = {"rope_scaling": {"type": "linear", "factor": 2.0}, "original_max_position_embeddings": 64}
-    assert read(tmp_path, {**LLAMA, **linear}).rope == RopeConfig(type="linear", factor=2.0)
+    assert read(tmp_path, {**LLAMA, **linear}).layers[0].attention.rope == RopeSpec(type="linear", factor=2.0)
 
 
 def test_scales_of_yarn(tmp_path):
-    def rope(**fields: Any) -> RopeConfig:
-        return read(tmp_path, {**LLAMA, "rope_scaling": {**YARN, **fields}}).rope
+    def rope(**fields: Any) -> RopeSpec:
+        return read(tmp_path, {**LLAMA, "rope_scaling": {**YARN, **fields}}).layers[0].attention.rope
 
     assert rope(mscale=2.0).attention_factor is None
     both = {"mscale": 2.0, "mscale_all_dim": 0.5}
@@ -147,12 +219,12 @@ def test_a_factor_of_attention_as_deepseek_publishes_it(tmp_path):
     """DeepSeek-R1-0528-Qwen3-8B: its factor takes that of yarn away, and transformers does not know it."""
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     config = read(tmp_path, {**VARIANTS["qwen3"], "rope_scaling": {**scaling, "attn_factor": 0.8782488562869419}})
-    assert attention_factor(config.rope) == pytest.approx(1.0)
+    assert attention_factor(config.layers[0].attention.rope) == pytest.approx(1.0)
     assert "attn_factor = 0.878249" in config.notes[0]
     both = read(tmp_path, {**LLAMA, "rope_scaling": {**scaling, "attention_factor": 1.5, "attn_factor": 2.0}})
-    assert attention_factor(both.rope) == 3.0
+    assert attention_factor(both.layers[0].attention.rope) == 3.0
     plain = read(tmp_path, {**LLAMA, "rope_scaling": {**scaling, "attn_factor": 1.0}})
-    assert attention_factor(plain.rope) == attention_factor(RopeConfig(type="yarn", factor=4.0))
+    assert attention_factor(plain.layers[0].attention.rope) == attention_factor(RopeSpec(type="yarn", factor=4.0))
     assert not plain.notes
 
 
@@ -183,7 +255,7 @@ def test_python_code_of_a_model_is_noted(tmp_path):
 def test_other_names_of_architectures_and_of_fields(tmp_path):
     for name in ("LlamaModel", "LLaMAForCausalLM"):
         assert read(tmp_path, {**LLAMA, "architectures": [name]}) == read(tmp_path, LLAMA)
-    assert read(tmp_path, {**VARIANTS["mixtral"], "num_experts": 3}).num_experts == 3
+    assert read(tmp_path, {**VARIANTS["mixtral"], "num_experts": 3}).layers[0].mlp.count == 3
 
 
 def test_fields_without_effect_are_no_reason(tmp_path):
@@ -263,7 +335,7 @@ def test_windows_of_mistral_and_qwen(tmp_path):
     without_switch = {name: value for name, value in qwen.items() if name != "use_sliding_window"}
     assert read(tmp_path, without_switch).layer_windows == (None, None)
     switched = read(tmp_path, {**qwen, "use_sliding_window": True})
-    assert (switched.layer_windows, switched.sliding_window) == ((None, 32), 32)
+    assert (switched.layer_windows, switched.has_windows) == ((None, 32), True)
     named = {**qwen, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
     assert read(tmp_path, named).layer_windows == (32, None)
 
@@ -293,7 +365,7 @@ def test_kv_bytes(tmp_path):
     [
         ({"architectures": None}, "architectures"),
         ({"architectures": ["A", "B"]}, "architectures"),
-        ({"architectures": ["MambaForCausalLM"], "hidden_size": None}, r"one of .*LlamaForCausalLM.* names 'Mamba"),
+        ({"architectures": ["MambaForCausalLM"], "hidden_size": None}, r"one of Llama, .*ForCausalLM.* names 'Mamba"),
         ({"hidden_size": None}, "hidden_size must be an integer"),
         ({"model_type": "mistral"}, "model_type must be llama"),
         ({"is_causal": False}, "is_causal must be true"),
@@ -352,16 +424,16 @@ def test_windows_that_are_wrong_are_refused(tmp_path, change, named):
 def test_a_damaged_config_is_refused(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ModelError, match=r"config\.json"):
-        ModelConfig.from_directory(tmp_path)
+        read_spec(tmp_path)
 
 
 def test_a_missing_and_a_huge_config_are_refused(tmp_path):
     with pytest.raises(ModelError, match=r"must have config\.json"):
-        ModelConfig.from_directory(tmp_path)
+        read_spec(tmp_path)
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate(MAX_JSON_BYTES + 1)
     with pytest.raises(ModelError, match="at most"):
-        ModelConfig.from_directory(tmp_path)
+        read_spec(tmp_path)
 
 
 JSON_VALUES = (
@@ -380,5 +452,5 @@ def test_any_value_of_any_field_is_read_or_refused(tmp_path, variant, name, valu
         config = read(tmp_path, {**VARIANTS[variant], name: value})
     except ModelError:
         return
-    assert config.num_heads % config.num_kv_heads == 0
+    assert config.layers[0].attention.heads % config.layers[0].attention.kv_heads == 0
     assert config.kv_bytes_per_token(2) > 0

@@ -9,8 +9,8 @@ import hypothesis.strategies as st
 import pytest
 
 from jsg.errors import ModelError
-from jsg.models.config import ModelConfig
-from jsg.models.families import FAMILIES
+from jsg.models.registry import FAMILIES
+from jsg.models.spec import ModelSpec
 from tests.golden.variants import LLAMA
 from tests.models.test_config import read
 
@@ -70,20 +70,27 @@ def test_a_file_means_what_it_means_in_transformers_or_is_refused(
     except (KeyError, TypeError, ValueError, StrictDataclassError):  # nothing to compare with
         return
     rope = theirs.rope_parameters
-    assert (ours.rope.type, ours.rope.theta) == (rope["rope_type"], rope["rope_theta"])
-    if ours.rope.type != "default":
-        assert ours.rope.factor == rope["factor"]
-    if ours.rope.type in ("yarn", "llama3"):
-        assert ours.rope.original_max_position_embeddings == rope["original_max_position_embeddings"]
-        assert ours.rope.truncate == rope.get("truncate", True)
-    assert ours.num_kv_heads == theirs.num_key_value_heads
-    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
-    assert (ours.rms_norm_eps, ours.tie_word_embeddings) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
-    assert ours.num_experts == getattr(theirs, "num_local_experts", 0)
+    assert (ours.layers[0].attention.rope.type, ours.layers[0].attention.rope.theta) == (
+        rope["rope_type"],
+        rope["rope_theta"],
+    )
+    if ours.layers[0].attention.rope.type != "default":
+        assert ours.layers[0].attention.rope.factor == rope["factor"]
+    if ours.layers[0].attention.rope.type in ("yarn", "llama3"):
+        assert (
+            ours.layers[0].attention.rope.original_max_position_embeddings == rope["original_max_position_embeddings"]
+        )
+        assert ours.layers[0].attention.rope.truncate == rope.get("truncate", True)
+    assert ours.layers[0].attention.kv_heads == theirs.num_key_value_heads
+    assert ours.layers[0].attention.head_dim == (
+        getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    )
+    assert (ours.final_norm.eps, ours.tie_word_embeddings) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
+    assert getattr(ours.layers[0].mlp, "count", 0) == getattr(theirs, "num_local_experts", 0)
     assert ours.layer_windows == windows(theirs, ours)
 
 
-def windows(theirs: Any, ours: ModelConfig) -> tuple[int | None, ...]:
+def windows(theirs: Any, ours: ModelSpec) -> tuple[int | None, ...]:
     """Those of each layer, as the models of these families take them from a configuration."""
     match theirs.model_type:
         case "llama":

@@ -26,7 +26,7 @@ from jsg.errors import ConfigError, ModelError
 from jsg.models import convert as converting
 from jsg.models import orbax_checkpoint, orbax_writer
 from jsg.models.checkpoint import open_checkpoint
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.convert import convert
 from jsg.models.loading import abstract_model, checkpoint_shapes, load_model
 from tests.golden.variants import VARIANTS, random_tensor, random_tensors, tensor_shapes, write_checkpoint
@@ -55,7 +55,7 @@ def write(directory: Path, variant: str) -> Path:
 
 
 def leaves(directory: Path, **options) -> list[np.ndarray]:
-    model = load_model(directory, ModelConfig.from_directory(directory), **options)
+    model = load_model(directory, read_spec(directory), **options)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(model))]
 
 
@@ -126,7 +126,7 @@ def test_a_vocabulary_that_nothing_divides(tmp_path, monkeypatch, vocab_size, tp
     source.mkdir()
     config = VARIANTS["llama_tied"] | {"vocab_size": vocab_size, "hidden_size": 32, "head_dim": 16}
     (source / "config.json").write_text(json.dumps(config))
-    shapes = checkpoint_shapes(abstract_model(ModelConfig.from_directory(source), np.float32))
+    shapes = checkpoint_shapes(abstract_model(read_spec(source), np.float32))
     rng = np.random.default_rng(0)
     tensors = {name: rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for name, shape in shapes.items()}
     save_file(tensors, source / "model.safetensors")

@@ -1,34 +1,66 @@
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from jsg.models.config import ModelConfig, RopeConfig
+from jsg.cache.pool import make_pool
+from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.models import decoder
+from jsg.models.block_spec import (
+    AttentionSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    NormSpec,
+    QueryKeyNormSpec,
+    QueryScaleSpec,
+    RopeSpec,
+    RouterSpec,
+    SharedExpertSpec,
+)
+from jsg.models.decoder import Decoder, Layer
+from jsg.models.inputs import ForwardInputs
 from jsg.models.layers import project
 from jsg.models.loading import load_model
+from jsg.models.spec import LayerSpec, ModelSpec
 from tests.models.paged import NUM_ROWS, PagedModel
 
 TOKENS = list(range(100, 190))
 
 
-def config(**changes) -> ModelConfig:
-    shape = {
-        "architecture": "Qwen3ForCausalLM",
-        "vocab_size": 300,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_layers": 2,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 32,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-6,
-        "rope": RopeConfig(),
-        "layer_windows": (None, None),
-        "attention_bias": True,
-    }
-    return ModelConfig(**{**shape, **changes})
+LAYER = LayerSpec(
+    before_attention=NormSpec(name="input_layernorm", eps=1e-6),
+    attention=AttentionSpec(
+        heads=4,
+        kv_heads=2,
+        head_dim=32,
+        scale=32**-0.5,
+        rope=RopeSpec(),
+        query_scale=QueryScaleSpec(beta=0.1, length=64),
+        qk_norm=QueryKeyNormSpec(eps=1e-6),
+        qkv_bias=True,
+        output_bias=True,
+    ),
+    after_attention=NormSpec(name="post_self_attn_layernorm", eps=1e-6),
+    before_mlp=NormSpec(name="post_attention_layernorm", eps=1e-6),
+    mlp=FeedForwardSpec(inner=96),
+    after_mlp=NormSpec(name="post_mlp_layernorm", eps=1e-6),
+)
+
+
+def config(*layers: LayerSpec) -> ModelSpec:
+    return ModelSpec(
+        architecture="of this test",
+        vocab_size=300,
+        hidden_size=64,
+        layers=layers or (LAYER, LAYER),
+        final_norm=NormSpec(name="model.norm", eps=1e-6),
+        max_position_embeddings=512,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +100,95 @@ def test_bfloat16_agrees_with_float32(paged, model):
     assert rounded.dtype == np.float32
     assert np.abs(rounded - exact).max() < 0.15
     assert not np.array_equal(rounded, rounded.astype(jnp.bfloat16))  # the head is not rounded
+
+
+EXPERTS = ExpertsSpec(
+    count=4,
+    inner=96,
+    router=RouterSpec(name="mlp.gate", per_token=2),
+    gate="mlp.experts.{expert}.gate_proj",
+    up="mlp.experts.{expert}.up_proj",
+    down="mlp.experts.{expert}.down_proj",
+    shared=SharedExpertSpec(block=FeedForwardSpec(inner=64), gate="mlp.shared_expert_gate"),
+)
+OTHER: dict[str, Any] = {
+    # A value that no record below has, for each field that is neither a switch nor a record itself.
+    "name": "another",
+    "query": "another",
+    "key": "another",
+    "output": "another",
+    "gate": "another.{expert}",
+    "up": "another.{expert}",
+    "down": "another.{expert}",
+    "projections": ("a", "b", "c"),
+    "eps": 0.5,
+    "scale": 0.5,
+    "beta": 0.2,
+    "length": 32,
+    "residual_factor": 0.5,
+    "window": 9,
+    "type": "linear",
+    "theta": 77.0,
+    "factor": 3.0,
+    "low_freq_factor": 1.5,
+    "high_freq_factor": 5.0,
+    "original_max_position_embeddings": 99,
+    "beta_fast": 40.0,
+    "beta_slow": 2.0,
+    "attention_factor": 1.5,
+    "heads": 8,
+    "kv_heads": 4,
+    "kv_repeats": 2,
+    "head_dim": 16,
+    "inner": 32,
+    "count": 5,
+    "per_token": 1,
+}
+
+
+def changed_in_one(record: Any) -> Iterator[tuple[str, Any]]:
+    """Copies of a record that differ in one field each, however deep it is, with the path of the field."""
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if dataclasses.is_dataclass(value):
+            inner = changed_in_one(value)
+        else:
+            inner = [("", not value if isinstance(value, bool) else OTHER[field.name])]
+        for path, other in inner:
+            yield f"{field.name}.{path}".rstrip("."), dataclasses.replace(record, **{field.name: other})
+
+
+VARIED = {
+    f"{type(layer.mlp).__name__}: {path}": (layer, other)
+    for layer in (LAYER, dataclasses.replace(LAYER, mlp=EXPERTS))
+    for path, other in changed_in_one(layer)
+}
+
+
+@pytest.mark.parametrize("name", VARIED)
+def test_layers_that_differ_in_one_switch_are_traced_apart(monkeypatch, name: str):
+    """Each field of each record, so that a new one is in it. Equal layers are traced once."""
+    traced = []
+
+    def trace(layer: Layer, x: Any, inputs: Any, turn: Any, cache: Any) -> tuple[Any, Any]:
+        traced.append(layer.spec)
+        return x, cache
+
+    monkeypatch.setattr(Layer, "__call__", trace)
+    first, second = VARIED[name]
+    spec = config(first, second, first, second)
+    decoder._run_layer.clear_cache()  # of traces of other tests
+    jax.eval_shape(lambda: forward(spec))
+    assert traced == [first, second]
+
+
+def forward(spec: ModelSpec) -> jax.Array:
+    """The hidden states of two tokens."""
+    none = jnp.zeros(1, jnp.int32)
+    attention = AttentionInputs(none[None], none, none, none, none, none, none, jnp.int32(0))
+    tokens = jnp.zeros(2, jnp.int32)
+    pool = make_pool(spec.kv_shapes, 2, 1, jnp.float32)
+    return Decoder(spec, jnp.float32)(ForwardInputs(tokens, tokens, tokens, attention), pool)[0]
 
 
 def test_only_the_slots_of_real_tokens_and_the_dump_are_written(paged):

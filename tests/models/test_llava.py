@@ -9,10 +9,11 @@ from safetensors.numpy import load_file, save_file
 
 from jsg.errors import ModelError
 from jsg.models.clip import VisionTower, unread_tensors
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.llava import Llava, module_name
 from jsg.models.loading import abstract_model, load_model
 from jsg.models.quantise import Quantised
+from jsg.models.spec import ModelSpec
 from tests.golden.vision_variants import LAYOUTS, VISION_VARIANTS, vision_tensors, write_vision_checkpoint
 from tests.kernels_pallas.definition import QUICKLY
 from tests.models.sizes import num_parameters
@@ -21,9 +22,9 @@ VIDEO = "llava_next_video"
 SEED = 5
 
 
-def checkpoint(directory: Path, variant: str = VIDEO) -> ModelConfig:
+def checkpoint(directory: Path, variant: str = VIDEO) -> ModelSpec:
     write_vision_checkpoint(directory, variant, vision_tensors(variant, SEED))
-    return ModelConfig.from_directory(directory)
+    return read_spec(directory)
 
 
 def change(directory: Path, changes: dict[str, np.ndarray | None]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from jsg.errors import ModelError
 from jsg.models import orbax_writer
 from jsg.models.checkpoint import open_checkpoint
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.convert import convert
 from jsg.models.loading import load_model
 from jsg.models.orbax_checkpoint import FOLDER, MANIFEST, OrbaxTensor, files_of, manifest_text, open_tensors
@@ -37,7 +37,7 @@ def made(whole: Path, tmp_path: Path) -> Path:
 
 
 def load(directory: Path, **options) -> None:
-    load_model(directory, ModelConfig.from_directory(directory), **options)
+    load_model(directory, read_spec(directory), **options)
 
 
 def read_all(directory: Path) -> None:
@@ -230,12 +230,12 @@ def test_loading_imports_no_orbax_and_safetensors_no_tensorstore(made, tmp_path)
     write_checkpoint(tmp_path, "llama_tied", random_tensors("llama_tied", 0))
     code = (
         "import pathlib, sys\n"
-        "from jsg.models.config import ModelConfig\n"
+        "from jsg.models.config import read_spec\n"
         "from jsg.models.loading import load_model\n"
         "for directory in sys.argv[1:]: pass\n"
         "for name in {names!r}:\n"
         "    directory = pathlib.Path(name)\n"
-        "    load_model(directory, ModelConfig.from_directory(directory))\n"
+        "    load_model(directory, read_spec(directory))\n"
         "    print(*[each in sys.modules for each in ('orbax', 'tensorstore')])"
     )
     said = run_python(code.format(names=[str(tmp_path), str(made)]))

@@ -10,21 +10,22 @@ import pytest
 from flax import nnx
 
 from jsg.kernels_pallas.inputs import Panels
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.loading import abstract_model, load_model
 from jsg.models.panels import lay_out
+from jsg.models.spec import ModelSpec
 from tests.golden.variants import random_tensors, write_checkpoint
 from tests.models.paged import PagedModel
 
 TOKENS = list(range(20, 60))
 
 
-def config_of(variant: str, directory: Path) -> ModelConfig:
+def config_of(variant: str, directory: Path) -> ModelSpec:
     write_checkpoint(directory, variant, random_tensors(variant, 1))
-    return ModelConfig.from_directory(directory)
+    return read_spec(directory)
 
 
-def logits(config: ModelConfig, model: nnx.Module) -> np.ndarray:
+def logits(config: ModelSpec, model: nnx.Module) -> np.ndarray:
     """Of a prompt in tiles and of two tokens after it."""
     paged = PagedModel(config, model)
     prompt = paged.extend({1: TOKENS})[1]
@@ -66,7 +67,7 @@ def test_what_does_not_fill_panels_stays_as_it_is(tmp_path: Path):
     before = jax.tree.structure(nnx.state(model))
     lay_out(model)
     assert jax.tree.structure(nnx.state(model)) == before, "products do not read float16"
-    odd = abstract_model(dataclasses.replace(ModelConfig.from_directory(tmp_path), vocab_size=333), jnp.float32)
+    odd = abstract_model(dataclasses.replace(read_spec(tmp_path), vocab_size=333), jnp.float32)
     lay_out(odd)
     kinds = {
         type(param.get_value())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jsg.models.config import RopeConfig
+from jsg.models.block_spec import RopeSpec
 from tests.models.sizes import num_parameters
 from tests.models.test_config import read
 from tests.models.test_vision_config import LLAVA_1_5, vision
@@ -109,8 +109,12 @@ FAST = ("llava-v1.6-mistral-7b", "video-7b")
 def test_the_published_llavas(tmp_path, name: str):
     file, parameters, shape, theta, tokens = VISION[name]
     config, tower = read(tmp_path, file), vision(tmp_path, file)
-    assert (config.hidden_size, config.num_heads, config.num_kv_heads) == shape
-    assert (config.head_dim, config.rope, config.sliding_window) == (128, RopeConfig(theta=theta), None)
+    assert (config.hidden_size, config.layers[0].attention.heads, config.layers[0].attention.kv_heads) == shape
+    assert (config.layers[0].attention.head_dim, config.layers[0].attention.rope, config.has_windows) == (
+        128,
+        RopeSpec(theta=theta),
+        False,
+    )
     assert config.max_position_embeddings == file["text_config"]["max_position_embeddings"]
     assert (config.bos_token_id, config.eos_token_ids) == (1, (file["text_config"].get("eos_token_id", 2),))
     assert num_parameters(dataclasses.replace(config, vision=None)) == parameters
@@ -172,7 +176,11 @@ MIXTRAL_8X22B = MIXTRAL_8X7B | {
 )
 def test_the_published_mixtrals(tmp_path, file: dict[str, Any], parameters: int):
     config = read(tmp_path, file)
-    assert (config.num_experts, config.experts_per_token, config.sliding_window) == (8, 2, None)
-    assert (config.num_kv_heads, config.head_dim, config.rope) == (8, 128, RopeConfig(theta=1e6))
+    assert (config.layers[0].mlp.count, config.layers[0].mlp.router.per_token, config.has_windows) == (8, 2, False)
+    assert (
+        config.layers[0].attention.kv_heads,
+        config.layers[0].attention.head_dim,
+        config.layers[0].attention.rope,
+    ) == (8, 128, RopeSpec(theta=1e6))
     assert config.max_position_embeddings == file["max_position_embeddings"]
     assert num_parameters(config) == parameters

@@ -1,6 +1,5 @@
 """Kernels in few bits: what each number becomes, which parameters are quantised, and how little the answers change."""
 
-import dataclasses
 import itertools
 import json
 import pathlib
@@ -21,11 +20,12 @@ from jsg.errors import ModelError
 from jsg.kernels_pallas.inputs import SCALE_GROUP
 from jsg.models import loading
 from jsg.models.checkpoint import Checkpoint
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.convert import convert
 from jsg.models.layers import project
 from jsg.models.loading import abstract_model, load_model
 from jsg.models.quantise import BYTES_PER_NUMBER, PAIRS, STORED, Quantised, quantise
+from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import AXES
 from jsg.sources import resolve_model
 from tests.golden.record import DATA
@@ -33,6 +33,7 @@ from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
 from tests.golden.vision_variants import VISION_VARIANTS
 from tests.models.paged import PagedModel
 from tests.models.sizes import num_parameters
+from tests.models.specs import changed
 from tests.parity import Parity
 
 LIMIT = {"int8": 127.0, "fp8": 448.0}
@@ -116,9 +117,9 @@ def test_a_product_is_that_with_the_kernel_it_stands_for(name: str, dtype: str):
     assert project(x, kernel, jnp.bfloat16).dtype == jnp.bfloat16
 
 
-def config_of(variant: str, directory: pathlib.Path, seed: int = 1) -> ModelConfig:
+def config_of(variant: str, directory: pathlib.Path, seed: int = 1) -> ModelSpec:
     write_checkpoint(directory, variant, random_tensors(variant, seed))
-    return ModelConfig.from_directory(directory)
+    return read_spec(directory)
 
 
 def params(model: nnx.Module) -> dict[str, object]:
@@ -210,7 +211,7 @@ def test_one_tensor_is_read_at_a_time_where_pieces_are_no_help(tmp_path, monkeyp
 
 @pytest.mark.parametrize(("width", "num_devices"), [(100, 1), (96, 2)])
 def test_inputs_that_are_not_whole_groups_are_refused(tmp_path, width: int, num_devices: int):
-    config = dataclasses.replace(config_of("llama_mha", tmp_path), intermediate_size=width)
+    config = changed(config_of("llama_mha", tmp_path), mlp={"inner": width})
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1] * num_devices).reshape(1, -1), AXES)
     name = re.escape("model.layers.0.mlp.down_proj.weight")
     with pytest.raises(ModelError, match=f"--quantization int4 needs .*{width}.*{name}|{name} has {width}; int8"):
@@ -220,7 +221,7 @@ def test_inputs_that_are_not_whole_groups_are_refused(tmp_path, width: int, num_
 
 def test_what_encodes_images_stays_as_it_is(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(VISION_VARIANTS["llava"]))
-    model = abstract_model(ModelConfig.from_directory(tmp_path), jnp.float32, "int8")
+    model = abstract_model(read_spec(tmp_path), jnp.float32, "int8")
     in_8_bits = {path for path, value in params(model).items() if isinstance(value, Quantised)}
     assert len(in_8_bits) == 4 * 2 and all(path.startswith("text.") for path in in_8_bits)
 
@@ -240,7 +241,7 @@ UNITS = {"GB": 1e9, "MB": 1e6}
 def test_the_page_says_what_weights_take(tmp_path, name: str):
     """Nothing is allocated: these are the bytes that the memory plan counts."""
     directory = write_model(tmp_path, PUBLISHED[name]) if name in PUBLISHED else resolve_model("tiny")
-    config = ModelConfig.from_directory(directory)
+    config = read_spec(directory)
     plain, small, same, smallest = (abstract_model(config, jnp.bfloat16, each) for each in ("none", *BYTES_PER_NUMBER))
     assert num_bytes(small) == num_bytes(same)
     whole = [value for value in params(small).values() if not isinstance(value, Quantised)]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jsg.kernels_pallas.reference_write import rotate
-from jsg.models.config import ModelConfig, RopeConfig
+from jsg.models.block_spec import RopeSpec
+from jsg.models.config import read_spec
 from jsg.models.rope import attention_factor, inverse_frequencies, rotation
 from tests.golden.variants import ROPES
 
@@ -18,16 +19,16 @@ RECORDED = Path(__file__).parents[1] / "golden" / "data" / "ropes.npz"
 @pytest.mark.parametrize("name", sorted(ROPES))
 def test_frequencies_of_published_models_are_those_of_hugging_face(name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(ROPES[name]))
-    config = ModelConfig.from_directory(tmp_path)
+    config = read_spec(tmp_path)
     with np.load(RECORDED, allow_pickle=False) as file:
         recorded = file[name]
-    frequencies = inverse_frequencies(config.rope, config.head_dim)
+    frequencies = inverse_frequencies(config.layers[0].attention.rope, config.layers[0].attention.head_dim)
     assert frequencies.dtype == np.float32
     np.testing.assert_array_max_ulp(frequencies, recorded[:-1], maxulp=2)
-    assert attention_factor(config.rope) == pytest.approx(float(recorded[-1]), rel=1e-6)
+    assert attention_factor(config.layers[0].attention.rope) == pytest.approx(float(recorded[-1]), rel=1e-6)
 
 
-@pytest.mark.parametrize("rope", [RopeConfig(type="linear", factor=4.0), RopeConfig(type="yarn", factor=4.0)])
+@pytest.mark.parametrize("rope", [RopeSpec(type="linear", factor=4.0), RopeSpec(type="yarn", factor=4.0)])
 def test_scaling_slows_the_slowest_dimension_by_the_factor(rope):
     plain = inverse_frequencies(dataclasses.replace(rope, type="default"), 64)
     assert plain[-1] / inverse_frequencies(rope, 64)[-1] == pytest.approx(4.0, rel=1e-5)
@@ -35,8 +36,8 @@ def test_scaling_slows_the_slowest_dimension_by_the_factor(rope):
 
 def test_angles_stay_exact_far_out():
     positions = np.array([0, 1, 8191, 131071, 1_000_000], np.int32)
-    turn = rotation(jnp.asarray(positions), RopeConfig(), 128)
-    angles = positions.astype(np.float32)[:, None] * inverse_frequencies(RopeConfig(), 128)
+    turn = rotation(jnp.asarray(positions), RopeSpec(), 128)
+    angles = positions.astype(np.float32)[:, None] * inverse_frequencies(RopeSpec(), 128)
     np.testing.assert_allclose(turn.cos, np.cos(angles.astype(np.float64)), atol=1e-6)
     np.testing.assert_allclose(turn.sin, np.sin(angles.astype(np.float64)), atol=1e-6)
 
@@ -47,7 +48,7 @@ def test_scores_depend_on_the_distance_only():
 
     def score(query_position: int, key_position: int) -> float:
         turned = [
-            rotate(x, *rotation(jnp.array([at]), RopeConfig(), 32))
+            rotate(x, *rotation(jnp.array([at]), RopeSpec(), 32))
             for x, at in ((query, query_position), (key, key_position))
         ]
         return float(jnp.vdot(*turned))
@@ -58,8 +59,8 @@ def test_scores_depend_on_the_distance_only():
 
 def test_bfloat16_heads_are_turned_in_float32():
     x = jnp.ones((1, 1, 8), jnp.bfloat16)
-    turned = rotate(x, *rotation(jnp.array([1001]), RopeConfig(), 8))
-    exact = rotate(x.astype(jnp.float32), *rotation(jnp.array([1001]), RopeConfig(), 8))
+    turned = rotate(x, *rotation(jnp.array([1001]), RopeSpec(), 8))
+    exact = rotate(x.astype(jnp.float32), *rotation(jnp.array([1001]), RopeSpec(), 8))
     assert turned.dtype == jnp.bfloat16
     np.testing.assert_array_equal(turned, exact.astype(jnp.bfloat16))
 
@@ -67,7 +68,7 @@ def test_bfloat16_heads_are_turned_in_float32():
 def test_a_step_on_a_cpu_computes_angles_once():
     @jax.jit
     def step(x: jax.Array, positions: jax.Array) -> jax.Array:
-        turn = rotation(positions, RopeConfig(), 8)
+        turn = rotation(positions, RopeSpec(), 8)
         return jnp.cumsum(rotate(jnp.cumsum(rotate(x, *turn), 0), *turn), 0)
 
     shapes = jax.ShapeDtypeStruct((4, 2, 8), jnp.float32), jax.ShapeDtypeStruct((4,), jnp.int32)

@@ -8,7 +8,8 @@ import hypothesis.strategies as st
 import pytest
 
 from jsg.errors import ModelError
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
+from jsg.models.spec import ModelSpec
 from jsg.models.vision_config import VisionConfig
 from tests.golden.vision_variants import VISION_VARIANTS
 from tests.models.test_config import JSON_VALUES
@@ -49,9 +50,9 @@ LLAVA_1_5: dict[str, Any] = {
 VIDEO = VISION_VARIANTS["llava_next_video"]
 
 
-def read(directory: Path, config: dict[str, Any]) -> ModelConfig:
+def read(directory: Path, config: dict[str, Any]) -> ModelSpec:
     (directory / "config.json").write_text(json.dumps(config))
-    return ModelConfig.from_directory(directory)
+    return read_spec(directory)
 
 
 def vision(directory: Path, config: dict[str, Any]) -> VisionConfig:
@@ -71,10 +72,24 @@ def changed(config: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_text_half_of_a_published_file_has_the_defaults_of_its_family(tmp_path):
     config = read(tmp_path, LLAVA_1_5)
-    shape = (config.hidden_size, config.intermediate_size, config.num_layers, config.num_heads, config.num_kv_heads)
+    shape = (
+        config.hidden_size,
+        config.layers[0].mlp.inner,
+        config.num_layers,
+        config.layers[0].attention.heads,
+        config.layers[0].attention.kv_heads,
+    )
     assert shape == (4096, 11008, 32, 32, 32)
-    assert (config.architecture, config.vocab_size, config.head_dim) == ("LlamaForCausalLM", 32064, 128)
-    assert (config.max_position_embeddings, config.rms_norm_eps, config.rope.theta) == (4096, 1e-5, 1e4)
+    assert (config.architecture, config.vocab_size, config.layers[0].attention.head_dim) == (
+        "LlamaForCausalLM",
+        32064,
+        128,
+    )
+    assert (config.max_position_embeddings, config.final_norm.eps, config.layers[0].attention.rope.theta) == (
+        4096,
+        1e-5,
+        1e4,
+    )
     assert (config.bos_token_id, config.eos_token_ids, config.tie_word_embeddings) == (1, (2,), False)
 
 
@@ -102,9 +117,13 @@ def test_a_file_without_a_tower_means_vit_l(tmp_path):
 def test_a_mistral_half(tmp_path):
     text = {"model_type": "mistral", "vocab_size": 32064, "rope_theta": 1e6, "sliding_window": None}
     config = read(tmp_path, {**LLAVA_1_5, "text_config": text})
-    assert (config.architecture, config.num_kv_heads, config.intermediate_size) == ("MistralForCausalLM", 8, 14336)
-    assert (config.max_position_embeddings, config.sliding_window) == (131072, None)  # a null is not silence
-    assert read(tmp_path, {**LLAVA_1_5, "text_config": {"model_type": "mistral", "vocab_size": 32064}}).sliding_window
+    assert (config.architecture, config.layers[0].attention.kv_heads, config.layers[0].mlp.inner) == (
+        "MistralForCausalLM",
+        8,
+        14336,
+    )
+    assert (config.max_position_embeddings, config.has_windows) == (131072, False)  # a null is not silence
+    assert read(tmp_path, {**LLAVA_1_5, "text_config": {"model_type": "mistral", "vocab_size": 32064}}).has_windows
 
 
 def test_tokens_of_the_whole_come_before_those_of_the_text_half(tmp_path):

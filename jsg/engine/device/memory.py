@@ -11,7 +11,7 @@ from jsg.engine.device.host_memory import available_bytes
 from jsg.engine.device.mask_pool import NUM_MASKS, num_words
 from jsg.errors import ConfigError, MemoryPlanError
 from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS
-from jsg.models.config import ModelConfig
+from jsg.models.spec import ModelSpec
 from jsg.sched.buckets import Buckets
 from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionShape
 
@@ -107,7 +107,7 @@ def usable_bytes(mem_fraction: float, device: Device) -> int:
     return reserved if device.gpu is None else min(reserved, int(device.gpu.total_bytes * mem_fraction))
 
 
-def largest_step_bytes(programs: Sequence[jax.stages.Compiled], buckets: Buckets, model: ModelConfig) -> int:
+def largest_step_bytes(programs: Sequence[jax.stages.Compiled], buckets: Buckets, model: ModelSpec) -> int:
     """The most bytes that a step needs on one device, beside the arguments of its programs.
 
     The programs run one after another. Each needs its intermediate results and its outputs, except outputs that reuse
@@ -128,7 +128,7 @@ def largest_step_bytes(programs: Sequence[jax.stages.Compiled], buckets: Buckets
 
 def plan_memory(
     config: EngineConfig,
-    model: ModelConfig,
+    model: ModelSpec,
     *,
     platform: str,
     limit_bytes: int,
@@ -156,8 +156,8 @@ def plan_memory(
     left = limit_bytes - weights_bytes - temporary_bytes - tables - vision_bytes - reserve
     fits = max(left, 0) // per_token // page_size * page_size - page_size
     if platform == "gpu" and kv_itemsize == 1:
-        heads = model.num_kv_heads // num_devices
-        fits = min(fits, MAX_POOL_ELEMENTS // (heads * model.head_dim * page_size) * page_size - page_size)
+        largest = max(shape.heads // num_devices * shape.head_dim for shape in model.kv_shapes)
+        fits = min(fits, MAX_POOL_ELEMENTS // (largest * page_size) * page_size - page_size)
     wanted = config.max_total_tokens
     if wanted is None:
         roof = CPU_POOL_BYTES // (per_token * num_devices) if platform == "cpu" else fits
@@ -191,7 +191,7 @@ def _advice(config: EngineConfig, weights_bytes: int, pool_bytes: int) -> str:
     return "--quantization int8 would leave the KV pool twice as much or more"
 
 
-def vision_shape(config: EngineConfig, model: ModelConfig, *, platform: str, row_bytes: int) -> VisionShape | None:
+def vision_shape(config: EngineConfig, model: ModelSpec, *, platform: str, row_bytes: int) -> VisionShape | None:
     """Sizes the vision pool, whose rows have `row_bytes`; None where the model takes text only.
 
     Raises:

@@ -16,7 +16,7 @@ from jsg.engine.device import packing
 from jsg.engine.device.step import PackedInputs, packed_sizes
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.tile import GROUP_TILE
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.sched import groups
 from jsg.sched.batch import Batch, BatchEntry, PrefixGroup
 from jsg.sched.buckets import BucketKey, Buckets, Phase, make_buckets
@@ -69,7 +69,7 @@ def test_a_plain_program_is_told_of_no_groups():
 
 def buckets_of(directory: pathlib.Path, platform: str = "gpu", **knobs: object) -> Buckets:
     config = EngineConfig(model_path=str(directory), **knobs)  # pyright: ignore[reportArgumentType]
-    return startup._buckets(config, ModelConfig.from_directory(directory), 256, platform)
+    return startup._buckets(config, read_spec(directory), 256, platform)
 
 
 def test_room_for_groups_is_where_a_kernel_reads_them(

@@ -11,19 +11,21 @@ from jsg.engine.device import memory
 from jsg.engine.device.devices import Device, Gpu
 from jsg.engine.device.memory import MemoryPlan, plan_memory
 from jsg.errors import ConfigError, MemoryPlanError
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
+from jsg.models.spec import ModelSpec
 from tests.engine import small
+from tests.models.specs import changed
 
 GIB = 2**30
 
 
 @pytest.fixture
-def model(small_model: pathlib.Path) -> ModelConfig:
-    return dataclasses.replace(ModelConfig.from_directory(small_model), num_layers=32, num_kv_heads=8, head_dim=128)
+def model(small_model: pathlib.Path) -> ModelSpec:
+    return changed(read_spec(small_model), attention={"heads": 8, "kv_heads": 8, "head_dim": 128}, copies=16)
 
 
 def plan(
-    model: ModelConfig,
+    model: ModelSpec,
     platform: str = "gpu",
     *,
     weights: int = 16 * GIB,
@@ -46,7 +48,7 @@ def plan(
     )
 
 
-def test_the_pool_takes_what_is_left(model: ModelConfig):
+def test_the_pool_takes_what_is_left(model: ModelSpec):
     made = plan(model, mem_fraction_static=0.9)
     used = made.weights_bytes + made.temporary_bytes + made.table_bytes + made.pool_tokens * made.bytes_per_token
     used += made.reserve_bytes
@@ -55,12 +57,13 @@ def test_the_pool_takes_what_is_left(model: ModelConfig):
     assert f"{made.pool_tokens} tokens" in str(made)
 
 
-def test_the_pool_is_no_larger_than_its_requests_could_use(model: ModelConfig):
-    assert plan(dataclasses.replace(model, num_layers=1)).pool_tokens == 256 * 8192
+def test_the_pool_is_no_larger_than_its_requests_could_use(model: ModelSpec):
+    assert plan(dataclasses.replace(model, layers=model.layers[:1])).pool_tokens == 256 * 8192
 
 
-def test_a_pool_of_eight_bits_is_no_larger_than_the_kernels_offsets_reach(model: ModelConfig):
-    small_layers = dataclasses.replace(model, num_layers=8, num_kv_heads=16)
+def test_a_pool_of_eight_bits_is_no_larger_than_the_kernels_offsets_reach(model: ModelSpec):
+    small_layers = changed(model, attention={"heads": 16, "kv_heads": 16})
+    small_layers = dataclasses.replace(small_layers, layers=small_layers.layers[:8])
     made = plan(small_layers, kv_itemsize=1, page_size=16)
     assert made.pool_tokens + 16 == 2**31 // (16 * 128), "page 0 is in the pool too"
     assert plan(small_layers, kv_itemsize=2, page_size=16).pool_tokens > made.pool_tokens
@@ -82,27 +85,27 @@ ADVICE = "; --quantization int8 would leave the KV pool twice as much or more"
     ],
 )
 def test_8_bits_are_recommended_where_bfloat16_leaves_little(
-    model: ModelConfig, platform: str, knobs: dict, is_advised: bool
+    model: ModelSpec, platform: str, knobs: dict, is_advised: bool
 ):
     assert str(plan(model, platform, weights=15 * GIB, **knobs)).endswith(ADVICE) == is_advised
 
 
-def test_8_bits_are_recommended_where_bfloat16_leaves_nothing(model: ModelConfig):
+def test_8_bits_are_recommended_where_bfloat16_leaves_nothing(model: ModelSpec):
     with pytest.raises(MemoryPlanError, match=ADVICE):
         plan(model, weights=20 * GIB, total=24 * GIB)
 
 
-def test_the_pool_is_modest_on_a_cpu(model: ModelConfig):
+def test_the_pool_is_modest_on_a_cpu(model: ModelSpec):
     made = plan(model, "cpu")
     assert made.pool_tokens * made.bytes_per_token <= memory.CPU_POOL_BYTES
 
 
-def test_the_pool_is_whole_pages(model: ModelConfig):
+def test_the_pool_is_whole_pages(model: ModelSpec):
     assert plan(model, page_size=64, max_total_tokens=10_000).pool_tokens == 10_048
 
 
 @pytest.mark.parametrize("knobs", [{"weights": 130 * GIB}, {"max_total_tokens": 2**24}, {"mem_fraction_static": 0.1}])
-def test_what_does_not_fit_is_refused_with_the_plan(model: ModelConfig, knobs: dict):
+def test_what_does_not_fit_is_refused_with_the_plan(model: ModelSpec, knobs: dict):
     with pytest.raises(MemoryPlanError, match=r"memory is left for .*--mem-fraction-static.*memory plan"):
         plan(model, **knobs)
 

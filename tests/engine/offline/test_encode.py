@@ -11,7 +11,7 @@ import pytest
 
 import jsg
 from jsg.errors import ModelError, RequestError
-from jsg.models.config import ModelConfig
+from jsg.models.config import read_spec
 from jsg.models.embedder import read_embedder
 from jsg.models.loading import load_model
 from jsg.processing.vectors import check_dimensions
@@ -90,7 +90,7 @@ def test_what_sentence_transformers_saves(directory: Path, tmp_path: Path, compi
     with np.load(DATA / f"{EMBEDDING}.npz") as golden:
         assert np.abs(vector / np.linalg.norm(vector) - golden["whole"][0]).max() < MAX_DIFFERENCE
     with pytest.raises(ModelError, match="can embed"):
-        load_model(tmp_path, ModelConfig.from_directory(tmp_path))
+        load_model(tmp_path, read_spec(tmp_path))
 
 
 def test_each_kind_of_model_refuses_the_other_task(engine: jsg.Engine) -> None:
@@ -121,12 +121,12 @@ def test_models_that_embed_in_another_way_are_refused(
     else:
         (tmp_path / "config.json").write_text(json.dumps(CONFIG | changes))
     with pytest.raises(ModelError) as caught:
-        read_embedder(tmp_path, task, ModelConfig.from_directory(tmp_path))
+        read_embedder(tmp_path, task, read_spec(tmp_path))
     assert said in str(caught.value)
 
 
 def test_what_the_directory_and_the_task_say(directory: Path, tmp_path: Path) -> None:
-    model = ModelConfig.from_directory(directory)
+    model = read_spec(directory)
     assert read_embedder(directory, "generate", model) is None
     published = read_embedder(directory, "auto", model)
     assert published is not None

@@ -1,0 +1,252 @@
+"""What the blocks of a layer compute, as records: attention, norms, rope, feed-forward blocks, experts. No JAX.
+
+See `jsg/models/spec.py`. Names of tensors are relative to the layer.
+"""
+
+import dataclasses
+from typing import Literal, NamedTuple
+
+from jsg.errors import ConfigError, ModelError
+
+RopeType = Literal["default", "linear", "llama3", "yarn"]
+
+
+class KVShape(NamedTuple):
+    """What a layer keeps of a token: a key and a value for each head.
+
+    Attributes:
+        heads: Key-value heads.
+        head_dim: Width of a key, and of a value.
+    """
+
+    heads: int
+    head_dim: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NormSpec:
+    """A root mean square norm with a weight.
+
+    Attributes:
+        name: The tensor of the weight, without `.weight`.
+        eps: Added to the mean square before the root.
+        is_wide: The weight multiplies in float32, before the result is rounded to the type of activations.
+    """
+
+    name: str
+    eps: float
+    is_wide: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    """How positions become angles, for `jsg/models/rope.py`.
+
+    Attributes:
+        type: Which frequencies are slowed down; `default` slows none.
+        theta: Base of the wavelengths.
+        factor: How many times longer the context is than the original one, of the first training.
+        low_freq_factor: llama3: waves longer than the original context / this are slowed by `factor`.
+        high_freq_factor: llama3: waves shorter than the original context / this stay.
+        original_max_position_embeddings: llama3, yarn: the original context, in tokens.
+        beta_fast: yarn: dimensions that turn more often than this within the original context stay.
+        beta_slow: yarn: dimensions that turn less often than this are slowed by `factor`.
+        attention_factor: yarn: multiplies cos and sin; None for 0.1 ln(factor) + 1.
+        truncate: yarn: the dimensions between the two are counted in whole ones.
+    """
+
+    type: RopeType = "default"
+    theta: float = 10_000.0
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class QueryKeyNormSpec:
+    """Norms of queries and keys, before they are rotated.
+
+    Attributes:
+        query: The tensor of the weight of queries, without `.weight`.
+        key: The same of keys.
+        eps: Added to the mean square before the root.
+        spans_heads: The mean is that of all heads together, and the weight has a number for each of theirs. Such norms
+            are wide: see `NormSpec`.
+    """
+
+    query: str = "self_attn.q_norm"
+    key: str = "self_attn.k_norm"
+    eps: float
+    spans_heads: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class QueryScaleSpec:
+    """A factor of queries that grows with the position p: 1 + beta * ln(1 + floor(p / length)).
+
+    Attributes:
+        beta: How fast it grows.
+        length: Tokens in which it does not grow.
+    """
+
+    beta: float
+    length: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """Grouped-query attention.
+
+    Attributes:
+        heads: Query heads.
+        kv_heads: Key-value heads; divides `heads`.
+        kv_repeats: How many times the model has each key-value head of the checkpoint: see `over_devices`.
+        head_dim: Width of one head; `heads * head_dim` need not be the width of the model.
+        scale: Multiplies queries · keys.
+        rope: How positions turn queries and keys; None for not at all.
+        query_scale: What multiplies rotated queries by their position; None for nothing.
+        window: How many last positions a token sees, with its own; None for all.
+        qk_norm: Norms of queries and keys; None for none.
+        qkv_bias: The projections to queries, keys and values have biases.
+        output_bias: The projection after attention has a bias.
+        projections: The tensors of the projections to queries, keys and values, without `.weight`.
+        output: That of the projection after attention.
+    """
+
+    heads: int
+    kv_heads: int
+    kv_repeats: int = 1
+    head_dim: int
+    scale: float
+    rope: RopeSpec | None
+    query_scale: QueryScaleSpec | None = None
+    window: int | None = None
+    qk_norm: QueryKeyNormSpec | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    projections: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    output: str = "self_attn.o_proj"
+
+    @property
+    def kv_shape(self) -> KVShape:
+        """What the layer keeps of a token."""
+        return KVShape(self.kv_heads, self.head_dim)
+
+    def num_weights(self, width: int) -> int:
+        """The numbers of the kernels, in a model of this width."""
+        return 2 * width * (self.heads + self.kv_heads) * self.head_dim
+
+    def over_devices(self, count: int) -> "AttentionSpec":
+        """The same for several devices. Key-value heads are repeated until each device has one."""
+        repeats = max(1, count // self.kv_heads)
+        require_divisor(count, count, 1, "num_attention_heads", self.heads)
+        require_divisor(count, count, 1, "num_key_value_heads", self.kv_heads * repeats)
+        return dataclasses.replace(self, kv_heads=self.kv_heads * repeats, kv_repeats=repeats)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FeedForwardSpec:
+    """The gated feed-forward block: down(silu(gate(x)) · up(x)).
+
+    Attributes:
+        inner: Width inside the block.
+        has_bias: Its projections have biases.
+        gate: The tensor of the projection to the gates, without `.weight`.
+        up: That of the projection to what the gates let through.
+        down: That of the projection back to the width of the model.
+    """
+
+    inner: int
+    has_bias: bool = False
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+
+    def num_weights(self, width: int) -> int:
+        """The numbers of the kernels, in a model of this width."""
+        return 3 * width * self.inner
+
+    def check_devices(self, count: int, groups: int) -> None:
+        """Raises ModelError unless so many devices can share out the columns. They are not shared out by groups."""
+        require_divisor(count, count, groups, "intermediate_size", self.inner)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSpec:
+    """How the experts of a token are chosen and weighed: by a softmax over all experts, of which the largest count.
+
+    Attributes:
+        name: The tensor of the projection to a number for each expert, without `.weight`.
+        per_token: Experts that a token uses.
+        is_renormed: The weights of these are divided by their sum.
+    """
+
+    name: str = "mlp.gate"
+    per_token: int
+    is_renormed: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SharedExpertSpec:
+    """A feed-forward block that every token uses beside its experts.
+
+    Attributes:
+        block: The block.
+        gate: The tensor of a projection to one number, whose sigmoid multiplies the block, without `.weight`.
+    """
+
+    block: FeedForwardSpec
+    gate: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """Several gated feed-forward blocks, of which each token uses a few.
+
+    Attributes:
+        count: Experts.
+        inner: Width inside an expert.
+        router: How a token's experts are chosen.
+        gate: The tensor of an expert's projection, without `.weight`, with `{expert}` for its number: see
+            `FeedForwardSpec`.
+        up: Likewise.
+        down: Likewise.
+        shared: What every token uses beside its experts; None for nothing.
+    """
+
+    count: int
+    inner: int
+    router: RouterSpec
+    gate: str = "mlp.experts.{expert}.gate_proj"
+    up: str = "mlp.experts.{expert}.up_proj"
+    down: str = "mlp.experts.{expert}.down_proj"
+    shared: SharedExpertSpec | None = None
+
+    def num_weights(self, width: int) -> int:
+        """The numbers of the kernels of one expert, in a model of this width."""
+        return 3 * width * self.inner
+
+    def check_devices(self, count: int, groups: int) -> None:
+        """Raises unless so many groups of devices can share out the experts, and those of a group the columns."""
+        if self.count % groups:
+            raise ConfigError(
+                f"--ep-size must divide the number of experts of the model, which is {self.count}, but got "
+                f"{groups}; choose another"
+            )
+        require_divisor(count // groups, count, groups, "the width of its experts", self.inner)
+        if self.shared is not None:
+            require_divisor(count, count, 1, "the width of its shared expert", self.shared.block.inner)
+
+
+def require_divisor(parts: int, count: int, groups: int, what: str, value: int) -> None:
+    """Raises ModelError unless `parts` devices can share out a number of the model evenly."""
+    if value % parts:
+        divisor = "--tp-size" if parts == count else f"--tp-size / --ep-size = {count} / {groups}"
+        raise ModelError(
+            f"{divisor} must divide {what} of the model, which is {value}, but got {parts}; choose another"
+        )

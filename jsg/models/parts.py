@@ -1,0 +1,116 @@
+"""Reads the parts of a model that families share, as Llama has them, from the fields of `config.json`. No JAX.
+
+A family takes these, and replaces what is different in its own.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+
+from jsg.fields import Fields
+from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, NormSpec, RouterSpec
+from jsg.models.rope_fields import MAX_CONTEXT_LEN, read_context, read_rope
+from jsg.models.spec import LayerSpec, ModelSpec
+
+MAX_LAYERS = 1024
+MAX_HEADS = 4096
+MAX_HEAD_DIM = 4096
+MAX_EXPERTS = 1024
+SLIDING = "sliding_attention"
+LAYER_KINDS = ("full_attention", SLIDING)
+
+
+def read_model(config: Fields, layers: Iterable[LayerSpec]) -> ModelSpec:
+    """A model of these layers."""
+    layers = tuple(layers)
+    ropes = {layer.attention.rope for layer in layers} - {None}
+    return ModelSpec(
+        architecture="",  # `Family.read` knows it
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=config.integer("hidden_size"),
+        layers=layers,
+        final_norm=read_norm(config, "model.norm"),
+        max_position_embeddings=read_context(config, ropes.pop() if len(ropes) == 1 else None),
+        tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
+        eos_token_ids=config.token_ids("eos_token_id"),
+        bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
+    )
+
+
+def num_layers(config: Fields) -> int:
+    """How many layers the model has."""
+    return config.integer("num_hidden_layers", high=MAX_LAYERS)
+
+
+def read_layer(config: Fields, attention: AttentionSpec, mlp: FeedForwardSpec | ExpertsSpec) -> LayerSpec:
+    """A layer with a norm before each of its two blocks."""
+    return LayerSpec(
+        before_attention=read_norm(config, "input_layernorm"),
+        attention=attention,
+        before_mlp=read_norm(config, "post_attention_layernorm"),
+        mlp=mlp,
+    )
+
+
+def with_windows(layer: LayerSpec, windows: Iterable[int | None]) -> Iterable[LayerSpec]:
+    """A layer for each window, which differs in nothing else."""
+    return (
+        dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=window)) for window in windows
+    )
+
+
+def read_norm(config: Fields, name: str) -> NormSpec:
+    """The norm of this name."""
+    return NormSpec(name=name, eps=read_eps(config))
+
+
+def read_eps(config: Fields) -> float:
+    """What norms add to the mean square."""
+    return config.number("rms_norm_eps", low=0.0, high=1.0)
+
+
+def read_attention(config: Fields, own_rope_fields: AbstractSet[str] = frozenset()) -> AttentionSpec:
+    """Attention with rope, without windows, norms and biases. `own_rope_fields` the family reads itself."""
+    width, heads = config.integer("hidden_size"), config.integer("num_attention_heads", high=MAX_HEADS)
+    kv_heads = config.integer("num_key_value_heads", default=heads, high=MAX_HEADS)
+    config.require(heads % kv_heads == 0, "num_key_value_heads", f"divide {heads} heads", kv_heads)
+    head_dim = config.integer("head_dim", default=max(width // heads, 1), high=MAX_HEAD_DIM)
+    config.require(head_dim % 2 == 0, "head_dim", "be even, for rope turns pairs", head_dim)
+    return AttentionSpec(
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=head_dim**-0.5, rope=read_rope(config, own_rope_fields)
+    )
+
+
+def read_feed_forward(config: Fields) -> FeedForwardSpec:
+    """The gated block, without biases."""
+    require_silu(config)
+    return FeedForwardSpec(inner=config.integer("intermediate_size"))
+
+
+def read_experts(config: Fields, count_field: str, inner_field: str) -> ExpertsSpec:
+    """Experts whose weights sum to one."""
+    require_silu(config)
+    count = config.integer(count_field, high=MAX_EXPERTS)
+    per_token = config.integer("num_experts_per_tok", high=count)
+    return ExpertsSpec(count=count, inner=config.integer(inner_field), router=RouterSpec(per_token=per_token))
+
+
+def require_silu(config: Fields) -> None:
+    """Raises ModelError for another activation."""
+    activation = config.get("hidden_act")
+    is_silu = activation in ("silu", "swish")
+    config.require(is_silu, "hidden_act", "be silu, the only supported activation", activation)
+
+
+def read_window(config: Fields) -> int:
+    """How many last positions a token sees, in a layer with a window."""
+    return config.integer("sliding_window", high=MAX_CONTEXT_LEN)
+
+
+def read_layer_types(config: Fields) -> list[str] | None:
+    """The kind of each layer's attention; None if the file does not say."""
+    kinds, count = config.get("layer_types"), num_layers(config)
+    ok = isinstance(kinds, list) and len(kinds) == count and all(kind in LAYER_KINDS for kind in kinds)
+    ok = ok or kinds is None
+    config.require(ok, "layer_types", f"be {count} of {' or '.join(LAYER_KINDS)}", kinds)
+    return kinds

@@ -1,0 +1,127 @@
+"""What a decoder computes, as records. `ModelSpec` is all that decoder, loader and memory plan know of a model. No JAX.
+
+A family turns the fields of `config.json` into these records (`jsg/models/families/`). Each switch has one meaning, and
+what differs by layer stands in the record of the layer. Names of tensors are relative to their layer, so that layers
+which differ in their parameters only have equal records: such layers are traced once.
+"""
+
+import dataclasses
+import functools
+
+from jsg.errors import ConfigError
+from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, KVShape, NormSpec, require_divisor
+from jsg.models.vision_config import VisionConfig
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """A transformer block: attention, then a feed-forward block, each added to the residual stream.
+
+    Attributes:
+        before_attention: The norm of what attention reads; None for none.
+        attention: Attention.
+        after_attention: The norm of what attention adds; None for none.
+        before_mlp: The norm of what the feed-forward block reads; None for none.
+        mlp: The feed-forward block.
+        after_mlp: The norm of what the feed-forward block adds; None for none.
+        residual_factor: Multiplies what is added to the residual stream.
+    """
+
+    before_attention: NormSpec | None = None
+    attention: AttentionSpec
+    after_attention: NormSpec | None = None
+    before_mlp: NormSpec | None = None
+    mlp: FeedForwardSpec | ExpertsSpec
+    after_mlp: NormSpec | None = None
+    residual_factor: float = 1.0
+
+    def over_devices(self, count: int, groups: int) -> "LayerSpec":
+        """The same for several devices. See `ModelSpec.over_devices`."""
+        attention = self.attention.over_devices(count)
+        self.mlp.check_devices(count, groups)
+        return dataclasses.replace(self, attention=attention)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A decoder-only transformer, and its vision tower if it has one.
+
+    Attributes:
+        architecture: The family's name in `config.json`, or that of a vision model's text half.
+        vocab_size: Rows of the embedding.
+        hidden_size: Width of the residual stream.
+        layers: The transformer blocks in order.
+        final_norm: The norm behind the last.
+        max_position_embeddings: Longest sequence in tokens, with rope scaling.
+        embedding_factor: Multiplies the rows of the embedding.
+        logit_factor: Multiplies the logits.
+        tie_word_embeddings: The head uses the embedding's rows.
+        eos_token_ids: Tokens that end an answer.
+        bos_token_id: Token that begins a text, if there is one.
+        vision: The vision half; None for a text model.
+        notes: What the file says and the model does not follow, a sentence each, for the log.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    final_norm: NormSpec
+    max_position_embeddings: int
+    embedding_factor: float = 1.0
+    logit_factor: float = 1.0
+    tie_word_embeddings: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    vision: VisionConfig | None = None
+    notes: tuple[str, ...] = dataclasses.field(default=(), repr=False, compare=False)
+
+    def over_devices(self, count: int, groups: int = 1) -> "ModelSpec":
+        """The same model for several devices. Key-value heads are repeated until each device has one.
+
+        Args:
+            count: The number of devices.
+            groups: The number of groups of devices that have experts of their own; it divides `count`.
+
+        Raises:
+            ModelError: The heads, the feed-forward width or the vocabulary cannot be shared out evenly.
+            ConfigError: There are several groups, but no experts or experts that cannot be shared out evenly.
+        """
+        if groups > 1 and not self.has_experts:
+            raise ConfigError(
+                f"--ep-size above 1 needs a model with experts, which {self.architecture} has not, but got {groups}; "
+                "leave it out, --tp-size shares out such a model"
+            )
+        share_out = functools.cache(lambda layer: layer.over_devices(count, groups))
+        layers = tuple(share_out(layer) for layer in self.layers)
+        require_divisor(count, count, 1, "vocab_size", self.vocab_size)
+        return dataclasses.replace(self, layers=layers)
+
+    @property
+    def num_layers(self) -> int:
+        """Transformer blocks."""
+        return len(self.layers)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether a layer has several experts."""
+        return any(isinstance(layer.mlp, ExpertsSpec) for layer in self.layers)
+
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """For each layer, how many last positions a token sees, with its own; None for all."""
+        return tuple(layer.attention.window for layer in self.layers)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether a layer has a window."""
+        return any(window is not None for window in self.layer_windows)
+
+    @property
+    def kv_shapes(self) -> tuple[KVShape, ...]:
+        """What each layer keeps of a token."""
+        return tuple(layer.attention.kv_shape for layer in self.layers)
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """Bytes of the keys and values of one token in all layers."""
+        return 2 * dtype_bytes * sum(shape.heads * shape.head_dim for shape in self.kv_shapes)

@@ -1,0 +1,128 @@
+"""Configs of small checkpoints of families whose tensors transformers names for the recorder: see `variants.py`.
+
+Their numbers are unusual but legal: heads that are not the width divided by their number, groups of three, layers of
+every kind that the family has.
+"""
+
+from typing import Any
+
+VOCAB = 512
+
+
+def small(architecture: str, model_type: str, **fields: Any) -> dict[str, Any]:
+    """A small config; a field of None is absent."""
+    shape = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **fields,
+    }
+    return {name: value for name, value in shape.items() if value is not None}
+
+
+_QWEN_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_QWEN2_MOE = small(
+    "Qwen2MoeForCausalLM", "qwen2_moe", **_QWEN_EXPERTS, shared_expert_intermediate_size=48, num_hidden_layers=3
+)
+_QWEN3_MOE = small("Qwen3MoeForCausalLM", "qwen3_moe", **_QWEN_EXPERTS, norm_topk_prob=True)
+
+_GROWTH = {"llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 32}
+_GROWING = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 16.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    **_GROWTH,
+}
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 0.9,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.1,
+}
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "qwen2_moe": {**_QWEN2_MOE, "mlp_only_layers": [1]},
+    "qwen2_moe_window": {
+        **_QWEN2_MOE,
+        "head_dim": 32,
+        "num_key_value_heads": 3,
+        "norm_topk_prob": True,
+        "qkv_bias": False,
+        "use_sliding_window": True,
+        "sliding_window": 24,
+        "max_window_layers": 3,
+        "tie_word_embeddings": True,
+    },
+    "qwen3_moe": _QWEN3_MOE,
+    "qwen3_moe_mixed": {
+        **_QWEN3_MOE,
+        "norm_topk_prob": False,
+        "num_hidden_layers": 3,
+        "decoder_sparse_step": 2,
+        "attention_bias": True,
+        "use_sliding_window": True,
+        "sliding_window": 40,
+        "tie_word_embeddings": True,
+    },
+    "seed_oss": small("SeedOssForCausalLM", "seed_oss", num_key_value_heads=3, attention_out_bias=True, mlp_bias=True),
+    "seed_oss_silent": small("SeedOssForCausalLM", "seed_oss", head_dim=32, num_attention_heads=4),
+    "ministral": small(
+        "MinistralForCausalLM",
+        "ministral",
+        sliding_window=24,
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "ministral_all": small("MinistralForCausalLM", "ministral", sliding_window=40, head_dim=32),
+    "ministral3": small("Ministral3ForCausalLM", "ministral3", rope_theta=None, rope_parameters=_GROWING),
+    "ministral3_window": small(
+        "Ministral3ForCausalLM",
+        "ministral3",
+        rope_theta=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 5000.0, **_GROWTH},
+        sliding_window=40,
+        num_key_value_heads=3,
+        head_dim=32,
+    ),
+    "olmo2": small("Olmo2ForCausalLM", "olmo2", head_dim=None, hidden_size=96),
+    "olmo2_mha": small(
+        "Olmo2ForCausalLM", "olmo2", head_dim=None, hidden_size=96, num_key_value_heads=6, num_hidden_layers=3
+    ),
+    "smollm3": small("SmolLM3ForCausalLM", "smollm3", num_hidden_layers=4, no_rope_layer_interval=3, pad_token_id=0),
+    "smollm3_window": small(
+        "SmolLM3ForCausalLM",
+        "smollm3",
+        num_hidden_layers=3,
+        no_rope_layers=[0, 1, 0],
+        pad_token_id=0,
+        use_sliding_window=True,
+        sliding_window=24,
+        # Without rope a bias of keys changes nothing, and a test wants every weight to matter.
+        mlp_bias=True,
+    ),
+    "granite": small("GraniteForCausalLM", "granite", **_GRANITE),
+    "granite_biases": small(
+        "GraniteForCausalLM",
+        "granite",
+        **{**_GRANITE, "residual_multiplier": 1.5},
+        attention_bias=True,
+        mlp_bias=True,
+        num_key_value_heads=1,
+    ),
+}
