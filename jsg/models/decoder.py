@@ -96,14 +96,13 @@ class NormsOverHeads(nnx.Module):
     def __call__(self, qkv: Float[Array, "T K joint"]) -> Float[Array, "T K joint"]:
         """The joint projection with normed queries and keys. A repeated key counts as often in sum and number."""
         key_dim = self.key[...].shape[1]
-        query, key, value = jnp.split(qkv, [-2 * key_dim, -key_dim], axis=-1)
-        query, key = self._normed(query, self.query, self.num_queries), self._normed(key, self.key, self.num_keys)
-        return jnp.concatenate([query, key, value], axis=-1)
-
-    def _normed(self, x: Float[Array, "T K part"], weight: nnx.Param, count: int) -> Float[Array, "T K part"]:
-        wide = x.astype(jnp.float32)
-        mean = add_up(jnp.square(wide).sum((1, 2), keepdims=True)) / count
-        return (weight[...].astype(jnp.float32) * (wide * lax.rsqrt(mean + self.eps))).astype(x.dtype)
+        *parts, value = jnp.split(qkv, [-2 * key_dim, -key_dim], axis=-1)
+        wide = [part.astype(jnp.float32) for part in parts]
+        sums = add_up(jnp.stack([jnp.square(part).sum((1, 2), keepdims=True) for part in wide]))
+        for i, (weight, count) in enumerate(((self.query, self.num_queries), (self.key, self.num_keys))):
+            normed = wide[i] * lax.rsqrt(sums[i] / count + self.eps)
+            parts[i] = (weight[...].astype(jnp.float32) * normed).astype(qkv.dtype)
+        return jnp.concatenate([*parts, value], axis=-1)
 
 
 class Layer(nnx.Module):
