@@ -24,7 +24,7 @@ from jsg.models.block_spec import (
 )
 from jsg.models.decoder import Decoder, Layer
 from jsg.models.inputs import ForwardInputs
-from jsg.models.layers import project
+from jsg.models.layers import RMSNorm, project
 from jsg.models.loading import load_model
 from jsg.models.spec import LayerSpec, ModelSpec
 from tests.models.paged import NUM_ROWS, PagedModel
@@ -205,3 +205,15 @@ def test_a_bfloat16_matmul_converts_no_kernel_on_cpu():
     compiled = jax.jit(project).lower(x, kernel).compile()
     assert "f32[512,1024]" not in compiled.as_text()
     assert compiled.memory_analysis().temp_size_in_bytes < 512 * 1024
+
+
+def test_a_wide_norm_rounds_once():
+    norm, x = RMSNorm("norm", 64, 1e-6, jnp.bfloat16, is_wide=True), jax.random.normal(jax.random.key(1), (40, 64))
+    norm.weight.set_value(1 + jax.random.normal(jax.random.key(2), (64,), jnp.bfloat16) / 3)
+    x = x.astype(jnp.bfloat16)
+    exact = np.asarray(x, np.float64)
+    exact *= np.asarray(norm.weight[...], np.float64) / np.sqrt(np.square(exact).mean(-1, keepdims=True) + 1e-6)
+    nearest = jnp.asarray(exact, jnp.float32).astype(jnp.bfloat16)
+    assert (norm(x) == nearest).mean() > 0.99
+    norm.is_wide = False
+    assert (norm(x) == nearest).mean() < 0.9
