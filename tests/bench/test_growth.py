@@ -75,7 +75,6 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, ca
         "more": (Curve("n errors", (1, 2, 4), broken),),
     }
     monkeypatch.setattr(growth, "all_curves", lambda: topics)
-    monkeypatch.setattr(growth, "others", lambda _: [])
     monkeypatch.setattr(time, "process_time_ns", itertools.count(0, 1000).__next__)
     file = tmp_path / "growth.json"
     assert growth.main(["--output", str(file)]) == 1

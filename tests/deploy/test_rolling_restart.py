@@ -27,6 +27,7 @@ SERVER = ["serve", "tiny", "--max-running-requests", "8", "--max-total-tokens", 
 WRAPPED = {  # what a recipe for nginx needs around it where it is not one file among those of a system
     "nginx": """
         daemon off;
+        master_process off; # it would leave its workers where it is killed
         pid {folder}/pid;
         events {{}}
         http {{
