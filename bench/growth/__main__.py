@@ -32,7 +32,7 @@ def all_curves() -> dict[str, tuple[Curve, ...]]:
 def others(topics: Iterable[str], words: Sequence[str]) -> list[AddOthers]:
     """What topics measure beside curves: their functions `add_others`, of the topics that are chosen."""
     modules = [sys.modules.get(f"bench.growth.{name}") for name in topics if not words or name in words]
-    return [module.add_others for module in modules if hasattr(module, "add_others")]
+    return [module.add_others for module in modules if module and hasattr(module, "add_others")]
 
 
 def chosen(topics: dict[str, tuple[Curve, ...]], words: Sequence[str]) -> list[Curve]:

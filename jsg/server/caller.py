@@ -7,6 +7,7 @@ from typing import Annotated, final
 from fastapi import Depends, Request
 from starlette.types import Scope
 
+from jsg.server.http.request_id import state_of
 from jsg.server.observer import Observer
 
 
@@ -61,7 +62,7 @@ class ApiCall:
 
 def caller_of(scope: Scope) -> Caller:
     """Who sent the request of this scope; `access.py` puts the caller there."""
-    return scope.get("state", {}).get("caller", Caller())
+    return state_of(scope).get("caller", Caller())
 
 
 async def _current_caller(request: Request) -> Caller:
@@ -69,7 +70,7 @@ async def _current_caller(request: Request) -> Caller:
 
 
 async def _current_call(request: Request) -> ApiCall:
-    exchange = request.scope.get("state", {}).get("exchange")
+    exchange = state_of(request.scope).get("exchange")
     return ApiCall(caller=caller_of(request.scope), route=request.url.path, observer=exchange)
 
 

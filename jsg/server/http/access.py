@@ -14,6 +14,7 @@ from jsg.errors import ConfigError
 from jsg.option_sources import read_keys
 from jsg.server.caller import Caller
 from jsg.server.http.failures import failure_response
+from jsg.server.http.request_id import state_of
 
 PROBES = frozenset({"/health", "/ready"})  # they carry no key
 BEARER = b"bearer "
@@ -140,7 +141,7 @@ class RequireKey:
             )
             await failure_response(scope, 401, message, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
             return
-        scope.setdefault("state", {})["caller"] = caller or Caller("", is_admin=False)
+        state_of(scope)["caller"] = caller or Caller("", is_admin=False)
         await self._app(scope, receive, send)
 
 

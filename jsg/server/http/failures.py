@@ -40,7 +40,7 @@ from jsg.errors import (
     ShuttingDownError,
     TimeLimitError,
 )
-from jsg.server.http.request_id import request_id_headers
+from jsg.server.http.request_id import request_id_headers, state_of
 from jsg.server.http.validation import describe_invalid
 
 MAX_MESSAGE_CHARS = 1000  # a message quotes what it received
@@ -169,14 +169,14 @@ class Refusal:
 
 def told_error(scope: Scope, error: JsgError) -> dict[str, Any]:
     """The body of an error as the client gets it, which the state of the request keeps."""
-    scope["state"].setdefault("refusal", Refusal.of(error))
+    state_of(scope).setdefault("refusal", Refusal.of(error))
     return _full(scope, error_body(scope["path"], error))
 
 
 def told_failure(scope: Scope, status: int, message: str, param: str | None = None) -> dict[str, Any]:
     """The body of a failure that is no `JsgError`, as the client gets it, which the state of the request keeps."""
     refusal = Refusal(status, OPENAI_CODES.get(status) or _name_of(status), message, param)
-    scope["state"].setdefault("refusal", refusal)  # the connection may have refused the body, and then this is not sent
+    state_of(scope).setdefault("refusal", refusal)  # if the connection has refused the body, this is not sent
     return _full(scope, failure_body(scope["path"], status, message, param))
 
 
@@ -193,7 +193,7 @@ def _full(scope: Scope, body: dict[str, Any]) -> dict[str, Any]:
     """In Anthropic's form the body of a failure names the request."""
     if body.get("type") != "error":
         return body
-    return body | {"request_id": scope["state"].get("request_id")}
+    return body | {"request_id": state_of(scope).get("request_id")}
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -26,6 +26,7 @@ from jsg.server.caller import caller_of
 from jsg.server.http.body import CHUNK
 from jsg.server.http.event_stream import until_disconnect
 from jsg.server.http.field_rules import HEADER, FieldRules, log_new
+from jsg.server.http.request_id import state_of
 from jsg.server.http.validation import describe_invalid
 from jsg.server.text_threads import LONG_BYTES, TextThreads
 
@@ -45,7 +46,7 @@ def new_router() -> APIRouter:
 
 
 async def _body_bytes(request: Request) -> int:
-    return request.scope["state"]["body_bytes"]
+    return state_of(request.scope)["body_bytes"]
 
 
 BodyBytes = Annotated[int, Depends(_body_bytes)]
@@ -53,7 +54,7 @@ BodyBytes = Annotated[int, Depends(_body_bytes)]
 
 
 async def _field_rules(request: Request) -> FieldRules:
-    return request.scope["state"]["field_rules"]
+    return state_of(request.scope)["field_rules"]
 
 
 CurrentRules = Annotated[FieldRules, Depends(_field_rules)]
@@ -121,7 +122,7 @@ class JsonRoute(APIRoute):
             else:
                 threads: TextThreads = request.app.state.door.threads
                 content = await threads.run(validate, len(raw))
-            request.scope.setdefault("state", {}).update(body_bytes=len(raw), field_rules=rules)
+            state_of(request.scope).update(body_bytes=len(raw), field_rules=rules)
             answering = answer(_ReadRequest(request, content))
             # Long texts and pictures wait in queues, and those of a client that has left must not make others wait. A
             # short body may name a picture that takes long.

@@ -3,7 +3,7 @@
 import re
 import uuid
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,15 +22,20 @@ class NameRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        state = scope.setdefault("state", {})  # it has a name if the connection has refused the body by now
+        state = state_of(scope)  # it has a name if the connection has refused the body by now
         state["request_id"] = state.get("request_id") or _given(scope) or fresh_request_id()
         named = [(name.encode(), value.encode()) for name, value in request_id_headers(scope).items()]
         await self._app(scope, receive, with_headers(send, named))
 
 
+def state_of(scope: Scope) -> dict[str, Any]:
+    """What is kept for the time of one request. A scope that nothing has been kept for has none yet."""
+    return scope.setdefault("state", {})
+
+
 def request_id_headers(scope: Scope) -> dict[str, str]:
     """The headers of a response that name its request; Anthropic's clients read another one than OpenAI's."""
-    request_id = scope.get("state", {}).get("request_id")
+    request_id = state_of(scope).get("request_id")
     if request_id is None:
         return {}
     headers = {"x-request-id": request_id}

@@ -10,6 +10,7 @@ from jsg.server.front import Front
 from jsg.server.generation import Generation
 from jsg.server.http.event_stream import until_disconnect
 from jsg.server.http.field_rules import FieldRules
+from jsg.server.http.request_id import state_of
 
 
 async def begin(request: Request, front: Front, call: ApiCall, prompts: Sequence[Prompt]) -> Generation:
@@ -21,7 +22,7 @@ async def begin(request: Request, front: Front, call: ApiCall, prompts: Sequence
         ClientDisconnect: It has left.
         JsgError: As `Generator.begin`.
     """
-    rules: FieldRules = request.scope["state"]["field_rules"]
+    rules: FieldRules = state_of(request.scope)["field_rules"]
     size = front.generator.info.vocab_size
     for sampling in {id(prompt.sampling): prompt.sampling for prompt in prompts}.values():
         for name, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", dict(sampling.logit_bias))):

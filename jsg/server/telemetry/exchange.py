@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jsg.errors import JsgError
 from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.server.http.failures import CLIENT_LEFT, Refusal
+from jsg.server.http.request_id import state_of
 from jsg.server.observer import Begun
 from jsg.server.telemetry.abort_reasons import ERROR, REFUSED, end_reason
 from jsg.server.telemetry.trace_context import TraceContext
@@ -181,7 +182,7 @@ class WatchExchanges:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        state = scope.setdefault("state", {})
+        state = state_of(scope)
         exchange = state["exchange"] = Exchange(self._endpoints.find(scope["path"]), scope, state)
 
         async def send_and_look(message: Message) -> None:
