@@ -144,7 +144,9 @@ class _Lists:
         """The number of the list with the positions of all groups; without groups, of the list with position 0."""
         if not groups:
             return 0
-        # Groups outlive this object, so identities are unique. One group is the most common case.
+        if len(groups) == 1 and len(groups[0]) == 1:  # the most common case
+            return self._number_of(groups[0])
+        # Groups outlive this object, so identities are unique.
         key = id(groups[0]) if len(groups) == 1 else tuple(map(id, groups))
         known = self._by_identity.get(key)
         if known is None:

@@ -117,28 +117,20 @@ class CharDfa:
             GrammarError: It needs more than `limits.char_states` states.
         """
         pairs, classes = _common_classes(self.classes, other.classes)
-        numbers = {(0, 0): 0}
-        order = [(0, 0)]
+        columns, other_columns = [i for i, _ in pairs], [j for _, j in pairs]
+        numbers = _Pairs()
+        order = numbers.order
         rows: list[tuple[int, ...]] = []
         work = 0
         for left, right in order:  # `order` grows while it is walked.
-            row: list[int] = []
             left_row, right_row = self.rows[left], other.rows[right]
-            for i, j in pairs:
-                target = (left_row[i], right_row[j])
-                if target[0] == DEAD or target[1] == DEAD:
-                    row.append(DEAD)
-                    continue
-                number = numbers.get(target)
-                if number is None:
-                    number = numbers[target] = len(order)
-                    order.append(target)
-                row.append(number)
-            rows.append(tuple(row))
+            targets = zip([left_row[i] for i in columns], [right_row[j] for j in other_columns], strict=True)
+            rows.append(tuple(map(numbers.__getitem__, targets)))
             work += len(pairs)
             self.limits.spend(len(pairs))
-            check(len(order), self.limits.char_states, STATES)
-            check(work, self.limits.char_states * WORK_PER_STATE, STEPS)
+            if len(order) > self.limits.char_states or work > self.limits.char_states * WORK_PER_STATE:
+                check(len(order), self.limits.char_states, STATES)
+                check(work, self.limits.char_states * WORK_PER_STATE, STEPS)
         accepting = [n for n, (a, b) in enumerate(order) if a in self.accepting and b in other.accepting]
         return CharDfa(classes, tuple(rows), frozenset(accepting), self.limits).trimmed()
 
@@ -157,15 +149,19 @@ class CharDfa:
         live = live_states(self.rows, self.accepting)
         if 0 not in live:
             return CharDfa((), ((),), frozenset(), self.limits, is_trimmed=True)
-        numbers = {state: number for number, state in enumerate(live)}
-        columns = [tuple([numbers.get(self.rows[state][i], DEAD) for state in live]) for i in range(len(self.classes))]
+        numbers = [DEAD] * (len(self.rows) + 1)  # the last is that of DEAD
+        for number, state in enumerate(live):
+            numbers[state] = number
+        dead = (DEAD,) * len(live)
         merged: dict[tuple[int, ...], list[CharRanges]] = {}
-        for ranges, column in zip(self.classes, columns, strict=True):
-            if any(target != DEAD for target in column):
+        columns = zip(*[self.rows[state] for state in live], strict=True)
+        for ranges, targets in zip(self.classes, columns, strict=True):
+            column = tuple([numbers[target] for target in targets])
+            if column != dead:
                 merged.setdefault(column, []).append(ranges)
         rows = tuple(zip(*merged, strict=True)) if merged else ((),) * len(live)
-        classes = tuple([charset.union(*sets) for sets in merged.values()])
-        accepting = frozenset(numbers[state] for state in self.accepting if state in numbers)
+        classes = tuple([charset.union(*sets) if len(sets) > 1 else sets[0] for sets in merged.values()])
+        accepting = frozenset([numbers[state] for state in self.accepting if numbers[state] != DEAD])
         return CharDfa(classes, rows, accepting, self.limits, is_trimmed=True)
 
     def minimised(self) -> "CharDfa":
@@ -176,7 +172,7 @@ class CharDfa:
 
     def is_empty(self) -> bool:
         """Whether it matches no text at all."""
-        return 0 not in live_states(self.rows, self.accepting)
+        return not self.trimmed().accepting
 
     def lengths(self) -> tuple[int, int | None] | None:
         """The lengths of the shortest and the longest matching text; None if no text matches.
@@ -230,6 +226,26 @@ class CharDfa:
                 out.append((labels[key], target))
             edges.append(tuple(out))
         return Automaton(tuple(edges), dfa.accepting)
+
+
+class _Pairs(dict[tuple[int, int], int]):
+    """The number of each pair of states, in the order in which they are first asked for. DEAD in a pair makes it DEAD.
+
+    Attributes:
+        order: The pairs that are not dead.
+    """
+
+    def __init__(self) -> None:
+        super().__init__({(0, 0): 0})
+        self.order = [(0, 0)]
+
+    def __missing__(self, pair: tuple[int, int]) -> int:
+        number = DEAD
+        if DEAD not in pair:
+            number = len(self.order)
+            self.order.append(pair)
+        self[pair] = number
+        return number
 
 
 def as_repeat(expr: Expr) -> tuple[CharRanges, int, int | None] | None:
@@ -378,4 +394,4 @@ def _common_classes(
             i += 1
         else:
             j += 1
-    return list(shared), tuple([charset.of_ranges(ranges) for ranges in shared.values()])
+    return list(shared), tuple(map(tuple, shared.values()))
