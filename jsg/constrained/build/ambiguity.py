@@ -475,12 +475,16 @@ class _Search:
 
     def _note(self, left: Reading, right: Reading) -> None:
         """Notes which loops are open in different readings. Readings with the same open loops are one head."""
-        level = self._levels.of[left[1][0][0] if left[1] else left[0]]
+        if not left[1] and not right[1]:
+            return
         open_left, open_right = tuple([c for c, _ in left[1]]), tuple([c for c, _ in right[1]])
         if open_left == open_right or any(self._parts.kinds[c] != tables.LOOP for c in (*open_left, *open_right)):
             return
+        level = self._levels.of[left[1][0][0] if left[1] else left[0]]
         for one, two in ((open_left, open_right), (open_right, open_left)):
             beside = self._beside.setdefault((level, one), set())
+            if two in beside:
+                continue
             beside.add(two)
             if len(beside) > _MOST_TOGETHER:
                 self._find([self._parts.arguments[c] for chain in beside for c in chain[-1:]])

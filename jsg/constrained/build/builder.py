@@ -41,6 +41,7 @@ class Arc(NamedTuple):
 
 
 NOTHING = Fragment(True, (), ())
+_LEAVES = (ir.Literal, ir.ByteSet, ir.Words, ir.Call)
 
 
 def build(grammar: ir.Grammar, limits: Limits = LIMITS) -> StaticTables:
@@ -154,7 +155,7 @@ class _Builder:
         todo, most = [root], 4 * self._limits.positions
         while todo:  # parents before children, the last child first; reversed, children come first and in order
             expr = todo.pop()
-            children = self._children(expr)
+            children = () if isinstance(expr, _LEAVES) else self._children(expr)
             order.append((expr, len(children)))
             todo.extend(children)
             if len(order) + len(todo) > most:

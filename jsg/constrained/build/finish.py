@@ -92,7 +92,7 @@ def finish(parts: Parts, firsts: Firsts, start: str, is_start_nullable: bool, li
         (
             kind,
             rule_lists[argument] if kind == CALL else 0 if kind == BYTE else argument,
-            sets.setdefault(_bits_of(kind, argument, firsts, num_rules), len(sets)),
+            sets.setdefault(argument if kind == BYTE else _bits_of(kind, argument, firsts, num_rules), len(sets)),
             lists.number(groups),
         )
         for kind, argument, groups in zip(parts.kinds, parts.arguments, parts.follow, strict=True)
@@ -182,9 +182,7 @@ class _Lists:
 
 
 def _bits_of(kind: int, argument: int, firsts: Firsts, num_rules: int) -> int:
-    """The bytes that a position can begin with, as bits. An END and a link have none."""
-    if kind == BYTE:
-        return argument
+    """The bytes that a position other than BYTE can begin with, as bits. An END and a link have none."""
     if kind == CALL:
         return firsts[argument][0]
     return firsts[num_rules + argument][0] if kind == LOOP else 0

@@ -160,7 +160,7 @@ class CharDfa:
             if column != dead:
                 merged.setdefault(column, []).append(ranges)
         rows = tuple(zip(*merged, strict=True)) if merged else ((),) * len(live)
-        classes = tuple([charset.union(*sets) if len(sets) > 1 else sets[0] for sets in merged.values()])
+        classes = tuple([charset.union(*sets) for sets in merged.values()])
         accepting = frozenset([numbers[state] for state in self.accepting if numbers[state] != DEAD])
         return CharDfa(classes, rows, accepting, self.limits, is_trimmed=True)
 

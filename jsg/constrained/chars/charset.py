@@ -78,7 +78,7 @@ _MEMBERS = {"LC": ("Lu", "Ll", "Lt")}
 
 def union(*sets: CharRanges) -> CharRanges:
     """The characters that are in any of the sets."""
-    return of_ranges(itertools.chain.from_iterable(sets))
+    return sets[0] if len(sets) == 1 else of_ranges(itertools.chain.from_iterable(sets))
 
 
 def of_ranges(ranges: Iterable[tuple[int, int]]) -> CharRanges:

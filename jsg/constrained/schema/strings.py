@@ -230,19 +230,19 @@ def _all_but(scope: Scope, dfa: CharDfa, words: frozenset[str], is_name: bool) -
     trie, places, ends = _trie(scope, dfa, words)
     done = len(trie) + len(dfa.rows)
     edges: list[list[tuple[Expr, int]]] = []
+    targets = [_targets(dfa, state) for state in range(len(dfa.rows))]
     for node, (children, place) in enumerate(zip(trie, places, strict=True)):
         out = [(scope.characters.character(charset.of(sign)), target) for sign, target in children.items()]
-        for target, ranges in _targets(dfa, place):
+        for target, ranges in targets[place]:
             others = _without(ranges, tuple(children))
             if is_name and node in ends:
                 others = charset.difference(others, _ESCAPED)
             if others:
                 out.append((scope.characters.character(others), len(trie) + target))
         edges.append(out + ([(_QUOTE, done)] if place in dfa.accepting and node not in ends else []))
-    for state in range(len(dfa.rows)):
-        targets = _targets(dfa, state)
-        out = [(scope.characters.character(ranges), len(trie) + target) for target, ranges in targets]
-        if targets == [(state, charset.UNIVERSE)] and state in dfa.accepting:
+    for state, own in enumerate(targets):
+        out = [(scope.characters.character(ranges), len(trie) + target) for target, ranges in own]
+        if own == [(state, charset.UNIVERSE)] and state in dfa.accepting:
             edges.append([(_rest(scope), done)])
         else:
             edges.append(out + ([(_QUOTE, done)] if state in dfa.accepting else []))
