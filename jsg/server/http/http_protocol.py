@@ -21,8 +21,9 @@ import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol as UvicornConnection
 
+from jsg.server.caller import state_of
 from jsg.server.http.failures import told_failure
-from jsg.server.http.request_id import fresh_request_id, request_id_headers, state_of
+from jsg.server.http.request_id import fresh_request_id, request_id_headers
 
 logger = logging.getLogger(__name__)
 
