@@ -503,7 +503,7 @@ class RequestOutput:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: Sequence[TokenLogprob] | None = None
     queue_s: float = 0.0
     cache_report: CacheReport | None = None
     constraint: ConstraintReport | None = None

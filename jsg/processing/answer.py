@@ -243,7 +243,7 @@ class Answer:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.scores: list[TokenLogprob] = []
-        self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        self.prompt_logprobs: Sequence[TokenLogprob] = ()
         self.finish: FinishReason | None = None
         self.cached_tokens = 0
         self.cache_report: CacheReport | None = None

@@ -2,12 +2,11 @@
 
 import dataclasses
 import hashlib
-from typing import Annotated, final
+from typing import Annotated, Any, final
 
 from fastapi import Depends, Request
 from starlette.types import Scope
 
-from jsg.server.http.request_id import state_of
 from jsg.server.observer import Observer
 
 
@@ -58,6 +57,11 @@ class ApiCall:
     user: str | None = None
     observer: Observer | None = None
     is_let_in: bool = False
+
+
+def state_of(scope: Scope) -> dict[str, Any]:
+    """What is kept for the time of one request. A scope that nothing has been kept for has none yet."""
+    return scope.setdefault("state", {})
 
 
 def caller_of(scope: Scope) -> Caller:

@@ -1,5 +1,6 @@
 """Answers with many log-probabilities: they come, are written and are sent in parts, so that others have their turn."""
 
+import itertools
 import json
 
 import httpx
@@ -7,6 +8,7 @@ import pytest
 
 from jsg.engine.child import process
 from jsg.engine.child.process import cut_scores
+from jsg.engine.front.sent_scores import SentScores
 from jsg.server import text_threads
 from jsg.server.http import failures
 from jsg.server.shared import answers
@@ -24,8 +26,8 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sent: list[int] = []
 
     def noted(outputs: list[RequestOutput]) -> list[process.PromptScores]:
-        parts = cut_scores(outputs)
-        sent.extend(len(part.logprobs) for part in parts)
+        parts = list(cut_scores(outputs))
+        sent.extend(part.count for part in parts)
         return parts
 
     monkeypatch.setattr(process, "cut_scores", noted)
@@ -66,16 +68,26 @@ def test_in_parts_they_are_the_same(make_server: ServerMaker, in_parts: list[int
         assert asked(server.http) == some
 
 
-def test_scores_are_cut_where_they_are_more_than_a_part_together(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(process, "PART_SCORES", 100)
-    for top, numbers in (((), [30, 30, 30, 30, 2]), (((1, -1.0),) * 9, [25, 1])):
+def test_many_scores_of_prompts_stay_encoded_in_the_front(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(process, "FEW_SCORES", 20)
+    monkeypatch.setattr(process, "PART_SCORES", 30)
+    for top, numbers in (((), [30, 31, 100, 2]), (((1, -1.0),) * 9, [25, 1])):
         scores = [tuple(TokenLogprob(token_id=n, logprob=-1.0, top=top) for n in range(number)) for number in numbers]
         outputs = [RequestOutput(rid=str(index), prompt_logprobs=some) for index, some in enumerate(scores)]
-        parts = cut_scores(outputs)
-        assert all(len(part.logprobs) * (1 + len(top)) <= 100 for part in parts)
-        kept = [len(output.prompt_logprobs or ()) for output in outputs]
-        assert sum(kept) * (1 + len(top)) <= 100 + len(outputs) * (1 + len(top)) and min(kept) >= 1
+        parts = list(cut_scores(outputs))
+        assert all(part.count * (1 + len(top)) <= 30 for part in parts)
         for index, output in enumerate(outputs):
-            before = [score for part in parts if part.rid == str(index) for score in part.logprobs]
-            assert (*before, *(output.prompt_logprobs or ())) == scores[index]
-    assert cut_scores([RequestOutput(rid="a"), RequestOutput(rid="b", prompt_logprobs=())]) == []
+            sent = SentScores()
+            for part in parts:
+                if part.rid == str(index):
+                    sent.add(part)
+            if len(scores[index]) * (1 + len(top)) <= 20:
+                assert (len(sent), output.prompt_logprobs) == (0, scores[index])
+                continue
+            assert output.prompt_logprobs == ()
+            assert (len(sent), tuple(sent), sent[-1]) == (len(scores[index]), scores[index], scores[index][-1])
+            for start, stop, step in itertools.product((None, 0, 3, 29, 30, -1), (None, 0, 4, 30, 61, 999), (1, -2)):
+                assert sent[start:stop:step] == scores[index][start:stop:step]
+            with pytest.raises(IndexError):
+                _ = sent[len(sent)]
+    assert not list(cut_scores([RequestOutput(rid="a"), RequestOutput(rid="b", prompt_logprobs=())]))

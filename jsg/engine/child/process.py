@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast, final
 
 import msgspec
@@ -52,7 +52,10 @@ logger = logging.getLogger(__name__)
 IDLE_POLL_MS = 250  # an idle loop wakes up this often, so that it does not look stuck or outlive its parent
 START_FLUSH_MS = 30_000  # how long the message of a failed start waits for a front that is still importing
 END_FLUSH_MS = 1000
-PART_SCORES = 2**14  # log-probabilities of a prompt in one message: the front reads them in about 5 ms
+FEW_SCORES = 2**6
+"""So many log-probabilities of a prompt are sent as objects. More are encoded by themselves, which the front keeps."""
+PART_SCORES = 2**10  # that are encoded together: the front reads them in less than a millisecond
+MESSAGE_PARTS = 16  # in one message
 LOOKS = {"stats": "counters", "watch_cache": "prefix cache"}  # calls that change no state, and what they return
 
 
@@ -86,22 +89,18 @@ class Core(Taker, Protocol):
         ...
 
 
-def cut_scores(outputs: Sequence[RequestOutput]) -> list[PromptScores]:
-    """Takes the scores of prompts out of outputs, in parts, as far as they are more than one part together.
+def cut_scores(outputs: Sequence[RequestOutput]) -> Iterator[PromptScores]:
+    """Takes the scores of prompts out of outputs, in parts, except where they are few.
 
-    Other streams of the front wait while it reads a message, and all scores of a long prompt took 0.1 s.
+    Parts are made as they are sent: many new objects at once would make Python look at all scores for garbage.
     """
-    parts: list[PromptScores] = []
-    num_left = PART_SCORES
     for output in outputs:
         if scores := output.prompt_logprobs:
             each = 1 + len(scores[-1].top) + len(scores[-1].chosen)
-            kept = max(1, min(len(scores), num_left // each))
-            num_left -= kept * each
-            cut = itertools.batched(scores[:-kept], max(1, PART_SCORES // each))
-            parts += [PromptScores(output.rid, some) for some in cut]
-            output.prompt_logprobs = scores[-kept:]
-    return parts
+            if len(scores) * each > FEW_SCORES:
+                cut = itertools.batched(scores, max(1, PART_SCORES // each))
+                yield from (PromptScores(output.rid, len(some), msgspec.msgpack.encode(some)) for some in cut)
+                output.prompt_logprobs = ()
 
 
 class CacheOwner(Protocol):
@@ -129,8 +128,8 @@ class FrontLink:
 
     def send(self, message: FromEngine) -> None:
         """Queues a message; never blocks. Long scores of prompts come before it, in messages of their own."""
-        for part in cut_scores(message.outputs):
-            self._socket.send(self._encoder.encode(FromEngine(prompt_scores=[part])))
+        for parts in itertools.batched(cut_scores(message.outputs), MESSAGE_PARTS):
+            self._socket.send(self._encoder.encode(FromEngine(prompt_scores=parts)))
         self._socket.send(self._encoder.encode(message))
 
     def receive_all(self, *, wait: bool) -> list[Arrived]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from jsg import errors
 from jsg.config import EngineConfig
 from jsg.errors import JsgError, RequestError
-from jsg.types import Embedder, Request, RequestOutput, TokenLogprob
+from jsg.types import Embedder, Request, RequestOutput
 
 ENGINE_CORE = "jsg.engine.core:EngineCore"
 
@@ -276,10 +276,17 @@ class ToEngine:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PromptScores:
-    """A part of the `prompt_logprobs` of an output that comes in a later message, behind the parts before it."""
+    """A part of the `prompt_logprobs` of an output that comes in a later message, behind the parts before it.
+
+    Attributes:
+        rid: The name of the request.
+        count: How many they are.
+        encoded: A list of `TokenLogprob` in msgpack. The front reads it when it writes them to the client.
+    """
 
     rid: str
-    logprobs: Sequence[TokenLogprob]
+    count: int
+    encoded: bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

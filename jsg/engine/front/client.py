@@ -31,6 +31,7 @@ from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.engine.front.places import Places
 from jsg.engine.front.routing import Reason
 from jsg.engine.front.sent_grammars import SentGrammars
+from jsg.engine.front.sent_scores import SentScores
 from jsg.engine.front.streams import Stream, Streams
 from jsg.engine.front.tree_feed import TreeFeed
 from jsg.errors import EngineDeadError, JsgError, RequestError, queue_full, waited_too_long
@@ -475,14 +476,13 @@ class EngineClient:
     def _take(self, message: FromEngine) -> None:
         for part in message.prompt_scores:
             if stream := self._streams.on_wire(part.rid):
-                stream.prompt_scores += part.logprobs
+                stream.prompt_scores.add(part)
         for output in message.outputs:
             stream = self._streams.on_wire(output.rid)
             if stream is None:
                 continue  # the request was aborted while this output was under way
             if stream.prompt_scores and output.prompt_logprobs is not None:
-                output.prompt_logprobs = (*stream.prompt_scores, *output.prompt_logprobs)
-                stream.prompt_scores.clear()
+                output.prompt_logprobs, stream.prompt_scores = stream.prompt_scores, SentScores()
             if output.finish is not None:
                 self._close(stream)
             stream.arrived.put_nowait(output)

@@ -6,8 +6,9 @@ import itertools
 from typing import final
 
 from jsg.engine.front.places import Places
+from jsg.engine.front.sent_scores import SentScores
 from jsg.errors import JsgError, RequestError
-from jsg.types import RequestOutput, TokenLogprob
+from jsg.types import RequestOutput
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -30,7 +31,7 @@ class Stream:
     arrived: asyncio.Queue[RequestOutput | JsgError] = dataclasses.field(default_factory=asyncio.Queue)
     ended: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     waited_s: float = 0.0
-    prompt_scores: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    prompt_scores: SentScores = dataclasses.field(default_factory=SentScores)
 
 
 @final

@@ -12,9 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from jsg.config import ServerConfig
 from jsg.errors import ConfigError
 from jsg.option_sources import read_keys
-from jsg.server.caller import Caller
+from jsg.server.caller import Caller, state_of
 from jsg.server.http.failures import failure_response
-from jsg.server.http.request_id import state_of
 
 PROBES = frozenset({"/health", "/ready"})  # they carry no key
 BEARER = b"bearer "

@@ -40,7 +40,8 @@ from jsg.errors import (
     ShuttingDownError,
     TimeLimitError,
 )
-from jsg.server.http.request_id import request_id_headers, state_of
+from jsg.server.caller import state_of
+from jsg.server.http.request_id import request_id_headers
 from jsg.server.http.validation import describe_invalid
 
 MAX_MESSAGE_CHARS = 1000  # a message quotes what it received

@@ -21,8 +21,9 @@ import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol as UvicornConnection
 
+from jsg.server.caller import state_of
 from jsg.server.http.failures import told_failure
-from jsg.server.http.request_id import fresh_request_id, request_id_headers, state_of
+from jsg.server.http.request_id import fresh_request_id, request_id_headers
 
 logger = logging.getLogger(__name__)
 
@@ -409,7 +410,7 @@ class HttpConnection(UvicornConnection):
         self.conn.error = self.conn.error or _refused(status, message)
         cycle = self.cycle
         is_running = cycle is not None and not cycle.response_complete
-        state = state_of(cycle.scope) if is_running else {}
+        state = state_of(cast(dict[str, Any], cycle.scope)) if is_running else {}
         state.setdefault("request_id", fresh_request_id())
         if not (is_running and cycle.response_started):
             self.transport.write(_response(status, message, self.conn.target, state))

@@ -22,11 +22,10 @@ from starlette.responses import Response
 
 from jsg.checks import place_name
 from jsg.errors import RequestError
-from jsg.server.caller import caller_of
+from jsg.server.caller import caller_of, state_of
 from jsg.server.http.body import CHUNK
 from jsg.server.http.event_stream import until_disconnect
 from jsg.server.http.field_rules import HEADER, FieldRules, log_new
-from jsg.server.http.request_id import state_of
 from jsg.server.http.validation import describe_invalid
 from jsg.server.text_threads import LONG_BYTES, TextThreads
 

@@ -3,9 +3,11 @@
 import re
 import uuid
 from collections.abc import Sequence
-from typing import Any, final
+from typing import final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from jsg.server.caller import state_of
 
 HARMLESS = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # the name goes into headers, logs and traces
 
@@ -26,11 +28,6 @@ class NameRequests:
         state["request_id"] = state.get("request_id") or _given(scope) or fresh_request_id()
         named = [(name.encode(), value.encode()) for name, value in request_id_headers(scope).items()]
         await self._app(scope, receive, with_headers(send, named))
-
-
-def state_of(scope: Scope) -> dict[str, Any]:
-    """What is kept for the time of one request. A scope that nothing has been kept for has none yet."""
-    return scope.setdefault("state", {})
 
 
 def request_id_headers(scope: Scope) -> dict[str, str]:

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from starlette.requests import Request
 
 from jsg.processing.answer import Prompt
-from jsg.server.caller import ApiCall
+from jsg.server.caller import ApiCall, state_of
 from jsg.server.front import Front
 from jsg.server.generation import Generation
 from jsg.server.http.event_stream import until_disconnect
 from jsg.server.http.field_rules import FieldRules
-from jsg.server.http.request_id import state_of
 
 
 async def begin(request: Request, front: Front, call: ApiCall, prompts: Sequence[Prompt]) -> Generation:
