@@ -82,6 +82,7 @@ def _reachable(
     rules: dict[str, ir.Expr] = {}
     expressions: list[ir.Expr] = []
     index: dict[int, int] = {}
+    num_edges = 0
     wanted = [(grammar.start, "the start")]
     while wanted:
         name, caller = wanted.pop()
@@ -102,6 +103,9 @@ def _reachable(
             expressions.append(expr)
             if len(expressions) > 4 * limits.positions:
                 check(len(expressions), 4 * limits.positions, "parts")
+            if isinstance(expr, ir.Automaton):
+                num_edges += sum(map(len, expr.edges))
+                check(num_edges, limits.positions, f"edges of automata (in rule {name!r})")  # each takes its time
             if isinstance(expr, ir.Call):
                 wanted.append((expr.rule, f"rule {name!r}"))
             elif not isinstance(expr, _LEAVES):
