@@ -119,6 +119,16 @@ def test_positions_and_transitions_have_limits(expr):
         build(grammar_of(expr), Limits(positions=1000, transitions=300))
 
 
+def test_edges_of_automata_have_a_limit_where_positions_are_few():
+    labels = [ir.literal(f"{i:02}") for i in range(40)]
+    edges = tuple((label, target) for target, label in enumerate(labels))
+    grammar = grammar_of(ir.Automaton((edges,) * 40, frozenset({0})))
+    assert build(grammar).num_positions < 100
+    with pytest.raises(GrammarError, match="at most 1599 edges of automata"):
+        build(grammar, Limits(positions=1599))
+    build(grammar, Limits(positions=1600))
+
+
 def chain(number: int) -> ir.Grammar:
     rules = {f"r{i}": ir.alt(ir.Call(f"r{i + 1}"), ir.EMPTY) for i in range(number)}
     return ir.Grammar("r0", rules | {f"r{number}": ir.literal("x")})
