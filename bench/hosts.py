@@ -30,6 +30,7 @@ from jsg.engine.device.results import InFlight
 from jsg.engine.device.runner import ModelRunner
 from jsg.engine.hosts.watch import Computed
 from jsg.engine.hosts.wire import CallCodec
+from jsg.free_ports import free_ports
 from jsg.prompt_ids import PromptIds
 from jsg.sched.buckets import BucketKey, make_buckets
 from jsg.types import Request, SamplingParams
@@ -128,13 +129,11 @@ class _Pair:
     def __init__(self, folder: Path, shape: dict[str, Any], batch: int, num_new: int):
         self.sent_ms: list[float] = []
         self.was_early: list[bool] = []
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
         knobs: dict[str, Any] = {
             "load_format": "dummy",
             "tp_size": 2,
             "nnodes": 2,
-            "dist_init_addr": address,
+            "dist_init_addr": f"127.0.0.1:{free_ports(count=2)}",
             "dist_timeout": 120.0,
             "max_running_requests": batch,
             "max_total_tokens": 16_384,

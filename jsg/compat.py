@@ -15,7 +15,6 @@ import math
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ import httpx
 
 import jsg
 from jsg.errors import BackendError, ConfigError
+from jsg.free_ports import free_ports
 from jsg.lang.defaults import default_backend
 from jsg.lang.http.endpoint import RuntimeEndpoint
 from jsg.lang.media import image_of
@@ -117,11 +117,7 @@ def launch_server_cmd(
 
     `python -m sglang.launch_server` becomes `jsg serve`, which takes the options of its own and names others.
     """
-    with contextlib.ExitStack() as stack:
-        if port is None:
-            free = stack.enter_context(socket.socket())
-            free.bind((host, 0))
-            port = int(free.getsockname()[1])
+    port = free_ports(host) if port is None else port
     return execute_shell_command(f"{command} --port {port}"), port
 
 

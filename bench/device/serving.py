@@ -9,7 +9,6 @@ import functools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any
 from bench.device.events import Part
 from bench.device.plan import Load
 from bench.report import ROOT
+from jsg.free_ports import free_ports
 
 POLL_S = 0.25
 SETTLE_S = 90
@@ -80,9 +80,7 @@ def _server(part: Part, command: Sequence[str], name: str) -> Iterator[str]:
     log = part.folder / f"{name}.log"
     directory = part.model_directory()
     write_words(directory, part.plan.shape["vocab_size"])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_ports()
     at = {"jsg": ["--model-path", str(directory)], "vllm": [str(directory)]}[name]
     environment = {key: value for key, value in os.environ.items() if name == "jsg" or key != "PYTHONPATH"}
     begin = time.monotonic()

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from bench.peers import clients
 from bench.peers.clients import Client, HttpClient, WorkerClient
 from bench.served import served
 from bench.settled import wait_until_compiled
+from jsg.free_ports import free_ports
 from jsg.models.config import read_spec
 
 HERE = Path(__file__).parent
@@ -133,7 +133,7 @@ def vllm(python: str) -> Start:
 
     @contextlib.contextmanager
     def start(setting: Setting) -> Iterator[Engine]:
-        itemsize, port = ITEMSIZES[setting.dtype], free_port()
+        itemsize, port = ITEMSIZES[setting.dtype], free_ports()
         options = [
             "--dtype",
             setting.dtype,
@@ -176,7 +176,7 @@ def llama_cpp(python: str, kind: str | None) -> Start:
     @contextlib.contextmanager
     def start(setting: Setting) -> Iterator[Engine]:
         weights = kind or GGUF_KINDS[setting.dtype]
-        port = free_port()
+        port = free_ports()
         shape = [str(setting.num_threads), str(POOL_TOKENS), str(MAX_ROWS)]
         file = gguf_file(python, setting.model, weights)
         command = [python, str(HERE / "llama_server.py"), str(file), str(port), *shape]
@@ -247,7 +247,7 @@ def hugging_face_server(python: str) -> Start:
 
     @contextlib.contextmanager
     def start(setting: Setting) -> Iterator[Engine]:
-        itemsize, port = ITEMSIZES[setting.dtype], free_port()
+        itemsize, port = ITEMSIZES[setting.dtype], free_ports()
         model, hub = endless(setting.model, setting.logs / "hugging-face-model"), setting.logs / "hub"
         hub.mkdir(exist_ok=True)  # it looks for models there before it answers
         options = ["--continuous-batching", "--device", "cpu", "--dtype", setting.dtype]
@@ -308,13 +308,6 @@ def versions(python: str, package: str) -> dict[str, str]:
     code = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     return {package: done.stdout.strip()}
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def model_at(url: str) -> str:

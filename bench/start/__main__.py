@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ import httpx
 from bench.report import Report
 from bench.settled import wait_until_compiled
 from bench.start.notes import Stage, cpu_s, read_stages, ready_s
+from jsg.free_ports import free_ports
 
 SPY = Path(__file__).parent / "spy"
 LIMIT_S = 300
@@ -74,9 +74,7 @@ def _server(
     home: Path, notes: Path, options: Sequence[str]
 ) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client, float]]:
     """A server whose caches are all in one home, its client, and the time of its start."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_ports()
     writes_byte_code = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment = writes_byte_code | {
         "HOME": str(home),

@@ -2,14 +2,12 @@
 
 import os
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from typing import final
 
 STOP_S = 25.0  # more than --shutdown-timeout
-PORT_TRIES = 100
 
 
 @final
@@ -41,23 +39,3 @@ class Child:
         status = self._process.wait()
         if not self._is_stopping:
             self._on_end(status)
-
-
-def free_ports(address: str, count: int = 1) -> int:
-    """The first of some successive ports of an address that nobody uses now."""
-    for _ in range(PORT_TRIES):
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            first = probe.getsockname()[1]
-            if all(_is_free(address, first + extra) for extra in range(1, count)):
-                return first
-    raise OSError(f"{address} has no {count} free ports in a row")
-
-
-def _is_free(address: str, port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind((address, port))
-        except (OSError, OverflowError):
-            return False
-    return True

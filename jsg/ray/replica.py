@@ -12,7 +12,8 @@ import ray
 from ray import serve
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # pyright: ignore[reportMissingImports]
 
-from jsg.ray.child import Child, free_ports
+from jsg.free_ports import free_ports
+from jsg.ray.child import Child
 from jsg.ray.directory import Pool
 from jsg.ray.options import Options
 from jsg.ray.prompt import MAX_UNIT_BYTES
@@ -54,7 +55,8 @@ class Replica:
     async def __init__(self, options: Options, directory: Any) -> None:
         """Starts the server on all hosts, waits for it, and tells the directory."""
         address = options.host or ray.util.get_node_ip_address()
-        port, meeting_port = free_ports(address), free_ports(address, 2)
+        port = free_ports(address, 3)
+        meeting_port = port + 1
         commands = [options.command(rank, address, port, meeting_port) for rank in range(options.hosts)]
         self._url = f"http://{address}:{port}"
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CHECK_S))

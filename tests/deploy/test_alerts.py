@@ -13,9 +13,10 @@ import httpx
 import pytest
 import yaml
 
+from jsg.free_ports import free_ports
 from tests.deploy.promql import tokens_of
 from tests.deploy.test_grafana import PROMETHEUS, RULES
-from tests.server.running import ROOT, free_port, running, wait_until
+from tests.server.running import ROOT, running, wait_until
 
 FOLDER = ROOT / "deploy" / "prometheus"
 STATES = ("loading", "ready", "draining", "stalled", "ended")
@@ -254,7 +255,7 @@ def prometheus(server: httpx.Client, directory: Path) -> Iterator[httpx.Client]:
     config = PROMETHEUS | {"global": times, "scrape_configs": [job]}
     (directory / "prometheus.yml").write_text(json.dumps(config))
     shutil.copy(FOLDER / "jsg.rules.yml", directory)
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{free_ports()}"
     command = ["prometheus", f"--config.file={directory / 'prometheus.yml'}", f"--storage.tsdb.path={directory / 'db'}"]
     command.append(f"--web.listen-address={address}")
     with (directory / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:

@@ -13,9 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
+from jsg.free_ports import free_ports
 from tests.clients.environment import UnreachableError, make_python
 from tests.deploy.manifests import ROOT, of_file
-from tests.server.running import ServerProcess, data_of, free_port, running, wait_until
+from tests.server.running import ServerProcess, data_of, running, wait_until
 from tests.server.scrape import scrape
 
 COMMAND = of_file("compose/compose.yaml")["services"]["gateway"]["command"]
@@ -51,7 +52,7 @@ class Gateway:
             programs = make_python(ROOT / ".cache" / "deploy" / self.pin.partition("==")[0], [self.pin])
         except UnreachableError as error:
             pytest.skip(str(error))
-        port = free_port()
+        port = free_ports()
         program, *rest = self.start
         with started([str(programs / program), *rest, *arguments_of(urls, port)], folder):
             yield f"http://127.0.0.1:{port}"
@@ -142,7 +143,7 @@ def arguments_of(urls: list[str], port: int) -> list[str]:
     """The arguments in `compose.yaml`, for servers and ports of this machine."""
     places = {"http://jsg-0:30000": urls[0], "http://jsg-1:30000": urls[1], "--port=8080": f"--port={port}"}
     places |= {"--host=0.0.0.0": "--host=127.0.0.1", "--prometheus-host=0.0.0.0": "--prometheus-host=127.0.0.1"}
-    places |= {"--prometheus-port=29000": f"--prometheus-port={free_port()}"}
+    places |= {"--prometheus-port=29000": f"--prometheus-port={free_ports()}"}
     assert set(places) <= set(COMMAND)
     return [places.get(argument, argument) for argument in COMMAND]
 

@@ -16,9 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from jsg.free_ports import free_ports
 from tests.deploy.manifests import configured, of_file
 from tests.deploy.test_gateways import GATEWAYS, Gateway, num_finished, started
-from tests.server.running import ROOT, ServerProcess, free_port, running, wait_until
+from tests.server.running import ROOT, ServerProcess, running, wait_until
 
 PAGE = (ROOT / "docs" / "proxies.md").read_text(encoding="utf-8")
 NUM_CLIENTS, NUM_ROUNDS = 6, 2
@@ -61,7 +62,7 @@ def proxied(proxy: str, ports: list[int], folder: Path) -> Iterator[str]:
     """Starts a proxy with the recipe of the page; gives its address."""
     if shutil.which(proxy) is None:
         pytest.skip(f"needs {proxy}: it is in Debian's package of this name")
-    own, recipe = free_port(), recipe_of(proxy)
+    own, recipe = free_ports(), recipe_of(proxy)
     for written, port in zip(("8080", "30001", "30002"), (own, *ports), strict=True):
         assert f"127.0.0.1:{written}" in recipe
         recipe = recipe.replace(f"127.0.0.1:{written}", f"127.0.0.1:{port}")
@@ -144,7 +145,7 @@ def restart_each(compile_cache_dir: str) -> Callable[[list[str], Callable[[list[
 
     def restart(ending: list[str], started_before: Callable[[list[int]], Started]) -> None:
         command = ["-m", "jsg.cli", *SERVER, *ending, "--compilation-cache-dir", compile_cache_dir, "--port"]
-        ports = [free_port(), free_port()]
+        ports = [free_ports(), free_ports()]
         with contextlib.ExitStack() as stack:
             servers = [stack.enter_context(contextlib.ExitStack()) for _ in ports]
 

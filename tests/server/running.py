@@ -169,16 +169,6 @@ def wait_until(condition: Callable[[], bool], deadline_s: float = POLL_DEADLINE_
         time.sleep(0.01)
 
 
-def free_port(num: int = 1) -> int:
-    """A port that nobody uses; with `num`, neither are those behind it used."""
-    while True:
-        with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
-            first = probes.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-            for port in range(first + 1, first + num):
-                probes.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
-
-
 def is_listening(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
         return True

@@ -19,10 +19,11 @@ import httpx
 import pytest
 
 from jsg.engine.hosts.watch import HOST_LOST
+from jsg.free_ports import free_ports
 from tests.engine.parallel_embedded import square
 from tests.server.battery import engine_pid
 from tests.server.real_model import write_real_model
-from tests.server.running import RunningServer, free_port, running
+from tests.server.running import RunningServer, running
 
 END_S = 15.0
 FEW_PROGRAMS = ("--deterministic", "--max-running-requests", "4", "--max-total-tokens", "32768")
@@ -65,7 +66,7 @@ def make_hosts(model: Path, tmp_path: Path, compile_cache_dir: str) -> Callable[
         program: tuple[str, ...] = ("jsg.cli",),
         before: Callable[[list[str]], None] | None = None,
     ):
-        address = f"{ADDRESS}:{free_port()}"
+        address = f"{ADDRESS}:{free_ports(count=2)}"
         command = ["serve", served, "--port", "0", "--compilation-cache-dir", compile_cache_dir, *FEW_PROGRAMS]
         command += ["--tp-size", "2", "--nnodes", "2", "--dist-init-addr", address, "--dist-timeout", "5", *options]
         said = tmp_path / "follower.txt"

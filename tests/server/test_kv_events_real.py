@@ -5,12 +5,13 @@ import pytest
 import zmq
 
 from jsg.engine.child.kv_events import END
-from tests.server.running import ProcessMaker, free_port, wait_until
+from jsg.free_ports import free_ports
+from tests.server.running import ProcessMaker, wait_until
 
 
 @pytest.mark.slow
 def test_events_name_the_blocks_of_a_rendered_prompt(make_real_server: ProcessMaker):
-    port = free_port(2)  # past events are at the next one
+    port = free_ports(count=2)  # past events are at the next one
     with (
         make_real_server("--kv-events-endpoint", f"tcp://127.0.0.1:{port}") as server,
         zmq.Context() as context,

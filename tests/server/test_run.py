@@ -14,11 +14,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jsg.config import ServerConfig
 from jsg.errors import ConfigError
+from jsg.free_ports import free_ports
 from jsg.server.front import FrontDoor
 from jsg.server.run import _listen, _uvicorn_config
 from jsg.server.telemetry.telemetry import Telemetry
 from tests.engine.fake_core import CRASHING, TOO_LARGE
-from tests.server.running import ProcessMaker, RunningServer, free_port, is_listening, wait_until
+from tests.server.running import ProcessMaker, RunningServer, is_listening, wait_until
 from tests.server.scrape import scrape
 from tests.server.threads import ServerMaker
 
@@ -42,7 +43,7 @@ class TestGreeting:
 
 class TestStart:
     def test_it_listens_while_the_engine_loads(self, make_server: ServerMaker, tmp_path):
-        port, gate = free_port(), tmp_path / "gate"
+        port, gate = free_ports(), tmp_path / "gate"
         with make_server(engine={"tokenizer_path": str(gate)}, server={"port": port}, wait=False) as server:
             server.http.base_url = f"http://127.0.0.1:{port}"
             wait_until(lambda: is_listening(port))

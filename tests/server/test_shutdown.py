@@ -20,6 +20,7 @@ from jsg import cli
 from jsg.config import EngineConfig, ServerConfig
 from jsg.engine.front.children import EngineChild
 from jsg.errors import ConfigError, EngineDeadError
+from jsg.free_ports import free_ports
 from jsg.lang.http import runtime
 from jsg.lang.http.runtime import Runtime
 from jsg.server import run
@@ -30,7 +31,6 @@ from tests.server.running import (
     RunningServer,
     check_discreet,
     data_of,
-    free_port,
     is_listening,
     is_running,
     running,
@@ -143,7 +143,7 @@ class TestOneSignal:
                 assert server.join() is None
 
     def test_while_loading(self, make_server: ServerMaker, tmp_path):
-        port, gate = free_port(), tmp_path / "never made"
+        port, gate = free_ports(), tmp_path / "never made"
         with make_server(engine={"tokenizer_path": str(gate)}, server={"port": port}, wait=False) as server:
             wait_until(lambda: is_listening(port))
             server.terminate()
