@@ -30,7 +30,7 @@ from jsg.constrained.ir import (
     parts_of,
     seq,
 )
-from jsg.constrained.limits import check
+from jsg.constrained.limits import LIMITS, check
 from jsg.constrained.schema.formats import (
     MAX_COUNTED,
     format_expr,
@@ -122,13 +122,19 @@ def quoted_expr(scope: Scope, shape: String, *, is_name: bool = False) -> Expr:
     if shape == String():
         return seq(_QUOTE, _rest(scope))
     if shape.excluded:
-        dfa = _automaton(scope, dataclasses.replace(shape, excluded=frozenset()), _parts(scope, shape), is_name)
+        whole = dataclasses.replace(shape, excluded=frozenset())
+        dfa = _every_text() if whole == String() else _automaton(scope, whole, _parts(scope, shape), is_name)
         if dfa.has_lengths(shape.min_length, shape.max_length):
             rest = _all_but(scope, dfa, shape.excluded, is_name)
             return NEVER if rest == NEVER else seq(_QUOTE, rest)
     if len(shape.formats) == 1 and shape == String(formats=shape.formats):
         return _of_format(shape.formats[0])
     return seq(_QUOTE, _lowered(scope, _content(scope, shape, is_name)), _QUOTE)
+
+
+@functools.cache
+def _every_text() -> CharDfa:
+    return CharDfa.length(0, None, LIMITS)
 
 
 @functools.cache
