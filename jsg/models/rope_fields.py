@@ -4,8 +4,7 @@ import math
 from collections.abc import Set as AbstractSet
 from typing import get_args
 
-from jsg.errors import ModelError
-from jsg.fields import Fields
+from jsg.fields import FieldError, Fields
 from jsg.models.block_spec import RopeSpec, RopeType
 from jsg.models.without_effect import ROPE_DICTS
 
@@ -34,7 +33,8 @@ def read_rope(config: Fields, own: AbstractSet[str] = frozenset()) -> RopeSpec:
     """
     new, scaling = config.section("rope_parameters"), rope_section(config)
     for name in scaling.names() - ROPE_FIELDS - own:
-        raise ModelError(f"config.json: rope field {name!r} is not supported; supported are {sorted(ROPE_FIELDS)}")
+        message = f"config.json: rope field {name!r} is not supported; supported are {sorted(ROPE_FIELDS)}"
+        raise FieldError(message, scaling.file, name)
     for fields in (scaling, config):
         partial = fields.number("partial_rotary_factor", default=1.0)
         fields.require(partial == 1.0, "partial_rotary_factor", "be 1, for rope turns whole heads", partial)
