@@ -2,6 +2,7 @@
 
 from jsg.errors import ModelError
 from jsg.models.families import (
+    glm4,
     granite,
     llama,
     ministral,
@@ -9,6 +10,7 @@ from jsg.models.families import (
     mistral,
     mixtral,
     olmo2,
+    phi3,
     qwen2,
     qwen2_moe,
     qwen3,
@@ -33,6 +35,8 @@ FAMILIES: dict[str, Family] = {
     "Olmo2ForCausalLM": olmo2.FAMILY,
     "SmolLM3ForCausalLM": smollm3.FAMILY,
     "GraniteForCausalLM": granite.FAMILY,
+    "Phi3ForCausalLM": phi3.FAMILY,
+    "Glm4ForCausalLM": glm4.FAMILY,
 }
 """Architecture → how its files are read."""
 
