@@ -6,6 +6,7 @@ import hashlib
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
@@ -111,7 +112,7 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
 
 def renamed(config: ModelSpec) -> Callable[[str], str]:
     """From the name of a tensor in the files of such a model to its name here."""
-    return _in_causal_model if config.vision is None else module_name
+    return _in_causal_model if config.vision is None and config.rest is None else module_name
 
 
 def _in_causal_model(name: str) -> str:
@@ -217,10 +218,11 @@ def _parameters(model: nnx.Module) -> Iterator[nnx.Param]:
     return (node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Param))
 
 
-def unread(config: ModelSpec) -> frozenset[str]:
-    """Names of tensors that a checkpoint may hold and the model does not read."""
-    head = frozenset([HEAD] if config.tie_word_embeddings else [])
-    return head if config.vision is None else head | unread_tensors(config.vision)
+def unread(config: ModelSpec) -> re.Pattern[str]:
+    """A pattern of the names of tensors that a checkpoint may hold and the model does not read."""
+    names = [HEAD] if config.tie_word_embeddings else []
+    names += [] if config.vision is None else unread_tensors(config.vision)
+    return re.compile("|".join([*map(re.escape, names), config.rest or ""]))
 
 
 def origins(model: nnx.Module) -> Iterator[tuple[Origin, tuple[int, ...]]]:

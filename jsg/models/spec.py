@@ -53,12 +53,14 @@ class ModelSpec:
         layers: The transformer blocks in order.
         final_norm: The norm behind the last.
         max_position_embeddings: Longest sequence in tokens, with rope scaling.
-        embedding_factor: Multiplies the rows of the embedding.
+        embedding_factor: Multiplies the rows of the embedding, rounded to their type as in training.
         logit_factor: Multiplies the logits.
+        logit_softcap: Logits become softcap * tanh(logit / softcap) then; None for none.
         tie_word_embeddings: The head uses the embedding's rows.
         eos_token_ids: Tokens that end an answer.
         bos_token_id: Token that begins a text, if there is one.
         vision: The vision half; None for a text model.
+        rest: Of a model whose text half alone is served, a pattern of the names of the other tensors; else None.
         notes: What the file says and the model does not follow, a sentence each, for the log.
     """
 
@@ -70,10 +72,12 @@ class ModelSpec:
     max_position_embeddings: int
     embedding_factor: float = 1.0
     logit_factor: float = 1.0
+    logit_softcap: float | None = None
     tie_word_embeddings: bool = False
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     vision: VisionConfig | None = None
+    rest: str | None = None
     notes: tuple[str, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
     def over_devices(self, count: int, groups: int = 1) -> "ModelSpec":

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from docs.tables import models
-from jsg.models.registry import FAMILIES
+from jsg.models.registry import FAMILIES, TEXT_ONLY
 from jsg.models.vision_config import VISION_KINDS
 from tests import parity
 from tests.test_layout import ROOT
@@ -48,3 +48,5 @@ def test_every_family_has_a_row_and_a_description():
         assert f"| `{architecture}` | " in PAGE.partition("## Parity")[0]
         row = next(line for line in models.parity().splitlines() if line.startswith(f"| `{architecture}` |"))
         assert "logits within" in row, "nothing compares this family with another implementation"
+    for architecture in TEXT_ONLY:
+        assert f"| `{architecture}` | " in PAGE.partition("## Parity")[0]

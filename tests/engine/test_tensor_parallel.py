@@ -23,6 +23,8 @@ FAMILIES = {
     "mixtral": (2,),
     "qwen2": (2,),
     "qwen2_moe": (2,),
+    "gemma2": (2,),
+    "gemma3_nested": (2,),
     "olmo2": (2,),  # norms of all heads together
     "qwen3_biases": (4,),
 }
