@@ -47,6 +47,8 @@ class Attention(nnx.Module):
         )
         output = f"{prefix}.{spec.output}"
         self.output = Linear((output,), heads * head_dim, (width,), dtype, split_axis=0, bias=spec.output_bias)
+        sinks = Origin((Source(f"{prefix}.{spec.sinks}", (heads,)),), split_axis=0)
+        self.sinks = parameter((heads,), dtype, sinks) if spec.sinks else None
         norm = spec.qk_norm
         per_head = norm if norm and not norm.spans_heads else None
         self.query_norm = RMSNorm(f"{prefix}.{per_head.query}", head_dim, per_head.eps, dtype) if per_head else None
@@ -74,7 +76,8 @@ class Attention(nnx.Module):
             steps = jnp.floor(inputs.positions.astype(jnp.float32) / growth.length)
             queries *= (1 + growth.beta * jnp.log1p(steps)).astype(queries.dtype)[:, None, None]
         scale, window = self.spec.scale, self.spec.window
-        gathered = ops.paged_attention(queries, cache, inputs.attention, scale=scale, window=window)
+        sinks = None if self.sinks is None else self.sinks[...]
+        gathered = ops.paged_attention(queries, cache, inputs.attention, scale=scale, window=window, sinks=sinks)
         return self.output(gathered.reshape(len(x), -1)), cache
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,15 +24,16 @@ WINDOW = [
     dataclasses.replace(CAPPED, name=f"{case.name}-softcap-8-kv-heads", rows=case.rows, window=case.window)
     for case in map(named, ("decode-window", "window"))
 ]
-FAST = (*map(named, PLAIN), *WINDOW)
-"""Two programs: without anything special, and with a window, pages, clusters of heads and a softcap."""
+FAST = (*map(named, PLAIN), *WINDOW, named("sinks"))
+"""Three programs: without anything special; with a window, pages, clusters of heads and a softcap; with sinks."""
 BOTH = pytest.mark.parametrize("implementation", ["reference", "native"])
 
 
 @functools.cache
 def compiled(as_served: bool, implementation: str, **static: float | None) -> Callable[..., jax.Array]:
-    def run(queries: jax.Array, keys: jax.Array, values: jax.Array, inputs: AttentionInputs) -> jax.Array:
-        return ops.paged_attention(queries, (keys, values), inputs, **static, implementation=implementation)
+    def run(queries: jax.Array, keys: jax.Array, values: jax.Array, inputs: Any, sinks: Any) -> jax.Array:
+        how = {**static, "sinks": sinks, "implementation": implementation}
+        return ops.paged_attention(queries, (keys, values), inputs, **how)
 
     return jax.jit(run, compiler_options=None if as_served else QUICKLY)
 
@@ -41,7 +43,7 @@ def attend(
 ) -> np.ndarray:
     """The attention, as an engine compiles it or quickly; the last bits of the reference may differ."""
     run = compiled(as_served, implementation, scale=case.head_dim**-0.5, window=case.window, softcap=case.softcap)
-    return np.asarray(run(arrays.queries, arrays.keys, arrays.values, arrays.inputs))
+    return np.asarray(run(arrays.queries, arrays.keys, arrays.values, arrays.inputs, arrays.sinks))
 
 
 def short_tiles_apart(inputs: AttentionInputs) -> AttentionInputs:
@@ -117,7 +119,11 @@ def test_machine_code_for_short_registers_gives_the_same_bits(monkeypatch: pytes
 @pytest.mark.parametrize("unit", ["matrix unit", "pairs", "neither"])
 @pytest.mark.parametrize(
     "case",
-    [named("pages-of-16"), cases.for_model(named("mixed"), "phi-2"), cases.for_model(named("mixed"), "llama-3-8b")],
+    [
+        named("sinks"),
+        named("pages-of-16"),
+        *(cases.for_model(named("mixed"), model) for model in ("phi-2", "llama-3-8b")),
+    ],
     ids=lambda case: case.name,
 )
 def test_machine_code_computes_in_bfloat16(

@@ -50,6 +50,7 @@ def paged_attention(
     values: Float[Array, "P page_size K H"],
     inputs: AttentionInputs,
     scoring: Scoring,
+    sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "T N H"]:
     """See `ops.paged_attention`. Sums are float32. Where bfloat16 are multiplied, weights are rounded to it.
 
@@ -64,8 +65,9 @@ def paged_attention(
         )
     queries = queries if str(queries.dtype) in KINDS else queries.astype(jnp.float32)
     is_short = queries.dtype == jnp.bfloat16 and kind == "bfloat16"
-    types = AttentionTypes(str(queries.dtype), kind, _unit(head_dim) if is_short else "")
-    name = "_".join(filter(None, ("jsg_attention", types.unit, types.queries, types.pool)))
+    types = AttentionTypes(str(queries.dtype), kind, _unit(head_dim) if is_short else "", sinks is not None)
+    has_sinks = "sinks" if types.has_sinks else ""
+    name = "_".join(filter(None, ("jsg_attention", types.unit, types.queries, types.pool, has_sinks)))
     name = library.registered(name, functools.partial(_emit, types))
     return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(queries.shape, queries.dtype))(
         queries,
@@ -81,6 +83,7 @@ def paged_attention(
         jnp.asarray(inputs.num_tiles, jnp.int32),
         jnp.int32(NO_WINDOW if scoring.window is None else scoring.window),
         jnp.float32(scoring.scale),
+        jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
     )
 
 
@@ -215,13 +218,18 @@ def _emit_block(
             _emit_output(types, function, call, rows, state, num_keys)
 
 
-def _row_offset(types: AttentionTypes, rows: Rows, call: Call, row: Value) -> Value:
-    """Where a row lies in the queries and in the result, in bytes."""
+def _token_and_head(rows: Rows, row: Value) -> tuple[Value, Value]:
+    """The packed token and the query head of a row."""
     index = rows.first + row
     token = index // rows.group
+    return rows.token + token, rows.head * rows.group + index - token * rows.group
+
+
+def _row_offset(types: AttentionTypes, rows: Rows, call: Call, row: Value) -> Value:
+    """Where a row lies in the queries and in the result, in bytes."""
+    token, head = _token_and_head(rows, row)
     heads, head_dim = call.queries.sizes[1:]
-    head = rows.head * rows.group + index - token * rows.group
-    return ((rows.token + token) * heads + head) * head_dim * types.query_bytes
+    return (token * heads + head) * head_dim * types.query_bytes
 
 
 def _emit_start(types: AttentionTypes, function: Function, call: Call, rows: Rows, state: State) -> None:
@@ -394,9 +402,28 @@ def _emit_end(types: AttentionTypes, function: Function, call: Call, rows: Rows,
     with function.loop(rows.num_rows) as row:
         target = _row_offset(types, rows, call, row)
         total = function.spread(function.total(load_panel(function, state.totals, row * PANEL_BYTES)))
+        if types.has_sinks:
+            total = _with_sink(types, function, call, rows, state, row, total)
         with function.loop(head_dim, step=LANES) as dim:
             average = load_panel(function, state.output, (row * head_dim + dim) * 4) / total
             function.store_as(types.queries, average, call.out.data, target + dim * types.query_bytes)
+
+
+def _with_sink(
+    types: AttentionTypes, function: Function, call: Call, rows: Rows, state: State, row: Value, total: Value
+) -> Value:
+    """The sum of a row's exponentials with that of its sink.
+
+    A sink far above all scores makes it infinite, and the result zero.
+    """
+    largest = load_panel(function, state.largest, row * PANEL_BYTES)
+    if types.is_short:  # scores are not scaled then
+        largest = largest * function.spread(load_number(function, call.scale.data, 0))
+    _, head = _token_and_head(rows, row)
+    difference = function.spread(load_number(function, call.sinks.data, head * 4)) - largest
+    is_above = function.like(difference, 0.0) < difference
+    decay = function.exp(function.chosen(is_above, function.zeros() - difference, difference))
+    return total + function.chosen(is_above, function.like(decay, 1.0) / decay, decay)
 
 
 def _shapes() -> tuple[tuple[int, int], ...]:

@@ -30,10 +30,11 @@ class Call(NamedTuple):
     num_tiles: Buffer
     window: Buffer
     scale: Buffer
+    sinks: Buffer
     out: Buffer
 
 
-RANKS = (3, 4, 4, 2, 1, 1, 1, 1, 1, 1, 0, 0, 0, 3)
+RANKS = (3, 4, 4, 2, 1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 3)
 """The number of axes of each buffer of a `Call`."""
 
 
@@ -45,11 +46,13 @@ class AttentionTypes(NamedTuple):
         pool: Of keys and values, likewise.
         unit: "amx" for the matrix unit, "pairs" for pairs of bfloat16 and "" for float32. For the first two both are
             "bfloat16", and so are the weights of values.
+        has_sinks: Each query head has a sink: see `ops.paged_attention`.
     """
 
     queries: str
     pool: str
     unit: str
+    has_sinks: bool = False
 
     @property
     def is_short(self) -> bool:
