@@ -53,6 +53,8 @@ class RopeSpec:
         beta_slow: yarn: dimensions that turn less often than this are slowed by `factor`.
         attention_factor: yarn: multiplies cos and sin; None for 0.1 ln(factor) + 1.
         truncate: yarn: the dimensions between the two are counted in whole ones.
+        rotated: How many numbers of a head are turned, from the first; None for all.
+        is_interleaved: Numbers 2i and 2i + 1 are turned together; else i and i + half of those that are turned.
     """
 
     type: RopeType = "default"
@@ -65,6 +67,22 @@ class RopeSpec:
     beta_slow: float = 1.0
     attention_factor: float | None = None
     truncate: bool = True
+    rotated: int | None = None
+    is_interleaved: bool = False
+
+    def row_order(self, head_dim: int) -> tuple[int, ...] | None:
+        """For each number of a query or key in the model, its number in the checkpoint; None if they are the same.
+
+        The model turns i and i + half of the head together, and pairs behind those that are turned by an angle of 0.
+        Products of queries and keys are the same in any order that both have.
+        """
+        rotated, half = self.rotated or head_dim, head_dim // 2
+        if not self.is_interleaved and rotated == head_dim:
+            return None
+        pairs = range(rotated // 2)
+        turned = [(2 * i, 2 * i + 1) if self.is_interleaved else (i, i + rotated // 2) for i in pairs]
+        turned += [(i, i + half - rotated // 2) for i in range(rotated, rotated // 2 + half)]
+        return tuple(first for first, _ in turned) + tuple(second for _, second in turned)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +133,8 @@ class AttentionSpec:
         qkv_bias: The projections to queries, keys and values have biases.
         output_bias: The projection after attention has a bias.
         sinks: The tensor of a score for each head that takes part of the weight of a token's keys; None for none.
-        projections: The tensors of the projections to queries, keys and values, without `.weight`.
+        projections: The tensors of the projections to queries, keys and values, without `.weight`. Equal names are one
+            tensor, in which their rows stand one after another.
         output: That of the projection after attention.
     """
 
@@ -159,7 +178,7 @@ class FeedForwardSpec:
         inner: Width inside the block.
         has_bias: Its projections have biases.
         gate: The tensor of the projection to the gates, without `.weight`.
-        up: That of the projection to what the gates let through.
+        up: That of the projection to what the gates let through. If it is the same, the rows of the gates are first.
         down: That of the projection back to the width of the model.
     """
 
@@ -207,6 +226,21 @@ class SharedExpertSpec:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StackSpec:
+    """How one tensor has the kernels of all experts.
+
+    Attributes:
+        is_transposed: It is [experts, in, out], and not [experts, out, in].
+        is_interleaved: If it has gates and what they let through, their rows take turns; else the gates are first.
+        suffix: What follows the names of kernels in the checkpoint.
+    """
+
+    is_transposed: bool = False
+    is_interleaved: bool = False
+    suffix: str = ".weight"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsSpec:
     """Several gated feed-forward blocks, of which each token uses a few.
 
@@ -215,9 +249,10 @@ class ExpertsSpec:
         inner: Width inside an expert.
         router: How a token's experts are chosen.
         gate: The tensor of an expert's projection, without `.weight`, with `{expert}` for its number: see
-            `FeedForwardSpec`.
+            `FeedForwardSpec`. With a `stack` it has no number.
         up: Likewise.
         down: Likewise.
+        stack: How one tensor has the kernels of all experts; None if each expert has its own.
         shared: What every token uses beside its experts; None for nothing.
     """
 
@@ -227,6 +262,7 @@ class ExpertsSpec:
     gate: str = "mlp.experts.{expert}.gate_proj"
     up: str = "mlp.experts.{expert}.up_proj"
     down: str = "mlp.experts.{expert}.down_proj"
+    stack: StackSpec | None = None
     shared: SharedExpertSpec | None = None
 
     def num_weights(self, width: int) -> int:

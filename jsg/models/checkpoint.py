@@ -55,8 +55,12 @@ class StoredTensor(Protocol):
         """A slice along any axes, in any order in memory. Changes nothing. Raises ModelError if it is damaged."""
         ...
 
-    def piece(self) -> tuple[int, int]:
-        """An axis, and how many indices of it the file holds side by side. Changes nothing."""
+    def piece(self, outer: int = 0) -> tuple[int, int]:
+        """An axis, and how many indices of it the file holds side by side. Changes nothing.
+
+        Args:
+            outer: How many of the first axes the caller cuts into single indices.
+        """
         ...
 
 
@@ -134,9 +138,9 @@ class Checkpoint:
             self.num_bytes_read += numbers.nbytes
         return numbers
 
-    def piece(self, name: str) -> Piece:
-        """The part of the tensor that is cheap to read at once."""
-        return Piece(*self._stored[name][1].piece())
+    def piece(self, name: str, outer: int = 0) -> Piece:
+        """The part of the tensor that is cheap to read at once, of one index of each of the `outer` first axes."""
+        return Piece(*self._stored[name][1].piece(outer))
 
     def stored(self) -> Iterator[tuple[str, str, StoredTensor]]:
         """The name, the stored name and the tensor, of each tensor."""
@@ -157,10 +161,10 @@ class SafeTensor:
             return self._file.get_tensor(self._name)
         return self._file.get_slice(self._name)[slices]
 
-    def piece(self) -> tuple[int, int]:
+    def piece(self, outer: int = 0) -> tuple[int, int]:
         """Rows of about `PIECE_BYTES`."""
-        row_bytes = math.prod(self.shape[1:]) * (4 if self.dtype == "F32" else 2)
-        return 0, max(1, PIECE_BYTES // max(1, row_bytes))
+        row_bytes = math.prod(self.shape[outer + 1 :]) * (4 if self.dtype == "F32" else 2)
+        return outer, max(1, PIECE_BYTES // max(1, row_bytes))
 
 
 def has_checkpoint(directory: Path) -> bool:

@@ -16,7 +16,8 @@ from jaxtyping import Array, Float, Int
 from jsg.kernels_pallas import ops
 from jsg.models.block_spec import ExpertsSpec
 from jsg.models.feed_forward import FeedForward
-from jsg.models.layers import Linear, Origin, Source, activation_result, parameter, project
+from jsg.models.layers import Linear, activation_result, parameter, project
+from jsg.models.origin import Origin, Source, of_experts
 from jsg.models.quantise import Quantised
 from jsg.models.tensor_parallel import add_up, first_expert, num_groups
 
@@ -32,12 +33,17 @@ class SparseFeedForward(nnx.Module):
         router = Origin((Source(f"{prefix}.{spec.router.name}.weight", (spec.count, width)),), transposed=True)
         self.router = parameter((width, spec.count), dtype, router)
 
-        def names(template: str) -> list[str]:
-            return [f"{prefix}.{template.format(expert=expert)}" for expert in range(spec.count)]
+        turns = 2 if spec.gate == spec.up else 1
 
-        self.gate = _stacked(names(spec.gate), width, spec.inner, dtype, split_axis=2)
-        self.up = _stacked(names(spec.up), width, spec.inner, dtype, split_axis=2)
-        self.down = _stacked(names(spec.down), spec.inner, width, dtype, split_axis=1)
+        def kernels(name: str, in_dim: int, out_dim: int, split_axis: int, **place: int) -> nnx.Param:
+            """A kernel [in_dim, out_dim] for each expert. A device has its slice of those of its group's experts."""
+            sources = expert_sources(spec, f"{prefix}.{name}", (out_dim, in_dim), **place)
+            origin = Origin(sources, transposed=True, split_axis=split_axis, expert_axis=0)
+            return parameter((spec.count, in_dim, out_dim), dtype, origin, summed_axis=1)
+
+        self.gate = kernels(spec.gate, width, spec.inner, 2, turns=turns)
+        self.up = kernels(spec.up, width, spec.inner, 2, turn=turns - 1, turns=turns)
+        self.down = kernels(spec.down, spec.inner, width, 1)
         shared = spec.shared
         self.shared = FeedForward(shared.block, prefix, width, dtype) if shared else None
         self.shared_gate = Linear((f"{prefix}.{shared.gate}",), width, (1,), dtype) if shared else None
@@ -64,11 +70,22 @@ class SparseFeedForward(nnx.Module):
         return add_up(part)
 
 
-def _stacked(names: list[str], in_dim: int, out_dim: int, dtype: jax.typing.DTypeLike, *, split_axis: int) -> nnx.Param:
-    """A kernel [in_dim, out_dim] for each expert. A device has its slice of the kernels of its group's experts."""
-    sources = tuple(Source(f"{name}.weight", (out_dim, in_dim)) for name in names)
-    origin = Origin(sources, join_axis=0, transposed=True, split_axis=split_axis, expert_axis=0)
-    return parameter((len(names), in_dim, out_dim), dtype, origin, summed_axis=1)
+def expert_sources(
+    spec: ExpertsSpec, name: str, shape: tuple[int, ...], *, turn: int = 0, turns: int = 1
+) -> tuple[Source, ...]:
+    """The kernel of each expert, [out, in]. See `of_experts`."""
+    if (stack := spec.stack) is None:
+        return of_experts(f"{name}.weight", spec.count, shape, turn=turn, turns=turns)
+    return of_experts(
+        name + stack.suffix,
+        spec.count,
+        shape,
+        turn=turn,
+        turns=turns,
+        is_stacked=True,
+        is_transposed=stack.is_transposed,
+        is_interleaved=stack.is_interleaved,
+    )
 
 
 def _grouped(rows: Float[Array, "R D"], kernels: nnx.Param, sizes: Int[Array, " E"]) -> Float[Array, "R F"]:

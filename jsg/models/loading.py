@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -23,8 +23,9 @@ from jsg.models.build import build_model
 from jsg.models.checkpoint import Piece, has_checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
 from jsg.models.host_memory import freed_at_once
-from jsg.models.layers import Origin
 from jsg.models.llava import Llava, module_name
+from jsg.models.origin import Origin, Source
+from jsg.models.part_reader import PartReader
 from jsg.models.quantise import Quantised, declare
 from jsg.models.slices import Reader, Slices
 from jsg.models.spec import ModelSpec
@@ -78,13 +79,13 @@ def load_model(
         config = with_own_head(directory, config, load_format)
     model = abstract_model(config, dtype, quantization, mesh)
     if load_format == "dummy":
-        _fill(model, _Seeded(seed, checkpoint_shapes(model)), lambda: 0, progress)
+        _fill(model, _Seeded(seed), lambda: 0, progress)
         return model
     if directory is None:
         raise ModelError("a model directory is needed unless --load-format is dummy")
     with open_checkpoint(directory, renamed(config), load_format) as checkpoint, freed_at_once():
         checkpoint.require(checkpoint_shapes(model), unread(config))
-        _fill(model, checkpoint, lambda: checkpoint.num_bytes_read, progress)
+        _fill(model, PartReader(checkpoint), lambda: checkpoint.num_bytes_read, progress)
     return model
 
 
@@ -120,16 +121,16 @@ def _in_causal_model(name: str) -> str:
 
 
 class _Seeded:
-    """Random tensors of these shapes."""
+    """Random sources. A part of a tensor is drawn by itself, because a tensor may have many parts."""
 
-    def __init__(self, seed: int, shapes: Mapping[str, tuple[int, ...]]):
-        self._seed, self._shapes = seed, shapes
+    def __init__(self, seed: int):
+        self._seed = seed
 
-    def read(self, name: str, slices: Slices) -> np.ndarray:
-        return _dummy_tensor(name, self._shapes[name], self._seed)[slices]
+    def read(self, source: Source, slices: Slices) -> np.ndarray:
+        return _dummy_tensor(source, self._seed)[slices]
 
-    def piece(self, name: str) -> Piece:
-        return Piece(0, self._shapes[name][0])  # a whole tensor is drawn at once
+    def piece(self, source: Source) -> Piece:
+        return Piece(0, source.shape[0])  # a whole one is drawn at once
 
 
 def abstract_model(
@@ -197,15 +198,17 @@ def _fill(model: nnx.Module, reader: Reader, num_bytes_read: Callable[[], int], 
                 progress(done, len(params), num_bytes_read())
 
 
-def _dummy_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Random values that depend only on the seed and the tensor's name, scaled so that logits have a std of about 1.
+def _dummy_tensor(source: Source, seed: int) -> np.ndarray:
+    """Random values that depend only on the seed and the source, scaled so that logits have a std of about 1.
 
     A program that draws takes longer to compile than to run, and each length needs another program. So all short
     tensors are beginnings of draws of one length, and longer ones of draws whose lengths are powers of two.
     """
+    name, shape, part = source.name, source.shape, source.part
     if name.endswith(("norm.weight", "norm1.weight", "norm2.weight")):  # CLIP numbers its norms
         return np.ones(shape, np.float32)
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    key = f"{seed} {name}" if part is None else f"{seed} {name} {part.expert} {part.first}"
+    digest = hashlib.sha256(key.encode()).digest()
     key = jax.random.key(int.from_bytes(digest[:4], "little"))
     count = math.prod(shape)
     length = max(SHORT_DRAW, 1 << (count - 1).bit_length()) if count <= LONG_DRAW else count
@@ -230,5 +233,5 @@ def origins(model: nnx.Module) -> Iterator[tuple[Origin, tuple[int, ...]]]:
 
 
 def checkpoint_shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors that the model's parameters are made of."""
-    return {source.name: source.shape for origin, _ in origins(model) for source in origin.sources}
+    """Names of the tensors that the model's parameters are made of, and their shapes in the file."""
+    return {source.name: source.stored_shape for origin, _ in origins(model) for source in origin.sources}

@@ -21,6 +21,7 @@ from jsg.models.block_spec import (
     RopeSpec,
     RouterSpec,
     SharedExpertSpec,
+    StackSpec,
 )
 from jsg.models.decoder import Decoder, Layer
 from jsg.models.inputs import ForwardInputs
@@ -110,6 +111,7 @@ EXPERTS = ExpertsSpec(
     gate="mlp.experts.{expert}.gate_proj",
     up="mlp.experts.{expert}.up_proj",
     down="mlp.experts.{expert}.down_proj",
+    stack=StackSpec(),
     shared=SharedExpertSpec(block=FeedForwardSpec(inner=64), gate="mlp.shared_expert_gate"),
 )
 OTHER: dict[str, Any] = {
@@ -138,6 +140,8 @@ OTHER: dict[str, Any] = {
     "beta_fast": 40.0,
     "beta_slow": 2.0,
     "attention_factor": 1.5,
+    "rotated": 16,
+    "suffix": "",
     "heads": 8,
     "kv_heads": 4,
     "kv_repeats": 2,
