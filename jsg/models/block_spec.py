@@ -233,11 +233,13 @@ class StackSpec:
         is_transposed: It is [experts, in, out], and not [experts, out, in].
         is_interleaved: If it has gates and what they let through, their rows take turns; else the gates are first.
         suffix: What follows the names of kernels in the checkpoint.
+        bias_suffix: What follows the names of kernels in those of their biases.
     """
 
     is_transposed: bool = False
     is_interleaved: bool = False
     suffix: str = ".weight"
+    bias_suffix: str = ".bias"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +255,7 @@ class ExpertsSpec:
         up: Likewise.
         down: Likewise.
         stack: How one tensor has the kernels of all experts; None if each expert has its own.
+        has_bias: The projections of experts have biases.
         shared: What every token uses beside its experts; None for nothing.
     """
 
@@ -263,6 +266,7 @@ class ExpertsSpec:
     up: str = "mlp.experts.{expert}.up_proj"
     down: str = "mlp.experts.{expert}.down_proj"
     stack: StackSpec | None = None
+    has_bias: bool = False
     shared: SharedExpertSpec | None = None
 
     def num_weights(self, width: int) -> int:

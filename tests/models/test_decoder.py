@@ -112,6 +112,7 @@ EXPERTS = ExpertsSpec(
     up="mlp.experts.{expert}.up_proj",
     down="mlp.experts.{expert}.down_proj",
     stack=StackSpec(),
+    has_bias=True,
     shared=SharedExpertSpec(block=FeedForwardSpec(inner=64), gate="mlp.shared_expert_gate"),
 )
 OTHER: dict[str, Any] = {
@@ -142,6 +143,7 @@ OTHER: dict[str, Any] = {
     "attention_factor": 1.5,
     "rotated": 16,
     "suffix": "",
+    "bias_suffix": "",
     "heads": 8,
     "kv_heads": 4,
     "kv_repeats": 2,
