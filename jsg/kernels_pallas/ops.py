@@ -16,6 +16,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Num, UInt
 
 from jsg.kernels_pallas import reference, reference_routes, reference_rows, reference_threshold, reference_write
+from jsg.kernels_pallas.activation import Activation
 from jsg.kernels_pallas.inputs import AttentionInputs, HeadNorms, LayerCache, Panels, Scoring
 from jsg.kernels_pallas.reference_routes import Routes
 
@@ -75,7 +76,7 @@ def rotate_and_write(
         sin: Sine, likewise.
         slots: The slot of each token, page * page_size + offset; 0 for tokens that must not be written.
         cache: The layer's part of the pool.
-        norms: RMS norms of queries and keys, which are applied before rotation.
+        norms: RMS norms of queries and keys.
         implementation: "triton", "native", "reference", or None for the best that works here.
 
     Returns:
@@ -170,11 +171,14 @@ def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike 
     return native.matmul(x, kernel, result)
 
 
-def gated(gate_up: Float[Array, "T 2 F"], *, implementation: str | None = None) -> Float[Array, "T F"]:
-    """silu(gate) · up, in their dtype. A CPU rounds once, because there rounding takes longer than these operations.
+def gated(
+    gate_up: Float[Array, "T 2 F"], activation: Activation = "silu", *, implementation: str | None = None
+) -> Float[Array, "T F"]:
+    """activation(gate) · up, in their dtype. A CPU rounds once, because rounding takes longer than these operations.
 
     Args:
         gate_up: For each token the F gates, then what each of them lets through.
+        activation: Which function of the gates.
         implementation: "native", "reference", or None for the best that works here.
 
     Raises:
@@ -184,8 +188,8 @@ def gated(gate_up: Float[Array, "T 2 F"], *, implementation: str | None = None) 
         from jsg.kernels_pallas.native import gated as native
 
         with _falling_back("gated", "native", implementation):
-            return native.gated(gate_up)
-    return reference_rows.gated(gate_up, jnp.float32 if target_platform() == "cpu" else gate_up.dtype)
+            return native.gated(gate_up, activation)
+    return reference_rows.gated(gate_up, activation, jnp.float32 if target_platform() == "cpu" else gate_up.dtype)
 
 
 def is_faster_in_bfloat16() -> bool:

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Literal, NamedTuple
 
 from jsg.errors import ConfigError, ModelError
+from jsg.kernels_pallas.activation import Activation
 
 RopeType = Literal["default", "linear", "llama3", "yarn"]
 
@@ -172,10 +173,11 @@ class AttentionSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForwardSpec:
-    """The gated feed-forward block: down(silu(gate(x)) · up(x)).
+    """The gated feed-forward block: down(activation(gate(x)) · up(x)).
 
     Attributes:
         inner: Width inside the block.
+        activation: The function of the gates.
         has_bias: Its projections have biases.
         gate: The tensor of the projection to the gates, without `.weight`.
         up: That of the projection to what the gates let through. If it is the same, the rows of the gates are first.
@@ -183,6 +185,7 @@ class FeedForwardSpec:
     """
 
     inner: int
+    activation: Activation = "silu"
     has_bias: bool = False
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
@@ -210,6 +213,7 @@ class RouterSpec:
     name: str = "mlp.gate"
     per_token: int
     is_renormed: bool = True
+    has_bias: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,8 @@ class SparseFeedForward(nnx.Module):
         self.spec = spec
         router = Origin((Source(f"{prefix}.{spec.router.name}.weight", (spec.count, width)),), transposed=True)
         self.router = parameter((width, spec.count), dtype, router)
+        bias = Origin((Source(f"{prefix}.{spec.router.name}.bias", (spec.count,)),))
+        self.router_bias = parameter((spec.count,), dtype, bias) if spec.router.has_bias else None
 
         turns = 2 if spec.gate == spec.up else 1
 
@@ -65,6 +67,8 @@ class SparseFeedForward(nnx.Module):
         num_own = self.spec.count // num_groups()
         logits, first = project(x, self.router[...]), first_expert(num_own)
         router = self.spec.router
+        if self.router_bias is not None:
+            logits += self.router_bias[...].astype(jnp.float32)
         routes = ops.expert_routes(
             logits, router.per_token, first=first, num_own=num_own, is_renormed=router.is_renormed
         )
