@@ -253,6 +253,7 @@ class ExpertsSpec:
     Attributes:
         count: Experts.
         inner: Width inside an expert.
+        activation: The function of the gates.
         router: How a token's experts are chosen.
         gate: The tensor of an expert's projection, without `.weight`, with `{expert}` for its number: see
             `FeedForwardSpec`. With a `stack` it has no number.
@@ -265,6 +266,7 @@ class ExpertsSpec:
 
     count: int
     inner: int
+    activation: Activation = "silu"
     router: RouterSpec
     gate: str = "mlp.experts.{expert}.gate_proj"
     up: str = "mlp.experts.{expert}.up_proj"

@@ -23,7 +23,7 @@ from jsg.models.tensor_parallel import add_up, first_expert, num_groups, on_firs
 
 
 class SparseFeedForward(nnx.Module):
-    """The weighted sum of the gated blocks that the router chooses for a token: w · down(silu(gate(x)) · up(x)).
+    """The weighted sum of the gated blocks that the router chooses for a token: w · down(activation(gate(x)) · up(x)).
 
     The block that all tokens share, if there is one, is weighted by a sigmoid and added.
     """
@@ -75,7 +75,7 @@ class SparseFeedForward(nnx.Module):
         copies = x[routes.tokens]
         gate, up, down = (None if bias is None else bias[...] for bias in (self.gate_bias, self.up_bias, self.down_bias))
         gate_up = [_grouped(copies, *each, routes.sizes) for each in ((self.gate, gate), (self.up, up))]
-        inner = ops.gated(jnp.stack(gate_up, axis=1))
+        inner = ops.gated(jnp.stack(gate_up, axis=1), self.spec.activation)
         down = None if down is None else on_first_of_group(down)
         made = _grouped(inner, self.down, down, routes.sizes)[routes.places]
         weights = routes.weights.astype(x.dtype).astype(jnp.float32)  # rounded as the published model rounds them

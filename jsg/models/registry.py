@@ -2,6 +2,7 @@
 
 from jsg.errors import ModelError
 from jsg.models.families import (
+    gpt_oss,
     granite,
     llama,
     ministral,
@@ -33,6 +34,7 @@ FAMILIES: dict[str, Family] = {
     "Olmo2ForCausalLM": olmo2.FAMILY,
     "SmolLM3ForCausalLM": smollm3.FAMILY,
     "GraniteForCausalLM": granite.FAMILY,
+    "GptOssForCausalLM": gpt_oss.FAMILY,
 }
 """Architecture → how its files are read."""
 

@@ -56,6 +56,8 @@ _GRANITE = {
     "attention_multiplier": 0.1,
 }
 
+_OSS_EXPERTS = {"intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0}
+
 OTHERS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {**_QWEN2_MOE, "mlp_only_layers": [1]},
     "qwen2_moe_window": {
@@ -99,6 +101,29 @@ OTHERS: dict[str, dict[str, Any]] = {
         sliding_window=40,
         num_key_value_heads=3,
         head_dim=32,
+    ),
+    "gpt_oss": small(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        num_hidden_layers=3,
+        sliding_window=24,
+        rope_theta=1000.0,
+        rope_scaling={"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "truncate": False},
+        **_OSS_EXPERTS,
+    ),
+    "gpt_oss_clamped": small(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        hidden_size=96,
+        num_key_value_heads=3,
+        layer_types=["full_attention", "sliding_attention"],
+        sliding_window=40,
+        rope_theta=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
+        attention_bias=False,
+        swiglu_limit=0.75,
+        swiglu_alpha=1.25,
+        **_OSS_EXPERTS | {"num_local_experts": 5, "num_experts_per_tok": 3},
     ),
     "olmo2": small("Olmo2ForCausalLM", "olmo2", head_dim=None, hidden_size=96),
     "olmo2_mha": small(

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from jsg.cache.pool import make_pool
+from jsg.kernels_pallas.activation import ClampedGate
 from jsg.kernels_pallas.inputs import AttentionInputs
 from jsg.models import decoder
 from jsg.models.block_spec import (
@@ -113,9 +114,13 @@ EXPERTS = ExpertsSpec(
     down="mlp.experts.{expert}.down_proj",
     stack=StackSpec(),
     has_bias=True,
+    activation=ClampedGate(limit=7.0, slope=1.5),
     shared=SharedExpertSpec(block=FeedForwardSpec(inner=64), gate="mlp.shared_expert_gate"),
 )
 OTHER: dict[str, Any] = {
+    "activation": "gelu_tanh",
+    "limit": 3.0,
+    "slope": 1.0,
     # A value that no record below has, for each field that is neither a switch nor a record itself.
     "name": "another",
     "query": "another",
