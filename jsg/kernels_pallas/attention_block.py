@@ -228,9 +228,7 @@ def attend(
     return lax.fori_loop(begin, end, one_block, _Carry(empty, pages_of(begin))).state
 
 
-def finish(
-    state: Softmax, sinks: Float[Array, " M"] | None = None
-) -> tuple[Float[Array, "M H"], Float[Array, " M"]]:
+def finish(state: Softmax, sinks: Float[Array, " M"] | None = None) -> tuple[Float[Array, "M H"], Float[Array, " M"]]:
     """Attention and its log-sum-exp from the state after the last key; zeros and -inf if no key was seen.
 
     A sink is one more score of a row, with a value of zero. It must be given once, where all keys were seen.

@@ -73,7 +73,9 @@ class SparseFeedForward(nnx.Module):
             logits, router.per_token, first=first, num_own=num_own, is_renormed=router.is_renormed
         )
         copies = x[routes.tokens]
-        gate, up, down = (None if bias is None else bias[...] for bias in (self.gate_bias, self.up_bias, self.down_bias))
+        gate, up, down = (
+            None if bias is None else bias[...] for bias in (self.gate_bias, self.up_bias, self.down_bias)
+        )
         gate_up = [_grouped(copies, *each, routes.sizes) for each in ((self.gate, gate), (self.up, up))]
         inner = ops.gated(jnp.stack(gate_up, axis=1), self.spec.activation)
         down = None if down is None else on_first_of_group(down)

@@ -1,6 +1,5 @@
 """The gate of a feed-forward block as a CPU computes it, against the reference."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np

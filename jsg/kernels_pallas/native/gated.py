@@ -42,9 +42,7 @@ def _emit(activation: Activation, kind: str, module: ir.Module, name: str) -> No
     emit_handler(module, Kernel(name, (3, 2), 1, num_items, functools.partial(_emit_rows, activation, kind)))
 
 
-def _emit_rows(
-    activation: Activation, kind: str, function: Function, buffers: list[Buffer], index: Value
-) -> None:
+def _emit_rows(activation: Activation, kind: str, function: Function, buffers: list[Buffer], index: Value) -> None:
     gate_up, out = buffers
     (count, width), item_bytes = out.sizes, ITEM_BYTES[kind]
     first = index * ROWS
