@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
@@ -141,7 +142,7 @@ def load_sinks(sinks: Sequence[Ref], head: Int[Array, " M"], is_head: Bool[Array
     return plgpu.load(sinks[0].at[head], mask=is_head, other=-jnp.inf) if sinks else None
 
 
-def whole_spec(array: Array) -> pl.BlockSpec:
+def whole_spec(array: Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
     """A whole array in device memory."""
     return pl.BlockSpec(array.shape, lambda *_: (0,) * array.ndim)
 

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from jsg.errors import ConfigError, ModelError
 from jsg.kernels_pallas.activation import Activation
+from jsg.kernels_pallas.choice_spec import ChoiceSpec
 
 RopeType = Literal["default", "linear", "llama3", "yarn"]
 
@@ -202,18 +203,26 @@ class FeedForwardSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSpec:
-    """How the experts of a token are chosen and weighed: by a softmax over all experts, of which the largest count.
+    """The projection of a token to a logit for each expert, and what is made of the logits.
 
     Attributes:
-        name: The tensor of the projection to a number for each expert, without `.weight`.
-        per_token: Experts that a token uses.
-        is_renormed: The weights of these are divided by their sum.
+        name: The tensor of the projection, without `.weight`.
+        choice: How the token's experts are chosen and weighed.
+        has_bias: The projection has a bias.
+        choice_bias: The tensor of what is added to the scores of experts before they are compared; None for none. It is
+            float32, and so are scores and weights.
+        choice_bias_axes: The axes of this tensor, of which the last is that of experts.
+        is_float32: The kernel of the projection stays float32, whatever the type of the model.
+        rounds_weights: Weights are rounded to the type of activations before they multiply.
     """
 
     name: str = "mlp.gate"
-    per_token: int
-    is_renormed: bool = True
+    choice: ChoiceSpec
     has_bias: bool = False
+    choice_bias: str | None = None
+    choice_bias_axes: int = 1
+    is_float32: bool = False
+    rounds_weights: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,11 +231,12 @@ class SharedExpertSpec:
 
     Attributes:
         block: The block.
-        gate: The tensor of a projection to one number, whose sigmoid multiplies the block, without `.weight`.
+        gate: The tensor of a projection to one number, whose sigmoid multiplies the block, without `.weight`; None for
+            a block that nothing multiplies.
     """
 
     block: FeedForwardSpec
-    gate: str
+    gate: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

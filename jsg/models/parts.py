@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from jsg.fields import Fields
+from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, NormSpec, RouterSpec
 from jsg.models.rope_fields import MAX_CONTEXT_LEN, read_context, read_rope
 from jsg.models.spec import LayerSpec, ModelSpec
@@ -92,7 +93,8 @@ def read_experts(config: Fields, count_field: str, inner_field: str) -> ExpertsS
     require_silu(config)
     count = config.integer(count_field, high=MAX_EXPERTS)
     per_token = config.integer("num_experts_per_tok", high=count)
-    return ExpertsSpec(count=count, inner=config.integer(inner_field), router=RouterSpec(per_token=per_token))
+    router = RouterSpec(choice=ChoiceSpec(per_token=per_token))
+    return ExpertsSpec(count=count, inner=config.integer(inner_field), router=router)
 
 
 def require_silu(config: Fields) -> None:

@@ -10,6 +10,7 @@ from flax import nnx
 
 from jsg.cache.pool import make_pool
 from jsg.kernels_pallas.activation import ClampedGate
+from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.inputs import AttentionInputs
 from jsg.models import decoder
 from jsg.models.block_spec import (
@@ -108,7 +109,7 @@ def test_bfloat16_agrees_with_float32(paged, model):
 EXPERTS = ExpertsSpec(
     count=4,
     inner=96,
-    router=RouterSpec(name="mlp.gate", per_token=2),
+    router=RouterSpec(choice=ChoiceSpec(per_token=2), choice_bias="mlp.bias"),
     gate="mlp.experts.{expert}.gate_proj",
     up="mlp.experts.{expert}.up_proj",
     down="mlp.experts.{expert}.down_proj",
@@ -156,6 +157,13 @@ OTHER: dict[str, Any] = {
     "inner": 32,
     "count": 5,
     "per_token": 1,
+    "score": "sigmoid",
+    "groups": 2,
+    "kept_groups": 2,
+    "masked_score": 0.0,
+    "least_sum": 1e-3,
+    "choice_bias": "another",
+    "choice_bias_axes": 2,
 }
 
 
