@@ -106,6 +106,8 @@ OTHERS: dict[str, dict[str, Any]] = {
         "GptOssForCausalLM",
         "gpt_oss",
         num_hidden_layers=3,
+        num_attention_heads=12,
+        num_key_value_heads=4,
         sliding_window=24,
         rope_theta=1000.0,
         rope_scaling={"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "truncate": False},

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from jsg.errors import ModelError
 from tests.models.sizes import num_parameters
 from tests.models.test_config import read
 
@@ -43,6 +44,36 @@ _qwen3_moe = functools.partial(
     tie_word_embeddings=False,
     use_sliding_window=False,
 )
+_gpt_oss = functools.partial(
+    file,
+    "GptOssForCausalLM",
+    "gpt_oss",
+    attention_bias=True,
+    attention_dropout=0.0,
+    eos_token_id=200002,
+    experts_per_token=4,
+    head_dim=64,
+    initial_context_length=4096,
+    max_position_embeddings=131072,
+    num_experts_per_tok=4,
+    output_router_logits=False,
+    pad_token_id=199999,
+    rms_norm_eps=1e-5,
+    rope_scaling={
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    rope_theta=150000,
+    router_aux_loss_coef=0.9,
+    sliding_window=128,
+    swiglu_limit=7.0,
+    tie_word_embeddings=False,
+)
+"""Those of the published files but for `quantization_config`, which names MXFP4 and is refused."""
 PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
     # The file, the parameters of the model, its context.
     "qwen1.5-moe-a2.7b": (
@@ -118,6 +149,33 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
         ),
         8_019_808_256,
         32768,
+    ),
+    "gpt-oss-20b": (
+        _gpt_oss(
+            (2880, 2880, 24, 64, 8, 201088),
+            layer_types=["sliding_attention", "full_attention"] * 12,
+            num_local_experts=32,
+        ),
+        20_914_757_184,
+        131072,
+    ),
+    "gpt-oss-20b-bf16": (
+        _gpt_oss(
+            (2880, 2880, 24, 64, 8, 201088),
+            num_local_experts=32,
+            unsloth_fixed=True,
+        ),
+        20_914_757_184,
+        131072,
+    ),
+    "gpt-oss-120b": (
+        _gpt_oss(
+            (2880, 2880, 36, 64, 8, 201088),
+            layer_types=["sliding_attention", "full_attention"] * 18,
+            num_local_experts=128,
+        ),
+        116_829_156_672,
+        131072,
     ),
     "seed-oss-36b": (
         file(
@@ -196,7 +254,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
         131072,
     ),
 }
-LARGE = ("qwen3-30b-a3b", "qwen3-coder-30b-a3b", "qwen3-235b-a22b")
+LARGE = ("gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b", "qwen3-coder-30b-a3b", "qwen3-235b-a22b")
 
 
 @pytest.mark.parametrize(
@@ -208,3 +266,14 @@ def test_a_published_file_is_read(tmp_path, name: str):
     assert (spec.architecture, spec.num_layers) == (config["architectures"][0], config["num_hidden_layers"])
     assert (spec.max_position_embeddings, spec.notes) == (context_len, ())
     assert num_parameters(spec) == count
+
+
+def test_experts_of_gpt_oss_in_mxfp4_are_refused_by_name(tmp_path):
+    config = PUBLISHED["gpt-oss-20b"][0] | {"quantization_config": {"quant_method": "mxfp4"}}
+    with pytest.raises(ModelError, match="quantised .*mxfp4"):
+        read(tmp_path, config)
+
+
+def test_windows_of_gpt_oss_are_those_of_every_other_layer(tmp_path):
+    spec = read(tmp_path, PUBLISHED["gpt-oss-20b-bf16"][0])
+    assert spec.layer_windows == (128, None) * 12
