@@ -270,7 +270,7 @@ def test_a_published_file_is_read(tmp_path, name: str):
 
 def test_experts_of_gpt_oss_in_mxfp4_are_refused_by_name(tmp_path):
     config = PUBLISHED["gpt-oss-20b"][0] | {"quantization_config": {"quant_method": "mxfp4"}}
-    with pytest.raises(ModelError, match="quantised .*mxfp4"):
+    with pytest.raises(ModelError, match=r"quantised .*mxfp4"):
         read(tmp_path, config)
 
 
