@@ -79,12 +79,12 @@ class Checkpoint:
         if len(self._stored) != len(tensors):
             raise ModelError("the checkpoint names a tensor twice, in the old way and in the new one; save it again")
 
-    def require(self, shapes: Mapping[str, tuple[int, ...]], ignored: frozenset[str] = frozenset()) -> None:
+    def require(self, shapes: Mapping[str, tuple[int, ...]], is_unread: Callable[[str], bool]) -> None:
         """Checks that the checkpoint holds exactly these tensors.
 
         Args:
             shapes: Shape of every tensor that the model needs.
-            ignored: Names of tensors that may exist and are not read.
+            is_unread: Whether a tensor of this name may exist, which is not read.
 
         Raises:
             ModelError: A tensor is missing, superfluous, of another shape, or of a type that is not supported.
@@ -94,7 +94,7 @@ class Checkpoint:
                 hint = NO_HEAD if name == "lm_head.weight" else "is it the one of this config.json?"
                 raise ModelError(f"the checkpoint must hold {name}, but does not; {hint}")
         for name in self._stored:
-            if name not in shapes and name not in ignored and not name.endswith(IGNORED_SUFFIXES):
+            if name not in shapes and not name.endswith(IGNORED_SUFFIXES) and not is_unread(name):
                 raise ModelError(
                     f"the checkpoint holds {name!r}, which this architecture does not have; "
                     "is it the one of this config.json?"

@@ -19,7 +19,7 @@ from jsg.models.checkpoint import Checkpoint, open_checkpoint
 from jsg.models.config import read_spec
 from jsg.models.forms import INDEX_FILE
 from jsg.models.late_signals import signals_later
-from jsg.models.loading import abstract_model, checkpoint_shapes, origins, renamed, unread, with_own_head
+from jsg.models.loading import abstract_model, checkpoint_shapes, is_unread, origins, with_own_head
 from jsg.models.orbax_writer import Layout, Promise
 from jsg.models.origin import Origin, Source
 from jsg.models.slices import outer_axis, sides_of, source_slices, view_of
@@ -76,8 +76,8 @@ def convert(
             layout = _in_file(tensor, _layout(tensor, origin, shape, tp_size))
             unit = math.gcd(layout.unit, layouts.get(tensor.name, layout).unit)  # that suits all parts of a tensor
             layouts[tensor.name] = dataclasses.replace(layout, unit=unit)
-    with open_checkpoint(source, renamed(config), load_format) as checkpoint:
-        checkpoint.require(checkpoint_shapes(model), unread(config))
+    with open_checkpoint(source, config.names.here, load_format) as checkpoint:
+        checkpoint.require(checkpoint_shapes(model), lambda name: is_unread(config, name))
         promises = _promises(checkpoint, layouts)
         total = sum(promise.nbytes for promise in promises.values())
         with signals_later() as end_if_signalled:

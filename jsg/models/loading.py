@@ -23,7 +23,7 @@ from jsg.models.build import build_model
 from jsg.models.checkpoint import Piece, has_checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
 from jsg.models.host_memory import freed_at_once
-from jsg.models.llava import Llava, module_name
+from jsg.models.llava import Llava
 from jsg.models.origin import Origin, Source
 from jsg.models.part_reader import PartReader
 from jsg.models.quantise import Quantised, declare
@@ -83,8 +83,8 @@ def load_model(
         return model
     if directory is None:
         raise ModelError("a model directory is needed unless --load-format is dummy")
-    with open_checkpoint(directory, renamed(config), load_format) as checkpoint, freed_at_once():
-        checkpoint.require(checkpoint_shapes(model), unread(config))
+    with open_checkpoint(directory, config.names.here, load_format) as checkpoint, freed_at_once():
+        checkpoint.require(checkpoint_shapes(model), lambda name: is_unread(config, name))
         _fill(model, PartReader(checkpoint), lambda: checkpoint.num_bytes_read, progress)
     return model
 
@@ -100,7 +100,7 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
     """
     if not config.tie_word_embeddings or not has_checkpoint(directory):
         return config
-    with open_checkpoint(directory, renamed(config), load_format) as checkpoint:
+    with open_checkpoint(directory, config.names.here, load_format) as checkpoint:
         if not checkpoint.differ(HEAD, TABLE):
             return config
     logger.warning(
@@ -108,16 +108,6 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
         "tie_word_embeddings: false"
     )
     return dataclasses.replace(config, tie_word_embeddings=False)
-
-
-def renamed(config: ModelSpec) -> Callable[[str], str]:
-    """From the name of a tensor in the files of such a model to its name here."""
-    return _in_causal_model if config.vision is None else module_name
-
-
-def _in_causal_model(name: str) -> str:
-    """The name of a tensor; embedding models are saved without the head, and without the part that is around it."""
-    return f"model.{name}" if name.startswith(("embed_tokens.", "layers.", "norm.")) else name
 
 
 class _Seeded:
@@ -220,10 +210,11 @@ def _parameters(model: nnx.Module) -> Iterator[nnx.Param]:
     return (node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Param))
 
 
-def unread(config: ModelSpec) -> frozenset[str]:
-    """Names of tensors that a checkpoint may hold and the model does not read."""
-    head = frozenset([HEAD] if config.tie_word_embeddings else [])
-    return head if config.vision is None else head | unread_tensors(config.vision)
+def is_unread(config: ModelSpec, name: str) -> bool:
+    """Whether a checkpoint may hold this tensor, which the model does not read."""
+    is_head = config.tie_word_embeddings and name == HEAD
+    in_tower = config.vision is not None and name in unread_tensors(config.vision)
+    return is_head or in_tower or config.names.is_unread(name)
 
 
 def origins(model: nnx.Module) -> Iterator[tuple[Origin, tuple[int, ...]]]:

@@ -57,6 +57,25 @@ _GRANITE = {
 }
 
 _OSS_EXPERTS = {"intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0}
+_TOWER = {
+    "model_type": "pixtral",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 8,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+
+def around(architecture: str, model_type: str, text: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A model around a text model; its small tower is there, and is not read."""
+    half = {name: value for name, value in text.items() if name not in ("architectures", "tie_word_embeddings")}
+    return {"architectures": [architecture], "model_type": model_type, "text_config": half, **fields}
+
+
+_MISTRAL3 = {"vision_config": _TOWER, "image_token_index": 10, "spatial_merge_size": 2, "vision_feature_layer": -1}
 
 OTHERS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {**_QWEN2_MOE, "mlp_only_layers": [1]},
@@ -151,5 +170,18 @@ OTHERS: dict[str, dict[str, Any]] = {
         attention_bias=True,
         mlp_bias=True,
         num_key_value_heads=1,
+    ),
+    "mistral3": around(
+        "Mistral3ForConditionalGeneration",
+        "mistral3",
+        small("MistralForCausalLM", "mistral", num_key_value_heads=3, sliding_window=24),
+        **_MISTRAL3,
+        tie_word_embeddings=False,
+    ),
+    "mistral3_tied": around(
+        "Mistral3ForConditionalGeneration",
+        "mistral3",
+        small("Ministral3ForCausalLM", "ministral3", rope_theta=None, rope_parameters=_GROWING, head_dim=32),
+        **_MISTRAL3,
     ),
 }

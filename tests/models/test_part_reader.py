@@ -13,6 +13,7 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from jsg.errors import ModelError
+from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.models import checkpoint, in_place, loading
 from jsg.models import convert as convert_module
 from jsg.models.assemble import assemble
@@ -59,7 +60,7 @@ def layer(stack: StackSpec | None = None, *, is_dense: bool = False, is_fused: b
     experts = ExpertsSpec(
         count=EXPERTS,
         inner=INNER,
-        router=RouterSpec(per_token=2),
+        router=RouterSpec(choice=ChoiceSpec(per_token=2)),
         gate=f"experts{number}.{gate}",
         up=f"experts{number}.{up}",
         down=f"experts{number}.down",

@@ -61,13 +61,13 @@ def build(grammar: ir.Grammar, limits: Limits = LIMITS) -> StaticTables:
         builder = _Builder(facts, limits, written_out)
         for name in facts.rules:
             builder.add_rule(name)
-        parts = builder.parts()
+        parts = builder.parts(grammar.start)
         firsts = first_bytes(parts)
         counted = {number: loop.origin for number, loop in enumerate(parts.loops) if loop.origin is not None}
         several = several_counts(parts, firsts, counted)
         ambiguous = {id(repeat): repeat for number, repeat in counted.items() if number in several}
         if not ambiguous:
-            return finish(parts, firsts, grammar.start, facts.is_rule_nullable(grammar.start), limits)
+            return finish(parts, firsts, facts.is_rule_nullable(grammar.start), limits)
         written_out |= ambiguous
         if any(id(loop.origin) in ambiguous for piece in facts.pieces.values() for loop in piece.loops):
             facts = analyse(grammar, limits)  # a rule of the library must be built in another way
@@ -99,9 +99,9 @@ class _Builder:
         self._branches = 0
         self._edges = 0
 
-    def parts(self) -> Parts:
+    def parts(self, start: str) -> Parts:
         """Everything collected."""
-        return Parts(self._kinds, self._arguments, self._follow, self._loops, self._rules)
+        return Parts(self._kinds, self._arguments, self._follow, self._loops, self._rules, self._numbers[start])
 
     def add_rule(self, name: str) -> None:
         """Builds the rule. Rules must be added in the order of `Facts.rules`."""
