@@ -75,6 +75,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "SeedOssForCausalLM": (8, 1e4, 1e-6, 524288, {None}, 0),
         "Olmo2ForCausalLM": (32, 1e4, 1e-5, 2048, {None}, None),
         "SmolLM3ForCausalLM": (4, 2e6, 1e-6, 32768, {None}, 128000),
+        "GptOssForCausalLM": (8, 1.5e5, 1e-5, 131072, {None, 128}, None),
         "GraniteForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
     }[architecture]
     assert (config.layers[0].attention.kv_heads, config.layers[0].attention.rope.theta, config.final_norm.eps) == (
@@ -101,7 +102,7 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
     theirs = AutoConfig.for_model(family.model_type)
     values = theirs.to_dict() | {"layer_types": None, "no_rope_layers": None}  # which it derives
     ours = dict(family.defaults)
-    ours["rope_theta"] = ours.pop("rope_parameters", ours)["rope_theta"]
+    ours["rope_theta"] = ours.pop("rope_parameters", {}).get("rope_theta", ours["rope_theta"])
     values["rope_theta"] = theirs.rope_parameters["rope_theta"]
     if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
         values["sliding_window"] = type(theirs).sliding_window
