@@ -113,6 +113,7 @@ def make(
     dtype: jax.typing.DTypeLike = "float32",
     pool_dtype: jax.typing.DTypeLike | None = None,
     singles: bool = True,
+    latent: bool = False,
     seed: int = 0,
 ) -> Arrays:
     """Random tensors on permuted pages, and the attention of their rounded values by its definition.
@@ -122,6 +123,7 @@ def make(
         dtype: Type of the queries.
         pool_dtype: Type of keys and values; None for the type of the queries.
         singles: False puts rows with one new token into tiles too, and leaves their groups out.
+        latent: Values are those of the keys.
         seed: Seed of everything random.
     """
     rng = np.random.default_rng(seed)
@@ -137,6 +139,7 @@ def make(
     shape = (num_pages, case.page_size, case.kv_heads, case.head_dim)
     num_tokens = sum(new for _, new in case.rows) + case.padding
     keys, values = (_rounded(rng, shape, pool_dtype or dtype) for _ in range(2))
+    values = keys if latent else values
     keys[0] = values[0] = 0  # the slot for padding rows
     queries = _rounded(rng, (num_tokens, case.heads, case.head_dim), dtype)
     # The first is above all scores.

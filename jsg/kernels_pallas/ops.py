@@ -162,6 +162,34 @@ def paged_attention(
     return jnp.asarray(out, queries.dtype)
 
 
+def write_latents(cache: LayerCache, slots: Int[Array, " T"], rows: Float[Array, "T K H"]) -> LayerCache:
+    """Writes keys whose first numbers are their values to the pool, in place if donated. See `latent_attention`.
+
+    Values stay finite, as by `rotate_and_write`: of a key that is not, the last number, which is none of its value, is
+    NaN, and the others are zero.
+    """
+    return reference_write.write_latents(cache, slots, rows)
+
+
+def latent_attention(
+    queries: Float[Array, "T N H"],
+    cache: LayerCache,
+    inputs: AttentionInputs,
+    *,
+    scale: float,
+    value_dim: int,
+    implementation: str | None = None,
+) -> Float[Array, "T N value"]:
+    """`paged_attention` over keys whose first `value_dim` numbers, fewer than all, are their values.
+
+    The cache has one array. Attention to all numbers of a key costs an eighth more than to those of the value, for the
+    published widths of 576 and 512.
+    """
+    (rows,) = cache
+    out = paged_attention(queries, (rows, rows), inputs, scale=scale, implementation=implementation)
+    return out[..., :value_dim]
+
+
 def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike = jnp.float32) -> Float[Array, "T F"]:
     """x · kernel on a CPU, summed in float32 and rounded to `result`, float32 or bfloat16.
 

@@ -19,10 +19,17 @@ class KVShape(NamedTuple):
     Attributes:
         heads: Key-value heads.
         head_dim: Width of a key, and of a value.
+        has_values: Values are kept. Else a value is the first numbers of its key.
     """
 
     heads: int
     head_dim: int
+    has_values: bool = True
+
+    @property
+    def numbers(self) -> int:
+        """The numbers of a token."""
+        return self.heads * self.head_dim * (2 if self.has_values else 1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +166,11 @@ class AttentionSpec:
     def kv_shape(self) -> KVShape:
         """What the layer keeps of a token."""
         return KVShape(self.kv_heads, self.head_dim)
+
+    @property
+    def pair_numbers(self) -> int:
+        """The products of a new token and a key, in all heads; with those of values there are twice as many."""
+        return self.heads * self.head_dim
 
     def num_weights(self, width: int) -> int:
         """The numbers of the kernels, in a model of this width."""

@@ -22,6 +22,8 @@ from jsg.models.block_spec import AttentionSpec, ExpertsSpec, NormSpec, QueryKey
 from jsg.models.experts import SparseFeedForward
 from jsg.models.feed_forward import FeedForward
 from jsg.models.inputs import ForwardInputs
+from jsg.models.latent import LatentAttention
+from jsg.models.latent_spec import LatentSpec
 from jsg.models.layers import Embedding, Linear, RMSNorm, parameter, project
 from jsg.models.origin import Origin, Source, side_by_side
 from jsg.models.rope import Rotation, rotation
@@ -136,7 +138,9 @@ class Layer(nnx.Module):
         mlp, where = spec.mlp, (prefix, width, dtype)
         self.spec = spec
         self.attention_norm = norm(spec.before_attention)
-        self.attention = Attention(spec.attention, *where)
+        attention = spec.attention
+        kind = LatentAttention if isinstance(attention, LatentSpec) else Attention
+        self.attention = kind(attention, *where)
         self.attention_post_norm = norm(spec.after_attention)
         self.mlp_norm = norm(spec.before_mlp)
         self.mlp = SparseFeedForward(mlp, *where) if isinstance(mlp, ExpertsSpec) else FeedForward(mlp, *where)

@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from jsg.fields import Fields
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, NormSpec, RouterSpec
+from jsg.models.latent_spec import LatentSpec
 from jsg.models.rope_fields import MAX_CONTEXT_LEN, read_context, read_rope
 from jsg.models.spec import LayerSpec, ModelSpec
 
@@ -43,7 +44,7 @@ def num_layers(config: Fields) -> int:
     return config.integer("num_hidden_layers", high=MAX_LAYERS)
 
 
-def read_layer(config: Fields, attention: AttentionSpec, mlp: FeedForwardSpec | ExpertsSpec) -> LayerSpec:
+def read_layer(config: Fields, attention: AttentionSpec | LatentSpec, mlp: FeedForwardSpec | ExpertsSpec) -> LayerSpec:
     """A layer with a norm before each of its two blocks."""
     return LayerSpec(
         before_attention=read_norm(config, "input_layernorm"),

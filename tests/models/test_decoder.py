@@ -27,6 +27,7 @@ from jsg.models.block_spec import (
 )
 from jsg.models.decoder import Decoder, Layer
 from jsg.models.inputs import ForwardInputs
+from jsg.models.latent_spec import LatentSpec
 from jsg.models.layers import RMSNorm, project
 from jsg.models.loading import load_model
 from jsg.models.spec import LayerSpec, ModelSpec
@@ -118,8 +119,25 @@ EXPERTS = ExpertsSpec(
     activation=ClampedGate(limit=7.0, slope=1.5),
     shared=SharedExpertSpec(block=FeedForwardSpec(inner=64), gate="mlp.shared_expert_gate"),
 )
+LATENT = LatentSpec(
+    heads=4,
+    query_rank=24,
+    rank=32,
+    plain_dim=16,
+    rope_dim=16,
+    value_dim=24,
+    scale=32**-0.5,
+    rope=RopeSpec(),
+    query_norm=NormSpec(name="self_attn.q_a_layernorm", eps=1e-6),
+    norm=NormSpec(name="self_attn.kv_a_layernorm", eps=1e-6),
+)
 OTHER: dict[str, Any] = {
     "activation": "gelu_tanh",
+    "query_rank": 16,
+    "rank": 48,
+    "plain_dim": 8,
+    "rope_dim": 8,
+    "value_dim": 8,
     "limit": 3.0,
     "slope": 1.0,
     # A value that no record below has, for each field that is neither a switch nor a record itself.
@@ -180,8 +198,8 @@ def changed_in_one(record: Any) -> Iterator[tuple[str, Any]]:
 
 
 VARIED = {
-    f"{type(layer.mlp).__name__}: {path}": (layer, other)
-    for layer in (LAYER, dataclasses.replace(LAYER, mlp=EXPERTS))
+    f"{type(layer.attention).__name__}, {type(layer.mlp).__name__}: {path}": (layer, other)
+    for layer in (LAYER, dataclasses.replace(LAYER, mlp=EXPERTS), dataclasses.replace(LAYER, attention=LATENT))
     for path, other in changed_in_one(layer)
 }
 

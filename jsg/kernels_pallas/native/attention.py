@@ -23,8 +23,8 @@ from llvmlite import ir
 from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
 from jsg.kernels_pallas.native import amx, amx_attention, library, pairs_attention
 from jsg.kernels_pallas.native.attention_state import (
+    HEAD_DIMS,
     KEY_BLOCK,
-    MAX_HEAD_DIM,
     PASS_ROWS,
     RANKS,
     ROWS,
@@ -58,16 +58,22 @@ def paged_attention(
         NotImplementedError: The pool has 8 bits, heads are wide or no multiple of `LANES`, or scores are capped.
     """
     head_dim, kind = queries.shape[-1], str(keys.dtype)
-    if kind not in KINDS or head_dim % LANES or head_dim > MAX_HEAD_DIM or scoring.softcap is not None:
+    if kind not in KINDS or head_dim % LANES or head_dim > HEAD_DIMS[-1] or scoring.softcap is not None:
         raise NotImplementedError(
-            f"the CPU's kernel reads float32 and bfloat16, heads of a multiple of {LANES} up to {MAX_HEAD_DIM} "
+            f"the CPU's kernel reads float32 and bfloat16, heads of a multiple of {LANES} up to {HEAD_DIMS[-1]} "
             "numbers, and no softcap"
         )
     queries = queries if str(queries.dtype) in KINDS else queries.astype(jnp.float32)
     is_short = queries.dtype == jnp.bfloat16 and kind == "bfloat16"
-    types = AttentionTypes(str(queries.dtype), kind, _unit(head_dim) if is_short else "", sinks is not None)
-    has_sinks = "sinks" if types.has_sinks else ""
-    name = "_".join(filter(None, ("jsg_attention", types.unit, types.queries, types.pool, has_sinks)))
+    types = AttentionTypes(
+        str(queries.dtype),
+        kind,
+        _unit(head_dim) if is_short else "",
+        has_sinks=sinks is not None,
+        max_head_dim=next(width for width in HEAD_DIMS if width >= head_dim),
+    )
+    others = "sinks" if types.has_sinks else "", "" if types.max_head_dim == HEAD_DIMS[0] else "wide"
+    name = "_".join(filter(None, ("jsg_attention", types.unit, types.queries, types.pool, *others)))
     name = library.registered(name, functools.partial(_emit, types))
     return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(queries.shape, queries.dtype))(
         queries,
@@ -152,16 +158,16 @@ def _emit_pass(types: AttentionTypes, module: ir.Module) -> Function:
     call, rows = Call(*buffers_of(function, RANKS, job)), Rows(*arguments)
     product_bytes = 2 if types.is_short else 4
     state = State(
-        queries=function.buffer(PASS_ROWS * MAX_HEAD_DIM * product_bytes),
-        panels=function.buffer(KEY_BLOCK * MAX_HEAD_DIM * product_bytes),
-        value_panels=function.buffer(KEY_BLOCK * MAX_HEAD_DIM * 2 if types.is_short else PANEL_BYTES),
+        queries=function.buffer(PASS_ROWS * types.max_head_dim * product_bytes),
+        panels=function.buffer(KEY_BLOCK * types.max_head_dim * product_bytes),
+        value_panels=function.buffer(KEY_BLOCK * types.max_head_dim * 2 if types.is_short else PANEL_BYTES),
         offsets=function.buffer(KEY_BLOCK * 8),
         scores=function.buffer(ROWS * KEY_BLOCK * 4),
         weights=function.buffer(ROWS * KEY_BLOCK * product_bytes),
         largest=function.buffer(PASS_ROWS * PANEL_BYTES),
         shrink=function.buffer(ROWS * PANEL_BYTES),
         totals=function.buffer(PASS_ROWS * PANEL_BYTES),
-        output=function.buffer(PASS_ROWS * MAX_HEAD_DIM * 4),
+        output=function.buffer(PASS_ROWS * types.max_head_dim * 4),
     )
     _emit_start(types, function, call, rows, state)
     window = function.widened(function.load(INT32, call.window.data))
