@@ -6,6 +6,7 @@ from jsg.errors import ModelError
 from jsg.models.families import (
     glm4,
     granite,
+    granitemoe,
     llama,
     llava,
     ministral,
@@ -42,6 +43,7 @@ FAMILIES: dict[str, Family] = {
     "GraniteForCausalLM": granite.FAMILY,
     "Phi3ForCausalLM": phi3.FAMILY,
     "Glm4ForCausalLM": glm4.FAMILY,
+    "GraniteMoeForCausalLM": granitemoe.FAMILY,
 }
 """Architecture → how its files are read."""
 

@@ -75,6 +75,8 @@ def around(architecture: str, model_type: str, text: dict[str, Any], **fields: A
 
 
 _MISTRAL3 = {"vision_config": _TOWER, "image_token_index": 10, "spatial_merge_size": 2, "vision_feature_layer": -1}
+_GLM4_MOE = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "pad_token_id": 0}
+_ERNIE_MOE = {"moe_intermediate_size": 32, "head_dim": None, "hidden_size": 96, "rope_theta": 500.0}
 
 OTHERS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {**_QWEN2_MOE, "mlp_only_layers": [1]},
@@ -205,5 +207,23 @@ OTHERS: dict[str, dict[str, Any]] = {
         "mistral3",
         small("Ministral3ForCausalLM", "ministral3", rope_theta=None, rope_parameters=_GROWING, head_dim=32),
         **_MISTRAL3,
+    ),
+    "granitemoe": small(
+        "GraniteMoeForCausalLM",
+        "granitemoe",
+        **_GRANITE,
+        intermediate_size=48,
+        num_local_experts=5,
+        num_experts_per_tok=3,
+        attention_bias=True,
+    ),
+    "granitemoe_many": small(
+        "GraniteMoeForCausalLM",
+        "granitemoe",
+        **_GRANITE,
+        intermediate_size=32,
+        num_local_experts=18,
+        num_experts_per_tok=4,
+        num_key_value_heads=3,
     ),
 }

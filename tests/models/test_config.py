@@ -79,6 +79,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "GraniteForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
         "Phi3ForCausalLM": (32, 1e4, 1e-5, 4096, {None}, 1),
         "Glm4ForCausalLM": (2, 1e4, 1.5625e-7, 131072, {None}, None),
+        "GraniteMoeForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
     }[architecture]
     assert (config.layers[0].attention.kv_heads, config.layers[0].attention.rope.theta, config.final_norm.eps) == (
         kv_heads,
@@ -102,7 +103,7 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
 
     family = FAMILIES[architecture]
     theirs = AutoConfig.for_model(family.model_type)
-    values = theirs.to_dict() | {"layer_types": None, "no_rope_layers": None}  # which it derives
+    values = theirs.to_dict() | {"layer_types": None, "no_rope_layers": None, "moe_layer_end_index": -1}  # derived
     ours = dict(family.defaults)
     ours["rope_theta"] = ours.pop("rope_parameters", ours)["rope_theta"]
     values |= {name: value for name, value in theirs.rope_parameters.items() if name in ours}

@@ -84,6 +84,100 @@ _glm4 = functools.partial(
     rope_theta=10000.0,
     tie_word_embeddings=False,
 )
+_granitemoe = functools.partial(
+    file,
+    "GraniteMoeForCausalLM",
+    "granitemoe",
+    attention_bias=False,
+    attention_dropout=0.1,
+    attention_multiplier=0.015625,
+    embedding_multiplier=12.0,
+    logits_scaling=6.0,
+    num_experts_per_tok=8,
+    output_router_logits=False,
+    residual_multiplier=0.22,
+    rms_norm_eps=1e-6,
+    rope_scaling=None,
+    router_aux_loss_coef=0.0,
+    tie_word_embeddings=True,
+)
+_glm4_moe = functools.partial(
+    file,
+    "Glm4MoeForCausalLM",
+    "glm4_moe",
+    attention_bias=True,
+    eos_token_id=[151329, 151336, 151338],
+    head_dim=128,
+    n_group=1,
+    n_shared_experts=1,
+    norm_topk_prob=True,
+    num_experts_per_tok=8,
+    num_nextn_predict_layers=1,
+    pad_token_id=151329,
+    partial_rotary_factor=0.5,
+    rms_norm_eps=1e-5,
+    rope_scaling=None,
+    rope_theta=1000000,
+    tie_word_embeddings=False,
+    topk_group=1,
+)
+_glm_4_5 = functools.partial(
+    _glm4_moe,
+    (5120, 12288, 92, 96, 8, 151552),
+    first_k_dense_replace=3,
+    moe_intermediate_size=1536,
+    n_routed_experts=160,
+    routed_scaling_factor=2.5,
+    use_qk_norm=True,
+)
+_minimax_m2 = functools.partial(
+    file,
+    "MiniMaxM2ForCausalLM",
+    "minimax_m2",
+    (3072, 1536, 62, 48, 8, 200064),
+    attn_type_list=[1] * 62,
+    head_dim=128,
+    mlp_intermediate_size=8192,
+    mtp_transformer_layers=1,
+    num_experts_per_tok=8,
+    num_local_experts=256,
+    num_mtp_modules=3,
+    qk_norm_type="per_layer",
+    rms_norm_eps=1e-6,
+    rope_theta=5000000,
+    rotary_dim=64,
+    router_jitter_noise=0.0,
+    scoring_func="sigmoid",
+    shared_intermediate_size=0,
+    tie_word_embeddings=False,
+    use_mtp=True,
+    use_qk_norm=True,
+    use_routing_bias=True,
+)
+_ernie_moe = functools.partial(
+    file,
+    "Ernie4_5_MoeForCausalLM",
+    "ernie4_5_moe",
+    max_position_embeddings=131072,
+    moe_capacity=[64, 64, 64],
+    moe_gate="topk",
+    moe_layer_interval=1,
+    moe_num_experts=64,
+    moe_use_aux_free=True,
+    num_nextn_predict_layers=1,
+    rms_norm_eps=1e-5,
+    rope_theta=500000,
+    use_bias=False,
+)
+_ernie_21b = functools.partial(
+    _ernie_moe,
+    (2560, 12288, 28, 20, 4, 103424),
+    moe_intermediate_size=1536,
+    moe_k=6,
+    moe_layer_start_index=1,
+    moe_num_shared_experts=2,
+    tie_word_embeddings=True,
+)
 PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
     # The file, the parameters of the model, its context.
     "qwen1.5-moe-a2.7b": (
@@ -302,8 +396,35 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
         8_170_848_256,
         131072,
     ),
+    "granite-3.0-1b-a400m": (
+        _granitemoe(
+            (1024, 512, 24, 16, 8, 49155), max_position_embeddings=4096, num_local_experts=32, rope_theta=10000
+        ),
+        1_334_628_352,
+        4096,
+    ),
+    "granite-3.1-3b-a800m": (
+        _granitemoe(
+            (1536, 512, 32, 24, 8, 49155), max_position_embeddings=131072, num_local_experts=40, rope_theta=1500000
+        ),
+        3_298_793_472,
+        131072,
+    ),
+    "powermoe-3b": (
+        _granitemoe(
+            (1536, 512, 32, 24, 8, 49152), max_position_embeddings=4096, num_local_experts=40, rope_theta=10000
+        ),
+        3_298_788_864,
+        4096,
+    ),
 }
-LARGE = ("qwen3-30b-a3b", "qwen3-coder-30b-a3b", "qwen3-235b-a22b")
+LARGE = (
+    "qwen3-30b-a3b",
+    "qwen3-coder-30b-a3b",
+    "qwen3-235b-a22b",
+    "granite-3.1-3b-a800m",
+    "powermoe-3b",
+)
 
 
 @pytest.mark.parametrize(
