@@ -4,8 +4,9 @@ A family takes these, and replaces what is different in its own.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 from jsg.fields import Fields
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
@@ -102,13 +103,34 @@ def read_feed_forward(config: Fields, *, is_fused: bool = False) -> FeedForwardS
     return dataclasses.replace(block, gate="mlp.gate_up_proj", up="mlp.gate_up_proj") if is_fused else block
 
 
-def read_experts(config: Fields, count_field: str, inner_field: str) -> ExpertsSpec:
+def read_experts(
+    config: Fields, count_field: str, inner_field: str, per_token_field: str = "num_experts_per_tok"
+) -> ExpertsSpec:
     """Experts whose weights sum to one."""
     require_silu(config)
     count = config.integer(count_field, high=MAX_EXPERTS)
-    per_token = config.integer("num_experts_per_tok", high=count)
+    per_token = config.integer(per_token_field, high=count)
     router = RouterSpec(choice=ChoiceSpec(per_token=per_token))
     return ExpertsSpec(count=count, inner=config.integer(inner_field), router=router)
+
+
+def with_unread(model: ModelSpec, pattern: str) -> ModelSpec:
+    """A text model in whose checkpoints tensors of this pattern may be, which nothing reads: see `TensorNames`."""
+    return dataclasses.replace(model, names=dataclasses.replace(model.names, unread=pattern))
+
+
+def later_layers(config: Fields, count_field: str) -> str:
+    """The pattern of the tensors of so many layers behind the last, which predict later tokens."""
+    count, first = config.integer(count_field, default=0, low=0, high=MAX_LAYERS), num_layers(config)
+    numbers = "|".join(str(layer) for layer in range(first, first + count))
+    return rf"model\.layers\.({numbers})\..*"
+
+
+def require_values(config: Fields, values: Mapping[str, Any]) -> None:
+    """Raises ModelError if one of these fields has another value. A null is an absence."""
+    for name, value in values.items():
+        found = config.get(name, value)
+        config.require(found == value, name, f"be {value!r}, the only supported value", found)
 
 
 def require_silu(config: Fields) -> None:

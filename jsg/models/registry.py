@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from jsg.errors import ModelError
 from jsg.models.families import (
     glm4,
+    glm4_moe,
     granite,
     granitemoe,
     llama,
@@ -44,6 +45,7 @@ FAMILIES: dict[str, Family] = {
     "Phi3ForCausalLM": phi3.FAMILY,
     "Glm4ForCausalLM": glm4.FAMILY,
     "GraniteMoeForCausalLM": granitemoe.FAMILY,
+    "Glm4MoeForCausalLM": glm4_moe.FAMILY,
 }
 """Architecture → how its files are read."""
 

@@ -80,6 +80,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "Phi3ForCausalLM": (32, 1e4, 1e-5, 4096, {None}, 1),
         "Glm4ForCausalLM": (2, 1e4, 1.5625e-7, 131072, {None}, None),
         "GraniteMoeForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
+        "Glm4MoeForCausalLM": (8, 1e4, 1e-5, 131072, {None}, None),
     }[architecture]
     assert (config.layers[0].attention.kv_heads, config.layers[0].attention.rope.theta, config.final_norm.eps) == (
         kv_heads,

@@ -417,11 +417,29 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
         3_298_788_864,
         4096,
     ),
+    "glm-4.5-air": (
+        _glm4_moe(
+            (4096, 10944, 46, 96, 8, 151552),
+            first_k_dense_replace=1,
+            max_position_embeddings=131072,
+            moe_intermediate_size=1408,
+            n_routed_experts=128,
+            routed_scaling_factor=1.0,
+            use_qk_norm=False,
+        ),
+        106_852_251_264,
+        131072,
+    ),
+    "glm-4.5": (_glm_4_5(max_position_embeddings=131072), 352_797_829_024, 131072),
+    "glm-4.6": (_glm_4_5(max_position_embeddings=202752), 352_797_829_024, 202752),
 }
 LARGE = (
     "qwen3-30b-a3b",
     "qwen3-coder-30b-a3b",
     "qwen3-235b-a22b",
+    "glm-4.5-air",
+    "glm-4.5",
+    "glm-4.6",
     "granite-3.1-3b-a800m",
     "powermoe-3b",
 )
