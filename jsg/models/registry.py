@@ -10,6 +10,7 @@ from jsg.models.families import (
     granitemoe,
     llama,
     llava,
+    minimax_m2,
     ministral,
     ministral3,
     mistral,
@@ -46,6 +47,7 @@ FAMILIES: dict[str, Family] = {
     "Glm4ForCausalLM": glm4.FAMILY,
     "GraniteMoeForCausalLM": granitemoe.FAMILY,
     "Glm4MoeForCausalLM": glm4_moe.FAMILY,
+    "MiniMaxM2ForCausalLM": minimax_m2.FAMILY,
 }
 """Architecture → how its files are read."""
 

@@ -251,4 +251,23 @@ OTHERS: dict[str, dict[str, Any]] = {
         norm_topk_prob=False,
         attention_bias=True,
     ),
+    "minimax_m2": small(
+        "MiniMaxM2ForCausalLM",
+        "minimax_m2",
+        rotary_dim=8,
+        intermediate_size=32,
+        num_local_experts=5,
+        num_experts_per_tok=3,
+    ),
+    "minimax_m2_many": small(
+        "MiniMaxM2ForCausalLM",
+        "minimax_m2",
+        rotary_dim=24,
+        head_dim=32,
+        num_key_value_heads=3,
+        intermediate_size=32,
+        num_local_experts=18,
+        num_experts_per_tok=4,
+        num_hidden_layers=3,
+    ),
 }

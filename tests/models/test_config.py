@@ -81,6 +81,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "Glm4ForCausalLM": (2, 1e4, 1.5625e-7, 131072, {None}, None),
         "GraniteMoeForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
         "Glm4MoeForCausalLM": (8, 1e4, 1e-5, 131072, {None}, None),
+        "MiniMaxM2ForCausalLM": (8, 5e6, 1e-6, 196608, {None}, 200034),
     }[architecture]
     assert (config.layers[0].attention.kv_heads, config.layers[0].attention.rope.theta, config.final_norm.eps) == (
         kv_heads,

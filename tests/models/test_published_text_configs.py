@@ -432,6 +432,9 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
     ),
     "glm-4.5": (_glm_4_5(max_position_embeddings=131072), 352_797_829_024, 131072),
     "glm-4.6": (_glm_4_5(max_position_embeddings=202752), 352_797_829_024, 202752),
+    "minimax-m2": (_minimax_m2(max_position_embeddings=196608), 228_689_764_864, 196608),
+    "minimax-m2.1": (_minimax_m2(max_position_embeddings=196608, sliding_window=None), 228_689_764_864, 196608),
+    "minimax-m2.5": (_minimax_m2(max_position_embeddings=196608, shared_moe_mode="sigmoid"), 228_689_764_864, 196608),
 }
 LARGE = (
     "qwen3-30b-a3b",
@@ -440,6 +443,9 @@ LARGE = (
     "glm-4.5-air",
     "glm-4.5",
     "glm-4.6",
+    "minimax-m2",
+    "minimax-m2.1",
+    "minimax-m2.5",
     "granite-3.1-3b-a800m",
     "powermoe-3b",
 )
