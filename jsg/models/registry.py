@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from jsg.errors import ModelError
 from jsg.models.families import (
+    ernie4_5_moe,
     glm4,
     glm4_moe,
     granite,
@@ -48,6 +49,7 @@ FAMILIES: dict[str, Family] = {
     "GraniteMoeForCausalLM": granitemoe.FAMILY,
     "Glm4MoeForCausalLM": glm4_moe.FAMILY,
     "MiniMaxM2ForCausalLM": minimax_m2.FAMILY,
+    "Ernie4_5_MoeForCausalLM": ernie4_5_moe.FAMILY,
 }
 """Architecture → how its files are read."""
 

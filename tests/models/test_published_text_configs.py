@@ -435,6 +435,21 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
     "minimax-m2": (_minimax_m2(max_position_embeddings=196608), 228_689_764_864, 196608),
     "minimax-m2.1": (_minimax_m2(max_position_embeddings=196608, sliding_window=None), 228_689_764_864, 196608),
     "minimax-m2.5": (_minimax_m2(max_position_embeddings=196608, shared_moe_mode="sigmoid"), 228_689_764_864, 196608),
+    "ernie-4.5-21b-a3b": (_ernie_21b(moe_layer_end_index=27), 21_825_437_888, 131072),
+    "ernie-4.5-21b-a3b-thinking": (_ernie_21b(moe_layer_end_index=-1), 21_825_437_888, 131072),
+    "ernie-4.5-300b-a47b": (
+        _ernie_moe(
+            (8192, 28672, 54, 64, 8, 103424),
+            moe_intermediate_size=3584,
+            moe_k=8,
+            moe_layer_end_index=53,
+            moe_layer_start_index=3,
+            moe_num_shared_experts=0,
+            tie_word_embeddings=False,
+        ),
+        299_484_163_264,
+        131072,
+    ),
 }
 LARGE = (
     "qwen3-30b-a3b",
@@ -446,6 +461,9 @@ LARGE = (
     "minimax-m2",
     "minimax-m2.1",
     "minimax-m2.5",
+    "ernie-4.5-21b-a3b",
+    "ernie-4.5-21b-a3b-thinking",
+    "ernie-4.5-300b-a47b",
     "granite-3.1-3b-a800m",
     "powermoe-3b",
 )
