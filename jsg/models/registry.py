@@ -4,16 +4,22 @@ from collections.abc import Iterable
 
 from jsg.errors import ModelError
 from jsg.models.families import (
+    ernie4_5_moe,
+    glm4,
+    glm4_moe,
     gpt_oss,
     granite,
+    granitemoe,
     llama,
     llava,
+    minimax_m2,
     ministral,
     ministral3,
     mistral,
     mistral3,
     mixtral,
     olmo2,
+    phi3,
     qwen2,
     qwen2_moe,
     qwen3,
@@ -40,6 +46,12 @@ FAMILIES: dict[str, Family] = {
     "SmolLM3ForCausalLM": smollm3.FAMILY,
     "GraniteForCausalLM": granite.FAMILY,
     "GptOssForCausalLM": gpt_oss.FAMILY,
+    "Phi3ForCausalLM": phi3.FAMILY,
+    "Glm4ForCausalLM": glm4.FAMILY,
+    "GraniteMoeForCausalLM": granitemoe.FAMILY,
+    "Glm4MoeForCausalLM": glm4_moe.FAMILY,
+    "MiniMaxM2ForCausalLM": minimax_m2.FAMILY,
+    "Ernie4_5_MoeForCausalLM": ernie4_5_moe.FAMILY,
 }
 """Architecture → how its files are read."""
 

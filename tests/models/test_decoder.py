@@ -166,6 +166,8 @@ OTHER: dict[str, Any] = {
     "beta_slow": 2.0,
     "attention_factor": 1.5,
     "rotated": 16,
+    "factors": (2.0,) * 16,
+    "short_factors": (2.0,) * 16,
     "suffix": "",
     "bias_suffix": "",
     "heads": 8,
