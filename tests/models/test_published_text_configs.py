@@ -44,36 +44,6 @@ _qwen3_moe = functools.partial(
     tie_word_embeddings=False,
     use_sliding_window=False,
 )
-_gpt_oss = functools.partial(
-    file,
-    "GptOssForCausalLM",
-    "gpt_oss",
-    attention_bias=True,
-    attention_dropout=0.0,
-    eos_token_id=200002,
-    experts_per_token=4,
-    head_dim=64,
-    initial_context_length=4096,
-    max_position_embeddings=131072,
-    num_experts_per_tok=4,
-    output_router_logits=False,
-    pad_token_id=199999,
-    rms_norm_eps=1e-5,
-    rope_scaling={
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "factor": 32.0,
-        "original_max_position_embeddings": 4096,
-        "rope_type": "yarn",
-        "truncate": False,
-    },
-    rope_theta=150000,
-    router_aux_loss_coef=0.9,
-    sliding_window=128,
-    swiglu_limit=7.0,
-    tie_word_embeddings=False,
-)
-"""Those of the published files but for `quantization_config`, which names MXFP4 and is refused."""
 _LONG_FACTORS = [
     *(1, 1.118320672, 1.250641126, 1.398617824, 1.564103225, 1.74916897, 1.956131817, 2.187582649, 2.446418898),
     *(2.735880826, 3.059592084, 3.421605075, 3.826451687, 4.279200023, 4.785517845, 5.351743533, 5.984965424),
@@ -209,6 +179,36 @@ _ernie_21b = functools.partial(
     moe_num_shared_experts=2,
     tie_word_embeddings=True,
 )
+_gpt_oss = functools.partial(
+    file,
+    "GptOssForCausalLM",
+    "gpt_oss",
+    attention_bias=True,
+    attention_dropout=0.0,
+    eos_token_id=200002,
+    experts_per_token=4,
+    head_dim=64,
+    initial_context_length=4096,
+    max_position_embeddings=131072,
+    num_experts_per_tok=4,
+    output_router_logits=False,
+    pad_token_id=199999,
+    rms_norm_eps=1e-5,
+    rope_scaling={
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    rope_theta=150000,
+    router_aux_loss_coef=0.9,
+    sliding_window=128,
+    swiglu_limit=7.0,
+    tie_word_embeddings=False,
+)
+"""Those of the published files but for `quantization_config`, which names MXFP4 and is refused."""
 PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
     # The file, the parameters of the model, its context.
     "qwen1.5-moe-a2.7b": (
@@ -285,31 +285,6 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
         8_019_808_256,
         32768,
     ),
-    "gpt-oss-20b": (
-        _gpt_oss(
-            (2880, 2880, 24, 64, 8, 201088),
-            layer_types=["sliding_attention", "full_attention"] * 12,
-            num_local_experts=32,
-        ),
-        20_914_757_184,
-        131072,
-    ),
-    "gpt-oss-20b-bf16": (
-        _gpt_oss(
-            (2880, 2880, 24, 64, 8, 201088),
-            num_local_experts=32,
-            unsloth_fixed=True,
-        ),
-        20_914_757_184,
-        131072,
-    ),
-    "gpt-oss-120b": (
-        _gpt_oss(
-            (2880, 2880, 36, 64, 8, 201088),
-            layer_types=["sliding_attention", "full_attention"] * 18,
-            num_local_experts=128,
-        ),
-        116_829_156_672,
     "phi-3-mini-4k": (
         _phi3((3072, 8192, 32, 32, 32, 32064), max_position_embeddings=4096, rope_scaling=None, sliding_window=2047),
         3_821_079_552,
@@ -374,6 +349,33 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
     "glm-z1-rumination-32b-0414": (
         _glm4((6144, 23040, 61, 48, 2, 151552), max_position_embeddings=131072),
         32_566_081_536,
+        131072,
+    ),
+    "gpt-oss-20b": (
+        _gpt_oss(
+            (2880, 2880, 24, 64, 8, 201088),
+            layer_types=["sliding_attention", "full_attention"] * 12,
+            num_local_experts=32,
+        ),
+        20_914_757_184,
+        131072,
+    ),
+    "gpt-oss-20b-bf16": (
+        _gpt_oss(
+            (2880, 2880, 24, 64, 8, 201088),
+            num_local_experts=32,
+            unsloth_fixed=True,
+        ),
+        20_914_757_184,
+        131072,
+    ),
+    "gpt-oss-120b": (
+        _gpt_oss(
+            (2880, 2880, 36, 64, 8, 201088),
+            layer_types=["sliding_attention", "full_attention"] * 18,
+            num_local_experts=128,
+        ),
+        116_829_156_672,
         131072,
     ),
     "seed-oss-36b": (
@@ -507,8 +509,9 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
         131072,
     ),
 }
-LARGE = ("gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b", "qwen3-coder-30b-a3b", "qwen3-235b-a22b")
 LARGE = (
+    "gpt-oss-20b",
+    "gpt-oss-120b",
     "qwen3-30b-a3b",
     "qwen3-coder-30b-a3b",
     "qwen3-235b-a22b",
