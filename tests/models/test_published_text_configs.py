@@ -196,12 +196,9 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
         131072,
     ),
 }
-LARGE = ("qwen3-30b-a3b", "qwen3-coder-30b-a3b", "qwen3-235b-a22b")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in PUBLISHED]
-)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_file_is_read(tmp_path, name: str):
     config, count, context_len = PUBLISHED[name]
     spec = read(tmp_path, config)

@@ -1,0 +1,14 @@
+"""Each family on two devices computes what Hugging Face computes, by columns and by experts."""
+
+import pytest
+
+from tests.golden.compare import MAX_DIFFERENCE
+from tests.golden.families import one_of_each
+from tests.own_process import said
+
+
+@pytest.mark.slow
+def test_two_devices_compute_what_hugging_face_computes():
+    cases = [(variant, 1) for variant in one_of_each()] + [(variant, 2) for variant in one_of_each(is_sparse=True)]
+    found = said("tests.models.family_devices", told=cases)
+    assert {case: far for case, far in zip(cases, found, strict=True) if not 0 < far <= MAX_DIFFERENCE} == {}
