@@ -414,7 +414,7 @@ def settle(config: EngineConfig, directory: Path, device: Device, party: Party |
     return Settings(
         config=config,
         directory=directory,
-        model=model,
+        model=model.for_context(context_length),
         dtype=dtype,
         kv_dtype=resolve_kv_dtype(config.kv_cache_dtype, dtype),
         context_length=context_length,

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from jsg.errors import ConfigError, ModelError
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 
-RopeType = Literal["default", "linear", "llama3", "yarn"]
+RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
 
 
 class KVShape(NamedTuple):
@@ -49,11 +49,13 @@ class RopeSpec:
         factor: How many times longer the context is than the original one, of the first training.
         low_freq_factor: llama3: waves longer than the original context / this are slowed by `factor`.
         high_freq_factor: llama3: waves shorter than the original context / this stay.
-        original_max_position_embeddings: llama3, yarn: the original context, in tokens.
+        original_max_position_embeddings: llama3, yarn, longrope: the original context, in tokens.
         beta_fast: yarn: dimensions that turn more often than this within the original context stay.
         beta_slow: yarn: dimensions that turn less often than this are slowed by `factor`.
-        attention_factor: yarn: multiplies cos and sin; None for 0.1 ln(factor) + 1.
+        attention_factor: yarn, longrope: multiplies cos and sin; None for 0.1 ln(factor) + 1 in yarn.
         truncate: yarn: the dimensions between the two are counted in whole ones.
+        factors: longrope: how many times slower each pair turns.
+        short_factors: longrope: the same for texts within the original context: see `for_context`.
         rotated: How many numbers of a head are turned, from the first; None for all.
         is_interleaved: Numbers 2i and 2i + 1 are turned together; else i and i + half of those that are turned.
     """
@@ -68,8 +70,15 @@ class RopeSpec:
     beta_slow: float = 1.0
     attention_factor: float | None = None
     truncate: bool = True
+    factors: tuple[float, ...] = ()
+    short_factors: tuple[float, ...] = ()
     rotated: int | None = None
     is_interleaved: bool = False
+
+    def for_context(self, length: int) -> "RopeSpec":
+        """The same if no text is longer. See `ModelSpec.for_context`."""
+        is_short = self.type == "longrope" and length <= self.original_max_position_embeddings
+        return dataclasses.replace(self, factors=self.short_factors) if is_short else self
 
     def row_order(self, head_dim: int) -> tuple[int, ...] | None:
         """For each number of a query or key in the model, its number in the checkpoint; None if they are the same.

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from jsg.errors import ModelError
 from jsg.models.families import (
+    glm4,
     granite,
     llama,
     llava,
@@ -13,6 +14,7 @@ from jsg.models.families import (
     mistral3,
     mixtral,
     olmo2,
+    phi3,
     qwen2,
     qwen2_moe,
     qwen3,
@@ -38,6 +40,8 @@ FAMILIES: dict[str, Family] = {
     "Olmo2ForCausalLM": olmo2.FAMILY,
     "SmolLM3ForCausalLM": smollm3.FAMILY,
     "GraniteForCausalLM": granite.FAMILY,
+    "Phi3ForCausalLM": phi3.FAMILY,
+    "Glm4ForCausalLM": glm4.FAMILY,
 }
 """Architecture → how its files are read."""
 

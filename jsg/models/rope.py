@@ -59,13 +59,15 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Float[np.ndarray, " ha
             return _llama3(fast, rope)
         case "yarn":
             return _yarn(wavelengths, rope, head_dim)
+        case "longrope":
+            return np.float32(1.0) / (np.asarray(rope.factors, np.float32) * wavelengths)
 
 
 def attention_factor(rope: RopeSpec) -> float:
-    """The factor of cosine and sine in yarn; 1 for other types."""
-    if rope.type != "yarn":
-        return 1.0
-    return 0.1 * math.log(rope.factor) + 1.0 if rope.attention_factor is None else rope.attention_factor
+    """The factor of cosine and sine in yarn and longrope; 1 for other types."""
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    return 0.1 * math.log(rope.factor) + 1.0 if rope.type == "yarn" else 1.0
 
 
 def _llama3(fast: Float[np.ndarray, " half"], rope: RopeSpec) -> Float[np.ndarray, " half"]:

@@ -127,6 +127,22 @@ class ModelSpec:
         require_divisor(count, count, 1, "vocab_size", self.vocab_size)
         return dataclasses.replace(self, layers=layers)
 
+    def for_context(self, length: int) -> "ModelSpec":
+        """The same model if no text has more tokens than `length`, at most `max_position_embeddings`.
+
+        With longrope texts within the original context have positions of their own. Keys of one kind are wrong for the
+        other, so a model has one kind for all: that of its longest text.
+        """
+
+        def limited(layer: LayerSpec) -> LayerSpec:
+            attention = layer.attention
+            if attention.rope is None:
+                return layer
+            attention = dataclasses.replace(attention, rope=attention.rope.for_context(length))
+            return dataclasses.replace(layer, attention=attention)
+
+        return dataclasses.replace(self, layers=tuple(map(functools.cache(limited), self.layers)))
+
     @property
     def num_layers(self) -> int:
         """Transformer blocks."""

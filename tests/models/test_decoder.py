@@ -140,6 +140,8 @@ OTHER: dict[str, Any] = {
     "beta_slow": 2.0,
     "attention_factor": 1.5,
     "rotated": 16,
+    "factors": (2.0,) * 16,
+    "short_factors": (2.0,) * 16,
     "suffix": "",
     "heads": 8,
     "kv_heads": 4,
