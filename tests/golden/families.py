@@ -25,7 +25,7 @@ def one_of_each(*, is_sparse: bool = False) -> dict[str, ModelSpec]:
             file.write_text(json.dumps(config))
             spec = read_spec(Path(folder))
             try:
-                spec.over_devices(2, 2 if is_sparse else 1)
+                spec.over_devices(2, 2 if is_sparse else 1)  # refuses groups of what has no experts
             except (ConfigError, ModelError):
                 continue
             found[architecture] = variant, spec

@@ -33,6 +33,8 @@ def small(architecture: str, model_type: str, **fields: Any) -> dict[str, Any]:
 
 
 _QWEN_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_EVEN = {"num_experts": 6}
+"""So that two groups of devices can share them."""
 _QWEN2_MOE = small(
     "Qwen2MoeForCausalLM", "qwen2_moe", **_QWEN_EXPERTS, shared_expert_intermediate_size=48, num_hidden_layers=3
 )
@@ -77,7 +79,7 @@ def around(architecture: str, model_type: str, text: dict[str, Any], **fields: A
 _MISTRAL3 = {"vision_config": _TOWER, "image_token_index": 10, "spatial_merge_size": 2, "vision_feature_layer": -1}
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "qwen2_moe": {**_QWEN2_MOE, "mlp_only_layers": [1]},
+    "qwen2_moe": {**_QWEN2_MOE, "mlp_only_layers": [1], **_EVEN},
     "qwen2_moe_window": {
         **_QWEN2_MOE,
         "head_dim": 32,
@@ -89,7 +91,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "max_window_layers": 3,
         "tie_word_embeddings": True,
     },
-    "qwen3_moe": _QWEN3_MOE,
+    "qwen3_moe": {**_QWEN3_MOE, **_EVEN},
     "qwen3_moe_mixed": {
         **_QWEN3_MOE,
         "norm_topk_prob": False,
