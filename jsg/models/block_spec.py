@@ -7,6 +7,7 @@ import dataclasses
 from typing import Literal, NamedTuple
 
 from jsg.errors import ConfigError, ModelError
+from jsg.kernels_pallas.activation import Activation
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 
 RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
@@ -32,11 +33,13 @@ class NormSpec:
         name: The tensor of the weight, without `.weight`.
         eps: Added to the mean square before the root.
         is_wide: The weight multiplies in float32, before the result is rounded to the type of activations.
+        adds_one: What multiplies is 1 + the weight.
     """
 
     name: str
     eps: float
     is_wide: bool = False
+    adds_one: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,20 +100,35 @@ class RopeSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class QueryKeyNormSpec:
-    """Norms of queries and keys, before they are rotated.
+    """Norms of queries and keys.
 
     Attributes:
         query: The tensor of the weight of queries, without `.weight`.
         key: The same of keys.
         eps: Added to the mean square before the root.
         spans_heads: The mean is that of all heads together, and the weight has a number for each of theirs. Such norms
-            are wide: see `NormSpec`.
+            are wide: see `NormSpec`. They have none of the switches below.
+        is_wide: See `NormSpec`.
+        adds_one: Likewise.
+        is_late: Queries and keys are normed after they are rotated, and not before.
     """
 
     query: str = "self_attn.q_norm"
     key: str = "self_attn.k_norm"
     eps: float
     spans_heads: bool = False
+    is_wide: bool = False
+    adds_one: bool = False
+    is_late: bool = False
+
+    @property
+    def per_head(self) -> tuple[NormSpec, NormSpec]:
+        """That of a query and that of a key, if no mean is of several heads."""
+        query, key = (
+            NormSpec(name=name, eps=self.eps, is_wide=self.is_wide, adds_one=self.adds_one)
+            for name in (self.query, self.key)
+        )
+        return query, key
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +157,7 @@ class AttentionSpec:
         rope: How positions turn queries and keys; None for not at all.
         query_scale: What multiplies rotated queries by their position; None for nothing.
         window: How many last positions a token sees, with its own; None for all.
+        softcap: Scores become softcap * tanh(score / softcap); None for none.
         qk_norm: Norms of queries and keys; None for none.
         qkv_bias: The projections to queries, keys and values have biases.
         output_bias: The projection after attention has a bias.
@@ -155,6 +174,7 @@ class AttentionSpec:
     rope: RopeSpec | None
     query_scale: QueryScaleSpec | None = None
     window: int | None = None
+    softcap: float | None = None
     qk_norm: QueryKeyNormSpec | None = None
     qkv_bias: bool = False
     output_bias: bool = False
@@ -180,10 +200,11 @@ class AttentionSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForwardSpec:
-    """The gated feed-forward block: down(silu(gate(x)) · up(x)).
+    """The gated feed-forward block: down(activation(gate(x)) · up(x)).
 
     Attributes:
         inner: Width inside the block.
+        activation: The function of the gates.
         has_bias: Its projections have biases.
         gate: The tensor of the projection to the gates, without `.weight`.
         up: That of the projection to what the gates let through. If it is the same, the rows of the gates are first.
@@ -191,6 +212,7 @@ class FeedForwardSpec:
     """
 
     inner: int
+    activation: Activation = "silu"
     has_bias: bool = False
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 from jsg.errors import ModelError
 from jsg.models.families import (
+    gemma2,
+    gemma3,
     glm4,
     granite,
     llama,
@@ -42,10 +44,15 @@ FAMILIES: dict[str, Family] = {
     "GraniteForCausalLM": granite.FAMILY,
     "Phi3ForCausalLM": phi3.FAMILY,
     "Glm4ForCausalLM": glm4.FAMILY,
+    "Gemma2ForCausalLM": gemma2.FAMILY,
+    "Gemma3ForCausalLM": gemma3.FAMILY,
 }
 """Architecture → how its files are read."""
 
-ALIASES = {name.replace("ForCausalLM", "Model"): name for name in FAMILIES} | {"LLaMAForCausalLM": "LlamaForCausalLM"}
+ALIASES = {name.replace("ForCausalLM", "Model"): name for name in FAMILIES} | {
+    "LLaMAForCausalLM": "LlamaForCausalLM",
+    "Gemma3TextModel": "Gemma3ForCausalLM",
+}
 """Other names of architectures: those of models that were saved without their head, and the first name of Llama."""
 
 TEXT_HALVES = {family.model_type: family.architecture for family in FAMILIES.values()}
@@ -54,6 +61,7 @@ TEXT_HALVES = {family.model_type: family.architecture for family in FAMILIES.val
 WRAPPERS: dict[str, Wrapper] = {
     **dict.fromkeys(VISION_KINDS, llava.WRAPPER),
     "Mistral3ForConditionalGeneration": mistral3.WRAPPER,
+    "Gemma3ForConditionalGeneration": gemma3.WRAPPER,
 }
 """Architecture of a model around one of these → how its files are read."""
 

@@ -81,8 +81,9 @@ class ModelSpec:
         layers: The transformer blocks in order.
         final_norm: The norm behind the last.
         max_position_embeddings: Longest sequence in tokens, with rope scaling.
-        embedding_factor: Multiplies the rows of the embedding.
+        embedding_factor: Multiplies the rows of the embedding, rounded to their type as in training.
         logit_factor: Multiplies the logits.
+        logit_softcap: Logits become softcap * tanh(logit / softcap) then; None for none.
         tie_word_embeddings: The head uses the embedding's rows.
         eos_token_ids: Tokens that end an answer.
         bos_token_id: Token that begins a text, if there is one.
@@ -99,6 +100,7 @@ class ModelSpec:
     max_position_embeddings: int
     embedding_factor: float = 1.0
     logit_factor: float = 1.0
+    logit_softcap: float | None = None
     tie_word_embeddings: bool = False
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None

@@ -79,6 +79,8 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "GraniteForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
         "Phi3ForCausalLM": (32, 1e4, 1e-5, 4096, {None}, 1),
         "Glm4ForCausalLM": (2, 1e4, 1.5625e-7, 131072, {None}, None),
+        "Gemma2ForCausalLM": (4, 1e4, 1e-6, 8192, {4096, None}, 2),
+        "Gemma3ForCausalLM": (4, 1e4, 1e-6, 131072, {4096, None}, 2),
     }[architecture]
     assert (config.layers[0].attention.kv_heads, config.layers[0].attention.rope.theta, config.final_norm.eps) == (
         kv_heads,
@@ -106,6 +108,10 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
     ours = dict(family.defaults)
     ours["rope_theta"] = ours.pop("rope_parameters", ours)["rope_theta"]
     values |= {name: value for name, value in theirs.rope_parameters.items() if name in ours}
+    values["rope_theta"] = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)["rope_theta"]
+    if "rope_local_base_freq" in ours:
+        values["rope_local_base_freq"] = theirs.rope_parameters["sliding_attention"]["rope_theta"]
+        values["sliding_window_pattern"] = theirs._sliding_window_pattern
     if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
         values["sliding_window"] = type(theirs).sliding_window
     derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128}

@@ -84,6 +84,35 @@ _glm4 = functools.partial(
     rope_theta=10000.0,
     tie_word_embeddings=False,
 )
+_gemma = functools.partial(
+    file,
+    attention_bias=False,
+    attn_logit_softcapping=None,
+    bos_token_id=2,
+    cache_implementation="hybrid",
+    eos_token_id=[1, 106],
+    final_logit_softcapping=None,
+    head_dim=256,
+    hidden_act="gelu_pytorch_tanh",
+    hidden_activation="gelu_pytorch_tanh",
+    max_position_embeddings=32768,
+    query_pre_attn_scalar=256,
+    rms_norm_eps=1e-6,
+    sliding_window=512,
+)
+_gemma2 = functools.partial(
+    _gemma,
+    "Gemma2ForCausalLM",
+    "gemma2",
+    attn_logit_softcapping=50.0,
+    final_logit_softcapping=30.0,
+    max_position_embeddings=8192,
+    rope_theta=10000.0,
+    sliding_window=4096,
+)
+_gemma3 = functools.partial(
+    _gemma, "Gemma3ForCausalLM", "gemma3_text", rope_local_base_freq=10000, rope_scaling=None, rope_theta=1000000
+)
 PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
     # The file, the parameters of the model, its context.
     "qwen1.5-moe-a2.7b": (
@@ -301,6 +330,24 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
         ),
         8_170_848_256,
         131072,
+    ),
+    "gemma-2-2b": (_gemma2((2304, 9216, 26, 8, 4, 256000)), 2_614_341_888, 8192),
+    "gemma-2-9b": (_gemma2((3584, 14336, 42, 16, 8, 256000), sliding_window_size=4096), 9_241_705_984, 8192),
+    "gemma-2-27b": (
+        _gemma2((4608, 36864, 46, 32, 16, 256000), head_dim=128, query_pre_attn_scalar=144, sliding_window_size=4096),
+        27_227_128_320,
+        8192,
+    ),
+    "gemma-3-1b-it": (_gemma3((1152, 6912, 26, 4, 1, 262144), sliding_window_pattern=6), 999_885_952, 32768),
+    "gemma-3-270m": (
+        _gemma3(
+            (640, 2048, 18, 4, 1, 262144),
+            _sliding_window_pattern=6,
+            layer_types=[*["sliding_attention"] * 5, "full_attention"] * 3,
+            use_bidirectional_attention=False,
+        ),
+        268_098_176,
+        32768,
     ),
 }
 
