@@ -33,6 +33,8 @@ def small(architecture: str, model_type: str, **fields: Any) -> dict[str, Any]:
 
 
 _QWEN_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_EVEN = {"num_experts": 6}
+"""So that two groups of devices can share them."""
 _QWEN2_MOE = small(
     "Qwen2MoeForCausalLM", "qwen2_moe", **_QWEN_EXPERTS, shared_expert_intermediate_size=48, num_hidden_layers=3
 )
@@ -80,7 +82,7 @@ _GLM4_MOE = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "pad_token
 _ERNIE_MOE = {"moe_intermediate_size": 32, "head_dim": None, "hidden_size": 96, "rope_theta": 500.0}
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "qwen2_moe": {**_QWEN2_MOE, "mlp_only_layers": [1]},
+    "qwen2_moe": {**_QWEN2_MOE, "mlp_only_layers": [1], **_EVEN},
     "qwen2_moe_window": {
         **_QWEN2_MOE,
         "head_dim": 32,
@@ -92,7 +94,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "max_window_layers": 3,
         "tie_word_embeddings": True,
     },
-    "qwen3_moe": _QWEN3_MOE,
+    "qwen3_moe": {**_QWEN3_MOE, **_EVEN},
     "qwen3_moe_mixed": {
         **_QWEN3_MOE,
         "norm_topk_prob": False,

@@ -556,29 +556,9 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
         131072,
     ),
 }
-LARGE = (
-    "gpt-oss-20b",
-    "gpt-oss-120b",
-    "qwen3-30b-a3b",
-    "qwen3-coder-30b-a3b",
-    "qwen3-235b-a22b",
-    "glm-4.5-air",
-    "glm-4.5",
-    "glm-4.6",
-    "minimax-m2",
-    "minimax-m2.1",
-    "minimax-m2.5",
-    "ernie-4.5-21b-a3b",
-    "ernie-4.5-21b-a3b-thinking",
-    "ernie-4.5-300b-a47b",
-    "granite-3.1-3b-a800m",
-    "powermoe-3b",
-)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in PUBLISHED]
-)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_file_is_read(tmp_path, name: str):
     config, count, context_len = PUBLISHED[name]
     spec = read(tmp_path, config)
