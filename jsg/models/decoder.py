@@ -54,7 +54,7 @@ class Attention(nnx.Module):
         per_head = norm if norm and not norm.spans_heads else None
 
         def head_norm(name: str, eps: float) -> RMSNorm:
-            return RMSNorm(f"{prefix}.{name}", head_dim, eps, dtype, order=order)
+            return RMSNorm(NormSpec(name=name, eps=eps), f"{prefix}.", head_dim, dtype, order)
 
         self.query_norm = head_norm(per_head.query, per_head.eps) if per_head else None
         self.key_norm = head_norm(per_head.key, per_head.eps) if per_head else None
@@ -128,7 +128,7 @@ class Layer(nnx.Module):
         def norm(spec: NormSpec | None) -> RMSNorm | None:
             if spec is None:
                 return None
-            return RMSNorm(f"{prefix}.{spec.name}", width, spec.eps, dtype, is_wide=spec.is_wide)
+            return RMSNorm(spec, f"{prefix}.", width, dtype)
 
         mlp, where = spec.mlp, (prefix, width, dtype)
         self.spec = spec
@@ -147,10 +147,15 @@ class Layer(nnx.Module):
         cache: LayerCache,
     ) -> tuple[Float[Array, "T D"], LayerCache]:
         """The residual stream after this layer, and the layer's part of the pool."""
-        gathered, cache = self.attention(_normed(x, self.attention_norm), inputs, turn, cache)
-        x = x + self._scaled(_normed(gathered, self.attention_post_norm))
-        made = self.mlp(_normed(x, self.mlp_norm))
-        return x + self._scaled(_normed(made, self.mlp_post_norm)), cache
+        read = _normed(x, self.attention_norm)
+        gathered, cache = self.attention(read, inputs, turn, cache)
+        added = x + self._scaled(_normed(gathered, self.attention_post_norm))
+        if not self.spec.is_parallel:
+            read = _normed(added, self.mlp_norm)
+        elif self.mlp_norm is not None:
+            read = self.mlp_norm(x)
+        made = self.mlp(read)
+        return added + self._scaled(_normed(made, self.mlp_post_norm)), cache
 
     def _scaled(self, added: Float[Array, "T D"]) -> Float[Array, "T D"]:
         return added if self.spec.residual_factor == 1 else added * self.spec.residual_factor
@@ -187,11 +192,11 @@ class Decoder(nnx.Module):
     def __init__(self, spec: ModelSpec, dtype: jax.typing.DTypeLike):
         """Declares the parameters: those of `spec`, in `dtype`, which is also the type of activations."""
         self.spec = spec
-        is_tied, width, final = spec.tie_word_embeddings, spec.hidden_size, spec.final_norm
+        is_tied, width = spec.tie_word_embeddings, spec.hidden_size
         self.embedding = Embedding("model.embed_tokens", spec.vocab_size, width, dtype, is_head=is_tied)
         layers = [Layer(layer, f"model.layers.{i}", width, dtype) for i, layer in enumerate(spec.layers)]
         self.layers = nnx.List(layers)
-        self.final_norm = RMSNorm(final.name, width, final.eps, dtype, is_wide=final.is_wide)
+        self.final_norm = RMSNorm(spec.final_norm, "", width, dtype)
         head = Origin((Source("lm_head.weight", (spec.vocab_size, width)),), transposed=True, split_axis=1)
         self.head = None if is_tied else parameter((width, spec.vocab_size), dtype, head, is_kernel=True)
 

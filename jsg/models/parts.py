@@ -21,8 +21,8 @@ SLIDING = "sliding_attention"
 LAYER_KINDS = ("full_attention", SLIDING)
 
 
-def read_model(config: Fields, layers: Iterable[LayerSpec]) -> ModelSpec:
-    """A model of these layers."""
+def read_model(config: Fields, layers: Iterable[LayerSpec], final_norm: NormSpec | None = None) -> ModelSpec:
+    """A model of these layers. The norm behind them is one of the root mean square unless another is given."""
     layers = tuple(layers)
     ropes = {layer.attention.rope for layer in layers} - {None}
     return ModelSpec(
@@ -30,7 +30,7 @@ def read_model(config: Fields, layers: Iterable[LayerSpec]) -> ModelSpec:
         vocab_size=config.integer("vocab_size"),
         hidden_size=config.integer("hidden_size"),
         layers=layers,
-        final_norm=read_norm(config, "model.norm"),
+        final_norm=final_norm or read_norm(config, "model.norm"),
         max_position_embeddings=read_context(config, ropes.pop() if len(ropes) == 1 else None),
         tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
         eos_token_ids=config.token_ids("eos_token_id"),

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 from jsg.errors import ModelError
 from jsg.models.families import (
+    cohere2,
+    ernie4_5,
     glm4,
     granite,
     llama,
@@ -42,6 +44,8 @@ FAMILIES: dict[str, Family] = {
     "GraniteForCausalLM": granite.FAMILY,
     "Phi3ForCausalLM": phi3.FAMILY,
     "Glm4ForCausalLM": glm4.FAMILY,
+    "Ernie4_5ForCausalLM": ernie4_5.FAMILY,
+    "Cohere2ForCausalLM": cohere2.FAMILY,
 }
 """Architecture → how its files are read."""
 
