@@ -81,6 +81,16 @@ _MISTRAL3 = {"vision_config": _TOWER, "image_token_index": 10, "spatial_merge_si
 _GLM4_MOE = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "pad_token_id": 0}
 _ERNIE_MOE = {"moe_intermediate_size": 32, "head_dim": None, "hidden_size": 96, "rope_theta": 500.0}
 
+_COHERE = {
+    "hidden_size": 96,
+    "head_dim": None,
+    "rms_norm_eps": None,
+    "num_hidden_layers": 4,
+    "sliding_window": 24,
+    "sliding_window_pattern": 3,
+    "logit_scale": 0.95,
+}
+
 OTHERS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {**_QWEN2_MOE, "mlp_only_layers": [1], **_EVEN},
     "qwen2_moe_window": {
@@ -277,6 +287,22 @@ OTHERS: dict[str, dict[str, Any]] = {
         boi_token_index=508,
         eoi_token_index=509,
         image_token_index=510,
+    ),
+    "ernie4_5": small("Ernie4_5ForCausalLM", "ernie4_5", use_bias=True, num_key_value_heads=3),
+    "ernie4_5_tied": small(
+        "Ernie4_5ForCausalLM", "ernie4_5", head_dim=24, rope_theta=2000.0, num_hidden_layers=3, tie_word_embeddings=None
+    ),
+    "cohere2": small("Cohere2ForCausalLM", "cohere2", **_COHERE),
+    "cohere2_biases": small(
+        "Cohere2ForCausalLM",
+        "cohere2",
+        **_COHERE,
+        num_key_value_heads=3,
+        layer_norm_eps=1e-3,
+        # Without rope a bias of keys changes nothing, and a test wants every weight to matter.
+        layer_types=["sliding_attention"] * 4,
+        attention_bias=True,
+        tie_word_embeddings=None,
     ),
     "granite": small("GraniteForCausalLM", "granite", **_GRANITE),
     "granite_biases": small(

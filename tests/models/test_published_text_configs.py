@@ -238,6 +238,49 @@ _gpt_oss = functools.partial(
     tie_word_embeddings=False,
 )
 """Those of the published files but for `quantization_config`, which names MXFP4 and is refused."""
+_ernie4_5 = functools.partial(
+    file,
+    "Ernie4_5ForCausalLM",
+    "ernie4_5",
+    (1024, 3072, 18, 16, 2, 103424),
+    bos_token_id=1,
+    eos_token_id=2,
+    head_dim=128,
+    max_position_embeddings=131072,
+    pad_token_id=0,
+    rms_norm_eps=1e-5,
+    rope_scaling=None,
+    rope_theta=500000.0,
+    tie_word_embeddings=True,
+    use_bias=False,
+)
+_cohere2 = functools.partial(
+    file,
+    "Cohere2ForCausalLM",
+    "cohere2",
+    attention_bias=False,
+    attention_dropout=0.0,
+    bos_token_id=5,
+    cache_implementation="hybrid",
+    eos_token_id=255001,
+    head_dim=128,
+    layer_norm_eps=1e-5,
+    layer_switch=4,
+    logit_scale=0.25,
+    order_of_interleaved_layers="local_attn_first",
+    pad_token_id=0,
+    position_embedding_type="rope_gptj",
+    rope_scaling=None,
+    rope_theta=50000,
+    rotary_pct=1.0,
+    sliding_window=4096,
+    sliding_window_pattern=4,
+    use_embedding_sharing=True,
+    use_gated_activation=True,
+    use_parallel_block=True,
+    use_parallel_embedding=True,
+)
+_COMMAND_R7B, _COMMAND_A = (4096, 14336, 32, 32, 8, 256000), (12288, 36864, 64, 96, 8, 256000)
 PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
     # The file, the parameters of the model, its context.
     "qwen1.5-moe-a2.7b": (
@@ -407,6 +450,20 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
         116_829_156_672,
         131072,
     ),
+    # All dense ones have one shape. The second file is as transformers 5 writes it.
+    "ernie-4.5-0.3b": (_ernie4_5(), 360_748_032, 131072),
+    "ernie-4.5-0.3b, saved again": (
+        _ernie4_5(rope_theta=None, rope_parameters={"rope_theta": 500000.0, "rope_type": "default"}),
+        360_748_032,
+        131072,
+    ),
+    "command-r7b": (_cohere2(_COMMAND_R7B, max_position_embeddings=132096), 8_028_033_024, 132096),
+    "command-r7b-arabic": (
+        _cohere2(_COMMAND_R7B, max_position_embeddings=16384, use_qk_norm=False),
+        8_028_033_024,
+        16384,
+    ),
+    "command-a": (_cohere2(_COMMAND_A, max_position_embeddings=131072), 111_057_580_032, 131072),
     "seed-oss-36b": (
         file(
             "SeedOssForCausalLM",
