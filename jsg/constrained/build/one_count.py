@@ -48,7 +48,8 @@ def have_one_count(parts: Parts, repeats: Collection[int], most_together: int) -
 
 def _are_many(parts: Parts, repeats: Collection[int], most: int) -> bool:
     """Whether a rule with one of these loops has more loops than `most`."""
-    ends = [end for _, _, end in parts.rules]  # a rule's positions come one after another, its END last
+    # A rule's positions come one after another, its END last. A rule that matches nothing has none.
+    ends = [*itertools.accumulate([end for _, _, end in parts.rules], max)]
     rules = [bisect_left(ends, loop.first_end) for loop in parts.loops]
     sizes = Counter(rules)
     return any(sizes[rules[loop]] > most for loop in repeats)
