@@ -247,7 +247,7 @@ class _Builder:
         position = (self._position(kind, argument),)
         return Fragment(False, position, position)
 
-    def _join(self, last: Positions, first: Positions) -> None:
+    def _join(self, last: Sequence[int], first: Positions) -> None:
         """Lets each of `first` follow each of `last`."""
         if first:
             self._spend(len(last))
@@ -399,14 +399,25 @@ class _Builder:
         return [option for option in options if self._facts.is_productive(option)]
 
     def _automaton(self, automaton: ir.Automaton, parts: list[Fragment]) -> Fragment:
-        out: dict[int, list[tuple[ir.Expr, Positions]]] = {}
         into: dict[int, list[int]] = {}
-        for arc, part in zip(self._arcs_of(automaton), parts, strict=True):
+        arcs = self._arcs_of(automaton)
+        for arc, part in zip(arcs, parts, strict=True):
+            into.setdefault(arc.target, []).extend(part.last)
+        if not automaton.skips:
+            starts: dict[int, list[int]] = {}
+            for arc, part in zip(arcs, parts, strict=True):
+                for state in arc.sources:
+                    starts.setdefault(state, []).extend(part.first)
+            for state, first in starts.items():
+                self._join(into.get(state, ()), tuple(first))
+            last = [position for state in sorted(automaton.accepting) for position in into.get(state, ())]
+            return Fragment(0 in automaton.accepting, tuple(starts.get(0, ())), tuple(last))
+        out: dict[int, list[tuple[ir.Expr, Positions]]] = {}
+        for arc, part in zip(arcs, parts, strict=True):
             for state in arc.sources:
                 out.setdefault(state, []).append((arc.label, part.first))
-            into.setdefault(arc.target, []).extend(part.last)
         skips, accepting = dict(automaton.skips), set(automaton.accepting)
-        open_ends = {position for last in into.values() for position in last} if skips else set[int]()
+        open_ends = {position for last in into.values() for position in last}
         begins: dict[int, Positions] = {}
         for state in sorted({*out, *skips}, reverse=True):  # a skip leads to a higher state
             own = out.get(state, ())
@@ -417,7 +428,7 @@ class _Builder:
                 accepting |= {state} if skips[state] in accepting else set()
                 for label, first in own:
                     begins[state] = self._beside(first, _num_literal(label), begins[state], open_ends)
-            self._join(tuple(into.get(state, ())), begins[state])
+            self._join(into.get(state, ()), begins[state])
         last = [position for state in sorted(accepting) for position in into.get(state, ())]
         return Fragment(0 in accepting, begins.get(0, ()), tuple(last))
 

@@ -148,7 +148,7 @@ class Rows:
 
     def fill(self, parts: Parts, firsts: Firsts) -> None:
         """Adds the rules and the positions that are new."""
-        lists, sets, rules, num_rules = self.lists, self.sets, self.rules, len(parts.rules)
+        lists, numbers, sets, rules, num_rules = self.lists, self.lists.numbers, self.sets, self.rules, len(parts.rules)
         lists.num_positions = len(parts.kinds)
         rules.extend([lists.number([first]) for _, first, _ in parts.rules[len(rules) :]])
         kinds, arguments, members, follows = self._columns
@@ -165,7 +165,11 @@ class Rows:
             if number is None:
                 number = sets[bits] = len(sets)
             members.append(number)
-            follows.append(lists.number(groups))
+            if len(groups) == 1 and len(groups[0]) == 1:  # the most common case
+                follow = numbers.get(groups[0])
+                follows.append(lists.number_of(groups[0]) if follow is None else follow)
+            else:
+                follows.append(lists.number(groups))
 
     def add(self, kind: int, argument: int, bits: int, follow: int) -> None:
         """Adds one position."""
@@ -187,6 +191,7 @@ class _Lists:
     Attributes:
         links: What the links behind the last position stand for. Many lists have the same long group among others.
         num_positions: The number of the first of these links.
+        numbers: The number of each list.
     """
 
     def __init__(self, limits: Limits):
@@ -194,7 +199,7 @@ class _Lists:
         self.num_positions = 0
         self._link_of: dict[int, Positions] = {}
         self._limits = limits
-        self._numbers: dict[Positions, int] = {}
+        self.numbers: dict[Positions, int] = {}
         self._by_identity: dict[int | tuple[int, ...], int] = {}
         self._starts = [0]
         self._items: list[int] = []
@@ -204,7 +209,7 @@ class _Lists:
         """The same lists, to which others may be added. There are no links yet."""
         assert not self.links, "their numbers would be those of other positions"
         other = _Lists(limits)
-        other._numbers, other._by_identity = self._numbers.copy(), self._by_identity.copy()
+        other.numbers, other._by_identity = self.numbers.copy(), self._by_identity.copy()
         other._starts, other._items, other._work = self._starts.copy(), self._items.copy(), self._work
         return other
 
@@ -212,9 +217,6 @@ class _Lists:
         """The number of the list with the positions of all groups; without groups, of the list with position 0."""
         if not groups:
             return 0
-        if len(groups) == 1 and len(groups[0]) == 1:  # the most common case
-            known = self._numbers.get(groups[0])
-            return self._number_of(groups[0]) if known is None else known
         # Groups outlive this object, so identities are unique.
         key = id(groups[0]) if len(groups) == 1 else tuple(map(id, groups))
         known = self._by_identity.get(key)
@@ -223,7 +225,7 @@ class _Lists:
                 groups = [group if len(group) <= MOST_COPIED else self._linked(group) for group in groups]
                 self._work += sum(map(len, groups))
             merged = tuple(dict.fromkeys(itertools.chain.from_iterable(groups)))
-            known = self._by_identity[key] = self._number_of(merged)
+            known = self._by_identity[key] = self.number_of(merged)
         return known
 
     def _linked(self, group: Positions) -> Positions:
@@ -233,8 +235,9 @@ class _Lists:
             self.links.append(group)
         return self._link_of[id(group)]
 
-    def _number_of(self, items: Positions) -> int:
-        numbers = self._numbers
+    def number_of(self, items: Positions) -> int:
+        """The number of the list with these positions."""
+        numbers = self.numbers
         number = numbers.get(items)
         if number is None:
             number = numbers[items] = len(numbers)

@@ -75,7 +75,7 @@ class _Backwards:
         self.sources: dict[int, list[list[int]]] = {}
         users: dict[int, list[int]] = {}
         for position, row in enumerate(parts.follow):
-            if _goes_on(row, position):
+            if len(row) == 1 and len(row[0]) == 1 and row[0][0] == position + 1:
                 continue
             for group in row:
                 known = users.get(id(group))
@@ -205,7 +205,8 @@ class _Backwards:
             at = todo.pop()
             more: list[int] = []
             sources = [*itertools.chain.from_iterable(self.sources.get(at, ()))]
-            sources += (at - 1,) if at and _goes_on(parts.follow[at - 1], at - 1) else ()
+            if at and parts.follow[at - 1] == [(at,)]:
+                sources.append(at - 1)
             for source in sources:
                 kind, argument = parts.kinds[source], parts.arguments[source]
                 if kind == tables.BYTE:
@@ -248,8 +249,3 @@ class _Backwards:
 def _items(loop: Loop) -> Positions:
     """The positions that begin the items of a loop."""
     return tuple(itertools.chain.from_iterable(first for first, _ in loop.branches))
-
-
-def _goes_on(row: list[Positions], position: int) -> bool:
-    """Whether the position behind this one, and nothing else, follows it."""
-    return len(row) == 1 and row[0] == (position + 1,)
