@@ -17,6 +17,7 @@ from jsg.constrained.automata import live_states
 from jsg.constrained.build.ambiguity import several_counts
 from jsg.constrained.build.analysis import Facts, analyse, with_skips
 from jsg.constrained.build.finish import MOST_COPIED, Loop, Parts, Positions, Rows, finish, first_bytes
+from jsg.constrained.build.one_count import Backwards
 from jsg.constrained.build.repeats import Plan, Repeats, is_single
 from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.tables import StaticTables
@@ -65,7 +66,7 @@ def build(grammar: ir.Grammar, limits: Limits = LIMITS) -> StaticTables:
         parts = builder.parts(grammar.start)
         firsts = first_bytes(parts)
         counted = {number: loop.origin for number, loop in enumerate(parts.loops) if loop.origin is not None}
-        several = several_counts(parts, firsts, counted)
+        several = several_counts(parts, firsts, counted, taken.backwards if taken else None)
         ambiguous = {id(repeat): repeat for number, repeat in counted.items() if number in several}
         if not ambiguous:
             is_nullable = facts.is_rule_nullable(grammar.start)
@@ -81,11 +82,13 @@ class Taken(NamedTuple):
     Attributes:
         parts: Their positions.
         rows: Their rows of the tables.
+        backwards: What may come before each of the positions.
         num_branches, num_edges: What the builder counts.
     """
 
     parts: Parts
     rows: Rows
+    backwards: Backwards
     num_branches: int
     num_edges: int
 
@@ -159,7 +162,7 @@ class _Builder:
         parts = self.parts(names[0])
         rows = Rows(self._limits)
         rows.fill(parts, first_bytes(parts))
-        return Taken(parts, rows, self._branches, self._edges)
+        return Taken(parts, rows, Backwards(parts), self._branches, self._edges)
 
     # -- Folding
 

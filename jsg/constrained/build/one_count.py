@@ -32,16 +32,18 @@ class _OutOfFuelError(Exception):
     """The proof takes too long."""
 
 
-def have_one_count(parts: Parts, repeats: Collection[int], most_together: int) -> bool:
+def have_one_count(
+    parts: Parts, repeats: Collection[int], most_together: int, known: "Backwards | None" = None
+) -> bool:
     """Whether no text has any of these loops at two counts; False where there is no short proof.
 
     It is also False where one of them is in a rule with more than `most_together` loops, all of which may be open in
-    different readings.
+    different readings. `known` has the rules that come first, if these were read backwards before.
     """
     if len(parts.loops) > most_together and _are_many(parts, repeats, most_together):
         return False
     try:
-        return all(map(_Backwards(parts).has_one_count, repeats))
+        return all(map(Backwards(parts, known).has_one_count, repeats))
     except _OutOfFuelError:
         return False
 
@@ -55,7 +57,7 @@ def _are_many(parts: Parts, repeats: Collection[int], most: int) -> bool:
     return any(sizes[rules[loop]] > most for loop in repeats)
 
 
-class _Backwards:
+class Backwards:
     """Reads a grammar backwards.
 
     Attributes:
@@ -68,26 +70,32 @@ class _Backwards:
         known: What `_before` has found.
     """
 
-    def __init__(self, parts: Parts):
+    def __init__(self, parts: Parts, known: "Backwards | None" = None):
+        """Reads the grammar of `parts`. Its first positions are those of `known`, which nothing but calls leads to."""
         self.parts = parts
         self.fuel = _FUEL
         self.known: dict[tuple[int, int | None], _Before] = {}
-        self.sources: dict[int, list[list[int]]] = {}
+        self.sources: dict[int, list[list[int]]] = {} if known is None else known.sources.copy()
+        self.callers: dict[int, list[int]] = {}
+        self.places: dict[int, int] = {}
+        begin = 0
+        if known is not None:
+            begin = len(known.parts.kinds)
+            self.callers |= {rule: [*callers] for rule, callers in known.callers.items()}
+            self.places |= known.places
         users: dict[int, list[int]] = {}
-        for position, row in enumerate(parts.follow):
+        for position, row in enumerate(parts.follow[begin:], begin):
             if len(row) == 1 and len(row[0]) == 1 and row[0][0] == position + 1:
                 continue
             for group in row:
-                known = users.get(id(group))
-                if known is not None:
-                    known.append(position)
+                sources = users.get(id(group))
+                if sources is not None:
+                    sources.append(position)
                     continue
-                known = users[id(group)] = [position]
+                sources = users[id(group)] = [position]
                 for item in group:
-                    self.sources.setdefault(item, []).append(known)
-        self.callers: dict[int, list[int]] = {}
-        self.places: dict[int, int] = {}
-        for position, kind in enumerate(parts.kinds):
+                    self.sources.setdefault(item, []).append(sources)
+        for position, kind in enumerate(parts.kinds[begin:], begin):
             if kind == tables.CALL:
                 self.callers.setdefault(parts.arguments[position], []).append(position)
             elif kind == tables.LOOP:
