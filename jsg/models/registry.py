@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from jsg.errors import ModelError
 from jsg.models.families import (
+    deepseek_v3,
     ernie4_5_moe,
     glm4,
     glm4_moe,
@@ -50,6 +51,7 @@ FAMILIES: dict[str, Family] = {
     "Glm4ForCausalLM": glm4.FAMILY,
     "GraniteMoeForCausalLM": granitemoe.FAMILY,
     "Glm4MoeForCausalLM": glm4_moe.FAMILY,
+    "DeepseekV3ForCausalLM": deepseek_v3.FAMILY,
     "MiniMaxM2ForCausalLM": minimax_m2.FAMILY,
     "Ernie4_5_MoeForCausalLM": ernie4_5_moe.FAMILY,
 }

@@ -209,6 +209,26 @@ _gpt_oss = functools.partial(
     tie_word_embeddings=False,
 )
 """Those of the published files but for `quantization_config`, which names MXFP4 and is refused."""
+_deepseek_v3 = functools.partial(
+    file,
+    "DeepseekV3ForCausalLM",
+    attention_bias=False,
+    attention_dropout=0.0,
+    aux_loss_alpha=0.001,
+    ep_size=1,
+    kv_lora_rank=512,
+    moe_layer_freq=1,
+    norm_topk_prob=True,
+    pretraining_tp=1,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    scoring_func="sigmoid",
+    seq_aux=True,
+    tie_word_embeddings=False,
+    topk_method="noaux_tc",
+    v_head_dim=128,
+)
+_DEEPSEEK_YARN = {"type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}
 PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
     # The file, the parameters of the model, its context.
     "qwen1.5-moe-a2.7b": (
@@ -350,6 +370,71 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
         _glm4((6144, 23040, 61, 48, 2, 151552), max_position_embeddings=131072),
         32_566_081_536,
         131072,
+    ),
+    "deepseek-v3": (
+        _deepseek_v3(
+            "deepseek_v3",
+            (7168, 18432, 61, 128, 128, 129280),
+            first_k_dense_replace=3,
+            max_position_embeddings=163840,
+            moe_intermediate_size=2048,
+            n_group=8,
+            n_routed_experts=256,
+            n_shared_experts=1,
+            num_experts_per_tok=8,
+            num_nextn_predict_layers=1,
+            q_lora_rank=1536,
+            rms_norm_eps=1e-6,
+            rope_scaling=_DEEPSEEK_YARN | {"beta_fast": 32, "beta_slow": 1, "factor": 40},
+            rope_theta=10000,
+            routed_scaling_factor=2.5,
+            topk_group=4,
+        ),
+        671_026_419_200,
+        163840,
+    ),
+    "kimi-k2": (
+        _deepseek_v3(
+            "kimi_k2",
+            (7168, 18432, 61, 64, 64, 163840),
+            first_k_dense_replace=1,
+            max_position_embeddings=131072,
+            moe_intermediate_size=2048,
+            n_group=1,
+            n_routed_experts=384,
+            n_shared_experts=1,
+            num_experts_per_tok=8,
+            num_nextn_predict_layers=0,
+            q_lora_rank=1536,
+            rms_norm_eps=1e-6,
+            rope_scaling=_DEEPSEEK_YARN | {"beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0},
+            rope_theta=50000.0,
+            routed_scaling_factor=2.827,
+            topk_group=1,
+        ),
+        1_026_408_232_448,
+        131072,
+    ),
+    "moonlight-16b-a3b": (
+        _deepseek_v3(
+            "deepseek_v3",
+            (2048, 11264, 27, 16, 16, 163840),
+            first_k_dense_replace=1,
+            max_position_embeddings=8192,
+            moe_intermediate_size=1408,
+            n_group=1,
+            n_routed_experts=64,
+            n_shared_experts=2,
+            num_experts_per_tok=6,
+            num_nextn_predict_layers=0,
+            q_lora_rank=None,
+            rms_norm_eps=1e-5,
+            rope_theta=50000.0,
+            routed_scaling_factor=2.446,
+            topk_group=1,
+        ),
+        15_960_110_208,
+        8192,
     ),
     "gpt-oss-20b": (
         _gpt_oss(
@@ -510,6 +595,9 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
     ),
 }
 LARGE = (
+    "deepseek-v3",
+    "kimi-k2",
+    "moonlight-16b-a3b",
     "gpt-oss-20b",
     "gpt-oss-120b",
     "qwen3-30b-a3b",

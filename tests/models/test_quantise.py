@@ -285,7 +285,7 @@ MAX_DIVERGENCE = {"int8": 5e-4, "fp8": 0.03, "int4": 0.1}
             for variant, name in (
                 *itertools.product(["llama_gqa_head_dim"], ["fp8", "int8", "int4"]),
                 *itertools.product(["mixtral"], ["fp8", "int4"]),
-                ("gpt_oss", "int8"),
+                *itertools.product(["gpt_oss", "deepseek_v3"], ["int8"]),
             )
         ),
     ],
