@@ -34,17 +34,21 @@ class KVShape(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NormSpec:
-    """A root mean square norm with a weight.
+    """A root mean square norm with a weight, or a layer norm.
 
     Attributes:
         name: The tensor of the weight, without `.weight`.
         eps: Added to the mean square before the root.
         is_wide: The weight multiplies in float32, before the result is rounded to the type of activations.
+        adds_one: What multiplies is 1 + the weight.
+        is_centred: The mean is subtracted first, as in a layer norm.
     """
 
     name: str
     eps: float
     is_wide: bool = False
+    adds_one: bool = False
+    is_centred: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,20 +109,35 @@ class RopeSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class QueryKeyNormSpec:
-    """Norms of queries and keys, before they are rotated.
+    """Norms of queries and keys.
 
     Attributes:
         query: The tensor of the weight of queries, without `.weight`.
         key: The same of keys.
         eps: Added to the mean square before the root.
         spans_heads: The mean is that of all heads together, and the weight has a number for each of theirs. Such norms
-            are wide: see `NormSpec`.
+            are wide: see `NormSpec`. They have none of the switches below.
+        is_wide: See `NormSpec`.
+        adds_one: Likewise.
+        is_late: Queries and keys are normed after they are rotated, and not before.
     """
 
     query: str = "self_attn.q_norm"
     key: str = "self_attn.k_norm"
     eps: float
     spans_heads: bool = False
+    is_wide: bool = False
+    adds_one: bool = False
+    is_late: bool = False
+
+    @property
+    def per_head(self) -> tuple[NormSpec, NormSpec]:
+        """That of a query and that of a key, if no mean is of several heads."""
+        query, key = (
+            NormSpec(name=name, eps=self.eps, is_wide=self.is_wide, adds_one=self.adds_one)
+            for name in (self.query, self.key)
+        )
+        return query, key
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +166,7 @@ class AttentionSpec:
         rope: How positions turn queries and keys; None for not at all.
         query_scale: What multiplies rotated queries by their position; None for nothing.
         window: How many last positions a token sees, with its own; None for all.
+        softcap: Scores become softcap * tanh(score / softcap); None for none.
         qk_norm: Norms of queries and keys; None for none.
         qkv_bias: The projections to queries, keys and values have biases.
         output_bias: The projection after attention has a bias.
@@ -164,6 +184,7 @@ class AttentionSpec:
     rope: RopeSpec | None
     query_scale: QueryScaleSpec | None = None
     window: int | None = None
+    softcap: float | None = None
     qk_norm: QueryKeyNormSpec | None = None
     qkv_bias: bool = False
     output_bias: bool = False

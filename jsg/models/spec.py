@@ -51,6 +51,8 @@ class LayerSpec:
         attention: Attention.
         after_attention: The norm of what attention adds; None for none.
         before_mlp: The norm of what the feed-forward block reads; None for none.
+        is_parallel: The feed-forward block reads the residual stream from before attention: through its own norm, or
+            if it has none through that of attention.
         mlp: The feed-forward block.
         after_mlp: The norm of what the feed-forward block adds; None for none.
         residual_factor: Multiplies what is added to the residual stream.
@@ -62,6 +64,7 @@ class LayerSpec:
     before_mlp: NormSpec | None = None
     mlp: FeedForwardSpec | ExpertsSpec
     after_mlp: NormSpec | None = None
+    is_parallel: bool = False
     residual_factor: float = 1.0
 
     def over_devices(self, count: int, groups: int) -> "LayerSpec":
@@ -82,8 +85,9 @@ class ModelSpec:
         layers: The transformer blocks in order.
         final_norm: The norm behind the last.
         max_position_embeddings: Longest sequence in tokens, with rope scaling.
-        embedding_factor: Multiplies the rows of the embedding.
+        embedding_factor: Multiplies the rows of the embedding, rounded to their type as in training.
         logit_factor: Multiplies the logits.
+        logit_softcap: Logits become softcap * tanh(logit / softcap) then; None for none.
         tie_word_embeddings: The head uses the embedding's rows.
         eos_token_ids: Tokens that end an answer.
         bos_token_id: Token that begins a text, if there is one.
@@ -100,6 +104,7 @@ class ModelSpec:
     max_position_embeddings: int
     embedding_factor: float = 1.0
     logit_factor: float = 1.0
+    logit_softcap: float | None = None
     tie_word_embeddings: bool = False
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
