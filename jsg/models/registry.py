@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from jsg.errors import ModelError
 from jsg.models.families import (
-    deepseek_v3,
     cohere2,
+    deepseek_v3,
     ernie4_5,
     ernie4_5_moe,
     gemma2,
