@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from jsg.errors import ModelError
 from jsg.models.families import (
     cohere2,
+    deepseek_v3,
     ernie4_5,
     ernie4_5_moe,
     gemma2,
@@ -56,6 +57,7 @@ FAMILIES: dict[str, Family] = {
     "Gemma3ForCausalLM": gemma3.FAMILY,
     "GraniteMoeForCausalLM": granitemoe.FAMILY,
     "Glm4MoeForCausalLM": glm4_moe.FAMILY,
+    "DeepseekV3ForCausalLM": deepseek_v3.FAMILY,
     "MiniMaxM2ForCausalLM": minimax_m2.FAMILY,
     "Ernie4_5_MoeForCausalLM": ernie4_5_moe.FAMILY,
     "Ernie4_5ForCausalLM": ernie4_5.FAMILY,

@@ -58,6 +58,20 @@ _GRANITE = {
     "attention_multiplier": 0.1,
 }
 
+_LATENT = {
+    "num_key_value_heads": 6,
+    "head_dim": None,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 24,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 0,
+    "routed_scaling_factor": 1.5,
+}
 _OSS_EXPERTS = {"intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0}
 _TOWER = {
     "model_type": "pixtral",
@@ -135,6 +149,33 @@ OTHERS: dict[str, dict[str, Any]] = {
         num_key_value_heads=3,
         head_dim=32,
     ),
+    "deepseek_v3": small(
+        "DeepseekV3ForCausalLM",
+        "deepseek_v3",
+        **_LATENT,
+        q_lora_rank=24,
+        num_hidden_layers=3,
+        n_group=3,
+        topk_group=2,
+        rope_scaling={
+            "type": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.5,
+        },
+    ),
+    "deepseek_v3_direct": small(
+        "DeepseekV3ForCausalLM",
+        "deepseek_v3",
+        **_LATENT | {"v_head_dim": 16, "kv_lora_rank": 48},
+        n_group=1,
+        topk_group=1,
+        rope_interleave=False,
+        attention_bias=True,
+        norm_topk_prob=False,
+    )
+    | {"q_lora_rank": None},
     "gpt_oss": small(
         "GptOssForCausalLM",
         "gpt_oss",

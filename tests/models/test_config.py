@@ -85,6 +85,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "Gemma2ForCausalLM": (4, 1e4, 1e-6, 8192, {4096, None}, 2),
         "Gemma3ForCausalLM": (4, 1e4, 1e-6, 131072, {4096, None}, 2),
         "GraniteMoeForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
+        "DeepseekV3ForCausalLM": (1, 1e4, 1e-6, 4096, {None}, 0),
         "Glm4MoeForCausalLM": (8, 1e4, 1e-5, 131072, {None}, None),
         "MiniMaxM2ForCausalLM": (8, 5e6, 1e-6, 196608, {None}, 200034),
         "Ernie4_5_MoeForCausalLM": (4, 5e5, 1e-5, 131072, {None}, 1),
@@ -99,7 +100,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         windows,
         bos,
     )
-    family_head_dim = FAMILIES[architecture].defaults["head_dim"]
+    family_head_dim = FAMILIES[architecture].defaults.get("head_dim")
     half = read(tmp_path, {"architectures": [architecture], "hidden_size": 64 * config.layers[0].attention.heads})
     assert half.layers[0].attention.head_dim == (family_head_dim or 64)
 
