@@ -94,30 +94,34 @@ def test_numbers_of_experts_are_checked(tmp_path, changes: dict, message: str):
         read(tmp_path, CONFIG | changes)
 
 
+DEVICES = {"mixtral": 4, "glm4_moe": 2}
+"""Which share out a small model of each family."""
+
+
 @pytest.mark.parametrize(
-    ("implementation", "quantization", "groups"),
+    ("variant", "implementation", "quantization", "groups"),
     [
-        ("reference", "none", (2,)),
+        ("mixtral", "reference", "none", (2,)),
+        ("glm4_moe", "reference", "none", (2,)),
+        pytest.param("mixtral", "triton", "int8", (1, 2, 4), marks=pytest.mark.slow),
+        pytest.param("glm4_moe", "triton", "int8", (1, 2), marks=pytest.mark.slow),
         *(
-            pytest.param(*case, (1, 2, 4), marks=[pytest.mark.slow, *more])
-            for case, more in (
-                (("reference", "none"), [pytest.mark.long]),
-                (("triton", "none"), [pytest.mark.long]),
-                (("triton", "int8"), []),
-            )
+            pytest.param("mixtral", name, "none", (1, 2, 4), marks=[pytest.mark.slow, pytest.mark.long])
+            for name in ("reference", "triton")
         ),
     ],
 )
 def test_devices_with_experts_of_their_own_make_what_one_makes(
-    tmp_path, implementation: str, quantization: str, groups: tuple[int, ...]
+    tmp_path, variant: str, implementation: str, quantization: str, groups: tuple[int, ...]
 ):
-    """Four devices in one, two and four groups; some of them without a token. What is not finite stays alone.
+    """In one group and in several; some devices without a token. What is not finite stays alone.
 
-    In one, two and four groups it is long without quantisation.
+    GLM-4.5 has groups of experts, a bias of the choice, and a block that all tokens use. Mixtral in one, two and four
+    groups is long without quantisation.
     """
-    write_checkpoint(tmp_path, "mixtral", random_tensors("mixtral", 0))
-    told = [{"implementation": implementation, "quantization": quantization, "groups": count} for count in groups]
-    for result in said("tests.models.shared_experts", str(tmp_path), told=told):
+    write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
+    case = {"implementation": implementation, "quantization": quantization, "devices": DEVICES[variant]}
+    for result in said("tests.models.shared_experts", str(tmp_path), told=[case | {"groups": n} for n in groups]):
         assert max(result["differences"]) < 1e-5
         assert result["broken"] == [3, 4, 9]
         assert result["others_are_as_before"]
