@@ -1,6 +1,8 @@
 """The sparse feed-forward block against a loop over tokens, and what keeps its tokens apart."""
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,10 @@ import pytest
 from flax import nnx
 
 from jsg.errors import ModelError
+from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.choice_spec import ChoiceSpec
+from jsg.kernels_pallas.reference_routes import Routes
+from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec, RouterSpec, SharedExpertSpec
 from jsg.models.experts import SparseFeedForward
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
 from tests.models.test_config import read
@@ -23,9 +29,16 @@ def block(tmp_path_factory: pytest.TempPathFactory) -> SparseFeedForward:
     config = read(tmp_path_factory.mktemp("config"), CONFIG)
     assert (config.hidden_size, config.layers[0].mlp.inner) == (WIDTH, INNER)
     assert (config.layers[0].mlp.count, config.layers[0].mlp.router.choice.per_token) == (EXPERTS, CHOSEN)
-    block = SparseFeedForward(config.layers[0].mlp, "", WIDTH, jnp.float32)
+    return random_block(config.layers[0].mlp, jnp.float32)
+
+
+def random_block(spec: ExpertsSpec, dtype: jax.typing.DTypeLike) -> SparseFeedForward:
+    """A block whose projections keep the size of what they are given, with biases of up to about 1/2."""
+    block = SparseFeedForward(spec, "", WIDTH, dtype)
     for index, param in enumerate(jax.tree.leaves(nnx.state(block), is_leaf=lambda leaf: isinstance(leaf, nnx.Param))):
-        param.set_value(jax.random.normal(jax.random.key(index), param.shape) * param.shape[-2] ** -0.5)
+        summed = max([16, *param.shape[-2:-1]])
+        value = jax.random.normal(jax.random.key(index), param.shape) * summed**-0.5
+        param.set_value(value.astype(param.get_value().dtype))
     return block
 
 
@@ -80,6 +93,65 @@ def test_a_token_that_is_not_finite_stays_alone(run):
         out = run(x)
         assert np.isnan(out[3]).any()
         assert np.array_equal(np.delete(out, 3, 0), np.delete(clean, 3, 0))
+
+
+ROUTER = RouterSpec(
+    choice=ChoiceSpec(per_token=CHOSEN, score="sigmoid", least_sum=1e-3, factor=2.5),
+    has_bias=True,
+    choice_bias="choice",
+)
+SHARED = SharedExpertSpec(block=FeedForwardSpec(inner=32))
+
+
+def test_a_router_with_biases_and_a_shared_block_without_a_gate():
+    """The bias of the projection counts in the weights, that of the choice does not."""
+    block = random_block(ExpertsSpec(count=EXPERTS, inner=INNER, router=ROUTER, shared=SHARED), jnp.float32)
+    x = tokens(40)
+    exact = x.astype(np.float64)
+    logits = exact @ np.asarray(block.router[...], np.float64) + np.asarray(block.router_bias[...], np.float64)
+    scores = 1 / (1 + np.exp(-logits))
+    chosen = np.argsort(-(scores + np.asarray(block.choice_bias[...], np.float64)), axis=1)[:, :CHOSEN]
+    assert (chosen != np.argsort(-scores, axis=1)[:, :CHOSEN]).any()
+    weights = np.take_along_axis(scores, chosen, 1)
+    weights *= 2.5 / weights.sum(1, keepdims=True)
+    kernels = [np.asarray(getattr(block, name)[...], np.float64) for name in ("gate", "up", "down")]
+    gate, up = np.moveaxis(np.asarray(block.shared.gate_up.kernel[...], np.float64), 1, 0)
+    expected = gated_by_hand(exact, gate, up, np.asarray(block.shared.down.kernel[...], np.float64))
+    for row, experts, shares in zip(range(40), chosen, weights, strict=True):
+        for expert, share in zip(experts, shares, strict=True):
+            expected[row] += share * gated_by_hand(exact[row], *(kernel[expert] for kernel in kernels))
+    np.testing.assert_allclose(np.asarray(block(jnp.asarray(x))), expected, rtol=0, atol=5e-5)
+
+
+def gated_by_hand(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.ndarray:
+    return (x @ gate / (1 + np.exp(-(x @ gate))) * (x @ up)) @ down
+
+
+def test_what_stays_float32_in_a_model_of_bfloat16(monkeypatch: pytest.MonkeyPatch):
+    """The bias of a choice always; a router and the weights if the record says so."""
+    given: list[jax.Array] = []
+    routes = ops.expert_routes
+
+    def noted(logits: jax.Array, choice: ChoiceSpec, **how: Any) -> Routes:
+        given.append(logits)
+        return routes(logits, choice, **how)
+
+    monkeypatch.setattr(ops, "expert_routes", noted)
+    plain = RouterSpec(choice=ChoiceSpec(per_token=CHOSEN), choice_bias="choice")
+    long = dataclasses.replace(plain, is_float32=True)
+    unrounded = dataclasses.replace(long, rounds_weights=False)
+    made = [
+        random_block(ExpertsSpec(count=EXPERTS, inner=INNER, router=router), jnp.bfloat16)
+        for router in (plain, long, unrounded)
+    ]
+    assert [block.choice_bias[...].dtype for block in made] == [jnp.float32] * 3
+    assert [block.router[...].dtype for block in made] == [jnp.bfloat16, jnp.float32, jnp.float32]
+    x = jnp.asarray(tokens(40)).astype(jnp.bfloat16)
+    results = [np.asarray(block(x).astype(jnp.float32)) for block in made]
+    exact = np.asarray(x, np.float64) @ np.asarray(made[1].router[...], np.float64)
+    errors = [np.abs(np.asarray(logits, np.float64) - exact).max() for logits in given]
+    assert errors[0] > 1e-3 > 1e-5 > errors[1] == errors[2]
+    assert not np.array_equal(results[1], results[2]) and np.abs(results[1] - results[2]).max() < 0.05
 
 
 @pytest.mark.parametrize(

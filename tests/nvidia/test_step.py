@@ -127,7 +127,7 @@ FAMILIES = {
     "sigmoids": (PUBLISHED["glm-4.5-air"][0], SHORTER),
     "sigmoids-and-norms": (PUBLISHED["minimax-m2"][0], {**SHORTER, "attn_type_list": [1, 1]}),
     "float32-router": (PUBLISHED["ernie-4.5-21b-a3b"][0], SHORTER),
-    "experts-in-one-tensor": (PUBLISHED["granite-3.1-3b-a800m"][0], SHORTER),
+    "experts-in-one-tensor": (PUBLISHED["powermoe-3b"][0], SHORTER),
 }
 LONG = ("sigmoids-and-norms", "float32-router", "experts-in-one-tensor")
 """The others show more in less time."""
