@@ -22,6 +22,8 @@ from jsg.models.block_spec import AttentionSpec, ExpertsSpec, NormSpec, QueryKey
 from jsg.models.experts import SparseFeedForward
 from jsg.models.feed_forward import FeedForward
 from jsg.models.inputs import ForwardInputs
+from jsg.models.latent import LatentAttention
+from jsg.models.latent_spec import LatentSpec
 from jsg.models.layers import Embedding, Linear, RMSNorm, parameter, project
 from jsg.models.origin import Origin, Source, side_by_side
 from jsg.models.rope import Rotation, rotation
@@ -50,22 +52,22 @@ class Attention(nnx.Module):
         )
         output = f"{prefix}.{spec.output}"
         self.output = Linear((output,), heads * head_dim, (width,), dtype, split_axis=0, bias=spec.output_bias)
+        sinks = Origin((Source(f"{prefix}.{spec.sinks}", (heads,)),), split_axis=0)
+        self.sinks = parameter((heads,), dtype, sinks) if spec.sinks else None
         norm = spec.qk_norm
-        per_head = norm if norm and not norm.spans_heads else None
-
-        def head_norm(name: str, eps: float) -> RMSNorm:
-            return RMSNorm(NormSpec(name=name, eps=eps), f"{prefix}.", head_dim, dtype, order)
-
-        self.query_norm = head_norm(per_head.query, per_head.eps) if per_head else None
-        self.key_norm = head_norm(per_head.key, per_head.eps) if per_head else None
+        per_head = norm.per_head if norm and not norm.spans_heads else (None, None)
+        self.query_norm, self.key_norm = (
+            RMSNorm(each, f"{prefix}.", head_dim, dtype, order=order) if each else None for each in per_head
+        )
         self.joint_norm = NormsOverHeads(spec, norm, prefix, dtype, order) if norm and norm.spans_heads else None
 
     @property
     def norms(self) -> HeadNorms | None:
         """The norms of each head's query and key; None if there are none."""
-        if self.query_norm is None or self.key_norm is None:
+        norm = self.spec.qk_norm
+        if self.query_norm is None or self.key_norm is None or norm is None:
             return None
-        return HeadNorms(self.query_norm.weight[...], self.key_norm.weight[...], self.query_norm.eps)
+        return HeadNorms(self.query_norm.factor, self.key_norm.factor, norm.eps, norm.is_late)
 
     def __call__(
         self,
@@ -80,8 +82,10 @@ class Attention(nnx.Module):
         if (growth := self.spec.query_scale) is not None:
             steps = jnp.floor(inputs.positions.astype(jnp.float32) / growth.length)
             queries *= (1 + growth.beta * jnp.log1p(steps)).astype(queries.dtype)[:, None, None]
-        scale, window = self.spec.scale, self.spec.window
-        gathered = ops.paged_attention(queries, cache, inputs.attention, scale=scale, window=window)
+        spec, sinks = self.spec, None if self.sinks is None else self.sinks[...]
+        gathered = ops.paged_attention(
+            queries, cache, inputs.attention, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=sinks
+        )
         return self.output(gathered.reshape(len(x), -1)), cache
 
 
@@ -133,7 +137,9 @@ class Layer(nnx.Module):
         mlp, where = spec.mlp, (prefix, width, dtype)
         self.spec = spec
         self.attention_norm = norm(spec.before_attention)
-        self.attention = Attention(spec.attention, *where)
+        attention = spec.attention
+        kind = LatentAttention if isinstance(attention, LatentSpec) else Attention
+        self.attention = kind(attention, *where)
         self.attention_post_norm = norm(spec.after_attention)
         self.mlp_norm = norm(spec.before_mlp)
         self.mlp = SparseFeedForward(mlp, *where) if isinstance(mlp, ExpertsSpec) else FeedForward(mlp, *where)
@@ -231,4 +237,6 @@ class Decoder(nnx.Module):
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """See `Model`."""
         logits = self.embedding.logits(hidden) if self.head is None else project(hidden, self.head.get_value())
-        return logits if self.spec.logit_factor == 1 else logits * self.spec.logit_factor
+        logits = logits if self.spec.logit_factor == 1 else logits * self.spec.logit_factor
+        cap = self.spec.logit_softcap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)

@@ -182,19 +182,28 @@ class RMSNorm(nnx.Module):
         prefix: str,
         width: int,
         dtype: jax.typing.DTypeLike,
+        *,
         order: tuple[int, ...] | None = None,
     ):
         """Declares the weight. `order` is its `Part.order`."""
-        sources = side_by_side([f"{prefix}{spec.name}.weight"], [width], (), [1], [order])
-        self.weight = parameter((width,), dtype, Origin(sources))
+        names = [f"{prefix}{spec.name}.weight"]
+        self.weight = parameter((width,), dtype, Origin(side_by_side(names, [width], (), [1], [order])))
         self.eps = spec.eps
         self.is_wide = spec.is_wide
+        self.adds_one = spec.adds_one
         self.is_centred = spec.is_centred
 
+    @property
+    def factor(self) -> Float[Array, " D"]:
+        """What multiplies, in the type in which it does so: that of activations, or float32 if the norm is wide."""
+        weight = self.weight[...]
+        weight = weight.astype(jnp.float32) if self.is_wide else weight
+        return weight + 1 if self.adds_one else weight
+
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        """Normalises in float32 and scales in the dtype of `x`, or in float32 if it is wide, as in training."""
-        weight, wide = self.weight[...], x
+        """Normalises in float32, and rounds where it was rounded in training."""
+        wide = x
         if self.is_centred:
             wide = x.astype(jnp.float32)
             wide -= wide.mean(-1, keepdims=True)
-        return rms_norm(wide, weight.astype(jnp.float32) if self.is_wide else weight, self.eps).astype(x.dtype)
+        return rms_norm(wide, self.factor, self.eps).astype(x.dtype)

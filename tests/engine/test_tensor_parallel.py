@@ -19,10 +19,13 @@ NUM_NEW = 24
 FAMILIES = {
     "llama_gqa_head_dim": (2, 4),  # two key-value heads: on four devices each is there twice
     "llama_tied": (4,),  # one
+    "gpt_oss": (2,),  # a sink for each head, and biases of experts
     "mistral_window": (4,),
     "mixtral": (2,),
     "qwen2": (2,),
     "qwen2_moe": (2,),
+    "gemma2": (2,),
+    "gemma3_nested": (2,),
     "olmo2": (2,),  # norms of all heads together
     "phi3": (2,),  # fused projections
     "glm4": (2,),  # the same, and neighbours are turned together
