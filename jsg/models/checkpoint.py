@@ -64,6 +64,43 @@ class StoredTensor(Protocol):
         ...
 
 
+class Listed(NamedTuple):
+    """What is known of a tensor without its numbers: shape and type, or neither."""
+
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+
+
+def faults(
+    held: Mapping[str, Listed], shapes: Mapping[str, tuple[int, ...]], is_unread: Callable[[str], bool]
+) -> Iterator[str]:
+    """What makes a checkpoint no one of a model, a sentence each.
+
+    Args:
+        held: The tensors that it holds, by the names of the modules.
+        shapes: Shape of every tensor that the model needs.
+        is_unread: Whether a tensor of this name may exist, which is not read.
+    """
+    for name in shapes:
+        if name not in held:
+            hint = NO_HEAD if name == "lm_head.weight" else "is it the one of this config.json?"
+            yield f"the checkpoint must hold {name}, but does not; {hint}"
+    for name in held:
+        if name not in shapes and not name.endswith(IGNORED_SUFFIXES) and not is_unread(name):
+            yield (
+                f"the checkpoint holds {name!r}, which this architecture does not have; "
+                "is it the one of this config.json?"
+            )
+    for name, needed in shapes.items():
+        shape, dtype = held.get(name, Listed())
+        if shape is not None and shape != needed:
+            yield f"{name} must have the shape {list(needed)} by config.json, but has {list(shape)}"
+        if dtype is not None and dtype not in DTYPES:
+            yield (
+                f"{name} must be one of {', '.join(DTYPES)}, but is {dtype}; quantised checkpoints are not supported"
+            )
+
+
 class Checkpoint:
     """Tensors by name, read slice by slice. Made by `open_checkpoint`.
 
@@ -89,27 +126,9 @@ class Checkpoint:
         Raises:
             ModelError: A tensor is missing, superfluous, of another shape, or of a type that is not supported.
         """
-        for name in shapes:
-            if name not in self._stored:
-                hint = NO_HEAD if name == "lm_head.weight" else "is it the one of this config.json?"
-                raise ModelError(f"the checkpoint must hold {name}, but does not; {hint}")
-        for name in self._stored:
-            if name not in shapes and not name.endswith(IGNORED_SUFFIXES) and not is_unread(name):
-                raise ModelError(
-                    f"the checkpoint holds {name!r}, which this architecture does not have; "
-                    "is it the one of this config.json?"
-                )
-        for name, shape in shapes.items():
-            _, tensor = self._stored[name]
-            if tensor.shape != shape:
-                raise ModelError(
-                    f"{name} must have the shape {list(shape)} by config.json, but has {list(tensor.shape)}"
-                )
-            if tensor.dtype not in DTYPES:
-                raise ModelError(
-                    f"{name} must be one of {', '.join(DTYPES)}, but is {tensor.dtype}; "
-                    "quantised checkpoints are not supported"
-                )
+        held = {name: Listed(tensor.shape, tensor.dtype) for name, (_, tensor) in self._stored.items()}
+        for fault in faults(held, shapes, is_unread):
+            raise ModelError(fault)
 
     def differ(self, name: str, other: str) -> bool:
         """Whether the checkpoint holds both tensors and they are unequal. Reads both until numbers differ."""
@@ -192,24 +211,51 @@ def open_checkpoint(directory: Path, rename: Callable[[str], str] = str, kind: s
         yield Checkpoint(tensors, rename)
 
 
+def listed_tensors(directory: Path, rename: Callable[[str], str], kind: str = "auto") -> dict[str, Listed]:
+    """What is known of the tensors of a checkpoint of which files may be missing; nothing if the index is missing, too.
+
+    Args:
+        directory: The model directory.
+        rename: As `open_checkpoint`.
+        kind: As `open_checkpoint`.
+
+    Raises:
+        ModelError: A file that is there is damaged.
+    """
+    if (directory / INDEX_FILE).is_file() and kind != "orbax":
+        weight_map = _weight_map(directory)
+        if not all((directory / shard).is_file() for shard in weight_map.values()):
+            return {rename(name): Listed() for name in weight_map}
+    if not has_checkpoint(directory):
+        return {}
+    with open_checkpoint(directory, rename, kind) as checkpoint:
+        return {name: Listed(tensor.shape, tensor.dtype) for name, _, tensor in checkpoint.stored()}
+
+
 def _open_safetensors(directory: Path, stack: contextlib.ExitStack) -> dict[str, SafeTensor]:
     if not (directory / INDEX_FILE).is_file():
         file = _open_file(directory / SINGLE_FILE, stack)
         return {name: SafeTensor(file, name) for name in file.keys()}  # noqa: SIM118 # a method
-    weight_map = read_json(directory / INDEX_FILE).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        raise ModelError(f"{INDEX_FILE} must have a weight_map from tensor to file, but has none; download it again")
-    shards = sorted(set(weight_map.values()))
-    if len(shards) > MAX_FILES:
-        raise ModelError(f"{INDEX_FILE} must name at most {MAX_FILES} files, but names {len(shards)}")
-    for shard in shards:
-        if Path(shard).name != shard or not shard.endswith(".safetensors"):
-            raise ModelError(f"{INDEX_FILE} must name safetensors files beside itself, but names {shard!r}")
-    opened = {shard: _open_file(directory / shard, stack) for shard in shards}
+    weight_map = _weight_map(directory)
+    opened = {shard: _open_file(directory / shard, stack) for shard in sorted(set(weight_map.values()))}
     held = {name: shard for shard, file in opened.items() for name in file.keys()}  # noqa: SIM118 # a method, no dict
     for name in held.keys() ^ weight_map.keys():
         raise ModelError(f"{INDEX_FILE} and its files disagree about the tensor {name!r}; download them again")
     return {name: SafeTensor(opened[shard], name) for name, shard in held.items()}
+
+
+def _weight_map(directory: Path) -> dict[str, str]:
+    """From tensor to file, as the index says. Raises ModelError if it is damaged."""
+    weight_map = read_json(directory / INDEX_FILE).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise ModelError(f"{INDEX_FILE} must have a weight_map from tensor to file, but has none; download it again")
+    shards = set(weight_map.values())
+    if len(shards) > MAX_FILES:
+        raise ModelError(f"{INDEX_FILE} must name at most {MAX_FILES} files, but names {len(shards)}")
+    for shard in sorted(shards):
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise ModelError(f"{INDEX_FILE} must name safetensors files beside itself, but names {shard!r}")
+    return weight_map
 
 
 def _open_file(path: Path, stack: contextlib.ExitStack) -> Any:

@@ -29,7 +29,7 @@ from jsg.models.part_reader import PartReader
 from jsg.models.quantise import Quantised, declare
 from jsg.models.slices import Reader, Slices
 from jsg.models.spec import ModelSpec
-from jsg.models.tensor_parallel import TENSOR_AXIS, sharding_of
+from jsg.models.tensor_parallel import TENSOR_AXIS, AnyMesh, sharding_of
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class _Seeded:
 
 
 def abstract_model(
-    config: ModelSpec, dtype: jax.typing.DTypeLike, quantization: str = "none", mesh: Mesh | None = None
+    config: ModelSpec, dtype: jax.typing.DTypeLike, quantization: str = "none", mesh: AnyMesh | None = None
 ) -> nnx.Module:
     """The model with shapes and shardings in place of arrays. Nothing is allocated."""
 
@@ -143,7 +143,7 @@ def abstract_model(
 
 
 def _shared_out(
-    declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, mesh: Mesh
+    declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, mesh: AnyMesh
 ) -> jax.ShapeDtypeStruct | Quantised:
     """The shape of a parameter with its sharding. An axis of length 1, which scales have, is not shared out."""
     num_parts = mesh.size if origin.expert_axis is None else mesh.shape[TENSOR_AXIS]

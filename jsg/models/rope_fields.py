@@ -5,8 +5,7 @@ import math
 from collections.abc import Set as AbstractSet
 from typing import get_args
 
-from jsg.errors import ModelError
-from jsg.fields import Fields
+from jsg.fields import FieldError, Fields
 from jsg.models.block_spec import RopeSpec, RopeType
 from jsg.models.without_effect import ROPE_DICTS
 
@@ -40,7 +39,8 @@ def read_rope(
     """
     new, scaling = config.section("rope_parameters"), rope_section(config)
     for name in scaling.names() - ROPE_FIELDS - own:
-        raise ModelError(f"config.json: rope field {name!r} is not supported; supported are {sorted(ROPE_FIELDS)}")
+        message = f"config.json: rope field {name!r} is not supported; supported are {sorted(ROPE_FIELDS)}"
+        raise FieldError(message, scaling.file, name)
     rotated = _read_rotated(config, scaling, head_dim if is_partial else None)
     scaling = scaling.over({"rope_theta": config.get("rope_theta"), "rope_type": scaling.get("type", "default")})
     theta, rope_type = scaling.number("rope_theta", low=1.0), scaling.get("rope_type")

@@ -166,7 +166,7 @@ def test_numbers_of_experts_are_checked(tmp_path, changes: dict, message: str):
         read(tmp_path, CONFIG | changes)
 
 
-DEVICES = {"mixtral": 4, "glm4_moe": 2}
+DEVICES = {"mixtral": 4, "gpt_oss": 4, "glm4_moe": 2}
 """Which share out a small model of each family."""
 
 
@@ -175,12 +175,14 @@ DEVICES = {"mixtral": 4, "glm4_moe": 2}
     [
         ("mixtral", "reference", "none", (2,)),
         ("glm4_moe", "reference", "none", (2,)),
+        ("gpt_oss", "reference", "none", (2,)),  # each group of two devices adds its biases once
         pytest.param("mixtral", "triton", "int8", (1, 2, 4), marks=pytest.mark.slow),
         pytest.param("glm4_moe", "triton", "int8", (1, 2), marks=pytest.mark.slow),
         *(
             pytest.param("mixtral", name, "none", (1, 2, 4), marks=[pytest.mark.slow, pytest.mark.long])
             for name in ("reference", "triton")
         ),
+        pytest.param("gpt_oss", "triton", "int8", (1, 4), marks=pytest.mark.slow),
     ],
 )
 def test_devices_with_experts_of_their_own_make_what_one_makes(

@@ -3,7 +3,7 @@
 Two readings of one text have a repeat at two counts only after one of these:
 
 - One reading enters the repeat, and the other one is in it already.
-- Both have entered it at the same place, and then only one of them begins another item.
+- Both have entered it at the same place, and then only one of them begins another item with the next byte.
 
 Both have read the same byte before. From there the search goes back byte by byte, as long as both readings can have
 read the same byte. If it never comes to a place where the two may have parted, no text has two counts. That takes one
@@ -16,13 +16,13 @@ asked, which takes longer.
 import itertools
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from jsg.constrained import tables
-from jsg.constrained.build.finish import Parts, Positions
+from jsg.constrained.build.finish import Loop, Parts, Positions
 
-_FUEL = 4_000
-"""The most places and pairs that the proof looks at: one or two milliseconds."""
+_FUEL = 600
+"""The most places and pairs that the proof for one loop looks at. Most loops need fewer than a hundred."""
 
 _Before = tuple[Collection[int], bool]
 """The positions of the bytes that may be the last ones before a place, and whether it may be the beginning."""
@@ -64,11 +64,13 @@ class _Backwards:
         places: For each loop its position.
         rules, loops, separators: For each position that begins a rule, an item of a loop or its separator, the number
             of that rule or loop.
+        known: What `_before` has found.
     """
 
     def __init__(self, parts: Parts):
         self.parts = parts
         self.fuel = _FUEL
+        self.known: dict[tuple[int, int | None], _Before] = {}
         self.sources: dict[int, list[list[int]]] = {}
         users: dict[int, list[int]] = {}
         for position, row in enumerate(parts.follow):
@@ -90,18 +92,21 @@ class _Backwards:
             elif kind == tables.LOOP:
                 self.places[parts.arguments[position]] = position
         self.rules = {item: rule for rule, (_, first, _) in enumerate(parts.rules) for item in first}
-        items = [itertools.chain.from_iterable(first for first, _ in loop.branches) for loop in parts.loops]
-        self.loops = {item: number for number, first in enumerate(items) for item in first}
+        self.loops = {item: number for number, loop in enumerate(parts.loops) for item in _items(loop)}
         self.separators = {item: number for number, loop in enumerate(parts.loops) for item in loop.separator}
 
     def has_one_count(self, loop: int) -> bool:
         """Whether no text has the loop at two counts; False where that is not sure."""
+        self.fuel = _FUEL
         inside = self._inside(loop)
         entering, _ = self._before(self.places[loop])
         if not self._never_meet(itertools.product(inside, entering)):
             return False
         ending = self._all_before(self._ends(loop), loop) & inside
-        going_on = self._all_before(inside, loop) & inside
+        bits, begin = self.parts.arguments, 0
+        for position in self._first(self._turning(loop)):
+            begin |= bits[position]
+        going_on = self._all_before([position for position in inside if bits[position] & begin], loop) & inside
         return self._never_meet(itertools.product(ending, going_on), loop, inside)
 
     def _never_meet(
@@ -134,25 +139,44 @@ class _Backwards:
 
     def _inside(self, loop: int) -> set[int]:
         """The positions of the bytes that can be read while a loop is open."""
-        parts, found, seen = self.parts, set[int](), set[int]()
-        todo = [*itertools.chain.from_iterable(first for first, _ in parts.loops[loop].branches)]
-        todo += parts.loops[loop].separator
-        while todo:
-            position = todo.pop()
-            if position in seen:
-                continue
+        row, follow = self.parts.loops[loop], self.parts.follow
+        found = dict.fromkeys((*_items(row), *row.separator))
+        for position in (order := list(found)):  # `order` grows while it is walked.
             self._spend()
-            seen.add(position)
-            kind, argument = parts.kinds[position], parts.arguments[position]
+            for each in (*itertools.chain.from_iterable(follow[position]), *self._entered(position)):
+                if each not in found:
+                    found[each] = None
+                    order.append(each)
+        return {position for position in found if self.parts.kinds[position] == tables.BYTE}
+
+    def _first(self, positions: Iterable[int]) -> Iterator[int]:
+        """The positions of the bytes that these positions, any of which may come next, begin with."""
+        found = dict.fromkeys(positions)
+        for position in (order := list(found)):  # `order` grows while it is walked.
+            self._spend()
+            kind = self.parts.kinds[position]
             if kind == tables.BYTE:
-                found.add(position)
-            elif kind == tables.CALL:
-                todo += parts.rules[argument][1]
-            elif kind == tables.LOOP:
-                todo += itertools.chain.from_iterable(first for first, _ in parts.loops[argument].branches)
-                todo += parts.loops[argument].separator
-            todo += itertools.chain.from_iterable(parts.follow[position])
-        return found
+                yield position
+            linked = itertools.chain.from_iterable(self.parts.follow[position]) if kind == tables.LINK else ()
+            for each in (*self._entered(position), *linked):
+                if each not in found:
+                    found[each] = None
+                    order.append(each)
+
+    def _entered(self, position: int) -> Positions:
+        """What may come next where the position calls a rule or enters a loop."""
+        kind, argument = self.parts.kinds[position], self.parts.arguments[position]
+        if kind == tables.CALL:
+            return self.parts.rules[argument][1]
+        if kind == tables.LOOP:
+            row = self.parts.loops[argument]
+            return (*_items(row), *row.separator)
+        return ()
+
+    def _turning(self, loop: int) -> Positions:
+        """What may come behind an item of a loop that goes on."""
+        row = self.parts.loops[loop]
+        return (*row.separator, *(_items(row) if row.separator_kind != tables.PLAIN_SEPARATOR else ()))
 
     def _ends(self, loop: int) -> Iterable[int]:
         """The ENDs of the items of a loop."""
@@ -165,6 +189,12 @@ class _Backwards:
 
     def _before(self, position: int, item_of: int | None = None) -> _Before:
         """What may come before a position: in the whole text, or in an item of a loop with the separator before it."""
+        known = self.known.get((position, item_of))
+        if known is None:
+            known = self.known[position, item_of] = self._found_before(position, item_of)
+        return known
+
+    def _found_before(self, position: int, item_of: int | None) -> _Before:
         parts = self.parts
         found: dict[int, None] = {}
         may_begin = False
@@ -212,6 +242,11 @@ class _Backwards:
         self.fuel -= 1
         if self.fuel < 0:
             raise _OutOfFuelError
+
+
+def _items(loop: Loop) -> Positions:
+    """The positions that begin the items of a loop."""
+    return tuple(itertools.chain.from_iterable(first for first, _ in loop.branches))
 
 
 def _goes_on(row: list[Positions], position: int) -> bool:

@@ -210,7 +210,7 @@ async def _prompts(body: CompletionBody, call: ApiCall, front: Front, rid: str) 
     if body.suffix:
         given, end_ids = await _with_suffix(body, given, body.suffix, front)
 
-    def limit(input_ids: tuple[int, ...]) -> int:
+    def limit(input_ids: Sequence[int]) -> int:
         if body.max_tokens is not None:
             return body.max_tokens
         return max(1, min(DEFAULT_MAX_TOKENS, most - len(input_ids)))
