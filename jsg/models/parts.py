@@ -27,8 +27,8 @@ FULL, SLIDING = LAYER_KINDS = ("full_attention", "sliding_attention")
 def read_model(
     config: Fields,
     layers: Iterable[LayerSpec],
-    *,
     final_norm: NormSpec | None = None,
+    *,
     scales_context: bool = True,
 ) -> ModelSpec:
     """A model of these layers.
