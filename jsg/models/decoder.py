@@ -160,6 +160,8 @@ class Layer(nnx.Module):
             read = _normed(added, self.mlp_norm)
         elif self.mlp_norm is not None:
             read = self.mlp_norm(x)
+        else:  # two products of the same rows XLA makes one, for which it joins their kernels in every step
+            read = lax.optimization_barrier(read)
         made = self.mlp(read)
         return added + self._scaled(_normed(made, self.mlp_post_norm)), cache
 

@@ -1,5 +1,6 @@
 """The families that jsg serves. docs/adding-a-model.md says how a new one is added. No JAX."""
 
+import itertools
 from collections.abc import Iterable
 
 from jsg.errors import ModelError
@@ -35,6 +36,9 @@ from jsg.models.families import (
 from jsg.models.family import Family
 from jsg.models.vision_config import VISION_KINDS
 from jsg.models.wrapper import Wrapper
+
+MOST_NAMED = 12
+"""Names in a message."""
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": llama.FAMILY,
@@ -93,10 +97,12 @@ def family_of(architecture: str) -> Family:
         served = (_shortened(FAMILIES, "ForCausalLM"), _shortened(WRAPPERS, "ForConditionalGeneration"))
         raise ModelError(
             f"the architecture must be one of {', '.join(served)}, but config.json names {architecture!r}; choose "
-            "another model"
+            "another model: docs/models.md lists all"
         )
     return family
 
 
 def _shortened(names: Iterable[str], suffix: str) -> str:
-    return f"{', '.join(name.removesuffix(suffix) for name in names)} (…{suffix})"
+    first, *others = itertools.batched((name.removesuffix(suffix) for name in names), MOST_NAMED)
+    more = f" and {sum(map(len, others))} more" if others else ""
+    return f"{', '.join(first)}{more} (…{suffix})"

@@ -425,7 +425,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         head_dim=32,
         num_key_value_heads=3,
         intermediate_size=32,
-        num_local_experts=18,
+        num_local_experts=7,
         num_experts_per_tok=4,
         num_hidden_layers=3,
     ),

@@ -307,7 +307,7 @@ CHOICES = {
     "qwen3-moe": (ChoiceSpec(per_token=8), False, 128, {8: 1, 256: 2, 8192: 2}),
     "glm-4.5": (ChoiceSpec(per_token=8, score="sigmoid", factor=2.5), True, 160, {8: 1, 256: 2}),
     "deepseek-v3": (
-        ChoiceSpec(per_token=8, score="sigmoid", groups=8, kept_groups=4, factor=2.5), True, 256, {8: 1, 8192: 2}
+        ChoiceSpec(per_token=8, score="sigmoid", groups=8, kept_groups=4, factor=2.5), True, 256, {4: 1, 8192: 2}
     ),
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from bench.shapes import LLAMA_8B, llava_next_video
 from jsg.engine.device.memory import SAMPLED_BYTES, extend_bound
 from jsg.engine.device.programs import GREEDY, VARIANTS, Variant
 from jsg.sched.buckets import BucketKey, Phase
+from tests.models.test_published_text_configs import PUBLISHED
 
 MAX_LAUNCHES = 10
 """Of a dense layer: two norms, four matmuls, rotation with the write to the pool, the activation, and attention in two:
@@ -141,10 +142,16 @@ FAMILIES = {
     "larger-experts": (MIXTRAL_8X22B, SHORTER),
     "sinks": (GPT_OSS_20B, SHORTER),
     "images": (LLAVA_NEXT_7B, {}),
+    # With 128 experts and more, of which a token uses 8; the first of GLM's layers has none.
+    "many-experts": (PUBLISHED["qwen3-30b-a3b"][0], SHORTER),
+    "sigmoids": (PUBLISHED["glm-4.5-air"][0], SHORTER),
+    "sigmoids-and-norms": (PUBLISHED["minimax-m2"][0], {**SHORTER, "attn_type_list": [1, 1]}),
+    "float32-router": (PUBLISHED["ernie-4.5-21b-a3b"][0], SHORTER),
+    "experts-in-one-tensor": (PUBLISHED["powermoe-3b"][0], SHORTER),
     "part-of-heads": (PHI_4_MINI, {}),
     "blocks-side-by-side": (COMMAND_R7B, {}),
 }
-LONG = ("part-of-heads", "blocks-side-by-side")
+LONG = ("sigmoids-and-norms", "float32-router", "experts-in-one-tensor", "part-of-heads", "blocks-side-by-side")
 NAMES = [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in FAMILIES]
 
 
