@@ -4,15 +4,18 @@ from typing import NamedTuple
 
 from jsg.errors import ModelError
 from jsg.models.families import (
+    exaone4,
     gemma2,
     gemma3,
     granite,
+    hunyuan_v1_dense,
     llama,
     ministral,
     ministral3,
     mistral,
     mixtral,
     olmo2,
+    olmo3,
     qwen2,
     qwen2_moe,
     qwen3,
@@ -39,6 +42,9 @@ FAMILIES: dict[str, Family] = {
     "GraniteForCausalLM": granite.FAMILY,
     "Gemma2ForCausalLM": gemma2.FAMILY,
     "Gemma3ForCausalLM": gemma3.FAMILY,
+    "Olmo3ForCausalLM": olmo3.FAMILY,
+    "Exaone4ForCausalLM": exaone4.FAMILY,
+    "HunYuanDenseV1ForCausalLM": hunyuan_v1_dense.FAMILY,
 }
 """Architecture → how its files are read."""
 

@@ -51,7 +51,7 @@ UNKNOWN = {
     "minimax-m2": shape("MiniMaxM2ForCausalLM", **TEXT, quantization_config=FP8),
     "mistral-small-3.2": shape("Mistral3ForConditionalGeneration", text_config=TEXT, spatial_merge_size=2),
     "internvl": shape("InternVLChatModel", llm_config={"architectures": ["Qwen2ForCausalLM"]}),
-    "olmo3": shape("Olmo3ForCausalLM", **TEXT, layer_types=["sliding_attention"]),
+    "hunyuan-moe": shape("HunYuanMoEV1ForCausalLM", **TEXT, layer_types=["sliding_attention"]),
     "nemotron-nvfp4": shape("NemotronHForCausalLM", **TEXT, quantization_config=MODELOPT["quantization"]),
     "llada": shape("LLaDAModelLM", d_model=4096, n_heads=32, mlp_ratio=4),
     "bitnet": shape("BitNetForCausalLM", **TEXT, hidden_act="relu2", quantization_config={"quant_method": "bitnet"}),
