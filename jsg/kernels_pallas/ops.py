@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int, Num, UInt
 
 from jsg.kernels_pallas import reference, reference_routes, reference_rows, reference_threshold, reference_write
 from jsg.kernels_pallas.activation import Activation
+from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.inputs import AttentionInputs, HeadNorms, LayerCache, Panels, Scoring
 from jsg.kernels_pallas.reference_routes import Routes
 
@@ -211,31 +212,31 @@ def register_native(files: Mapping[str, bytes]) -> None:
 
 def expert_routes(
     logits: Float[Array, "T E"],
-    experts_per_token: int,
+    choice: ChoiceSpec,
     *,
+    bias: Float[Array, " E"] | None = None,
     first: Int[Array, ""] | int = 0,
     num_own: int | None = None,
-    is_renormed: bool = True,
     implementation: str | None = None,
 ) -> Routes:
-    """The `experts_per_token` most likely experts of each token, and the copies of all tokens sorted by expert.
+    """The experts of each token, and the copies of all tokens sorted by expert.
 
     The choice is the same on every device, whichever experts it has.
 
     Args:
-        logits: The router's. A token with NaN gets any experts, with weights of NaN.
-        experts_per_token: At most E.
+        logits: The router's. A token whose logits are all NaN gets any experts, with weights of NaN.
+        choice: How experts are chosen and weighed.
+        bias: What is added to the scores of experts before they are compared; None for nothing.
         first: The first of this device's experts, which are consecutive. Their copies are sorted to the front.
         num_own: How many experts this device has, first + num_own at most E; None for all.
-        is_renormed: Weights are divided by their sum. Else they are probabilities of a softmax over all experts.
         implementation: "triton", "reference", or None for the best that works here.
     """
-    own = {"first": first, "num_own": logits.shape[1] if num_own is None else num_own}
+    given = {"bias": bias, "first": first, "num_own": logits.shape[1] if num_own is None else num_own}
     if (implementation or best_implementation()) == "triton":
         from jsg.kernels_pallas import expert_routes as kernel
 
-        return kernel.expert_routes(logits, experts_per_token, **own, is_renormed=is_renormed, interpret=_interprets())
-    return reference_routes.expert_routes(logits, experts_per_token, **own, is_renormed=is_renormed)
+        return kernel.expert_routes(logits, choice, **given, interpret=_interprets())
+    return reference_routes.expert_routes(logits, choice, **given)
 
 
 def grouped_matmul(

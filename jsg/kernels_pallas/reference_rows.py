@@ -11,7 +11,7 @@ from jsg.kernels_pallas.activation import Activation
 def rms_norm(x: Float[Array, "*rows D"], weight: Float[Array, " D"], eps: float) -> Float[Array, "*rows D"]:
     """Divides by the root mean square of the last axis in float32, and scales in the dtype of the weight.
 
-    So the result is rounded twice, or once if the weight is float32, as in training.
+    So the result is rounded twice, as in training, or once if the weight is float32.
     """
     wide = x.astype(jnp.float32)
     normed = wide * lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 from jsg.fields import Fields
+from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, NormSpec, RopeSpec, RouterSpec
 from jsg.models.rope_fields import MAX_CONTEXT_LEN, context_field, read_context, read_rope
 from jsg.models.spec import LayerSpec, ModelSpec
@@ -71,9 +72,24 @@ def read_eps(config: Fields) -> float:
     return config.number("rms_norm_eps", low=0.0, high=1.0)
 
 
-def read_attention(config: Fields, own_rope_fields: AbstractSet[str] = frozenset()) -> AttentionSpec:
-    """Attention with rope, without windows, norms and biases. `own_rope_fields` the family reads itself."""
-    return dataclasses.replace(read_heads(config), rope=read_rope(config, own_rope_fields))
+def read_attention(
+    config: Fields,
+    own_rope_fields: AbstractSet[str] = frozenset(),
+    *,
+    is_partial: bool = False,
+    is_interleaved: bool = False,
+) -> AttentionSpec:
+    """Attention with rope, without windows, norms and biases.
+
+    Args:
+        config: The fields.
+        own_rope_fields: Fields of rope that the family reads itself.
+        is_partial: Whether the family may turn a part of each head.
+        is_interleaved: Whether it turns neighbours together.
+    """
+    heads = read_heads(config)
+    rope = read_rope(config, own_rope_fields, heads.head_dim, is_partial=is_partial)
+    return dataclasses.replace(heads, rope=dataclasses.replace(rope, is_interleaved=is_interleaved))
 
 
 def read_heads(config: Fields) -> AttentionSpec:
@@ -86,7 +102,7 @@ def read_heads(config: Fields) -> AttentionSpec:
     return AttentionSpec(heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=head_dim**-0.5, rope=None)
 
 
-def read_ropes(config: Fields, thetas: Mapping[str, float]) -> dict[str, RopeSpec]:
+def read_ropes(config: Fields, thetas: Mapping[str, float], head_dim: int) -> dict[str, RopeSpec]:
     """The rope of each kind of layer, in families whose `rope_parameters` has an object for each kind.
 
     `rope_scaling`, of transformers 4, is about full layers, and replaces what `rope_parameters` says of them.
@@ -94,6 +110,7 @@ def read_ropes(config: Fields, thetas: Mapping[str, float]) -> dict[str, RopeSpe
     Args:
         config: The fields of the file.
         thetas: The base of each kind of layer, if its object has none.
+        head_dim: The width of a head.
     """
     new, old = (config.get(name, {}) if config.section(name) else {} for name in ROPE_DICTS)
     ok = set(new) <= set(thetas) and all(isinstance(each or {}, dict) for each in new.values())
@@ -102,7 +119,8 @@ def read_ropes(config: Fields, thetas: Mapping[str, float]) -> dict[str, RopeSpe
     for kind, theta in thetas.items():
         own = {**(new.get(kind) or {}), **(old if kind == FULL else {})}
         flat = {"rope_parameters": own, "rope_theta": theta, "rope_scaling": None}
-        ropes[kind] = read_rope(config.under({**flat, "original_max_position_embeddings": None}))
+        config_of_kind = config.under({**flat, "original_max_position_embeddings": None})
+        ropes[kind] = read_rope(config_of_kind, head_dim=head_dim)
     return ropes
 
 
@@ -124,10 +142,11 @@ def read_layer_kinds(config: Fields, full_every: int) -> list[str]:
     return read_layer_types(config) or default
 
 
-def read_feed_forward(config: Fields) -> FeedForwardSpec:
-    """The gated block, without biases."""
+def read_feed_forward(config: Fields, *, is_fused: bool = False) -> FeedForwardSpec:
+    """The gated block, without biases. If it is fused, one tensor has the gates and what they let through."""
     require_silu(config)
-    return FeedForwardSpec(inner=config.integer("intermediate_size"))
+    block = FeedForwardSpec(inner=config.integer("intermediate_size"))
+    return dataclasses.replace(block, gate="mlp.gate_up_proj", up="mlp.gate_up_proj") if is_fused else block
 
 
 def read_experts(config: Fields, count_field: str, inner_field: str) -> ExpertsSpec:
@@ -135,7 +154,8 @@ def read_experts(config: Fields, count_field: str, inner_field: str) -> ExpertsS
     require_silu(config)
     count = config.integer(count_field, high=MAX_EXPERTS)
     per_token = config.integer("num_experts_per_tok", high=count)
-    return ExpertsSpec(count=count, inner=config.integer(inner_field), router=RouterSpec(per_token=per_token))
+    router = RouterSpec(choice=ChoiceSpec(per_token=per_token))
+    return ExpertsSpec(count=count, inner=config.integer(inner_field), router=router)
 
 
 def require_silu(config: Fields) -> None:

@@ -1,21 +1,25 @@
 """The families that jsg serves. docs/adding-a-model.md says how a new one is added. No JAX."""
 
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from jsg.errors import ModelError
 from jsg.models.families import (
     exaone4,
     gemma2,
     gemma3,
+    glm4,
     granite,
     hunyuan_v1_dense,
     llama,
+    llava,
     ministral,
     ministral3,
     mistral,
+    mistral3,
     mixtral,
     olmo2,
     olmo3,
+    phi3,
     qwen2,
     qwen2_moe,
     qwen3,
@@ -25,6 +29,7 @@ from jsg.models.families import (
 )
 from jsg.models.family import Family
 from jsg.models.vision_config import VISION_KINDS
+from jsg.models.wrapper import Wrapper
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": llama.FAMILY,
@@ -45,6 +50,8 @@ FAMILIES: dict[str, Family] = {
     "Olmo3ForCausalLM": olmo3.FAMILY,
     "Exaone4ForCausalLM": exaone4.FAMILY,
     "HunYuanDenseV1ForCausalLM": hunyuan_v1_dense.FAMILY,
+    "Phi3ForCausalLM": phi3.FAMILY,
+    "Glm4ForCausalLM": glm4.FAMILY,
 }
 """Architecture → how its files are read."""
 
@@ -54,32 +61,15 @@ ALIASES = {name.replace("ForCausalLM", "Model"): name for name in FAMILIES} | {
 }
 """Other names of architectures: those of models that were saved without their head, and the first name of Llama."""
 
-
-class TextOnly(NamedTuple):
-    """A model of which jsg serves the text half and not the rest.
-
-    Attributes:
-        model_type: That of the text half, if the file does not say.
-        fields: Fields of the whole file that are about the rest.
-        tensors: A pattern of the names of the rest's tensors, with those of the text half as in `llava.module_name`.
-    """
-
-    model_type: str
-    fields: frozenset[str]
-    tensors: str
-
-
-TEXT_ONLY = {
-    "Gemma3ForConditionalGeneration": TextOnly(
-        "gemma3_text",
-        frozenset("vision_config mm_tokens_per_image boi_token_index eoi_token_index image_token_index".split()),
-        r"(vision_tower|multi_modal_projector)\..*",
-    ),
-}
-"""Architecture → its text half."""
-
 TEXT_HALVES = {family.model_type: family.architecture for family in FAMILIES.values()}
 """`model_type` → architecture, for the text half of a vision model."""
+
+WRAPPERS: dict[str, Wrapper] = {
+    **dict.fromkeys(VISION_KINDS, llava.WRAPPER),
+    "Mistral3ForConditionalGeneration": mistral3.WRAPPER,
+    "Gemma3ForConditionalGeneration": gemma3.WRAPPER,
+}
+"""Architecture of a model around one of these → how its files are read."""
 
 
 def family_of(architecture: str) -> Family:
@@ -90,14 +80,13 @@ def family_of(architecture: str) -> Family:
     """
     family = FAMILIES.get(ALIASES.get(architecture, architecture))
     if family is None:
-        served = ", ".join(
-            f"{', '.join(name.removesuffix(suffix) for name in names)} (…{suffix})"
-            for suffix, names in (
-                ("ForCausalLM", FAMILIES),
-                ("ForConditionalGeneration", (*TEXT_ONLY, *VISION_KINDS)),
-            )
-        )
+        served = (_shortened(FAMILIES, "ForCausalLM"), _shortened(WRAPPERS, "ForConditionalGeneration"))
         raise ModelError(
-            f"the architecture must be one of {served}, but config.json names {architecture!r}; choose another model"
+            f"the architecture must be one of {', '.join(served)}, but config.json names {architecture!r}; choose "
+            "another model"
         )
     return family
+
+
+def _shortened(names: Iterable[str], suffix: str) -> str:
+    return f"{', '.join(name.removesuffix(suffix) for name in names)} (…{suffix})"

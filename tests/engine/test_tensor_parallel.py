@@ -26,6 +26,8 @@ FAMILIES = {
     "gemma2": (2,),
     "gemma3_nested": (2,),
     "olmo2": (2,),  # norms of all heads together
+    "phi3": (2,),  # fused projections
+    "glm4": (2,),  # the same, and neighbours are turned together
     "qwen3_biases": (4,),
 }
 IN_ALL_SHAPES = ("llama_gqa_head_dim", "mixtral")

@@ -46,7 +46,7 @@ DEFAULTS: dict[str, Any] = {name: value for name, value in llama.DEFAULTS.items(
 def spec(config: Fields) -> ModelSpec:
     """The model of a file."""
     attention = dataclasses.replace(heads(config), softcap=_cap(config, "attn_logit_softcapping"))
-    ropes = dict.fromkeys(LAYER_KINDS, read_rope(config))
+    ropes = dict.fromkeys(LAYER_KINDS, read_rope(config, head_dim=attention.head_dim))
     return read_gemma(config, of_kinds(config, read_layer_kinds(config, full_every=2), attention, ropes))
 
 

@@ -31,12 +31,12 @@ def _rope(config: Fields, head_dim: int) -> RopeSpec:
     """Files say `dynamic`, but with `alpha` nothing depends on the length, and no other field counts."""
     section = rope_section(config)
     if section.get("rope_type", section.get("type")) != "dynamic" or not section.get("alpha"):
-        return read_rope(config)
+        return read_rope(config, head_dim=head_dim)
     theta = section.over({"rope_theta": config.get("rope_theta")}).number("rope_theta", low=1.0)
     theta *= section.number("alpha", high=1e6) ** (head_dim / max(head_dim - 2, 1))
     plain = {name: section.get(name) for name in section.names() - {"alpha", "type"}}
     plain |= {"rope_type": "default", "rope_theta": theta}
-    return read_rope(config.under({"rope_scaling": None, "rope_parameters": plain}))
+    return read_rope(config.under({"rope_scaling": None, "rope_parameters": plain}), head_dim=head_dim)
 
 
 FAMILY = Family(

@@ -12,12 +12,12 @@ THETA = 500_000.0
 def spec(config: Fields) -> ModelSpec:
     """The model of a file, whose context is the one with scaled rope."""
     theta = config.number("rope_theta", low=1.0)
-    ropes = read_ropes(config, {FULL: theta, SLIDING: THETA})
+    attention = olmo2.normed(config, read_heads(config))
+    ropes = read_ropes(config, {FULL: theta, SLIDING: THETA}, attention.head_dim)
     if theta != THETA == ropes[SLIDING].theta:
         config.notes.append(
             f"rope_theta is the base of full layers only, as in transformers; of others it is {THETA:g}"
         )
-    attention = olmo2.normed(config, read_heads(config))
     layers = of_kinds(config, read_layer_kinds(config, full_every=4), attention, ropes)
     return olmo2.read_olmo(config, layers, scales_context=False)
 
