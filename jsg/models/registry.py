@@ -1,17 +1,23 @@
 """The families that jsg serves. docs/adding-a-model.md says how a new one is added. No JAX."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Collection
 
 from jsg.errors import ModelError
 from jsg.models.families import (
+    ernie4_5_moe,
     exaone4,
     gemma2,
     gemma3,
     glm4,
+    glm4_moe,
+    gpt_oss,
     granite,
+    granitemoe,
     hunyuan_v1_dense,
     llama,
     llava,
+    minimax_m2,
     ministral,
     ministral3,
     mistral,
@@ -30,6 +36,9 @@ from jsg.models.families import (
 from jsg.models.family import Family
 from jsg.models.vision_config import VISION_KINDS
 from jsg.models.wrapper import Wrapper
+
+MAX_NAMED = 12
+"""The most architectures of a kind that an error message names."""
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": llama.FAMILY,
@@ -50,8 +59,13 @@ FAMILIES: dict[str, Family] = {
     "Olmo3ForCausalLM": olmo3.FAMILY,
     "Exaone4ForCausalLM": exaone4.FAMILY,
     "HunYuanDenseV1ForCausalLM": hunyuan_v1_dense.FAMILY,
+    "GptOssForCausalLM": gpt_oss.FAMILY,
     "Phi3ForCausalLM": phi3.FAMILY,
     "Glm4ForCausalLM": glm4.FAMILY,
+    "GraniteMoeForCausalLM": granitemoe.FAMILY,
+    "Glm4MoeForCausalLM": glm4_moe.FAMILY,
+    "MiniMaxM2ForCausalLM": minimax_m2.FAMILY,
+    "Ernie4_5_MoeForCausalLM": ernie4_5_moe.FAMILY,
 }
 """Architecture → how its files are read."""
 
@@ -83,10 +97,13 @@ def family_of(architecture: str) -> Family:
         served = (_shortened(FAMILIES, "ForCausalLM"), _shortened(WRAPPERS, "ForConditionalGeneration"))
         raise ModelError(
             f"the architecture must be one of {', '.join(served)}, but config.json names {architecture!r}; choose "
-            "another model"
+            "another model, of those on the page of models in the documentation"
         )
     return family
 
 
-def _shortened(names: Iterable[str], suffix: str) -> str:
-    return f"{', '.join(name.removesuffix(suffix) for name in names)} (…{suffix})"
+def _shortened(names: Collection[str], suffix: str) -> str:
+    """The first of these names, and how many more there are."""
+    first = ", ".join(name.removesuffix(suffix) for name in itertools.islice(names, MAX_NAMED))
+    rest = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"{first}{rest} (…{suffix})"

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from jsg.errors import ConfigError
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, KVShape, NormSpec, require_divisor
+from jsg.models.latent_spec import LatentSpec
 from jsg.models.vision_config import VisionConfig
 
 
@@ -56,7 +57,7 @@ class LayerSpec:
     """
 
     before_attention: NormSpec | None = None
-    attention: AttentionSpec
+    attention: AttentionSpec | LatentSpec
     after_attention: NormSpec | None = None
     before_mlp: NormSpec | None = None
     mlp: FeedForwardSpec | ExpertsSpec
@@ -172,4 +173,4 @@ class ModelSpec:
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes of the keys and values of one token in all layers."""
-        return 2 * dtype_bytes * sum(shape.heads * shape.head_dim for shape in self.kv_shapes)
+        return dtype_bytes * sum(shape.numbers for shape in self.kv_shapes)

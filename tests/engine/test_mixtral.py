@@ -42,7 +42,7 @@ class Golden(Recorded):
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
-    return {variant: tmp_path_factory.mktemp(variant) for variant in ("mixtral", "mixtral_three_of_five")}
+    return {variant: tmp_path_factory.mktemp(variant) for variant in ("mixtral", "mixtral_three_of_five", "gpt_oss")}
 
 
 @pytest.fixture(
@@ -50,6 +50,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.P
         ("mixtral", small.DETERMINISTIC),  # two of four experts
         pytest.param(("mixtral", {}), marks=pytest.mark.slow),
         pytest.param(("mixtral_three_of_five", small.DETERMINISTIC), marks=pytest.mark.slow),
+        pytest.param(("gpt_oss", small.DETERMINISTIC), marks=pytest.mark.slow),
     ],
     ids=str,
 )

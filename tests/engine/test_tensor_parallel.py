@@ -19,6 +19,7 @@ NUM_NEW = 24
 FAMILIES = {
     "llama_gqa_head_dim": (2, 4),  # two key-value heads: on four devices each is there twice
     "llama_tied": (4,),  # one
+    "gpt_oss": (2,),  # a sink for each head, and biases of experts
     "mistral_window": (4,),
     "mixtral": (2,),
     "qwen2": (2,),

@@ -140,6 +140,7 @@ def num_bytes(model: nnx.Module) -> int:
         ("llama_biases", "int8", 4),
         ("llama_biases", "int4", 4),
         *(pytest.param("mixtral", name, 5, marks=pytest.mark.slow) for name in ("int8", "int4")),
+        pytest.param("gpt_oss", "int8", 5, marks=pytest.mark.slow),
     ],
 )
 def test_projections_and_experts_are_quantised_and_nothing_else(tmp_path, variant: str, name: str, per_layer: int):
@@ -284,6 +285,7 @@ MAX_DIVERGENCE = {"int8": 5e-4, "fp8": 0.03, "int4": 0.1}
             for variant, name in (
                 *itertools.product(["llama_gqa_head_dim"], ["fp8", "int8", "int4"]),
                 *itertools.product(["mixtral"], ["fp8", "int4"]),
+                ("gpt_oss", "int8"),
             )
         ),
     ],

@@ -9,7 +9,7 @@ import functools
 import jax.numpy as jnp
 import pytest
 
-from bench.device.shapes import CLIP_L_336, MISTRAL_7B, MIXTRAL_8X7B, MIXTRAL_8X22B
+from bench.device.shapes import CLIP_L_336, GPT_OSS_20B, MISTRAL_7B, MIXTRAL_8X7B, MIXTRAL_8X22B
 from bench.nvidia import programs
 from bench.nvidia.compiler import IN_PLACE, Program
 from bench.shapes import LLAMA_8B, llava_next_video
@@ -119,6 +119,7 @@ FAMILIES = {
     "window": (MISTRAL_7B, {}),
     "experts": (MIXTRAL_8X7B, SHORTER),
     "larger-experts": (MIXTRAL_8X22B, SHORTER),
+    "sinks": (GPT_OSS_20B, SHORTER),
     "images": (LLAVA_NEXT_7B, {}),
 }
 
