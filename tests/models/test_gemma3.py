@@ -56,6 +56,7 @@ def test_a_published_file_leaves_out_what_is_a_default(tmp_path, name: str):
     spec = read(tmp_path, whole(text, eos_token_id=[1, 106], image_token_index=262144, mm_tokens_per_image=256))
     assert (spec.vocab_size, spec.max_position_embeddings, spec.eos_token_ids) == (262208, 131072, (1, 106))
     sliding, full = spec.layers[0].attention, spec.layers[5].attention
+    assert sliding.rope and full.rope
     assert (sliding.window, sliding.rope.type, sliding.rope.theta) == (1024, "default", 1e4)
     assert (full.window, full.rope.type, full.rope.theta, full.rope.factor) == (None, "linear", 1e6, 8.0)
     assert full.scale == pytest.approx(text.get("query_pre_attn_scalar", 256) ** -0.5)

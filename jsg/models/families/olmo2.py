@@ -7,7 +7,7 @@ from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec, NormSpec, QueryKeyNormSpec
 from jsg.models.families import llama
 from jsg.models.family import Family
-from jsg.models.parts import num_layers, read_attention, read_eps, read_feed_forward, read_model, read_norm
+from jsg.models.parts import num_layers, read_attention, read_eps, read_feed_forward, read_heads, read_model, read_norm
 from jsg.models.spec import LayerSpec, ModelSpec
 
 
@@ -25,16 +25,14 @@ def normed(config: Fields, attention: AttentionSpec) -> AttentionSpec:
 
 def read_olmo(config: Fields, layers: Iterable[AttentionSpec], *, scales_context: bool = True) -> ModelSpec:
     """A model whose layers have this attention, and norms that multiply in float32. See `read_model`."""
-    mlp, norms = (
-        read_feed_forward(config),
-        {
-            "after_attention": _wide(config, "post_attention_layernorm"),
-            "after_mlp": _wide(config, "post_feedforward_layernorm"),
-        },
+    layer = LayerSpec(
+        attention=read_heads(config),
+        after_attention=_wide(config, "post_attention_layernorm"),
+        mlp=read_feed_forward(config),
+        after_mlp=_wide(config, "post_feedforward_layernorm"),
     )
-    model = read_model(
-        config, [LayerSpec(attention=each, mlp=mlp, **norms) for each in layers], scales_context=scales_context
-    )
+    whole = [dataclasses.replace(layer, attention=attention) for attention in layers]
+    model = read_model(config, whole, scales_context=scales_context)
     return dataclasses.replace(model, final_norm=_wide(config, "model.norm"))
 
 
@@ -42,16 +40,12 @@ def _wide(config: Fields, name: str) -> NormSpec:
     return dataclasses.replace(read_norm(config, name), is_wide=True)
 
 
-FAMILY = Family(
-    architecture="Olmo2ForCausalLM",
-    model_type="olmo2",
-    defaults=llama.DEFAULTS
-    | {
-        "vocab_size": 50304,
-        "rms_norm_eps": 1e-5,
-        "attention_bias": False,
-        "bos_token_id": None,
-        "eos_token_id": 50279,
-    },
-    spec=spec,
-)
+DEFAULTS = llama.DEFAULTS | {
+    "vocab_size": 50304,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": False,
+    "bos_token_id": None,
+    "eos_token_id": 50279,
+}
+
+FAMILY = Family(architecture="Olmo2ForCausalLM", model_type="olmo2", defaults=DEFAULTS, spec=spec)

@@ -25,6 +25,6 @@ def spec(config: Fields) -> ModelSpec:
 FAMILY = Family(
     architecture="Olmo3ForCausalLM",
     model_type="olmo3",
-    defaults=olmo2.FAMILY.defaults | {"rope_theta": THETA, "sliding_window": 4096, "layer_types": None},
+    defaults=olmo2.DEFAULTS | {"rope_theta": THETA, "sliding_window": 4096, "layer_types": None},
     spec=spec,
 )
