@@ -25,7 +25,7 @@ FAMILIES = {
     "qwen2": (2,),
     "qwen2_moe": (2,),
     "gemma2": (2,),
-    "gemma3_nested": (2,),
+    "gemma3": (2,),
     "olmo2": (2,),  # norms of all heads together
     "phi3": (2,),  # fused projections
     "glm4": (2,),  # the same, and neighbours are turned together
