@@ -34,19 +34,21 @@ class KVShape(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NormSpec:
-    """A root mean square norm with a weight.
+    """A root mean square norm with a weight, or a layer norm.
 
     Attributes:
         name: The tensor of the weight, without `.weight`.
         eps: Added to the mean square before the root.
         is_wide: The weight multiplies in float32, before the result is rounded to the type of activations.
         adds_one: What multiplies is 1 + the weight.
+        is_centred: The mean is subtracted first, as in a layer norm.
     """
 
     name: str
     eps: float
     is_wide: bool = False
     adds_one: bool = False
+    is_centred: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,10 +82,10 @@ class Attention(nnx.Module):
         if (growth := self.spec.query_scale) is not None:
             steps = jnp.floor(inputs.positions.astype(jnp.float32) / growth.length)
             queries *= (1 + growth.beta * jnp.log1p(steps)).astype(queries.dtype)[:, None, None]
-        spec = self.spec
-        sinks = None if self.sinks is None else self.sinks[...]
-        how = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap}
-        gathered = ops.paged_attention(queries, cache, inputs.attention, **how, sinks=sinks)
+        spec, sinks = self.spec, None if self.sinks is None else self.sinks[...]
+        gathered = ops.paged_attention(
+            queries, cache, inputs.attention, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=sinks
+        )
         return self.output(gathered.reshape(len(x), -1)), cache
 
 
@@ -153,10 +153,15 @@ class Layer(nnx.Module):
         cache: LayerCache,
     ) -> tuple[Float[Array, "T D"], LayerCache]:
         """The residual stream after this layer, and the layer's part of the pool."""
-        gathered, cache = self.attention(_normed(x, self.attention_norm), inputs, turn, cache)
-        x = x + self._scaled(_normed(gathered, self.attention_post_norm))
-        made = self.mlp(_normed(x, self.mlp_norm))
-        return x + self._scaled(_normed(made, self.mlp_post_norm)), cache
+        read = _normed(x, self.attention_norm)
+        gathered, cache = self.attention(read, inputs, turn, cache)
+        added = x + self._scaled(_normed(gathered, self.attention_post_norm))
+        if not self.spec.is_parallel:
+            read = _normed(added, self.mlp_norm)
+        elif self.mlp_norm is not None:
+            read = self.mlp_norm(x)
+        made = self.mlp(read)
+        return added + self._scaled(_normed(made, self.mlp_post_norm)), cache
 
     def _scaled(self, added: Float[Array, "T D"]) -> Float[Array, "T D"]:
         return added if self.spec.residual_factor == 1 else added * self.spec.residual_factor

@@ -24,8 +24,21 @@ FULL, SLIDING = LAYER_KINDS = ("full_attention", "sliding_attention")
 """Kinds of layers: a token sees all positions before it, or those of a window."""
 
 
-def read_model(config: Fields, layers: Iterable[LayerSpec], *, scales_context: bool = True) -> ModelSpec:
-    """A model of these layers. Without `scales_context` the file says how long a sequence with scaled rope may be."""
+def read_model(
+    config: Fields,
+    layers: Iterable[LayerSpec],
+    final_norm: NormSpec | None = None,
+    *,
+    scales_context: bool = True,
+) -> ModelSpec:
+    """A model of these layers.
+
+    Args:
+        config: The fields of the file.
+        layers: The transformer blocks.
+        final_norm: The norm behind them; None for one of the root mean square.
+        scales_context: Without it the file says how long a sequence with scaled rope may be.
+    """
     layers = tuple(layers)
     ropes = {layer.attention.rope for layer in layers} - {None}
     rope = ropes.pop() if len(ropes) == 1 else None
@@ -34,7 +47,7 @@ def read_model(config: Fields, layers: Iterable[LayerSpec], *, scales_context: b
         vocab_size=config.integer("vocab_size"),
         hidden_size=config.integer("hidden_size"),
         layers=layers,
-        final_norm=read_norm(config, "model.norm"),
+        final_norm=final_norm or read_norm(config, "model.norm"),
         max_position_embeddings=read_context(config, rope) if scales_context else context_field(config),
         tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
         eos_token_ids=config.token_ids("eos_token_id"),

@@ -5,6 +5,8 @@ from collections.abc import Collection
 
 from jsg.errors import ModelError
 from jsg.models.families import (
+    cohere2,
+    ernie4_5,
     ernie4_5_moe,
     exaone4,
     gemma2,
@@ -66,6 +68,8 @@ FAMILIES: dict[str, Family] = {
     "Glm4MoeForCausalLM": glm4_moe.FAMILY,
     "MiniMaxM2ForCausalLM": minimax_m2.FAMILY,
     "Ernie4_5_MoeForCausalLM": ernie4_5_moe.FAMILY,
+    "Ernie4_5ForCausalLM": ernie4_5.FAMILY,
+    "Cohere2ForCausalLM": cohere2.FAMILY,
 }
 """Architecture → how its files are read."""
 

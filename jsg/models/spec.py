@@ -51,6 +51,8 @@ class LayerSpec:
         attention: Attention.
         after_attention: The norm of what attention adds; None for none.
         before_mlp: The norm of what the feed-forward block reads; None for none.
+        is_parallel: The feed-forward block reads the residual stream from before attention: through its own norm, or
+            if it has none through that of attention.
         mlp: The feed-forward block.
         after_mlp: The norm of what the feed-forward block adds; None for none.
         residual_factor: Multiplies what is added to the residual stream.
@@ -62,6 +64,7 @@ class LayerSpec:
     before_mlp: NormSpec | None = None
     mlp: FeedForwardSpec | ExpertsSpec
     after_mlp: NormSpec | None = None
+    is_parallel: bool = False
     residual_factor: float = 1.0
 
     def over_devices(self, count: int, groups: int) -> "LayerSpec":

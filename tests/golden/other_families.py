@@ -33,6 +33,8 @@ def small(architecture: str, model_type: str, **fields: Any) -> dict[str, Any]:
 
 
 _QWEN_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_EVEN = {"num_experts": 6}
+"""So that two groups of devices can share them."""
 _QWEN2_MOE = small(
     "Qwen2MoeForCausalLM", "qwen2_moe", **_QWEN_EXPERTS, shared_expert_intermediate_size=48, num_hidden_layers=3
 )
@@ -79,8 +81,18 @@ _MISTRAL3 = {"vision_config": _TOWER, "image_token_index": 10, "spatial_merge_si
 _GLM4_MOE = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "pad_token_id": 0}
 _ERNIE_MOE = {"moe_intermediate_size": 32, "head_dim": None, "hidden_size": 96, "rope_theta": 500.0}
 
+_COHERE = {
+    "hidden_size": 96,
+    "head_dim": None,
+    "rms_norm_eps": None,
+    "num_hidden_layers": 4,
+    "sliding_window": 24,
+    "sliding_window_pattern": 3,
+    "logit_scale": 0.95,
+}
+
 OTHERS: dict[str, dict[str, Any]] = {
-    "qwen2_moe": {**_QWEN2_MOE, "mlp_only_layers": [1]},
+    "qwen2_moe": {**_QWEN2_MOE, "mlp_only_layers": [1], **_EVEN},
     "qwen2_moe_window": {
         **_QWEN2_MOE,
         "head_dim": 32,
@@ -92,7 +104,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "max_window_layers": 3,
         "tie_word_embeddings": True,
     },
-    "qwen3_moe": _QWEN3_MOE,
+    "qwen3_moe": {**_QWEN3_MOE, **_EVEN},
     "qwen3_moe_mixed": {
         **_QWEN3_MOE,
         "norm_topk_prob": False,
@@ -164,6 +176,54 @@ OTHERS: dict[str, dict[str, Any]] = {
         # Without rope a bias of keys changes nothing, and a test wants every weight to matter.
         mlp_bias=True,
     ),
+    "phi3": small(
+        "Phi3ForCausalLM",
+        "phi3",
+        head_dim=24,
+        sliding_window=24,
+        pad_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.75},
+    ),
+    "phi3_longrope": small(
+        "Phi3ForCausalLM",
+        "phi3",
+        head_dim=None,
+        hidden_size=96,
+        num_key_value_heads=3,
+        num_hidden_layers=3,
+        pad_token_id=0,
+        partial_rotary_factor=0.75,
+        original_max_position_embeddings=32,
+        rope_scaling={"type": "longrope", "short_factor": [1.5] * 6, "long_factor": [1.0, 1.1, 1.5, 2.5, 4.0, 6.0]},
+        tie_word_embeddings=True,
+    ),
+    "phi3_short": small(
+        "Phi3ForCausalLM",
+        "phi3",
+        head_dim=None,
+        hidden_size=96,
+        num_key_value_heads=6,
+        pad_token_id=0,
+        original_max_position_embeddings=512,
+        rope_scaling={
+            "type": "longrope",
+            "factor": 4.0,
+            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 2.0, 2.5, 3.0],
+            "long_factor": [9.0] * 8,
+        },
+    ),
+    "glm4": small("Glm4ForCausalLM", "glm4", pad_token_id=0),
+    "glm4_whole": small(
+        "Glm4ForCausalLM",
+        "glm4",
+        head_dim=20,
+        num_key_value_heads=3,
+        num_hidden_layers=3,
+        pad_token_id=0,
+        attention_bias=False,
+        partial_rotary_factor=1.0,
+        tie_word_embeddings=True,
+    ),
     "gemma2": small(
         "Gemma2ForCausalLM",
         "gemma2",
@@ -214,6 +274,49 @@ OTHERS: dict[str, dict[str, Any]] = {
             "full_attention": {"rope_type": "yarn", "rope_theta": 3000.0, "factor": 4.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
         },
+    ),
+    "gemma3_around": around(
+        "Gemma3ForConditionalGeneration",
+        "gemma3",
+        small(
+            "Gemma3ForCausalLM",
+            "gemma3_text",
+            hidden_size=72,
+            query_pre_attn_scalar=16,
+            rope_theta=None,
+            sliding_window=24,
+            layer_types=["sliding_attention", "full_attention"],
+        ),
+        vision_config={
+            "model_type": "siglip_vision_model",
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 16,
+            "patch_size": 4,
+        },
+        mm_tokens_per_image=4,
+        image_token_index=500,
+        boi_token_index=501,
+        eoi_token_index=502,
+        tie_word_embeddings=False,
+    ),
+    "ernie4_5": small("Ernie4_5ForCausalLM", "ernie4_5", use_bias=True, num_key_value_heads=3),
+    "ernie4_5_tied": small(
+        "Ernie4_5ForCausalLM", "ernie4_5", head_dim=24, rope_theta=2000.0, num_hidden_layers=3, tie_word_embeddings=None
+    ),
+    "cohere2": small("Cohere2ForCausalLM", "cohere2", **_COHERE),
+    "cohere2_biases": small(
+        "Cohere2ForCausalLM",
+        "cohere2",
+        **_COHERE,
+        num_key_value_heads=3,
+        layer_norm_eps=1e-3,
+        # Without rope a bias of keys changes nothing, and a test wants every weight to matter.
+        layer_types=["sliding_attention"] * 4,
+        attention_bias=True,
+        tie_word_embeddings=None,
     ),
     "olmo3": small(
         "Olmo3ForCausalLM",
@@ -271,54 +374,6 @@ OTHERS: dict[str, dict[str, Any]] = {
     "hunyuan_biases": small(
         "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", attention_bias=True, head_dim=32, num_key_value_heads=3
     ),
-    "phi3": small(
-        "Phi3ForCausalLM",
-        "phi3",
-        head_dim=24,
-        sliding_window=24,
-        pad_token_id=0,
-        rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.75},
-    ),
-    "phi3_longrope": small(
-        "Phi3ForCausalLM",
-        "phi3",
-        head_dim=None,
-        hidden_size=96,
-        num_key_value_heads=3,
-        num_hidden_layers=3,
-        pad_token_id=0,
-        partial_rotary_factor=0.75,
-        original_max_position_embeddings=32,
-        rope_scaling={"type": "longrope", "short_factor": [1.5] * 6, "long_factor": [1.0, 1.1, 1.5, 2.5, 4.0, 6.0]},
-        tie_word_embeddings=True,
-    ),
-    "phi3_short": small(
-        "Phi3ForCausalLM",
-        "phi3",
-        head_dim=None,
-        hidden_size=96,
-        num_key_value_heads=6,
-        pad_token_id=0,
-        original_max_position_embeddings=512,
-        rope_scaling={
-            "type": "longrope",
-            "factor": 4.0,
-            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 2.0, 2.5, 3.0],
-            "long_factor": [9.0] * 8,
-        },
-    ),
-    "glm4": small("Glm4ForCausalLM", "glm4", pad_token_id=0),
-    "glm4_whole": small(
-        "Glm4ForCausalLM",
-        "glm4",
-        head_dim=20,
-        num_key_value_heads=3,
-        num_hidden_layers=3,
-        pad_token_id=0,
-        attention_bias=False,
-        partial_rotary_factor=1.0,
-        tie_word_embeddings=True,
-    ),
     "granite": small("GraniteForCausalLM", "granite", **_GRANITE),
     "granite_biases": small(
         "GraniteForCausalLM",
@@ -333,33 +388,6 @@ OTHERS: dict[str, dict[str, Any]] = {
         "mistral3",
         small("MistralForCausalLM", "mistral", num_key_value_heads=3, sliding_window=24),
         **_MISTRAL3,
-        tie_word_embeddings=False,
-    ),
-    "gemma3_around": around(
-        "Gemma3ForConditionalGeneration",
-        "gemma3",
-        small(
-            "Gemma3ForCausalLM",
-            "gemma3_text",
-            hidden_size=72,
-            query_pre_attn_scalar=16,
-            rope_theta=None,
-            sliding_window=24,
-            layer_types=["sliding_attention", "full_attention"],
-        ),
-        vision_config={
-            "model_type": "siglip_vision_model",
-            "hidden_size": 16,
-            "intermediate_size": 24,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "image_size": 16,
-            "patch_size": 4,
-        },
-        mm_tokens_per_image=4,
-        image_token_index=500,
-        boi_token_index=501,
-        eoi_token_index=502,
         tie_word_embeddings=False,
     ),
     "mistral3_tied": around(

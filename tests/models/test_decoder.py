@@ -249,13 +249,14 @@ def test_a_bfloat16_matmul_converts_no_kernel_on_cpu():
     assert compiled.memory_analysis().temp_size_in_bytes < 512 * 1024
 
 
-@pytest.mark.parametrize("adds_one", [False, True])
-def test_a_wide_norm_rounds_once(adds_one: bool):
-    spec = NormSpec(name="norm", eps=1e-6, is_wide=True, adds_one=adds_one)
-    norm, x = RMSNorm(spec, "", 64, jnp.bfloat16), jax.random.normal(jax.random.key(1), (40, 64))
+@pytest.mark.parametrize(("adds_one", "is_centred"), [(False, False), (True, False), (False, True)])
+def test_a_wide_norm_rounds_once(adds_one: bool, is_centred: bool):
+    spec = NormSpec(name="norm", eps=1e-6, is_wide=True, adds_one=adds_one, is_centred=is_centred)
+    norm, x = RMSNorm(spec, "", 64, jnp.bfloat16), 0.5 + jax.random.normal(jax.random.key(1), (40, 64))
     norm.weight.set_value((not adds_one) + jax.random.normal(jax.random.key(2), (64,), jnp.bfloat16) / 3)
     x = x.astype(jnp.bfloat16)
     exact = np.asarray(x, np.float64)
+    exact -= exact.mean(-1, keepdims=True) if is_centred else 0
     exact *= (np.asarray(norm.weight[...], np.float64) + adds_one) / np.sqrt(
         np.square(exact).mean(-1, keepdims=True) + 1e-6
     )

@@ -34,7 +34,6 @@ UNKNOWN = {
     "deepseek-v3": shape("DeepseekV3ForCausalLM", **TEXT, kv_lora_rank=512, quantization_config=FP8),
     "kimi-k2": shape("DeepseekV3ForCausalLM", model_type="kimi_k2", auto_map={"AutoConfig": "x.Y"}),
     "kimi-k2.5": shape("KimiK25ForConditionalGeneration", text_config={"quantization_config": PACKED}),
-    "gemma3n": shape("Gemma3nForConditionalGeneration", text_config={"hidden_size": 2048}, audio_config={"x": 1}),
     "gemma4": shape("Gemma4ForConditionalGeneration", text_config=TEXT, audio_config=None),
     "llama-4": shape("Llama4ForConditionalGeneration", text_config=TEXT, boi_token_index=200080),
     "phi-2": shape("PhiForCausalLM", **TEXT, hidden_act="gelu_new"),
@@ -45,8 +44,6 @@ UNKNOWN = {
     "whisper": shape("WhisperForConditionalGeneration", d_model=1280, encoder_layers=32, num_mel_bins=128),
     "gpt2": shape("GPT2LMHeadModel", n_embd=768, n_layer=12, n_head=12, activation_function="gelu_new"),
     "internvl": shape("InternVLChatModel", llm_config={"architectures": ["Qwen2ForCausalLM"]}),
-    "cohere-fp8": shape("Cohere2ForCausalLM", **TEXT, quantization_config=PACKED),
-    "hunyuan-moe": shape("HunYuanMoEV1ForCausalLM", **TEXT, layer_types=["sliding_attention"]),
     "nemotron-nvfp4": shape("NemotronHForCausalLM", **TEXT, quantization_config=MODELOPT["quantization"]),
     "llada": shape("LLaDAModelLM", d_model=4096, n_heads=32, mlp_ratio=4),
     "bitnet": shape("BitNetForCausalLM", **TEXT, hidden_act="relu2", quantization_config={"quant_method": "bitnet"}),
@@ -217,7 +214,7 @@ def test_a_hub_name_is_judged_by_its_config_before_the_rest_comes(
     quantised = json.dumps({**LLAMA, "quantization_config": FP8}).encode()
     repositories = {
         "a/good": {**files, "config.json": json.dumps(LLAMA).encode()},
-        "a/unknown": {**files, "config.json": json.dumps(UNKNOWN["mamba"]).encode()},
+        "a/unknown": {**files, "config.json": json.dumps(UNKNOWN["qwen3.5"]).encode()},
         "a/quantised": {**files, "config.json": quantised},
         "a/split": {**files, "config.json": json.dumps(LLAMA).encode()},
         "a/gguf": {"config.json": b'{"model_type": "llama"}', "Q4/a.gguf": b"w"},
@@ -230,7 +227,7 @@ def test_a_hub_name_is_judged_by_its_config_before_the_rest_comes(
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
         for _ in range(2):
-            assert "'MambaForCausalLM'" in refusal("a/unknown")
+            assert "'Qwen3_5ForConditionalGeneration'" in refusal("a/unknown")
             assert "quantised ('fp8')" in refusal("a/quantised")
             assert "GGUF" in refusal("a/gguf")
             assert "LoRA" in refusal("a/adapter")

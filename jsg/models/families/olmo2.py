@@ -32,8 +32,7 @@ def read_olmo(config: Fields, layers: Iterable[AttentionSpec], *, scales_context
         after_mlp=_wide(config, "post_feedforward_layernorm"),
     )
     whole = [dataclasses.replace(layer, attention=attention) for attention in layers]
-    model = read_model(config, whole, scales_context=scales_context)
-    return dataclasses.replace(model, final_norm=_wide(config, "model.norm"))
+    return read_model(config, whole, _wide(config, "model.norm"), scales_context=scales_context)
 
 
 def _wide(config: Fields, name: str) -> NormSpec:
