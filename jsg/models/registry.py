@@ -1,7 +1,7 @@
 """The families that jsg serves. docs/adding-a-model.md says how a new one is added. No JAX."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from jsg.errors import ModelError
 from jsg.models.families import (
@@ -9,6 +9,7 @@ from jsg.models.families import (
     deepseek_v3,
     ernie4_5,
     ernie4_5_moe,
+    exaone4,
     gemma2,
     gemma3,
     glm4,
@@ -16,6 +17,7 @@ from jsg.models.families import (
     gpt_oss,
     granite,
     granitemoe,
+    hunyuan_v1_dense,
     llama,
     llava,
     minimax_m2,
@@ -25,6 +27,7 @@ from jsg.models.families import (
     mistral3,
     mixtral,
     olmo2,
+    olmo3,
     phi3,
     qwen2,
     qwen2_moe,
@@ -37,8 +40,8 @@ from jsg.models.family import Family
 from jsg.models.vision_config import VISION_KINDS
 from jsg.models.wrapper import Wrapper
 
-MOST_NAMED = 12
-"""Names in a message."""
+MAX_NAMED = 12
+"""The most architectures of a kind that an error message names."""
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": llama.FAMILY,
@@ -54,11 +57,14 @@ FAMILIES: dict[str, Family] = {
     "Olmo2ForCausalLM": olmo2.FAMILY,
     "SmolLM3ForCausalLM": smollm3.FAMILY,
     "GraniteForCausalLM": granite.FAMILY,
+    "Gemma2ForCausalLM": gemma2.FAMILY,
+    "Gemma3ForCausalLM": gemma3.FAMILY,
+    "Olmo3ForCausalLM": olmo3.FAMILY,
+    "Exaone4ForCausalLM": exaone4.FAMILY,
+    "HunYuanDenseV1ForCausalLM": hunyuan_v1_dense.FAMILY,
     "GptOssForCausalLM": gpt_oss.FAMILY,
     "Phi3ForCausalLM": phi3.FAMILY,
     "Glm4ForCausalLM": glm4.FAMILY,
-    "Gemma2ForCausalLM": gemma2.FAMILY,
-    "Gemma3ForCausalLM": gemma3.FAMILY,
     "GraniteMoeForCausalLM": granitemoe.FAMILY,
     "Glm4MoeForCausalLM": glm4_moe.FAMILY,
     "DeepseekV3ForCausalLM": deepseek_v3.FAMILY,
@@ -97,12 +103,13 @@ def family_of(architecture: str) -> Family:
         served = (_shortened(FAMILIES, "ForCausalLM"), _shortened(WRAPPERS, "ForConditionalGeneration"))
         raise ModelError(
             f"the architecture must be one of {', '.join(served)}, but config.json names {architecture!r}; choose "
-            "another model: docs/models.md lists all"
+            "another model, of those on the page of models in the documentation"
         )
     return family
 
 
-def _shortened(names: Iterable[str], suffix: str) -> str:
-    first, *others = itertools.batched((name.removesuffix(suffix) for name in names), MOST_NAMED)
-    more = f" and {sum(map(len, others))} more" if others else ""
-    return f"{', '.join(first)}{more} (…{suffix})"
+def _shortened(names: Collection[str], suffix: str) -> str:
+    """The first of these names, and how many more there are."""
+    first = ", ".join(name.removesuffix(suffix) for name in itertools.islice(names, MAX_NAMED))
+    rest = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"{first}{rest} (…{suffix})"

@@ -30,7 +30,7 @@ FAMILIES = {
     "minimax_m2": (2,),  # norms of all heads together, of which a part is turned
     "ernie4_5_moe": (2,),
     "gemma2": (2,),
-    "gemma3_nested": (2,),
+    "gemma3": (2,),
     "olmo2": (2,),  # norms of all heads together
     "phi3": (2,),  # fused projections
     "glm4": (2,),  # the same, and neighbours are turned together

@@ -17,7 +17,7 @@ from tests.golden.other_families import OTHERS, VOCAB
 
 SHAPES = Path(__file__).parent / "data" / "shapes.json"
 """Names and shapes of the tensors of the variants in `OTHERS`, as transformers saves them."""
-NORMS_ADD_ONE = ("gemma2", "gemma3_text")
+NORMS_ADD_ONE = ("gemma2", "gemma3", "gemma3_text")
 """`model_type` of families whose norms scale by 1 + the weight."""
 NORMS = ("norm.weight", "layer_norm1.weight", "layer_norm2.weight")
 

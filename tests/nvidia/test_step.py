@@ -129,6 +129,30 @@ COMMAND_R7B = {name: value for name, value in _OTHER_FIELDS.items() if name != "
     "sliding_window_pattern": 2,
     "tie_word_embeddings": True,
 }
+GEMMA3_12B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "vocab_size": 262_208,
+    "hidden_size": 3840,
+    "intermediate_size": 15_360,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 16_384,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 2,  # so that two layers are one of each kind
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
+GEMMA2_9B = GEMMA3_12B | {
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "vocab_size": 256_000,
+    "hidden_size": 3584,
+    "intermediate_size": 14_336,
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+    "sliding_window_pattern": None,
+    "rope_scaling": None,
+}
 LLAVA_NEXT_7B = llava_next_video(MISTRAL_7B | {"sliding_window": None}, CLIP_L_336)
 SHORTER = {"max_position_embeddings": 16_384}
 """As the 8B Llama: with a longer context the page table would be larger than what experts make of a step."""
@@ -138,6 +162,8 @@ FAMILIES = {
     "head-norms": (QWEN3_4B, {}),
     "biases": (QWEN2_7B, {}),
     "window": (MISTRAL_7B, {}),
+    "two-ropes": (GEMMA3_12B, {}),
+    "softcap": (GEMMA2_9B, {}),
     "experts": (MIXTRAL_8X7B, SHORTER),
     "larger-experts": (MIXTRAL_8X22B, SHORTER),
     "sinks": (GPT_OSS_20B, SHORTER),
