@@ -13,8 +13,8 @@ from jsg.constrained.grammar import GrammarMasker
 from jsg.constrained.limits import STEP_STEPS
 from jsg.engine.core import EngineCore
 from jsg.engine.device.mask_pool import MaskPool
-from jsg.engine.grammars.constraints import Constraints
 from jsg.engine.grammars.begun import Begun
+from jsg.engine.grammars.constraints import Constraints
 from jsg.engine.grammars.lexicon import Lexicon, LexiconLoader
 from jsg.sched.batch import Batch, BatchEntry
 from jsg.sched.buckets import BucketKey, Phase
