@@ -23,6 +23,8 @@ from jaxtyping import Array, Bool, Float, Int, Num
 from jsg.kernels_pallas.attention_block import whole_spec
 from jsg.kernels_pallas.tuning import fitting, sizes_for, stages_in_memory
 
+MEASURED_GROUPS = 8
+"""The groups with which the sizes in `tuning` were measured: Mixtral's experts."""
 BARRIER_BYTES = 128
 """What warp groups need to wait for one another."""
 
@@ -79,6 +81,7 @@ def grouped_matmul(
     sizes: Int[Array, " E"],
     *,
     scale: Float[Array, "E 1 F"] | None = None,
+    bias: Float[Array, "E F"] | None = None,
     result: jax.typing.DTypeLike,
     interpret: bool = False,
 ) -> Float[Array, "R F"]:
@@ -90,12 +93,13 @@ def grouped_matmul(
     if rows.dtype != kernels.dtype and scale is None:
         raise NotImplementedError(f"the Triton kernel wants rows of the kernels' dtype, {kernels.dtype}")
     (num_rows, depth), width = rows.shape, kernels.shape[2]
-    cut = default_sizes(num_rows, rows.dtype, kernels.dtype)
-    read = (sizes, rows, kernels) if scale is None else (sizes, rows, kernels, scale)
+    cut = default_sizes(num_rows, len(sizes), rows.dtype, kernels.dtype)
+    scales, biases = (() if given is None else (given,) for given in (scale, bias))
+    read = (sizes, rows, kernels, scales, biases)
     return pl.pallas_call(
         functools.partial(grouped_matmul_kernel, cut, depth, width),
         grid=(num_rows // cut.block_m + len(sizes), pl.cdiv(width, cut.block_n)),
-        in_specs=[whole_spec(x) for x in read],
+        in_specs=jax.tree.map(whole_spec, read),
         out_specs=pl.BlockSpec((num_rows, width), lambda *_: (0, 0)),
         out_shape=jax.ShapeDtypeStruct((num_rows, width), result),
         compiler_params=plgpu.CompilerParams(num_warps=cut.num_warps, num_stages=cut.num_stages),
@@ -103,10 +107,14 @@ def grouped_matmul(
     )(*read)
 
 
-def default_sizes(num_rows: int, dtype: jnp.dtype, stored: jnp.dtype) -> Sizes:
-    """The best sizes on this device for so many rows of `dtype`, and kernels that are stored in `stored`."""
+def default_sizes(num_rows: int, num_groups: int, dtype: jnp.dtype, stored: jnp.dtype) -> Sizes:
+    """The best sizes on this device for so many rows of `dtype`, and kernels that are stored in `stored`.
+
+    The sizes were measured with few groups. What they depend on is how many rows a group has.
+    """
     name = "grouped_matmul_8_bits" if stored.itemsize == 1 else "grouped_matmul"
-    sizes = Sizes(**sizes_for("grouped_matmul_float32" if dtype == jnp.float32 else name, rows=num_rows))
+    name = "grouped_matmul_float32" if dtype == jnp.float32 else name
+    sizes = Sizes(**sizes_for(name, rows=num_rows * MEASURED_GROUPS // max(num_groups, MEASURED_GROUPS)))
     return fitting(sizes, lambda sizes: shared_bytes(sizes, dtype, stored))
 
 
@@ -125,9 +133,11 @@ def grouped_matmul_kernel(
     sizes: jax.Ref,
     rows: jax.Ref,
     kernels: jax.Ref,
-    *scale_and_out: jax.Ref,
+    scales: tuple[jax.Ref, ...],
+    biases: tuple[jax.Ref, ...],
+    out: jax.Ref,
 ) -> None:
-    """One program: a tile of rows and `block_n` columns of the result. The last argument is the result, behind a scale.
+    """One program: a tile of rows and `block_n` columns of the result. There is one scale and one bias, or none.
 
     Grid: (tiles, column blocks). Tiles of one group, which read the same part of its kernel, follow one another.
     Blocks: every array stays in device memory. Owns: its rows and columns of the result.
@@ -135,7 +145,6 @@ def grouped_matmul_kernel(
     Masked: groups past E, rows past the tile's, columns past F, and summands past D. A row that is not finite changes
     no other row, because no product sums over rows.
     """
-    *scales, out = scale_and_out
     groups = jnp.arange(pl.next_power_of_2(len(sizes)))
     padded = plgpu.load(sizes.at[groups], mask=groups < len(sizes), other=0)
     tile = tile_of(padded, pl.program_id(0), cut.block_m)
@@ -159,6 +168,9 @@ def grouped_matmul_kernel(
         total = lax.fori_loop(0, pl.cdiv(depth, cut.block_k), add, zeros)
         for scale in scales:
             total *= plgpu.load(scale.at[tile.group, 0, column], mask=column < width, other=0)[None, :]
+        for bias in biases:
+            row_of_group = plgpu.load(bias.at[tile.group, column], mask=column < width, other=0)
+            total += row_of_group.astype(jnp.float32)[None, :]
         plgpu.store(out.at[where, column[None, :]], total.astype(out.dtype), mask=is_row & is_column)
 
 

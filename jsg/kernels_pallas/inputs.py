@@ -6,7 +6,8 @@ from jaxtyping import Array, Float, Int, Num
 
 LayerCache = tuple[Float[Array, "P page_size heads H"], ...]
 """One layer of the KV pool: keys and values, `[P, page_size, K, H]` each. On a TPU it is one array
-`[P, page_size, 2·K, H]`, in which the key and the value of each head stand side by side. Only the ops look inside."""
+`[P, page_size, 2·K, H]`, in which the key and the value of each head stand side by side. A layer whose values are the
+first numbers of its keys has one array too, `[P, page_size, K, H]`. Only the ops look inside."""
 
 
 PANEL_WIDTH = 16
@@ -99,8 +100,16 @@ class Scoring(NamedTuple):
 
 
 class HeadNorms(NamedTuple):
-    """Weights of the RMS norms that some families apply to every head's query and key before rotation."""
+    """The RMS norms that some families apply to every head's query and key.
+
+    Attributes:
+        query: Weights of queries. What is normed is rounded to their type, multiplied by them, and rounded to its own.
+        key: Weights of keys, of the same type.
+        eps: Added to the mean square before the root.
+        is_late: Heads are normed after rotation, and not before it.
+    """
 
     query: Float[Array, " H"]
     key: Float[Array, " H"]
     eps: float
+    is_late: bool = False

@@ -8,6 +8,7 @@ the reference is used instead; `refusals` then says so.
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Num, UInt
 
 from jsg.kernels_pallas import reference, reference_routes, reference_rows, reference_threshold, reference_write
+from jsg.kernels_pallas.activation import Activation
+from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.inputs import AttentionInputs, HeadNorms, LayerCache, Panels, Scoring
 from jsg.kernels_pallas.reference_routes import Routes
 
@@ -74,7 +77,7 @@ def rotate_and_write(
         sin: Sine, likewise.
         slots: The slot of each token, page * page_size + offset; 0 for tokens that must not be written.
         cache: The layer's part of the pool.
-        norms: RMS norms of queries and keys, which are applied before rotation.
+        norms: RMS norms of queries and keys.
         implementation: "triton", "native", "reference", or None for the best that works here.
 
     Returns:
@@ -107,6 +110,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "T N H"]:
     """Causal attention of packed new tokens over the pages of their own requests.
@@ -118,6 +122,8 @@ def paged_attention(
         scale: Multiplies queries · keys.
         window: A token sees the last `window` positions, its own included; None for all.
         softcap: Scores become softcap * tanh(score / softcap); None for none.
+        sinks: For each query head one more score, which is neither scaled nor capped, and whose value is zero. So the
+            weights of a token's keys sum to less than one. None for none.
         implementation: "triton", "tpu", "native", "reference", or None for the best that works here.
 
     Returns:
@@ -126,21 +132,23 @@ def paged_attention(
     Raises:
         NotImplementedError: The implementation that was named cannot do this case.
     """
+    how: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
     match implementation or best_implementation():
         case "triton":
             with _falling_back(ATTENTION, "triton", implementation):
-                return _triton_attention(queries, cache, inputs, scale=scale, window=window, softcap=softcap)
+                return _triton_attention(queries, cache, inputs, **how)
         case "tpu":
             from jsg.kernels_pallas import tpu
 
             with _falling_back(ATTENTION, "tpu", implementation):
-                return tpu.paged_attention(queries, cache, inputs, scale=scale, window=window, softcap=softcap)
+                return tpu.paged_attention(queries, cache, inputs, **how)
         case "native":
             from jsg.kernels_pallas.native import attention
 
             with _falling_back(ATTENTION, "native", implementation):
                 scoring = Scoring(scale, window, softcap)
-                out = attention.paged_attention(queries, *reference_write.keys_and_values(cache), inputs, scoring)
+                keys, values = reference_write.keys_and_values(cache)
+                out = attention.paged_attention(queries, keys, values, inputs, scoring, sinks)
                 return out.astype(queries.dtype)
         case "reference":
             pass
@@ -150,8 +158,36 @@ def paged_attention(
                 "there are 'triton', 'tpu', 'native' and 'reference'"
             )
     keys, values = reference_write.keys_and_values(cache)
-    out = reference.paged_attention(queries, keys, values, inputs, scale=scale, window=window, softcap=softcap)
+    out = reference.paged_attention(queries, keys, values, inputs, **how)
     return jnp.asarray(out, queries.dtype)
+
+
+def write_latents(cache: LayerCache, slots: Int[Array, " T"], rows: Float[Array, "T K H"]) -> LayerCache:
+    """Writes keys whose first numbers are their values to the pool, in place if donated. See `latent_attention`.
+
+    Values stay finite, as by `rotate_and_write`: of a key that is not, the last number, which is none of its value, is
+    NaN, and the others are zero.
+    """
+    return reference_write.write_latents(cache, slots, rows)
+
+
+def latent_attention(
+    queries: Float[Array, "T N H"],
+    cache: LayerCache,
+    inputs: AttentionInputs,
+    *,
+    scale: float,
+    value_dim: int,
+    implementation: str | None = None,
+) -> Float[Array, "T N value"]:
+    """`paged_attention` over keys whose first `value_dim` numbers, fewer than all, are their values.
+
+    The cache has one array. Attention to all numbers of a key costs an eighth more than to those of the value, for the
+    published widths of 576 and 512.
+    """
+    (rows,) = cache
+    out = paged_attention(queries, (rows, rows), inputs, scale=scale, implementation=implementation)
+    return out[..., :value_dim]
 
 
 def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike = jnp.float32) -> Float[Array, "T F"]:
@@ -164,11 +200,14 @@ def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike 
     return native.matmul(x, kernel, result)
 
 
-def gated(gate_up: Float[Array, "T 2 F"], *, implementation: str | None = None) -> Float[Array, "T F"]:
-    """silu(gate) · up, in their dtype. A CPU rounds once, because there rounding takes longer than these operations.
+def gated(
+    gate_up: Float[Array, "T 2 F"], activation: Activation = "silu", *, implementation: str | None = None
+) -> Float[Array, "T F"]:
+    """activation(gate) · up, in their dtype. A CPU rounds once, because rounding takes longer than these operations.
 
     Args:
         gate_up: For each token the F gates, then what each of them lets through.
+        activation: Which function of the gates.
         implementation: "native", "reference", or None for the best that works here.
 
     Raises:
@@ -178,8 +217,8 @@ def gated(gate_up: Float[Array, "T 2 F"], *, implementation: str | None = None) 
         from jsg.kernels_pallas.native import gated as native
 
         with _falling_back("gated", "native", implementation):
-            return native.gated(gate_up)
-    return reference_rows.gated(gate_up, jnp.float32 if target_platform() == "cpu" else gate_up.dtype)
+            return native.gated(gate_up, activation)
+    return reference_rows.gated(gate_up, activation, jnp.float32 if target_platform() == "cpu" else gate_up.dtype)
 
 
 def is_faster_in_bfloat16() -> bool:
@@ -207,31 +246,31 @@ def register_native(files: Mapping[str, bytes]) -> None:
 
 def expert_routes(
     logits: Float[Array, "T E"],
-    experts_per_token: int,
+    choice: ChoiceSpec,
     *,
+    bias: Float[Array, " E"] | None = None,
     first: Int[Array, ""] | int = 0,
     num_own: int | None = None,
-    is_renormed: bool = True,
     implementation: str | None = None,
 ) -> Routes:
-    """The `experts_per_token` most likely experts of each token, and the copies of all tokens sorted by expert.
+    """The experts of each token, and the copies of all tokens sorted by expert.
 
     The choice is the same on every device, whichever experts it has.
 
     Args:
-        logits: The router's. A token with NaN gets any experts, with weights of NaN.
-        experts_per_token: At most E.
+        logits: The router's. A token whose logits are all NaN gets any experts, with weights of NaN.
+        choice: How experts are chosen and weighed.
+        bias: What is added to the scores of experts before they are compared; None for nothing.
         first: The first of this device's experts, which are consecutive. Their copies are sorted to the front.
         num_own: How many experts this device has, first + num_own at most E; None for all.
-        is_renormed: Weights are divided by their sum. Else they are probabilities of a softmax over all experts.
         implementation: "triton", "reference", or None for the best that works here.
     """
-    own = {"first": first, "num_own": logits.shape[1] if num_own is None else num_own}
+    given = {"bias": bias, "first": first, "num_own": logits.shape[1] if num_own is None else num_own}
     if (implementation or best_implementation()) == "triton":
         from jsg.kernels_pallas import expert_routes as kernel
 
-        return kernel.expert_routes(logits, experts_per_token, **own, is_renormed=is_renormed, interpret=_interprets())
-    return reference_routes.expert_routes(logits, experts_per_token, **own, is_renormed=is_renormed)
+        return kernel.expert_routes(logits, choice, **given, interpret=_interprets())
+    return reference_routes.expert_routes(logits, choice, **given)
 
 
 def grouped_matmul(
@@ -240,10 +279,11 @@ def grouped_matmul(
     sizes: Int[Array, " E"],
     *,
     scale: Float[Array, "E 1 F"] | None = None,
+    bias: Float[Array, "E F"] | None = None,
     result: jax.typing.DTypeLike,
     implementation: str | None = None,
 ) -> Float[Array, "R F"]:
-    """rows · kernels[e] for the rows of each group e, summed in float32.
+    """rows · kernels[e] + bias[e] for the rows of each group e, summed in float32.
 
     Rows behind the last group are for experts of other devices. Their results are undefined and may be NaN, and they
     change no other result.
@@ -253,6 +293,7 @@ def grouped_matmul(
         kernels: One for each group. With `scale` they may be of any type whose numbers are exact in that of the rows.
         sizes: Rows of each group, at most R in all.
         scale: The factor of the sums of each column, in float32.
+        bias: What is added to each column; None for nothing.
         result: Type of the result.
         implementation: "triton", "reference", or None for the best that works here. The reference is XLA's own, which
             on a TPU is a kernel, and elsewhere computes every row with every kernel.
@@ -264,15 +305,19 @@ def grouped_matmul(
         from jsg.kernels_pallas import grouped_matmul as kernel
 
         with _falling_back("grouped_matmul", "triton", implementation):
-            return kernel.grouped_matmul(rows, kernels, sizes, scale=scale, result=result, interpret=_interprets())
+            return kernel.grouped_matmul(
+                rows, kernels, sizes, scale=scale, bias=bias, result=result, interpret=_interprets()
+            )
     precision = lax.Precision.HIGHEST if rows.dtype == jnp.float32 else None  # as `models.layers.project`
-    if scale is None:
+    if scale is None and bias is None:
         return lax.ragged_dot(rows, kernels, sizes, precision=precision, preferred_element_type=result)
     sums = lax.ragged_dot(
         rows, kernels.astype(rows.dtype), sizes, precision=precision, preferred_element_type=jnp.float32
     )
     group = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=len(rows))
-    return (sums * scale[group, 0]).astype(result)
+    if scale is not None:
+        sums *= scale[group, 0]
+    return (sums if bias is None else sums + bias[group]).astype(result)
 
 
 def kept_threshold(
@@ -330,6 +375,7 @@ def _triton_attention(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: Float[Array, " N"] | None,
 ) -> Float[Array, "T N H"]:
     """Chooses the kernel: a step with query tiles is one launch; one of singles splits contexts and shares prefixes."""
     from jsg.kernels_pallas.cascade import cascade
@@ -340,7 +386,8 @@ def _triton_attention(
         raise NotImplementedError("the Triton kernels want keys and values in arrays of their own")
     without_tiles = paged_decode if inputs.groups is None else cascade
     attend = ragged_paged_attention if inputs.tile_rows.shape[0] else without_tiles
-    return attend(queries, *cache, inputs, scale=scale, window=window, softcap=softcap, interpret=_interprets()).out
+    how: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+    return attend(queries, *cache, inputs, **how, interpret=_interprets()).out
 
 
 def _interprets() -> bool:

@@ -22,14 +22,17 @@ Outside such a mesh the functions here do nothing, so models are written once.
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 EXPERT_AXIS = "expert"
 TENSOR_AXIS = "tensor"
 AXES = (EXPERT_AXIS, TENSOR_AXIS)
+AnyMesh = Mesh | AbstractMesh
+"""A mesh of devices that are here, or of any."""
 
 
 def num_parts() -> int:
@@ -63,6 +66,13 @@ def first_expert(length: int) -> jax.Array | int:
     return lax.axis_index(EXPERT_AXIS) * length if num_groups() > 1 else 0
 
 
+def on_first_of_group(x: Float[Array, "*any"]) -> Float[Array, "*any"]:
+    """The array on the first device of each group, and zeros on the others, so that a group adds it up once."""
+    if jax.sharding.get_abstract_mesh().shape.get(TENSOR_AXIS, 1) == 1:
+        return x
+    return jnp.where(lax.axis_index(TENSOR_AXIS) == 0, x, 0)
+
+
 def make_mesh(count: int, groups: int = 1) -> Mesh | None:
     """The mesh of JAX's first devices, with equally many of each host, in `groups` of equal size.
 
@@ -92,7 +102,7 @@ def along(axis: int | None, num_axes: int, *, expert_axis: int | None = None) ->
 
 
 def sharding_of(
-    mesh: Mesh | None, axis: int | None, num_axes: int, *, expert_axis: int | None = None
+    mesh: AnyMesh | None, axis: int | None, num_axes: int, *, expert_axis: int | None = None
 ) -> NamedSharding | None:
     """`along` as a sharding on a mesh; None without a mesh."""
     return None if mesh is None else NamedSharding(mesh, along(axis, num_axes, expert_axis=expert_axis))

@@ -22,7 +22,7 @@ WIDTH, INNER, EXPERTS, CHOSEN = 64, 96, 5, 3
 def block(tmp_path_factory: pytest.TempPathFactory) -> SparseFeedForward:
     config = read(tmp_path_factory.mktemp("config"), CONFIG)
     assert (config.hidden_size, config.layers[0].mlp.inner) == (WIDTH, INNER)
-    assert (config.layers[0].mlp.count, config.layers[0].mlp.router.per_token) == (EXPERTS, CHOSEN)
+    assert (config.layers[0].mlp.count, config.layers[0].mlp.router.choice.per_token) == (EXPERTS, CHOSEN)
     block = SparseFeedForward(config.layers[0].mlp, "", WIDTH, jnp.float32)
     for index, param in enumerate(jax.tree.leaves(nnx.state(block), is_leaf=lambda leaf: isinstance(leaf, nnx.Param))):
         param.set_value(jax.random.normal(jax.random.key(index), param.shape) * param.shape[-2] ** -0.5)
@@ -95,27 +95,28 @@ def test_numbers_of_experts_are_checked(tmp_path, changes: dict, message: str):
 
 
 @pytest.mark.parametrize(
-    ("implementation", "quantization", "groups"),
+    ("variant", "implementation", "quantization", "groups"),
     [
-        ("reference", "none", (2,)),
+        ("gpt_oss", "reference", "none", (2,)),  # each group of two devices adds its biases once
         *(
-            pytest.param(*case, (1, 2, 4), marks=[pytest.mark.slow, *more])
+            pytest.param("mixtral", *case, (1, 2, 4), marks=[pytest.mark.slow, *more])
             for case, more in (
                 (("reference", "none"), [pytest.mark.long]),
                 (("triton", "none"), [pytest.mark.long]),
                 (("triton", "int8"), []),
             )
         ),
+        pytest.param("gpt_oss", "triton", "int8", (1, 4), marks=pytest.mark.slow),
     ],
 )
 def test_devices_with_experts_of_their_own_make_what_one_makes(
-    tmp_path, implementation: str, quantization: str, groups: tuple[int, ...]
+    tmp_path, variant: str, implementation: str, quantization: str, groups: tuple[int, ...]
 ):
     """Four devices in one, two and four groups; some of them without a token. What is not finite stays alone.
 
     In one, two and four groups it is long without quantisation.
     """
-    write_checkpoint(tmp_path, "mixtral", random_tensors("mixtral", 0))
+    write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
     told = [{"implementation": implementation, "quantization": quantization, "groups": count} for count in groups]
     for result in said("tests.models.shared_experts", str(tmp_path), told=told):
         assert max(result["differences"]) < 1e-5
