@@ -227,7 +227,8 @@ def start(config: EngineConfig, report: Report) -> Parts:
     eos_ids = frozenset(settings.model.eos_token_ids)
     kernels = KernelFolder(kernel_cache_of(settings.config))
     lexicon = _lexicon_loader(settings, kernels)  # before the long work, because the tokenizer may be missing
-    kernels.begin()  # beside the long work
+    kernels.begin()  # these two beside the long work
+    lexicon.begin()
     runner, plan = _make_runner(settings, report)
     if isinstance(settings.party, Leader):
         settings.party.open(runner.replica, runner.programs.executables)
@@ -235,7 +236,6 @@ def start(config: EngineConfig, report: Report) -> Parts:
     allocator = PageAllocator(settings.num_pages(plan.pool_tokens))
     cache = RadixCache(settings.page_size, allocator, enabled=not config.disable_radix_cache)
     kernels.wait()
-    lexicon.begin()
     return Parts(
         info=_info(settings, plan),
         decode_steps=_decode_steps(settings, plan, runner),
