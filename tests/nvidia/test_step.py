@@ -16,6 +16,7 @@ from bench.shapes import LLAMA_8B, llava_next_video
 from jsg.engine.device.memory import SAMPLED_BYTES, extend_bound
 from jsg.engine.device.programs import GREEDY, VARIANTS, Variant
 from jsg.sched.buckets import BucketKey, Phase
+from tests.models.test_published_shapes import published
 
 MAX_LAUNCHES = 10
 """Of a dense layer: two norms, four matmuls, rotation with the write to the pool, the activation, and attention in two:
@@ -108,6 +109,17 @@ QWEN2_7B = LLAMA_8B | {
     "num_attention_heads": 28,
     "num_key_value_heads": 4,
 }
+QWEN3_30B_A3B = QWEN3_4B | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
 LLAVA_NEXT_7B = llava_next_video(MISTRAL_7B | {"sliding_window": None}, CLIP_L_336)
 SHORTER = {"max_position_embeddings": 16_384}
 """As the 8B Llama: with a longer context the page table would be larger than what experts make of a step."""
@@ -120,7 +132,15 @@ FAMILIES = {
     "experts": (MIXTRAL_8X7B, SHORTER),
     "larger-experts": (MIXTRAL_8X22B, SHORTER),
     "images": (LLAVA_NEXT_7B, {}),
+    "shared-expert": (published("qwen2_moe", "qwen2-57b-a14b"), SHORTER),
+    "many-experts": (QWEN3_30B_A3B, SHORTER),
+    "growing-queries": (published("ministral3", "ministral-3-8b"), SHORTER),
+    "norms-over-heads": (published("olmo2", "olmo-2-13b"), {}),
+    "no-rope": (published("smollm3", "smollm3-3b-base"), SHORTER | {"no_rope_layers": [1, 0]}),
+    "factors": (published("granite", "granite-3.3-8b"), SHORTER),
 }
+"""A family that is not here has the records of one that is, up to sizes: Seed-OSS those of "biases", Ministral and
+Mistral Small those of "window"."""
 
 
 @functools.cache
