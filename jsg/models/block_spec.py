@@ -19,27 +19,36 @@ class KVShape(NamedTuple):
     Attributes:
         heads: Key-value heads.
         head_dim: Width of a key, and of a value.
+        has_values: Values are kept. Else a value is the first numbers of its key.
     """
 
     heads: int
     head_dim: int
+    has_values: bool = True
+
+    @property
+    def numbers(self) -> int:
+        """The numbers of a token."""
+        return self.heads * self.head_dim * (2 if self.has_values else 1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NormSpec:
-    """A root mean square norm with a weight.
+    """A root mean square norm with a weight, or a layer norm.
 
     Attributes:
         name: The tensor of the weight, without `.weight`.
         eps: Added to the mean square before the root.
         is_wide: The weight multiplies in float32, before the result is rounded to the type of activations.
         adds_one: What multiplies is 1 + the weight.
+        is_centred: The mean is subtracted first, as in a layer norm.
     """
 
     name: str
     eps: float
     is_wide: bool = False
     adds_one: bool = False
+    is_centred: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +170,7 @@ class AttentionSpec:
         qk_norm: Norms of queries and keys; None for none.
         qkv_bias: The projections to queries, keys and values have biases.
         output_bias: The projection after attention has a bias.
+        sinks: The tensor of a score for each head that takes part of the weight of a token's keys; None for none.
         projections: The tensors of the projections to queries, keys and values, without `.weight`. Equal names are one
             tensor, in which their rows stand one after another.
         output: That of the projection after attention.
@@ -178,6 +188,7 @@ class AttentionSpec:
     qk_norm: QueryKeyNormSpec | None = None
     qkv_bias: bool = False
     output_bias: bool = False
+    sinks: str | None = None
     projections: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output: str = "self_attn.o_proj"
 
@@ -185,6 +196,11 @@ class AttentionSpec:
     def kv_shape(self) -> KVShape:
         """What the layer keeps of a token."""
         return KVShape(self.kv_heads, self.head_dim)
+
+    @property
+    def pair_numbers(self) -> int:
+        """The products of a new token and a key, in all heads; with those of values there are twice as many."""
+        return self.heads * self.head_dim
 
     def num_weights(self, width: int) -> int:
         """The numbers of the kernels, in a model of this width."""
@@ -273,11 +289,13 @@ class StackSpec:
         is_transposed: It is [experts, in, out], and not [experts, out, in].
         is_interleaved: If it has gates and what they let through, their rows take turns; else the gates are first.
         suffix: What follows the names of kernels in the checkpoint.
+        bias_suffix: What follows the names of kernels in those of their biases.
     """
 
     is_transposed: bool = False
     is_interleaved: bool = False
     suffix: str = ".weight"
+    bias_suffix: str = ".bias"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,22 +305,26 @@ class ExpertsSpec:
     Attributes:
         count: Experts.
         inner: Width inside an expert.
+        activation: The function of the gates.
         router: How a token's experts are chosen.
         gate: The tensor of an expert's projection, without `.weight`, with `{expert}` for its number: see
             `FeedForwardSpec`. With a `stack` it has no number.
         up: Likewise.
         down: Likewise.
         stack: How one tensor has the kernels of all experts; None if each expert has its own.
+        has_bias: The projections of experts have biases.
         shared: What every token uses beside its experts; None for nothing.
     """
 
     count: int
     inner: int
+    activation: Activation = "silu"
     router: RouterSpec
     gate: str = "mlp.experts.{expert}.gate_proj"
     up: str = "mlp.experts.{expert}.up_proj"
     down: str = "mlp.experts.{expert}.down_proj"
     stack: StackSpec | None = None
+    has_bias: bool = False
     shared: SharedExpertSpec | None = None
 
     def num_weights(self, width: int) -> int:

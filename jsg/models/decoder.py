@@ -22,6 +22,8 @@ from jsg.models.block_spec import AttentionSpec, ExpertsSpec, NormSpec, QueryKey
 from jsg.models.experts import SparseFeedForward
 from jsg.models.feed_forward import FeedForward
 from jsg.models.inputs import ForwardInputs
+from jsg.models.latent import LatentAttention
+from jsg.models.latent_spec import LatentSpec
 from jsg.models.layers import Embedding, Linear, RMSNorm, parameter, project
 from jsg.models.origin import Origin, Source, side_by_side
 from jsg.models.rope import Rotation, rotation
@@ -50,6 +52,8 @@ class Attention(nnx.Module):
         )
         output = f"{prefix}.{spec.output}"
         self.output = Linear((output,), heads * head_dim, (width,), dtype, split_axis=0, bias=spec.output_bias)
+        sinks = Origin((Source(f"{prefix}.{spec.sinks}", (heads,)),), split_axis=0)
+        self.sinks = parameter((heads,), dtype, sinks) if spec.sinks else None
         norm = spec.qk_norm
         per_head = norm.per_head if norm and not norm.spans_heads else (None, None)
         self.query_norm, self.key_norm = (
@@ -78,9 +82,9 @@ class Attention(nnx.Module):
         if (growth := self.spec.query_scale) is not None:
             steps = jnp.floor(inputs.positions.astype(jnp.float32) / growth.length)
             queries *= (1 + growth.beta * jnp.log1p(steps)).astype(queries.dtype)[:, None, None]
-        spec = self.spec
+        spec, sinks = self.spec, None if self.sinks is None else self.sinks[...]
         gathered = ops.paged_attention(
-            queries, cache, inputs.attention, scale=spec.scale, window=spec.window, softcap=spec.softcap
+            queries, cache, inputs.attention, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=sinks
         )
         return self.output(gathered.reshape(len(x), -1)), cache
 
@@ -133,7 +137,9 @@ class Layer(nnx.Module):
         mlp, where = spec.mlp, (prefix, width, dtype)
         self.spec = spec
         self.attention_norm = norm(spec.before_attention)
-        self.attention = Attention(spec.attention, *where)
+        attention = spec.attention
+        kind = LatentAttention if isinstance(attention, LatentSpec) else Attention
+        self.attention = kind(attention, *where)
         self.attention_post_norm = norm(spec.after_attention)
         self.mlp_norm = norm(spec.before_mlp)
         self.mlp = SparseFeedForward(mlp, *where) if isinstance(mlp, ExpertsSpec) else FeedForward(mlp, *where)
@@ -147,10 +153,15 @@ class Layer(nnx.Module):
         cache: LayerCache,
     ) -> tuple[Float[Array, "T D"], LayerCache]:
         """The residual stream after this layer, and the layer's part of the pool."""
-        gathered, cache = self.attention(_normed(x, self.attention_norm), inputs, turn, cache)
-        x = x + self._scaled(_normed(gathered, self.attention_post_norm))
-        made = self.mlp(_normed(x, self.mlp_norm))
-        return x + self._scaled(_normed(made, self.mlp_post_norm)), cache
+        read = _normed(x, self.attention_norm)
+        gathered, cache = self.attention(read, inputs, turn, cache)
+        added = x + self._scaled(_normed(gathered, self.attention_post_norm))
+        if not self.spec.is_parallel:
+            read = _normed(added, self.mlp_norm)
+        elif self.mlp_norm is not None:
+            read = self.mlp_norm(x)
+        made = self.mlp(read)
+        return added + self._scaled(_normed(made, self.mlp_post_norm)), cache
 
     def _scaled(self, added: Float[Array, "T D"]) -> Float[Array, "T D"]:
         return added if self.spec.residual_factor == 1 else added * self.spec.residual_factor

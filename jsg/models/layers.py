@@ -174,7 +174,7 @@ class Embedding(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """Divides by the root mean square of the last axis, then scales."""
+    """Divides by the root mean square of the last axis, then scales. If it is centred it subtracts the mean first."""
 
     def __init__(
         self,
@@ -191,6 +191,7 @@ class RMSNorm(nnx.Module):
         self.eps = spec.eps
         self.is_wide = spec.is_wide
         self.adds_one = spec.adds_one
+        self.is_centred = spec.is_centred
 
     @property
     def factor(self) -> Float[Array, " D"]:
@@ -201,4 +202,8 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Normalises in float32, and rounds where it was rounded in training."""
-        return rms_norm(x, self.factor, self.eps)
+        wide = x
+        if self.is_centred:
+            wide = x.astype(jnp.float32)
+            wide -= wide.mean(-1, keepdims=True)
+        return rms_norm(wide, self.factor, self.eps).astype(x.dtype)

@@ -6,10 +6,12 @@ A family takes these, and replaces what is different in its own.
 import dataclasses
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 from jsg.fields import Fields
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, NormSpec, RopeSpec, RouterSpec
+from jsg.models.latent_spec import LatentSpec
 from jsg.models.rope_fields import MAX_CONTEXT_LEN, context_field, read_context, read_rope
 from jsg.models.spec import LayerSpec, ModelSpec
 from jsg.models.without_effect import ROPE_DICTS
@@ -22,8 +24,21 @@ FULL, SLIDING = LAYER_KINDS = ("full_attention", "sliding_attention")
 """Kinds of layers: a token sees all positions before it, or those of a window."""
 
 
-def read_model(config: Fields, layers: Iterable[LayerSpec], *, scales_context: bool = True) -> ModelSpec:
-    """A model of these layers. Without `scales_context` the file says how long a sequence with scaled rope may be."""
+def read_model(
+    config: Fields,
+    layers: Iterable[LayerSpec],
+    final_norm: NormSpec | None = None,
+    *,
+    scales_context: bool = True,
+) -> ModelSpec:
+    """A model of these layers.
+
+    Args:
+        config: The fields of the file.
+        layers: The transformer blocks.
+        final_norm: The norm behind them; None for one of the root mean square.
+        scales_context: Without it the file says how long a sequence with scaled rope may be.
+    """
     layers = tuple(layers)
     ropes = {layer.attention.rope for layer in layers} - {None}
     rope = ropes.pop() if len(ropes) == 1 else None
@@ -32,7 +47,7 @@ def read_model(config: Fields, layers: Iterable[LayerSpec], *, scales_context: b
         vocab_size=config.integer("vocab_size"),
         hidden_size=config.integer("hidden_size"),
         layers=layers,
-        final_norm=read_norm(config, "model.norm"),
+        final_norm=final_norm or read_norm(config, "model.norm"),
         max_position_embeddings=read_context(config, rope) if scales_context else context_field(config),
         tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
         eos_token_ids=config.token_ids("eos_token_id"),
@@ -45,7 +60,7 @@ def num_layers(config: Fields) -> int:
     return config.integer("num_hidden_layers", high=MAX_LAYERS)
 
 
-def read_layer(config: Fields, attention: AttentionSpec, mlp: FeedForwardSpec | ExpertsSpec) -> LayerSpec:
+def read_layer(config: Fields, attention: AttentionSpec | LatentSpec, mlp: FeedForwardSpec | ExpertsSpec) -> LayerSpec:
     """A layer with a norm before each of its two blocks."""
     return LayerSpec(
         before_attention=read_norm(config, "input_layernorm"),
@@ -147,13 +162,34 @@ def read_feed_forward(config: Fields, *, is_fused: bool = False) -> FeedForwardS
     return dataclasses.replace(block, gate="mlp.gate_up_proj", up="mlp.gate_up_proj") if is_fused else block
 
 
-def read_experts(config: Fields, count_field: str, inner_field: str) -> ExpertsSpec:
+def read_experts(
+    config: Fields, count_field: str, inner_field: str, per_token_field: str = "num_experts_per_tok"
+) -> ExpertsSpec:
     """Experts whose weights sum to one."""
     require_silu(config)
     count = config.integer(count_field, high=MAX_EXPERTS)
-    per_token = config.integer("num_experts_per_tok", high=count)
+    per_token = config.integer(per_token_field, high=count)
     router = RouterSpec(choice=ChoiceSpec(per_token=per_token))
     return ExpertsSpec(count=count, inner=config.integer(inner_field), router=router)
+
+
+def with_unread(model: ModelSpec, pattern: str) -> ModelSpec:
+    """A text model in whose checkpoints tensors of this pattern may be, which nothing reads: see `TensorNames`."""
+    return dataclasses.replace(model, names=dataclasses.replace(model.names, unread=pattern))
+
+
+def later_layers(config: Fields, count_field: str) -> str:
+    """The pattern of the tensors of so many layers behind the last, which predict later tokens."""
+    count, first = config.integer(count_field, default=0, low=0, high=MAX_LAYERS), num_layers(config)
+    numbers = "|".join(str(layer) for layer in range(first, first + count))
+    return rf"model\.layers\.({numbers})\..*"
+
+
+def require_values(config: Fields, values: Mapping[str, Any]) -> None:
+    """Raises ModelError if one of these fields has another value. A null is an absence."""
+    for name, value in values.items():
+        found = config.get(name, value)
+        config.require(found == value, name, f"be {value!r}, the only supported value", found)
 
 
 def require_silu(config: Fields) -> None:

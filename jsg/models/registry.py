@@ -4,12 +4,19 @@ from collections.abc import Iterable
 
 from jsg.errors import ModelError
 from jsg.models.families import (
+    cohere2,
+    ernie4_5,
+    ernie4_5_moe,
     gemma2,
     gemma3,
     glm4,
+    glm4_moe,
+    gpt_oss,
     granite,
+    granitemoe,
     llama,
     llava,
+    minimax_m2,
     ministral,
     ministral3,
     mistral,
@@ -42,10 +49,17 @@ FAMILIES: dict[str, Family] = {
     "Olmo2ForCausalLM": olmo2.FAMILY,
     "SmolLM3ForCausalLM": smollm3.FAMILY,
     "GraniteForCausalLM": granite.FAMILY,
+    "GptOssForCausalLM": gpt_oss.FAMILY,
     "Phi3ForCausalLM": phi3.FAMILY,
     "Glm4ForCausalLM": glm4.FAMILY,
     "Gemma2ForCausalLM": gemma2.FAMILY,
     "Gemma3ForCausalLM": gemma3.FAMILY,
+    "GraniteMoeForCausalLM": granitemoe.FAMILY,
+    "Glm4MoeForCausalLM": glm4_moe.FAMILY,
+    "MiniMaxM2ForCausalLM": minimax_m2.FAMILY,
+    "Ernie4_5_MoeForCausalLM": ernie4_5_moe.FAMILY,
+    "Ernie4_5ForCausalLM": ernie4_5.FAMILY,
+    "Cohere2ForCausalLM": cohere2.FAMILY,
 }
 """Architecture → how its files are read."""
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from jsg.errors import ConfigError
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, KVShape, NormSpec, require_divisor
+from jsg.models.latent_spec import LatentSpec
 from jsg.models.vision_config import VisionConfig
 
 
@@ -50,17 +51,20 @@ class LayerSpec:
         attention: Attention.
         after_attention: The norm of what attention adds; None for none.
         before_mlp: The norm of what the feed-forward block reads; None for none.
+        is_parallel: The feed-forward block reads the residual stream from before attention: through its own norm, or
+            if it has none through that of attention.
         mlp: The feed-forward block.
         after_mlp: The norm of what the feed-forward block adds; None for none.
         residual_factor: Multiplies what is added to the residual stream.
     """
 
     before_attention: NormSpec | None = None
-    attention: AttentionSpec
+    attention: AttentionSpec | LatentSpec
     after_attention: NormSpec | None = None
     before_mlp: NormSpec | None = None
     mlp: FeedForwardSpec | ExpertsSpec
     after_mlp: NormSpec | None = None
+    is_parallel: bool = False
     residual_factor: float = 1.0
 
     def over_devices(self, count: int, groups: int) -> "LayerSpec":
@@ -172,4 +176,4 @@ class ModelSpec:
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes of the keys and values of one token in all layers."""
-        return 2 * dtype_bytes * sum(shape.heads * shape.head_dim for shape in self.kv_shapes)
+        return dtype_bytes * sum(shape.numbers for shape in self.kv_shapes)

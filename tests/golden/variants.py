@@ -212,7 +212,9 @@ def random_numbers(key: str, shape: tuple[int, ...]) -> np.ndarray:
 def random_tensor(key: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """A projection keeps the size of what it is given; norms scale by about 1; biases are small."""
     uniform = random_numbers(key, shape)
-    if len(shape) > 1:
+    if len(shape) == 3:  # the kernels of all experts, in either order of their axes
+        values = uniform * shape[-1] ** -0.5
+    elif len(shape) > 1:
         values = uniform * math.prod(shape[1:]) ** -0.5
     elif name.endswith(NORMS):
         values = 1.0 + 0.2 * uniform

@@ -227,7 +227,7 @@ def test_a_hub_name_is_judged_by_its_config_before_the_rest_comes(
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
         for _ in range(2):
-            assert "'GptOssForCausalLM'" in refusal("a/unknown")
+            assert "'Qwen3_5ForConditionalGeneration'" in refusal("a/unknown")
             assert "quantised ('fp8')" in refusal("a/quantised")
             assert "GGUF" in refusal("a/gguf")
             assert "LoRA" in refusal("a/adapter")

@@ -142,6 +142,7 @@ def num_bytes(model: nnx.Module) -> int:
         ("llama_biases", "int8", 4),
         ("llama_biases", "int4", 4),
         *(pytest.param("mixtral", name, 5, marks=pytest.mark.slow) for name in ("int8", "int4")),
+        pytest.param("gpt_oss", "int8", 5, marks=pytest.mark.slow),
     ],
 )
 def test_projections_and_experts_are_quantised_and_nothing_else(tmp_path, variant: str, name: str, per_layer: int):
