@@ -139,7 +139,13 @@ AROUND: dict[str, dict[str, list[Row]]] = {
     },
 }
 """Text halves of models that are published around one."""
-FEWER = {"Gemma3ForCausalLM": 2, "MinistralForCausalLM": 1, "SmolLM3ForCausalLM": 2, "LlavaForConditionalGeneration": 2}
+FEWER = {
+    "Ernie4_5ForCausalLM": 2,
+    "Gemma3ForCausalLM": 2,
+    "MinistralForCausalLM": 1,
+    "SmolLM3ForCausalLM": 2,
+    "LlavaForConditionalGeneration": 2,
+}
 """Families of which fewer than three models are remembered."""
 ARCHITECTURES = {family.model_type: architecture for architecture, family in FAMILIES.items()}
 
