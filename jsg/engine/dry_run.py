@@ -279,7 +279,7 @@ def _described(model: ModelSpec) -> list[str]:
     experts = {layer.mlp for layer in model.layers if isinstance(layer.mlp, ExpertsSpec)}
     text = f"model:   {model.architecture}, {model.num_layers} layers of width {model.hidden_size}"
     text += "".join(f", {heads} heads of {dim} ({kv_heads} of keys and values)" for heads, kv_heads, dim in heads)
-    text += "".join(f", {count} of them with a window of {window}" for window, count in windows.items())
+    text += "".join(f", {count} layers with a window of {window}" for window, count in windows.items())
     text += "".join(f", {mlp.count} experts of which a token uses {mlp.router.choice.per_token}" for mlp in experts)
     text += ", and a tower that sees images" if model.vision is not None else ""
     return [text, f"context: {model.max_position_embeddings} tokens", *(f"note:    {note}" for note in model.notes)]

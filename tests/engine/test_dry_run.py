@@ -30,7 +30,7 @@ BROKEN = LLAMA_8B | {
     "quantization_config": {"quant_method": "awq", "bits": 4},
     "residual_multiplier": 0.22,
     "rope_parameters": None,
-    "rope_scaling": {"type": "longrope", "factor": 4.0},
+    "rope_scaling": {"type": "unheard of", "factor": 4.0},
 }
 
 
@@ -95,7 +95,7 @@ def test_options_leave_one_table_and_a_refused_number_of_cards_is_named(tmp_path
 
 def test_all_that_is_wrong_is_said_and_the_rest_is_sized(tmp_path):
     made = report(write(tmp_path, BROKEN, {}), quantization="int8", tp_size=1)
-    named = ("'awq'", "attn_logit_softcapping", "residual_multiplier", "longrope", "hidden_act must be silu")
+    named = ("'awq'", "attn_logit_softcapping", "residual_multiplier", "unheard of", "hidden_act must be silu")
     assert len(made.problems) == len(named)
     for problem, name in zip(made.problems, named, strict=True):
         assert name in problem

@@ -5,22 +5,26 @@ A family joins by having a variant in `VARIANTS`.
 
 import json
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from jsg.errors import ConfigError, ModelError
 from jsg.models.config import read_spec
+from jsg.models.registry import FAMILIES, WRAPPERS
 from jsg.models.spec import ModelSpec
 from tests.golden.variants import VARIANTS
 
 
-def one_of_each(*, is_sparse: bool = False) -> dict[str, ModelSpec]:
+def one_of_each(
+    architectures: Collection[str] = (*FAMILIES, *WRAPPERS), *, is_sparse: bool = False
+) -> dict[str, ModelSpec]:
     """The first variant of each architecture that two devices can share; only those with experts, if so asked."""
     found: dict[str, tuple[str, ModelSpec]] = {}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "config.json")
         for variant, config in VARIANTS.items():
             architecture = config["architectures"][0]
-            if architecture in found:
+            if architecture in found or architecture not in architectures:
                 continue
             file.write_text(json.dumps(config))
             spec = read_spec(Path(folder))

@@ -5,6 +5,7 @@ The fields are remembered and not copied from the files, and so are the billions
 """
 
 import collections
+import itertools
 from typing import Any, NamedTuple
 
 from jsg.models.registry import FAMILIES, WRAPPERS
@@ -12,7 +13,6 @@ from tests.models import test_published_configs, test_published_text_configs
 from tests.models.sizes import num_parameters
 from tests.models.test_config import read
 from tests.models.test_published_text_configs import file
-from tests.models.test_wrapper import SMALL_3_2
 
 
 class Row(NamedTuple):
@@ -125,15 +125,41 @@ PUBLISHED: dict[str, list[Row]] = {
         Row("granite-3.3-8b", (4096, 12800, 40, 32, 8, 49159), GRANITE_8B, 8.171),
     ],
 }
-FEWER = {"MinistralForCausalLM": 1, "SmolLM3ForCausalLM": 2, "LlavaForConditionalGeneration": 2}
+GEMMA3 = {"hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 131072, "sliding_window": 1024, **TIED}
+GEMMA3 |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+WIDE_HEADS = {"head_dim": 128, "query_pre_attn_scalar": 168}
+AROUND: dict[str, dict[str, list[Row]]] = {
+    "Mistral3ForConditionalGeneration": {"ministral3": PUBLISHED["ministral3"]},
+    "Gemma3ForConditionalGeneration": {
+        "gemma3_text": [
+            Row("gemma-3-4b-it", (2560, 10240, 34, 8, 4, 262208), GEMMA3, 3.880),
+            Row("gemma-3-12b-it", (3840, 15360, 48, 16, 8, 262208), GEMMA3, 11.766),
+            Row("gemma-3-27b-it", (5376, 21504, 62, 32, 16, 262208), GEMMA3 | WIDE_HEADS, 27.009),
+        ]
+    },
+}
+"""Text halves of models that are published around one."""
+FEWER = {
+    "Ernie4_5ForCausalLM": 2,
+    "Gemma3ForCausalLM": 2,
+    "MinistralForCausalLM": 1,
+    "SmolLM3ForCausalLM": 2,
+    "LlavaForConditionalGeneration": 2,
+}
 """Families of which fewer than three models are remembered."""
 ARCHITECTURES = {family.model_type: architecture for architecture, family in FAMILIES.items()}
+
+
+def published(model_type: str, name: str) -> dict[str, Any]:
+    """The fields of one of these files."""
+    (row,) = (row for row in PUBLISHED[model_type] if row.name == name)
+    return file(ARCHITECTURES[model_type], model_type, row.shape, **row.fields)
 
 
 def test_the_telling_numbers_of_published_models(tmp_path):
     for model_type, rows in PUBLISHED.items():
         for row in rows:
-            spec = read(tmp_path, file(ARCHITECTURES[model_type], model_type, row.shape, **row.fields))
+            spec = read(tmp_path, published(model_type, row.name))
             width, _, layers, heads, kv_heads, vocab_size = row.shape
             assert (spec.hidden_size, spec.num_layers, spec.vocab_size) == (width, layers, vocab_size), row.name
             shapes = {(of.heads, of.kv_heads, of.head_dim, of.window) for of in (x.attention for x in spec.layers)}
@@ -141,19 +167,23 @@ def test_the_telling_numbers_of_published_models(tmp_path):
             assert abs(num_parameters(spec) / 1e9 - row.billions) < 0.002 * row.billions, row.name
 
 
-def test_ministral_3_is_published_around_its_text_model(tmp_path):
-    for row in PUBLISHED["ministral3"]:
-        text = file("Ministral3ForCausalLM", "ministral3", row.shape, **row.fields)
-        whole = SMALL_3_2 | {"text_config": text, "tie_word_embeddings": row.fields.get("tie_word_embeddings", False)}
-        spec = read(tmp_path, whole)
-        assert spec.architecture == "Ministral3ForCausalLM"
-        assert abs(num_parameters(spec) / 1e9 - row.billions) < 0.002 * row.billions, row.name
+def test_the_text_halves_of_published_models(tmp_path):
+    for architecture, halves in AROUND.items():
+        for (model_type, rows), is_tied in itertools.product(halves.items(), (False, True)):
+            for row in rows:
+                text = file("", model_type, row.shape, **row.fields) | {"tie_word_embeddings": is_tied}
+                whole = {"architectures": [architecture], "text_config": text, "tie_word_embeddings": is_tied}
+                spec = read(tmp_path, whole)
+                assert (spec.architecture, spec.num_layers) == (ARCHITECTURES[model_type], row.shape[2]), row.name
+                head = row.shape[0] * row.shape[-1] * (row.fields.get("tie_word_embeddings", False) - is_tied)
+                assert abs((num_parameters(spec) - head) / 1e9 - row.billions) < 0.002 * row.billions, row.name
 
 
 def test_of_every_family_three_published_files_are_read():
     counts = collections.Counter(ARCHITECTURES[model_type] for model_type, rows in PUBLISHED.items() for _ in rows)
     counts.update(config["architectures"][0] for config, *_ in test_published_text_configs.PUBLISHED.values())
-    counts.update(MixtralForCausalLM=2, Mistral3ForConditionalGeneration=1 + len(PUBLISHED["ministral3"]))
+    counts.update(MixtralForCausalLM=2)
+    counts.update({architecture: len(rows) for architecture, halves in AROUND.items() for rows in halves.values()})
     counts.update(config["architectures"][0] for config, *_ in test_published_configs.VISION.values())
     needed = dict.fromkeys([*FAMILIES, *WRAPPERS], 3) | FEWER
     assert {name: counts[name] for name, count in needed.items() if counts[name] < count} == {}

@@ -13,9 +13,10 @@ from bench.device.shapes import CLIP_L_336, GPT_OSS_20B, MISTRAL_7B, MIXTRAL_8X7
 from bench.nvidia import programs
 from bench.nvidia.compiler import IN_PLACE, Program
 from bench.shapes import LLAMA_8B, llava_next_video
-from jsg.engine.device.memory import SAMPLED_BYTES, extend_bound
+from jsg.engine.device.memory import SAMPLED_BYTES, copied_head_bytes, extend_bound
 from jsg.engine.device.programs import GREEDY, VARIANTS, Variant
 from jsg.sched.buckets import BucketKey, Phase
+from tests.models.test_published_shapes import published
 from tests.models.test_published_text_configs import PUBLISHED
 
 MAX_LAUNCHES = 10
@@ -109,6 +110,17 @@ QWEN2_7B = LLAMA_8B | {
     "num_attention_heads": 28,
     "num_key_value_heads": 4,
 }
+QWEN3_30B_A3B = QWEN3_4B | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
 _OTHER_FIELDS = {name: value for name, value in LLAMA_8B.items() if name not in ("rope_parameters", "rope_scaling")}
 PHI_4_MINI = _OTHER_FIELDS | {
     "architectures": ["Phi3ForCausalLM"],
@@ -168,15 +180,22 @@ FAMILIES = {
     "larger-experts": (MIXTRAL_8X22B, SHORTER),
     "sinks": (GPT_OSS_20B, SHORTER),
     "images": (LLAVA_NEXT_7B, {}),
+    "shared-expert": (published("qwen2_moe", "qwen2-57b-a14b"), SHORTER),
     # With 128 experts and more, of which a token uses 8; the first of GLM's layers has none.
-    "many-experts": (PUBLISHED["qwen3-30b-a3b"][0], SHORTER),
+    "many-experts": (QWEN3_30B_A3B, SHORTER),
     "sigmoids": (PUBLISHED["glm-4.5-air"][0], SHORTER),
     "sigmoids-and-norms": (PUBLISHED["minimax-m2"][0], {**SHORTER, "attn_type_list": [1, 1]}),
     "float32-router": (PUBLISHED["ernie-4.5-21b-a3b"][0], SHORTER),
     "experts-in-one-tensor": (PUBLISHED["powermoe-3b"][0], SHORTER),
+    "growing-queries": (published("ministral3", "ministral-3-8b"), SHORTER),
+    "norms-over-heads": (published("olmo2", "olmo-2-13b"), {}),
+    "no-rope": (published("smollm3", "smollm3-3b-base"), SHORTER | {"no_rope_layers": [1, 0]}),
+    "factors": (published("granite", "granite-3.3-8b"), SHORTER),
     "part-of-heads": (PHI_4_MINI, {}),
     "blocks-side-by-side": (COMMAND_R7B, {}),
 }
+"""A family that is not here has the records of one that is, up to sizes: Seed-OSS those of "biases", Ministral and
+Mistral Small those of "window"."""
 LONG = ("sigmoids-and-norms", "float32-router", "experts-in-one-tensor", "part-of-heads", "blocks-side-by-side")
 NAMES = [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in FAMILIES]
 
@@ -200,7 +219,8 @@ def test_decode_of_few_tokens_of_other_models(name: str):
 def check_decode(name: str, num_tokens: int) -> None:
     program = family(name).programs.program(("forward", BucketKey(Phase.DECODE, num_tokens, num_tokens)))
     check_forward(program, family(name))
-    assert program.temporary_bytes <= GREEDY_TEMPORARY_BYTES
+    copied = copied_head_bytes(family(name).config, jnp.bfloat16.dtype.itemsize)
+    assert program.temporary_bytes <= GREEDY_TEMPORARY_BYTES + copied
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -28,6 +28,7 @@ PART_SAVED = 0.4
 """The part of an 8B Llama in bfloat16 that 8 bits save, rounded down."""
 WORKSPACE_BYTES = 64 * 10**6
 """Of a pass over chunks beside its activations: cuBLAS asks for 32 MiB."""
+HEAD_MULTIPLE = 8
 SAMPLED_BYTES = 9.1
 """The most temporaries of sampling for each row and vocabulary entry, in programs for NVIDIA cards."""
 RESERVE_FRACTION = 0.02
@@ -149,7 +150,14 @@ def extend_bound(
     blocks = {layer.mlp for layer in model.layers}
     inner = max(mlp.inner * (mlp.router.choice.per_token if isinstance(mlp, ExpertsSpec) else 1) for mlp in blocks)
     kept = 3 if restored_bytes is None else 4
-    return num_tokens * kept * inner * itemsize // num_devices + WORKSPACE_BYTES + (restored_bytes or 0)
+    blocks_bytes = num_tokens * kept * inner * itemsize // num_devices
+    copied_bytes = copied_head_bytes(model, itemsize) // num_devices
+    return blocks_bytes + WORKSPACE_BYTES + copied_bytes + (restored_bytes or 0)
+
+
+def copied_head_bytes(model: ModelSpec, itemsize: int) -> int:
+    """Bytes of the head, if XLA pads it to a multiple of 8 tokens in each step, as Granite's of 49 159; 0 if not."""
+    return model.vocab_size * model.hidden_size * itemsize if model.vocab_size % HEAD_MULTIPLE else 0
 
 
 def largest_step_bound(
