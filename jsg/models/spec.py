@@ -117,6 +117,29 @@ class ModelSpec:
         """Whether a layer has a window."""
         return any(window is not None for window in self.layer_windows)
 
+    def within(self, context_length: int) -> "ModelSpec":
+        """The same model for sequences of so many tokens at most, without the windows that such a sequence fits in."""
+
+        @functools.cache
+        def bounded(layer: LayerSpec) -> LayerSpec:
+            attention = layer.attention
+            if attention.window is None or attention.window < context_length:
+                return layer
+            return dataclasses.replace(layer, attention=dataclasses.replace(attention, window=None))
+
+        return dataclasses.replace(self, layers=tuple(map(bounded, self.layers)))
+
+    @property
+    def page_groups(self) -> tuple[int | None, ...]:
+        """The windows that layers have, each once, None for all tokens first. Layers of a group have the same pages."""
+        windows = set(self.layer_windows)
+        return (*([None] if None in windows else []), *sorted(w for w in windows if w is not None))
+
+    @property
+    def layer_groups(self) -> tuple[int, ...]:
+        """For each layer the index of its page group."""
+        return tuple(map(self.page_groups.index, self.layer_windows))
+
     @property
     def kv_shapes(self) -> tuple[KVShape, ...]:
         """What each layer keeps of a token."""
@@ -124,4 +147,11 @@ class ModelSpec:
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes of the keys and values of one token in all layers."""
-        return 2 * dtype_bytes * sum(shape.heads * shape.head_dim for shape in self.kv_shapes)
+        return sum(self.group_bytes_per_token(dtype_bytes).values())
+
+    def group_bytes_per_token(self, dtype_bytes: int) -> dict[int | None, int]:
+        """By page group the bytes of the keys and values of one token in its layers."""
+        sizes = dict.fromkeys(self.page_groups, 0)
+        for window, shape in zip(self.layer_windows, self.kv_shapes, strict=True):
+            sizes[window] += 2 * dtype_bytes * shape.heads * shape.head_dim
+        return sizes
