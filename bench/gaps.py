@@ -123,6 +123,18 @@ def score(rng: random.Random) -> Post:
     return "/v1/score", {"query": ids(rng, 8000), "items": [ids(rng, 8) for _ in range(1000)], "label_token_ids": [5]}
 
 
+def score_texts(rng: random.Random) -> Post:
+    """A query of 8 000 characters before 1 000 items."""
+    query, items = words(rng, 8000), [words(rng, 50) for _ in range(1000)]
+    return "/v1/score", {"query": query, "items": items, "label_token_ids": [5]}
+
+
+def score_long_texts(rng: random.Random) -> Post:
+    """A query of 100 000 characters before 80 items."""
+    query, items = words(rng, 100_000), [words(rng, 50) for _ in range(80)]
+    return "/v1/score", {"query": query, "items": items, "label_token_ids": [5]}
+
+
 def choices(rng: random.Random) -> Post:
     """A choice among 512 texts behind 10 000 characters."""
     return "/select", {"prompt": words(rng, 10_000), "choices": [f"choice {number}" for number in range(512)]}
@@ -159,7 +171,7 @@ KINDS: dict[str, Make] = {
     make.__name__: make
     for make in (
         *(answers, long, prompts, short_prompts, texts, text, refused_text, chat, echoed, scored_echo, scored),
-        *(scored_answers, biased, score, choices, stops, wrong_ids, program),
+        *(scored_answers, biased, score, score_texts, score_long_texts, choices, stops, wrong_ids, program),
     )
 }
 QUICK_KINDS = ("answers", "prompts", "scored_echo")

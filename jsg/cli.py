@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "chat":
                 return _chat(config)
             case _:
-                return _check(config)
+                return _check(config, is_dry=options.dry_run)
     except JsgError as error:
         red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
         print(f"{red}jsg: error: {error}{plain}", file=sys.stderr)
@@ -159,7 +159,8 @@ def command_line() -> argparse.ArgumentParser:
     generate.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest token")
     generate.add_argument("--json", action="store_true", help="print an object with text, output_ids and meta_info")
     add_command("chat", "talk to a model in the terminal")
-    add_command("check", "show the device and the memory, check that a cached prefix changes no answer, time a step")
+    check = add_command("check", "show device and memory, check that a cached prefix changes no answer, time a step")
+    check.add_argument("--dry-run", action="store_true", help="say from config.json alone what fits on which card")
     precompile = add_command(
         "compile", "compile all programs of a model, so that a start with --programs compiles none", "--out DIR "
     )
@@ -544,8 +545,13 @@ def _convert(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check(config: EngineConfig) -> int:
+def _check(config: EngineConfig, *, is_dry: bool) -> int:
     """Compares the answer with an empty cache and the answer with a full one, and times the step."""
+    if is_dry:
+        from jsg.engine.dry_run import dry_run
+
+        print(report := dry_run(config))
+        return CHECK_FAILED if report.problems else 0
     packages = ("jax", "jaxlib", "flax", "numpy", "tokenizers")
     print(
         "versions:", ", ".join([f"jsg {jsg.__version__}"] + [f"{p} {importlib.metadata.version(p)}" for p in packages])

@@ -58,7 +58,15 @@ class CompileError(JsgError):
 
 
 class MemoryPlanError(JsgError):
-    """Weights and KV pool do not fit in the memory that was asked for."""
+    """Weights and KV pool do not fit in the memory that was asked for.
+
+    Attributes:
+        left_tokens: For how many tokens of a KV pool there is room.
+    """
+
+    def __init__(self, message: str, left_tokens: int = 0):
+        super().__init__(message)
+        self.left_tokens = left_tokens
 
 
 class RequestError(JsgError):

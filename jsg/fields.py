@@ -14,6 +14,19 @@ MAX_SHOWN = 80
 """The characters of a wrong value that an error message repeats."""
 
 
+class FieldError(ModelError):
+    """A field of a JSON file that is refused.
+
+    Attributes:
+        file: The name of its file, and those of the objects that it is in, each after a colon.
+        name: Its name.
+    """
+
+    def __init__(self, message: str, file: str, name: str):
+        super().__init__(message)
+        self.file, self.name = file, name
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a model directory.
 
@@ -34,7 +47,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Fields:
-    """One JSON object. A null counts as absent. Getters raise ModelError, which names file, field, rule and value.
+    """One JSON object. A null counts as absent. Getters raise FieldError, which names file, field, rule and value.
 
     Attributes:
         file: The name of its file, and the name of the field if the object is nested, for messages.
@@ -68,7 +81,7 @@ class Fields:
         if not ok:
             shown = "absent or null" if value is None else repr(value)
             shown = shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + "…"
-            raise ModelError(f"{self.file}: {name} must {rule}, but is {shown}")
+            raise FieldError(f"{self.file}: {name} must {rule}, but is {shown}", self.file, name)
 
     def section(self, name: str) -> "Fields | None":
         """A nested object, or None."""

@@ -54,6 +54,19 @@ class PromptIds(Sequence[int]):
             require(are_ints and bool(array[start : start + CHUNK].min() >= 0), *_RULE, ids, "correct them")
         return cls(array)
 
+    @classmethod
+    def of_any(cls, ids: Sequence[int]) -> "PromptIds | tuple[()]":
+        """As `of`, but there may be none."""
+        return cls.of(ids) if ids else ()
+
+    @classmethod
+    def joined(cls, *parts: "PromptIds | tuple[()]") -> "PromptIds | tuple[()]":
+        """The ids of all parts, which are not checked again. Without any there are none."""
+        import numpy as np  # here: see `ndarray`
+
+        some = [part.array for part in parts if isinstance(part, PromptIds)]
+        return cls(np.concatenate(some)) if some else ()
+
     def __len__(self) -> int:
         return len(self.array)
 

@@ -25,6 +25,7 @@ _OTHER_KIND = {
     "safetensors": [_MANIFEST, "orbax/*"],
     "orbax": ["*.safetensors", _INDEX],
     "dummy": [*_WEIGHTS, _MANIFEST, _INDEX],
+    "index": _WEIGHTS,
 }
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 _ASSETS = Path(__file__).parent / "assets"
@@ -49,8 +50,8 @@ def resolve_model(
         name: "tiny" or "tiny-vision" (the models inside the package), a directory, or a hub name such as "owner/model".
         revision: A branch, tag or commit of the hub repository; None is its default branch. A cached branch is not
             updated, so name a commit to be sure of a version.
-        load_format: `safetensors` or `orbax` asks for weights of that kind, and `dummy` for none; any other value takes
-            what is there.
+        load_format: `safetensors` or `orbax` asks for weights of that kind, `dummy` for none, and `index` for none but
+            for the index that names them; any other value takes what is there.
         judge: Called for a directory, and for a hub name as soon as its `config.json` is here, before the rest comes.
 
     Raises:
@@ -151,6 +152,8 @@ def _is_small(file: str) -> bool:
 def _has_all_weights(directory: Path, load_format: str) -> bool:
     """Whether a cached snapshot is whole. After an interrupted download some of the listed files are missing."""
     kinds = {"safetensors": _has_all_safetensors, "orbax": _has_all_orbax}
+    if load_format == "index":
+        return (directory / "config.json").is_file()
     if load_format == "dummy":
         return any(directory.glob("tokenizer*"))
     if load_format in kinds:

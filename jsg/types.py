@@ -17,6 +17,7 @@ from jsg.errors import GrammarError, JsgError, RequestError
 from jsg.media import MediaInput
 from jsg.parameters import PARAMETERS, Flag, Integer, JumpForward, TokenIds, with_fields
 from jsg.prompt_ids import PromptIds
+from jsg.token_scores import TokenLogprob, TokenScores
 
 MAX_TOP_LOGPROBS = 128
 MAX_BRANCHES = 1024
@@ -413,23 +414,6 @@ class FinishReason:
         return GrammarError(message) if self.blames_grammar else JsgError(message)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """The log-probability of one token under the model's own distribution (before temperature, penalties and masks).
-
-    Attributes:
-        token_id: The token.
-        logprob: Natural logarithm; None for the first prompt token, which nothing precedes.
-        top: Pairs (token id, logprob) of the most likely tokens at this position, the likeliest first.
-        chosen: Pairs (token id, logprob) of the ids in `Request.token_ids_logprob`, in their order.
-    """
-
-    token_id: int
-    logprob: float | None
-    top: tuple[tuple[int, float], ...] = ()
-    chosen: tuple[tuple[int, float], ...] = ()
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReport:
     """Why the cached prefix of a request ended where it did, at its first admission.
@@ -504,7 +488,7 @@ class RequestOutput:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: Sequence[TokenLogprob] | None = None
+    prompt_logprobs: TokenScores | None = None
     queue_s: float = 0.0
     cache_report: CacheReport | None = None
     constraint: ConstraintReport | None = None

@@ -16,6 +16,7 @@ from bench.device.queued import floor_facts, options, temporary_mib, time_queued
 from bench.roofline import Cost
 from jsg.engine.device.devices import E4M3_CAPABILITY
 from jsg.kernels_pallas import ops, tuning
+from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.models.quantise import STORED
 
 CHECKED_ROWS = 256
@@ -62,7 +63,7 @@ def _logits(part: Part, num_tokens: int) -> jax.Array:
 
 def _measure_routes(part: Part, correctness: Correctness, name: str, num_tokens: int) -> None:
     logits, chosen = _logits(part, num_tokens), part.plan.experts["num_experts_per_tok"]
-    choose = functools.partial(ops.expert_routes, experts_per_token=chosen)
+    choose = functools.partial(ops.expert_routes, choice=ChoiceSpec(per_token=chosen))
     compiled = jax.jit(choose).lower(logits).compile(compiler_options=options())
     found = compiled(logits)
     weights, *whole = routes_in_float64(np.asarray(logits, np.float64), chosen)
@@ -91,8 +92,9 @@ def _measure_products(
     plan, shape = part.plan, part.plan.experts
     kernels = make_kernels((shape["num_local_experts"], depth, columns), plan.dtype, quantization)
     multiply = functools.partial(ops.grouped_matmul, result=plan.dtype)
+    choice = ChoiceSpec(per_token=shape["num_experts_per_tok"])
     for num_tokens in plan.expert_tokens:
-        sizes = ops.expert_routes(_logits(part, num_tokens), shape["num_experts_per_tok"]).sizes
+        sizes = ops.expert_routes(_logits(part, num_tokens), choice).sizes
         num_rows = num_tokens * shape["num_experts_per_tok"]
         rows = (depth**-0.5 * jax.random.normal(jax.random.key(1), (num_rows, depth))).astype(plan.dtype)
         lowered = jax.jit(multiply).lower(rows, kernels.values, sizes, scale=kernels.scale)

@@ -123,7 +123,7 @@ class Estimate:
 
     def _seconds(self, work: Work, key: BucketKey, load: Load) -> float:
         config, mlp = self.config, self.config.layers[0].mlp
-        count, chosen = (mlp.count, mlp.router.per_token) if isinstance(mlp, ExpertsSpec) else (1, 1)
+        count, chosen = (mlp.count, mlp.router.choice.per_token) if isinstance(mlp, ExpertsSpec) else (1, 1)
         experts = expert_load(count, chosen, load.rows * load.new)
         is_head = config.vocab_size // self.num_devices in work.kernel
         tokens = key.num_rows if is_head else key.num_tokens

@@ -8,8 +8,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from jsg.models.registry import FAMILIES
-from jsg.models.vision_config import VISION_KINDS
+from jsg.models.registry import FAMILIES, WRAPPERS
 
 RECORDS = pathlib.Path(__file__).parents[2] / "tests" / "parity.json"
 COLUMNS = ("text", "image", "video", "int8", "fp8", "int4")
@@ -24,7 +23,7 @@ def figures() -> list[dict[str, Any]]:
 def parity() -> str:
     """One row for each architecture that jsg serves."""
     rows = [f"| `architectures` | {' | '.join(COLUMNS)} |", f"|---{'|---' * len(COLUMNS)}|"]
-    for architecture in (*FAMILIES, *VISION_KINDS):
+    for architecture in (*FAMILIES, *WRAPPERS):
         found = [figure for figure in figures() if figure["architecture"] == architecture]
         cells = (_cell([figure for figure in found if figure["column"] == column]) for column in COLUMNS)
         rows.append(f"| `{architecture}` | {' | '.join(cells)} |")

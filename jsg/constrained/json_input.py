@@ -28,7 +28,7 @@ def read_json(text: str, param: str, limits: Limits, *, is_exact: bool = False) 
     # A character has up to four bytes: most texts need not be encoded to see that they are short.
     if len(text) * 4 > limits.text_bytes:
         check(len(text.encode(errors="surrogatepass")), limits.text_bytes, "bytes of text", param)
-    check(_nesting(text), limits.nesting, "levels of nesting", param)
+    check(_nesting(text, limits.nesting), limits.nesting, "levels of nesting", param)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         members = dict(pairs)
@@ -63,8 +63,11 @@ def read_json(text: str, param: str, limits: Limits, *, is_exact: bool = False) 
     return value
 
 
-def _nesting(text: str) -> int:
-    """How deep brackets outside of strings are nested. It may be wrong where the text is no JSON."""
+def _nesting(text: str, enough: int) -> int:
+    """How deep brackets outside of strings are nested, at most. It may be wrong where the text is no JSON."""
+    most = text.count("[") + text.count("{")
+    if most <= enough:
+        return most
     depth = deepest = 0
     for token in _STRING_OR_BRACKET.finditer(text):
         bracket = token[0]

@@ -13,11 +13,9 @@ from jsg.config import EngineConfig
 from jsg.engine.child.protocol import Progress
 from jsg.engine.device import program_store
 from jsg.engine.device.cards import Card, card, mesh_of, traced_for
-from jsg.engine.device.devices import Device
 from jsg.engine.device.executables import Executables, no_compilation_cache
 from jsg.engine.device.programs import Programs
 from jsg.engine.grammars.kernel_folder import KernelFolder
-from jsg.engine.nvidia_smi import Gpu
 from jsg.engine.startup import (
     Report,
     Settings,
@@ -75,18 +73,9 @@ def precompile(config: EngineConfig, directory: Path, report: Report, target: st
 
 def _begin_for(config: EngineConfig, card: Card, mesh: Mesh | None) -> Settings:
     """As `begin`, for cards that are not here. JAX starts on this machine's processor."""
-    gpu = Gpu(index=0, uuid="", name=card.name, total_bytes=card.memory_bytes, free_bytes=card.memory_bytes)
-    device = Device(
-        platform="gpu",
-        kind=card.name,
-        gpu=gpu,
-        why="programs are compiled for it",
-        count=config.tp_size,
-        capability=card.capability,
-        is_here=False,
-    )
-    directory = find_model(config)
-    return dataclasses.replace(settle(config, directory, device, None), mesh=mesh if config.tp_size > 1 else None)
+    device = card.device(config.tp_size, "programs are compiled for it")
+    settings = settle(config, find_model(config), device, None)
+    return dataclasses.replace(settings, mesh=mesh if config.tp_size > 1 else None)
 
 
 class _TargetExecutables(Executables):

@@ -272,7 +272,7 @@ def step_cost(
         load = ExpertLoad(1.0, float(num_tokens))
         block = mlp.num_weights(width) / num_devices
         if isinstance(mlp, ExpertsSpec):
-            load = expert_load(mlp.count, mlp.router.per_token, num_tokens, num_groups)
+            load = expert_load(mlp.count, mlp.router.choice.per_token, num_tokens, num_groups)
             block *= num_groups  # a device has a part of its group's experts only
             routers += count * width * mlp.count
             if mlp.shared is not None:

@@ -56,6 +56,8 @@ from jsg.types import Embedder, JumpForward
 logger = logging.getLogger(__name__)
 
 Report = Callable[[Progress], None]
+Read = tuple[ModelSpec, Embedder | None] | None
+"""A model over the devices, and how it embeds; None for one that is not read yet."""
 
 RUNS_BEFORE_READY = {"gpu": 2}
 """Runs of each program, by platform, before a request may use it. On NVIDIA GPUs XLA records the CUDA graph of a
@@ -389,9 +391,9 @@ def _compiler_options(config: EngineConfig, platform: str, quantization: str) ->
     return {**options.get(platform, {}), **profiled}
 
 
-def settle(config: EngineConfig, directory: Path, device: Device, party: Party | None) -> Settings:
-    """Decides every default. The mesh of a device that is not here is missing."""
-    model, embedder = _read_model(config, directory)
+def settle(config: EngineConfig, directory: Path, device: Device, party: Party | None, read: Read = None) -> Settings:
+    """Decides every default. The mesh of a device that is not here is missing. The model may have been read before."""
+    model, embedder = read or _read_model(config, directory)
     if config.deterministic and config.tp_size > 2 and (device.platform != "cpu" or party is not None):
         raise ConfigError(
             f"--deterministic needs --tp-size 1 or 2, but got {config.tp_size}: the order in which more devices add up "
@@ -411,7 +413,7 @@ def settle(config: EngineConfig, directory: Path, device: Device, party: Party |
     return Settings(
         config=config,
         directory=directory,
-        model=model,
+        model=model.for_context(context_length),
         dtype=dtype,
         kv_dtype=resolve_kv_dtype(config.kv_cache_dtype, dtype),
         context_length=context_length,
@@ -467,32 +469,35 @@ def make_plan(settings: Settings, executables: Executables) -> MemoryPlan:
     if settings.party is not None:
         limit_bytes = settings.party.agree("devices", settings.device.name, limit_bytes)
 
-    def plan(temporary_bytes: int) -> MemoryPlan:
-        return plan_memory(
-            settings.config,
-            settings.model,
-            platform=settings.platform,
-            limit_bytes=limit_bytes,
-            page_size=settings.page_size,
-            kv_itemsize=settings.kv_dtype.itemsize,
-            weights_bytes=sum(map(bytes_on_one_device, jax.tree.leaves(nnx.state(model)))),
-            temporary_bytes=temporary_bytes,
-            max_running=settings.max_running,
-            context_length=settings.context_length,
-            chunk=settings.buckets.chunk,
-            vision_bytes=settings.vision.num_rows * settings.vision_row_bytes if settings.vision else 0,
-            num_devices=settings.config.tp_size,
-        )
-
-    first = plan(0)
+    weights_bytes = sum(map(bytes_on_one_device, jax.tree.leaves(nnx.state(model))))
+    first = plan_of(settings, limit_bytes, weights_bytes, 0)
     temporary_bytes = _temporary_bytes(settings, executables, model, first)
     if settings.party is not None:
         temporary_bytes = -settings.party.agree("sizes", "", -temporary_bytes)  # the most that any host needs
-    final = plan(temporary_bytes)
+    final = plan_of(settings, limit_bytes, weights_bytes, temporary_bytes)
     if (final.pool_tokens, final.windows) != (first.pool_tokens, first.windows):
         executables.clear()
         _temporary_bytes(settings, executables, model, final)
     return final
+
+
+def plan_of(settings: Settings, limit_bytes: int, weights_bytes: int, temporary_bytes: int) -> MemoryPlan:
+    """The memory plan of an engine on devices with so much memory each, and with so large weights and steps."""
+    return plan_memory(
+        settings.config,
+        settings.model,
+        platform=settings.platform,
+        limit_bytes=limit_bytes,
+        page_size=settings.page_size,
+        kv_itemsize=settings.kv_dtype.itemsize,
+        weights_bytes=weights_bytes,
+        temporary_bytes=temporary_bytes,
+        max_running=settings.max_running,
+        context_length=settings.context_length,
+        chunk=settings.buckets.chunk,
+        vision_bytes=settings.vision.num_rows * settings.vision_row_bytes if settings.vision else 0,
+        num_devices=settings.config.tp_size,
+    )
 
 
 def _temporary_bytes(settings: Settings, executables: Executables, model: nnx.Module, plan: MemoryPlan) -> int:

@@ -9,6 +9,7 @@ The online softmax is that of Milakov and Gimelshein (2018) and Dao et al. (Flas
 import math
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
@@ -134,7 +135,7 @@ def pool_spec(pool: Float[Array, "P page_size K H"], head_axis: int) -> pl.Block
     return pl.BlockSpec((pages, page_size, None, head_dim), lambda *program: (0, 0, program[head_axis], 0))
 
 
-def whole_spec(array: Array) -> pl.BlockSpec:
+def whole_spec(array: Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
     """A whole array in device memory."""
     return pl.BlockSpec(array.shape, lambda *_: (0,) * array.ndim)
 

@@ -23,6 +23,8 @@ from jaxtyping import Array, Bool, Float, Int, Num
 from jsg.kernels_pallas.attention_block import whole_spec
 from jsg.kernels_pallas.tuning import fitting, sizes_for, stages_in_memory
 
+MEASURED_GROUPS = 8
+"""The groups with which the sizes in `tuning` were measured: Mixtral's experts."""
 BARRIER_BYTES = 128
 """What warp groups need to wait for one another."""
 
@@ -90,7 +92,7 @@ def grouped_matmul(
     if rows.dtype != kernels.dtype and scale is None:
         raise NotImplementedError(f"the Triton kernel wants rows of the kernels' dtype, {kernels.dtype}")
     (num_rows, depth), width = rows.shape, kernels.shape[2]
-    cut = default_sizes(num_rows, rows.dtype, kernels.dtype)
+    cut = default_sizes(num_rows, len(sizes), rows.dtype, kernels.dtype)
     read = (sizes, rows, kernels) if scale is None else (sizes, rows, kernels, scale)
     return pl.pallas_call(
         functools.partial(grouped_matmul_kernel, cut, depth, width),
@@ -103,10 +105,14 @@ def grouped_matmul(
     )(*read)
 
 
-def default_sizes(num_rows: int, dtype: jnp.dtype, stored: jnp.dtype) -> Sizes:
-    """The best sizes on this device for so many rows of `dtype`, and kernels that are stored in `stored`."""
+def default_sizes(num_rows: int, num_groups: int, dtype: jnp.dtype, stored: jnp.dtype) -> Sizes:
+    """The best sizes on this device for so many rows of `dtype`, and kernels that are stored in `stored`.
+
+    The sizes were measured with few groups. What they depend on is how many rows a group has.
+    """
     name = "grouped_matmul_8_bits" if stored.itemsize == 1 else "grouped_matmul"
-    sizes = Sizes(**sizes_for("grouped_matmul_float32" if dtype == jnp.float32 else name, rows=num_rows))
+    name = "grouped_matmul_float32" if dtype == jnp.float32 else name
+    sizes = Sizes(**sizes_for(name, rows=num_rows * MEASURED_GROUPS // max(num_groups, MEASURED_GROUPS)))
     return fitting(sizes, lambda sizes: shared_bytes(sizes, dtype, stored))
 
 

@@ -99,8 +99,16 @@ class Scoring(NamedTuple):
 
 
 class HeadNorms(NamedTuple):
-    """Weights of the RMS norms that some families apply to every head's query and key before rotation."""
+    """The RMS norms that some families apply to every head's query and key.
+
+    Attributes:
+        query: Weights of queries. What is normed is rounded to their type, multiplied by them, and rounded to its own.
+        key: Weights of keys, of the same type.
+        eps: Added to the mean square before the root.
+        is_late: Heads are normed after rotation, and not before it.
+    """
 
     query: Float[Array, " H"]
     key: Float[Array, " H"]
     eps: float
+    is_late: bool = False

@@ -15,6 +15,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Num, UInt
 
 from jsg.kernels_pallas import reference, reference_routes, reference_rows, reference_threshold, reference_write
+from jsg.kernels_pallas.activation import Activation
+from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.inputs import AttentionInputs, HeadNorms, LayerCache, Panels, Scoring
 from jsg.kernels_pallas.reference_routes import Routes
 
@@ -74,7 +76,7 @@ def rotate_and_write(
         sin: Sine, likewise.
         slots: The slot of each token, page * page_size + offset; 0 for tokens that must not be written.
         cache: The layer's part of the pool.
-        norms: RMS norms of queries and keys, which are applied before rotation.
+        norms: RMS norms of queries and keys.
         implementation: "triton", "native", "reference", or None for the best that works here.
 
     Returns:
@@ -164,11 +166,14 @@ def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike 
     return native.matmul(x, kernel, result)
 
 
-def gated(gate_up: Float[Array, "T 2 F"], *, implementation: str | None = None) -> Float[Array, "T F"]:
-    """silu(gate) · up, in their dtype. A CPU rounds once, because there rounding takes longer than these operations.
+def gated(
+    gate_up: Float[Array, "T 2 F"], activation: Activation = "silu", *, implementation: str | None = None
+) -> Float[Array, "T F"]:
+    """activation(gate) · up, in their dtype. A CPU rounds once, because rounding takes longer than these operations.
 
     Args:
         gate_up: For each token the F gates, then what each of them lets through.
+        activation: Which function of the gates.
         implementation: "native", "reference", or None for the best that works here.
 
     Raises:
@@ -178,8 +183,8 @@ def gated(gate_up: Float[Array, "T 2 F"], *, implementation: str | None = None) 
         from jsg.kernels_pallas.native import gated as native
 
         with _falling_back("gated", "native", implementation):
-            return native.gated(gate_up)
-    return reference_rows.gated(gate_up, jnp.float32 if target_platform() == "cpu" else gate_up.dtype)
+            return native.gated(gate_up, activation)
+    return reference_rows.gated(gate_up, activation, jnp.float32 if target_platform() == "cpu" else gate_up.dtype)
 
 
 def is_faster_in_bfloat16() -> bool:
@@ -207,31 +212,31 @@ def register_native(files: Mapping[str, bytes]) -> None:
 
 def expert_routes(
     logits: Float[Array, "T E"],
-    experts_per_token: int,
+    choice: ChoiceSpec,
     *,
+    bias: Float[Array, " E"] | None = None,
     first: Int[Array, ""] | int = 0,
     num_own: int | None = None,
-    is_renormed: bool = True,
     implementation: str | None = None,
 ) -> Routes:
-    """The `experts_per_token` most likely experts of each token, and the copies of all tokens sorted by expert.
+    """The experts of each token, and the copies of all tokens sorted by expert.
 
     The choice is the same on every device, whichever experts it has.
 
     Args:
-        logits: The router's. A token with NaN gets any experts, with weights of NaN.
-        experts_per_token: At most E.
+        logits: The router's. A token whose logits are all NaN gets any experts, with weights of NaN.
+        choice: How experts are chosen and weighed.
+        bias: What is added to the scores of experts before they are compared; None for nothing.
         first: The first of this device's experts, which are consecutive. Their copies are sorted to the front.
         num_own: How many experts this device has, first + num_own at most E; None for all.
-        is_renormed: Weights are divided by their sum. Else they are probabilities of a softmax over all experts.
         implementation: "triton", "reference", or None for the best that works here.
     """
-    own = {"first": first, "num_own": logits.shape[1] if num_own is None else num_own}
+    given = {"bias": bias, "first": first, "num_own": logits.shape[1] if num_own is None else num_own}
     if (implementation or best_implementation()) == "triton":
         from jsg.kernels_pallas import expert_routes as kernel
 
-        return kernel.expert_routes(logits, experts_per_token, **own, is_renormed=is_renormed, interpret=_interprets())
-    return reference_routes.expert_routes(logits, experts_per_token, **own, is_renormed=is_renormed)
+        return kernel.expert_routes(logits, choice, **given, interpret=_interprets())
+    return reference_routes.expert_routes(logits, choice, **given)
 
 
 def grouped_matmul(

@@ -2,10 +2,12 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
+
+from jsg.kernels_pallas.choice import choice_scores, scores_of, weights_of
+from jsg.kernels_pallas.choice_spec import ChoiceSpec
 
 
 class Routes(NamedTuple):
@@ -15,7 +17,7 @@ class Routes(NamedTuple):
     with those of the next devices, and continues after the last expert with the first.
 
     Attributes:
-        weights: Weights of each token's experts, the largest first. Another device's expert has zero.
+        weights: Weights of each token's experts, in the order of the choice. Another device's expert has zero.
         places: Places of each token's copies among the sorted copies.
         tokens: The token of each sorted copy.
         sizes: Copies of each of this device's experts. If they are not all `copies`, those of others stand behind.
@@ -29,21 +31,22 @@ class Routes(NamedTuple):
 
 def expert_routes(
     logits: Float[Array, "T E"],
-    experts_per_token: int,
+    choice: ChoiceSpec,
     *,
+    bias: Float[Array, " E"] | None = None,
     first: Int[Array, ""] | int,
     num_own: int,
-    is_renormed: bool = True,
 ) -> Routes:
     """See `ops.expert_routes`."""
-    num_experts = logits.shape[1]
-    likely, experts = lax.top_k(jax.nn.softmax(logits), experts_per_token)
+    num_experts, scores = logits.shape[1], scores_of(choice, logits)
+    _, experts = lax.top_k(choice_scores(choice, scores, bias, num_experts), choice.per_token)
+    chosen = jnp.take_along_axis(scores, experts, 1)
     place = (experts - first) % num_experts
     order = jnp.argsort(place.reshape(-1), stable=True)
     sizes = jnp.bincount(experts.reshape(-1), length=num_experts).astype(jnp.int32)
     return Routes(
-        weights=jnp.where(place < num_own, likely / likely.sum(-1, keepdims=True) if is_renormed else likely, 0),
+        weights=jnp.where(place < num_own, weights_of(choice, chosen, chosen.sum(-1, keepdims=True)), 0),
         places=jnp.argsort(order).reshape(experts.shape).astype(jnp.int32),
-        tokens=(order // experts_per_token).astype(jnp.int32),
+        tokens=(order // choice.per_token).astype(jnp.int32),
         sizes=lax.dynamic_slice_in_dim(sizes, first, num_own),
     )

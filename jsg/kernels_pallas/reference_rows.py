@@ -5,15 +5,24 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from jsg.kernels_pallas.activation import Activation
+
 
 def rms_norm(x: Float[Array, "*rows D"], weight: Float[Array, " D"], eps: float) -> Float[Array, "*rows D"]:
-    """Divides by the root mean square of the last axis in float32, and scales in the dtype of `x`, as in training."""
+    """Divides by the root mean square of the last axis in float32, and scales in the dtype of the weight.
+
+    So the result is rounded twice, as in training, or once if the weight is float32.
+    """
     wide = x.astype(jnp.float32)
     normed = wide * lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
-    return weight * normed.astype(x.dtype)
+    return (weight * normed.astype(weight.dtype)).astype(x.dtype)
 
 
-def gated(gate_up: Float[Array, "T 2 F"], wide: jax.typing.DTypeLike) -> Float[Array, "T F"]:
-    """See `ops.gated`. `wide` is the type of what is computed."""
+def gated(gate_up: Float[Array, "T 2 F"], activation: Activation, wide: jax.typing.DTypeLike) -> Float[Array, "T F"]:
+    """See `ops.gated`. `wide` is the type of what is computed; GELU, which is of more steps, is so in float32."""
     gate, up = gate_up[:, 0].astype(wide), gate_up[:, 1].astype(wide)
-    return (jax.nn.silu(gate) * up).astype(gate_up.dtype)
+    if activation == "gelu_tanh":
+        opened = jax.nn.gelu(gate.astype(jnp.float32), approximate=True).astype(wide)
+    else:
+        opened = jax.nn.silu(gate)
+    return (opened * up).astype(gate_up.dtype)

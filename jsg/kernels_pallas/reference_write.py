@@ -20,9 +20,18 @@ def rotate_and_write(
     head_dim = 2 * cos.shape[1]
     query, key, value = jnp.split(qkv, [-2 * head_dim, -head_dim], axis=-1)
     query = query.reshape(len(query), -1, head_dim)  # [T, K, G·H] to [T, N, H]: head n reads kv head n // G
-    if norms is not None:
-        query, key = rms_norm(query, norms.query, norms.eps), rms_norm(key, norms.key, norms.eps)
-    return rotate(query, cos, sin), write_kv(cache, slots, rotate(key, cos, sin), value)
+    if norms is not None and not norms.is_late:
+        query, key = _normed(query, key, norms)
+    query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+    if norms is not None and norms.is_late:
+        query, key = _normed(query, key, norms)
+    return query, write_kv(cache, slots, key, value)
+
+
+def _normed(
+    query: Float[Array, "T N H"], key: Float[Array, "T K H"], norms: HeadNorms
+) -> tuple[Float[Array, "T N H"], Float[Array, "T K H"]]:
+    return rms_norm(query, norms.query, norms.eps), rms_norm(key, norms.key, norms.eps)
 
 
 def rotate(

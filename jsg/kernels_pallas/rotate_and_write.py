@@ -6,7 +6,7 @@ the projection is read once, queries are written once, and key and value go from
     joint projection of one (token, key-value head), G+2 rows of H:
 
         query 0 | query 1 | ... | query G-1 | key | value
-        '----------- norm, rotate -----------'     |
+        '----- norm, rotate, or reversed ----'     |
                      |                  |          |
                   queries          keys[slot]  values[slot]
 """
@@ -50,6 +50,7 @@ class _Static(NamedTuple):
     page_size: int
     block_tokens: int
     norm_eps: float
+    is_late: bool
 
 
 class _Block(NamedTuple):
@@ -77,7 +78,7 @@ def rotate_and_write(
         sin: float32.
         slots: Distinct, but for slot 0, which may stand there any number of times.
         cache: Keys and values, in any float type.
-        norms: Weights in the dtype of `qkv`.
+        norms: Weights in the dtype of `qkv`, or in float32.
         interpret: Run in Pallas' interpret mode.
 
     Raises:
@@ -116,14 +117,14 @@ def _static(
     group = qkv.shape[2] // head_dim - 2
     if len(cache) != 2:
         raise NotImplementedError("the Triton kernel wants keys and values in arrays of their own")
-    if norms is not None and {norms.query.dtype, norms.key.dtype} != {qkv.dtype}:
-        raise NotImplementedError(f"the Triton kernel wants norm weights of the projection's dtype, {qkv.dtype}")
+    if norms is not None and {norms.query.dtype, norms.key.dtype} not in ({qkv.dtype}, {jnp.dtype(jnp.float32)}):
+        raise NotImplementedError(f"the Triton kernel wants norm weights of the type float32 or {qkv.dtype}")
     if head_dim > MAX_HEAD_DIM:
         raise NotImplementedError(f"the Triton kernel has heads of at most {MAX_HEAD_DIM} numbers, but got {head_dim}")
     check_addressable(cache[0])
     block_tokens = sizes.block_elements // pl.next_power_of_2(head_dim)
-    eps = 0.0 if norms is None else norms.eps
-    return _Static(len(qkv), group, head_dim, cache[0].shape[1], block_tokens, eps)
+    eps, is_late = (0.0, False) if norms is None else (norms.eps, norms.is_late)
+    return _Static(len(qkv), group, head_dim, cache[0].shape[1], block_tokens, eps, is_late)
 
 
 def _num_warps(group: int, sizes: Sizes) -> int:
@@ -176,28 +177,46 @@ def _turned(
     sin: jax.Ref,
     weight: jax.Ref | None,
 ) -> tuple[Float[Array, "t h half"], Float[Array, "t h half"]]:
-    """Both halves of these heads of the joint projection, normed if there is a weight, and rotated."""
+    """Both halves of these heads of the joint projection, rotated, and normed if there is a weight."""
     half = static.head_dim // 2
     lanes, is_lane = _lanes(half)
     index = (block.tokens[:, None, None], heads[None, :, None])
     mask = block.is_token[:, None, None] & (heads < static.group + 2)[None, :, None] & is_lane[None, None]
-    parts = [
+    first, second = (
         plgpu.load(qkv.at[(*index, (lanes + offset)[None, None])], mask=mask, other=0).astype(jnp.float32)
         for offset in (0, half)
-    ]
-    if weight is not None:
-        squares = sum(jnp.sum(jnp.square(part), axis=-1, keepdims=True) for part in parts)
-        scale = lax.rsqrt(squares / static.head_dim + static.norm_eps)
-        weights = [plgpu.load(weight.at[lanes + offset], mask=is_lane, other=0) for offset in (0, half)]
-        parts = [  # rounded where the reference rounds
-            ((part * scale).astype(qkv.dtype) * factor[None, None]).astype(jnp.float32)
-            for part, factor in zip(parts, weights, strict=True)
-        ]
+    )
+    if weight is not None and not static.is_late:
+        first, second = _normed(static, first, second, weight, qkv.dtype)
     angle = (block.tokens[:, None], lanes[None])
     is_angle = block.is_token[:, None] & is_lane[None]
     c, s = (plgpu.load(ref.at[angle], mask=is_angle, other=0)[:, None] for ref in (cos, sin))
-    first, second = parts
-    return (first * c - second * s).astype(qkv.dtype), (second * c + first * s).astype(qkv.dtype)
+    turned = (first * c - second * s).astype(qkv.dtype), (second * c + first * s).astype(qkv.dtype)
+    if weight is None or not static.is_late:
+        return turned
+    first, second = (part.astype(jnp.float32) for part in turned)
+    first, second = _normed(static, first, second, weight, qkv.dtype)
+    return first.astype(qkv.dtype), second.astype(qkv.dtype)
+
+
+def _normed(
+    static: _Static,
+    first: Float[Array, "t h half"],
+    second: Float[Array, "t h half"],
+    weight: jax.Ref,
+    dtype: jnp.dtype,
+) -> tuple[Float[Array, "t h half"], Float[Array, "t h half"]]:
+    """Both halves of heads, normed and rounded where the reference rounds, in float32."""
+    half = static.head_dim // 2
+    lanes, is_lane = _lanes(half)
+    squares = sum(jnp.sum(jnp.square(part), axis=-1, keepdims=True) for part in (first, second))
+    scale = lax.rsqrt(squares / static.head_dim + static.norm_eps)
+    weights = [plgpu.load(weight.at[lanes + offset], mask=is_lane, other=0) for offset in (0, half)]
+    first, second = (
+        ((part * scale).astype(weight.dtype) * factor[None, None]).astype(dtype).astype(jnp.float32)
+        for part, factor in zip((first, second), weights, strict=True)
+    )
+    return first, second
 
 
 def _value(static: _Static, block: _Block, qkv: jax.Ref) -> tuple[Float[Array, "t H"], Bool[Array, "t 1"]]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jsg.models.in_place import fill
-from jsg.models.layers import Origin
+from jsg.models.origin import Origin
 from jsg.models.quantise import Quantised, quantise
 from jsg.models.slices import Reader, Span, heads_of, leaf_span, source_slices
 from jsg.models.tensor_parallel import place
@@ -114,7 +114,7 @@ def _sent(declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, reader: Re
     """The leaves of a span of a parameter, or of all of it, made on the default device."""
     shape, parts = declared.shape, []
     for source in origin.sources:
-        tensor = reader.read(source.name, source_slices(source, origin, shape, span))
+        tensor = reader.read(source, source_slices(source, origin, shape, span))
         # The device transposes. A tensor that the file has transposed already is sent as it lies in memory.
         is_turned = origin.transposed and tensor.ndim > 1 and tensor.flags.f_contiguous
         sent = jnp.asarray(tensor.T).T if is_turned else jnp.asarray(tensor)

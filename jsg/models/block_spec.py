@@ -7,8 +7,9 @@ import dataclasses
 from typing import Literal, NamedTuple
 
 from jsg.errors import ConfigError, ModelError
+from jsg.kernels_pallas.choice_spec import ChoiceSpec
 
-RopeType = Literal["default", "linear", "llama3", "yarn"]
+RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
 
 
 class KVShape(NamedTuple):
@@ -48,11 +49,15 @@ class RopeSpec:
         factor: How many times longer the context is than the original one, of the first training.
         low_freq_factor: llama3: waves longer than the original context / this are slowed by `factor`.
         high_freq_factor: llama3: waves shorter than the original context / this stay.
-        original_max_position_embeddings: llama3, yarn: the original context, in tokens.
+        original_max_position_embeddings: llama3, yarn, longrope: the original context, in tokens.
         beta_fast: yarn: dimensions that turn more often than this within the original context stay.
         beta_slow: yarn: dimensions that turn less often than this are slowed by `factor`.
-        attention_factor: yarn: multiplies cos and sin; None for 0.1 ln(factor) + 1.
+        attention_factor: yarn, longrope: multiplies cos and sin; None for 0.1 ln(factor) + 1 in yarn.
         truncate: yarn: the dimensions between the two are counted in whole ones.
+        factors: longrope: how many times slower each pair turns.
+        short_factors: longrope: the same for texts within the original context: see `for_context`.
+        rotated: How many numbers of a head are turned, from the first; None for all.
+        is_interleaved: Numbers 2i and 2i + 1 are turned together; else i and i + half of those that are turned.
     """
 
     type: RopeType = "default"
@@ -65,6 +70,29 @@ class RopeSpec:
     beta_slow: float = 1.0
     attention_factor: float | None = None
     truncate: bool = True
+    factors: tuple[float, ...] = ()
+    short_factors: tuple[float, ...] = ()
+    rotated: int | None = None
+    is_interleaved: bool = False
+
+    def for_context(self, length: int) -> "RopeSpec":
+        """The same if no text is longer. See `ModelSpec.for_context`."""
+        is_short = self.type == "longrope" and length <= self.original_max_position_embeddings
+        return dataclasses.replace(self, factors=self.short_factors) if is_short else self
+
+    def row_order(self, head_dim: int) -> tuple[int, ...] | None:
+        """For each number of a query or key in the model, its number in the checkpoint; None if they are the same.
+
+        The model turns i and i + half of the head together, and pairs behind those that are turned by an angle of 0.
+        Products of queries and keys are the same in any order that both have.
+        """
+        rotated, half = self.rotated or head_dim, head_dim // 2
+        if not self.is_interleaved and rotated == head_dim:
+            return None
+        pairs = range(rotated // 2)
+        turned = [(2 * i, 2 * i + 1) if self.is_interleaved else (i, i + rotated // 2) for i in pairs]
+        turned += [(i, i + half - rotated // 2) for i in range(rotated, rotated // 2 + half)]
+        return tuple(first for first, _ in turned) + tuple(second for _, second in turned)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +142,8 @@ class AttentionSpec:
         qk_norm: Norms of queries and keys; None for none.
         qkv_bias: The projections to queries, keys and values have biases.
         output_bias: The projection after attention has a bias.
-        projections: The tensors of the projections to queries, keys and values, without `.weight`.
+        projections: The tensors of the projections to queries, keys and values, without `.weight`. Equal names are one
+            tensor, in which their rows stand one after another.
         output: That of the projection after attention.
     """
 
@@ -157,7 +186,7 @@ class FeedForwardSpec:
         inner: Width inside the block.
         has_bias: Its projections have biases.
         gate: The tensor of the projection to the gates, without `.weight`.
-        up: That of the projection to what the gates let through.
+        up: That of the projection to what the gates let through. If it is the same, the rows of the gates are first.
         down: That of the projection back to the width of the model.
     """
 
@@ -178,17 +207,26 @@ class FeedForwardSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSpec:
-    """How the experts of a token are chosen and weighed: by a softmax over all experts, of which the largest count.
+    """The projection of a token to a logit for each expert, and what is made of the logits.
 
     Attributes:
-        name: The tensor of the projection to a number for each expert, without `.weight`.
-        per_token: Experts that a token uses.
-        is_renormed: The weights of these are divided by their sum.
+        name: The tensor of the projection, without `.weight`.
+        choice: How the token's experts are chosen and weighed.
+        has_bias: The projection has a bias.
+        choice_bias: The tensor of what is added to the scores of experts before they are compared; None for none. It is
+            float32, and so are scores and weights.
+        choice_bias_axes: The axes of this tensor, of which the last is that of experts.
+        is_float32: The kernel of the projection stays float32, whatever the type of the model.
+        rounds_weights: Weights are rounded to the type of activations before they multiply.
     """
 
     name: str = "mlp.gate"
-    per_token: int
-    is_renormed: bool = True
+    choice: ChoiceSpec
+    has_bias: bool = False
+    choice_bias: str | None = None
+    choice_bias_axes: int = 1
+    is_float32: bool = False
+    rounds_weights: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,11 +235,27 @@ class SharedExpertSpec:
 
     Attributes:
         block: The block.
-        gate: The tensor of a projection to one number, whose sigmoid multiplies the block, without `.weight`.
+        gate: The tensor of a projection to one number, whose sigmoid multiplies the block, without `.weight`; None for
+            a block that nothing multiplies.
     """
 
     block: FeedForwardSpec
-    gate: str
+    gate: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StackSpec:
+    """How one tensor has the kernels of all experts.
+
+    Attributes:
+        is_transposed: It is [experts, in, out], and not [experts, out, in].
+        is_interleaved: If it has gates and what they let through, their rows take turns; else the gates are first.
+        suffix: What follows the names of kernels in the checkpoint.
+    """
+
+    is_transposed: bool = False
+    is_interleaved: bool = False
+    suffix: str = ".weight"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,9 +267,10 @@ class ExpertsSpec:
         inner: Width inside an expert.
         router: How a token's experts are chosen.
         gate: The tensor of an expert's projection, without `.weight`, with `{expert}` for its number: see
-            `FeedForwardSpec`.
+            `FeedForwardSpec`. With a `stack` it has no number.
         up: Likewise.
         down: Likewise.
+        stack: How one tensor has the kernels of all experts; None if each expert has its own.
         shared: What every token uses beside its experts; None for nothing.
     """
 
@@ -225,6 +280,7 @@ class ExpertsSpec:
     gate: str = "mlp.experts.{expert}.gate_proj"
     up: str = "mlp.experts.{expert}.up_proj"
     down: str = "mlp.experts.{expert}.down_proj"
+    stack: StackSpec | None = None
     shared: SharedExpertSpec | None = None
 
     def num_weights(self, width: int) -> int:

@@ -55,9 +55,50 @@ class StoredTensor(Protocol):
         """A slice along any axes, in any order in memory. Changes nothing. Raises ModelError if it is damaged."""
         ...
 
-    def piece(self) -> tuple[int, int]:
-        """An axis, and how many indices of it the file holds side by side. Changes nothing."""
+    def piece(self, outer: int = 0) -> tuple[int, int]:
+        """An axis, and how many indices of it the file holds side by side. Changes nothing.
+
+        Args:
+            outer: How many of the first axes the caller cuts into single indices.
+        """
         ...
+
+
+class Listed(NamedTuple):
+    """What is known of a tensor without its numbers: shape and type, or neither."""
+
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+
+
+def faults(
+    held: Mapping[str, Listed], shapes: Mapping[str, tuple[int, ...]], is_unread: Callable[[str], bool]
+) -> Iterator[str]:
+    """What makes a checkpoint no one of a model, a sentence each.
+
+    Args:
+        held: The tensors that it holds, by the names of the modules.
+        shapes: Shape of every tensor that the model needs.
+        is_unread: Whether a tensor of this name may exist, which is not read.
+    """
+    for name in shapes:
+        if name not in held:
+            hint = NO_HEAD if name == "lm_head.weight" else "is it the one of this config.json?"
+            yield f"the checkpoint must hold {name}, but does not; {hint}"
+    for name in held:
+        if name not in shapes and not name.endswith(IGNORED_SUFFIXES) and not is_unread(name):
+            yield (
+                f"the checkpoint holds {name!r}, which this architecture does not have; "
+                "is it the one of this config.json?"
+            )
+    for name, needed in shapes.items():
+        shape, dtype = held.get(name, Listed())
+        if shape is not None and shape != needed:
+            yield f"{name} must have the shape {list(needed)} by config.json, but has {list(shape)}"
+        if dtype is not None and dtype not in DTYPES:
+            yield (
+                f"{name} must be one of {', '.join(DTYPES)}, but is {dtype}; quantised checkpoints are not supported"
+            )
 
 
 class Checkpoint:
@@ -75,37 +116,19 @@ class Checkpoint:
         if len(self._stored) != len(tensors):
             raise ModelError("the checkpoint names a tensor twice, in the old way and in the new one; save it again")
 
-    def require(self, shapes: Mapping[str, tuple[int, ...]], ignored: frozenset[str] = frozenset()) -> None:
+    def require(self, shapes: Mapping[str, tuple[int, ...]], is_unread: Callable[[str], bool]) -> None:
         """Checks that the checkpoint holds exactly these tensors.
 
         Args:
             shapes: Shape of every tensor that the model needs.
-            ignored: Names of tensors that may exist and are not read.
+            is_unread: Whether a tensor of this name may exist, which is not read.
 
         Raises:
             ModelError: A tensor is missing, superfluous, of another shape, or of a type that is not supported.
         """
-        for name in shapes:
-            if name not in self._stored:
-                hint = NO_HEAD if name == "lm_head.weight" else "is it the one of this config.json?"
-                raise ModelError(f"the checkpoint must hold {name}, but does not; {hint}")
-        for name in self._stored:
-            if name not in shapes and name not in ignored and not name.endswith(IGNORED_SUFFIXES):
-                raise ModelError(
-                    f"the checkpoint holds {name!r}, which this architecture does not have; "
-                    "is it the one of this config.json?"
-                )
-        for name, shape in shapes.items():
-            _, tensor = self._stored[name]
-            if tensor.shape != shape:
-                raise ModelError(
-                    f"{name} must have the shape {list(shape)} by config.json, but has {list(tensor.shape)}"
-                )
-            if tensor.dtype not in DTYPES:
-                raise ModelError(
-                    f"{name} must be one of {', '.join(DTYPES)}, but is {tensor.dtype}; "
-                    "quantised checkpoints are not supported"
-                )
+        held = {name: Listed(tensor.shape, tensor.dtype) for name, (_, tensor) in self._stored.items()}
+        for fault in faults(held, shapes, is_unread):
+            raise ModelError(fault)
 
     def differ(self, name: str, other: str) -> bool:
         """Whether the checkpoint holds both tensors and they are unequal. Reads both until numbers differ."""
@@ -134,9 +157,9 @@ class Checkpoint:
             self.num_bytes_read += numbers.nbytes
         return numbers
 
-    def piece(self, name: str) -> Piece:
-        """The part of the tensor that is cheap to read at once."""
-        return Piece(*self._stored[name][1].piece())
+    def piece(self, name: str, outer: int = 0) -> Piece:
+        """The part of the tensor that is cheap to read at once, of one index of each of the `outer` first axes."""
+        return Piece(*self._stored[name][1].piece(outer))
 
     def stored(self) -> Iterator[tuple[str, str, StoredTensor]]:
         """The name, the stored name and the tensor, of each tensor."""
@@ -157,10 +180,10 @@ class SafeTensor:
             return self._file.get_tensor(self._name)
         return self._file.get_slice(self._name)[slices]
 
-    def piece(self) -> tuple[int, int]:
+    def piece(self, outer: int = 0) -> tuple[int, int]:
         """Rows of about `PIECE_BYTES`."""
-        row_bytes = math.prod(self.shape[1:]) * (4 if self.dtype == "F32" else 2)
-        return 0, max(1, PIECE_BYTES // max(1, row_bytes))
+        row_bytes = math.prod(self.shape[outer + 1 :]) * (4 if self.dtype == "F32" else 2)
+        return outer, max(1, PIECE_BYTES // max(1, row_bytes))
 
 
 def has_checkpoint(directory: Path) -> bool:
@@ -188,24 +211,51 @@ def open_checkpoint(directory: Path, rename: Callable[[str], str] = str, kind: s
         yield Checkpoint(tensors, rename)
 
 
+def listed_tensors(directory: Path, rename: Callable[[str], str], kind: str = "auto") -> dict[str, Listed]:
+    """What is known of the tensors of a checkpoint of which files may be missing; nothing if the index is missing, too.
+
+    Args:
+        directory: The model directory.
+        rename: As `open_checkpoint`.
+        kind: As `open_checkpoint`.
+
+    Raises:
+        ModelError: A file that is there is damaged.
+    """
+    if (directory / INDEX_FILE).is_file() and kind != "orbax":
+        weight_map = _weight_map(directory)
+        if not all((directory / shard).is_file() for shard in weight_map.values()):
+            return {rename(name): Listed() for name in weight_map}
+    if not has_checkpoint(directory):
+        return {}
+    with open_checkpoint(directory, rename, kind) as checkpoint:
+        return {name: Listed(tensor.shape, tensor.dtype) for name, _, tensor in checkpoint.stored()}
+
+
 def _open_safetensors(directory: Path, stack: contextlib.ExitStack) -> dict[str, SafeTensor]:
     if not (directory / INDEX_FILE).is_file():
         file = _open_file(directory / SINGLE_FILE, stack)
         return {name: SafeTensor(file, name) for name in file.keys()}  # noqa: SIM118 # a method
-    weight_map = read_json(directory / INDEX_FILE).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        raise ModelError(f"{INDEX_FILE} must have a weight_map from tensor to file, but has none; download it again")
-    shards = sorted(set(weight_map.values()))
-    if len(shards) > MAX_FILES:
-        raise ModelError(f"{INDEX_FILE} must name at most {MAX_FILES} files, but names {len(shards)}")
-    for shard in shards:
-        if Path(shard).name != shard or not shard.endswith(".safetensors"):
-            raise ModelError(f"{INDEX_FILE} must name safetensors files beside itself, but names {shard!r}")
-    opened = {shard: _open_file(directory / shard, stack) for shard in shards}
+    weight_map = _weight_map(directory)
+    opened = {shard: _open_file(directory / shard, stack) for shard in sorted(set(weight_map.values()))}
     held = {name: shard for shard, file in opened.items() for name in file.keys()}  # noqa: SIM118 # a method, no dict
     for name in held.keys() ^ weight_map.keys():
         raise ModelError(f"{INDEX_FILE} and its files disagree about the tensor {name!r}; download them again")
     return {name: SafeTensor(opened[shard], name) for name, shard in held.items()}
+
+
+def _weight_map(directory: Path) -> dict[str, str]:
+    """From tensor to file, as the index says. Raises ModelError if it is damaged."""
+    weight_map = read_json(directory / INDEX_FILE).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise ModelError(f"{INDEX_FILE} must have a weight_map from tensor to file, but has none; download it again")
+    shards = set(weight_map.values())
+    if len(shards) > MAX_FILES:
+        raise ModelError(f"{INDEX_FILE} must name at most {MAX_FILES} files, but names {len(shards)}")
+    for shard in sorted(shards):
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise ModelError(f"{INDEX_FILE} must name safetensors files beside itself, but names {shard!r}")
+    return weight_map
 
 
 def _open_file(path: Path, stack: contextlib.ExitStack) -> Any:

@@ -10,7 +10,8 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float
 
-from jsg.models.layers import Linear, Origin, Source, exact_precision, parameter, project
+from jsg.models.layers import Linear, exact_precision, parameter, project
+from jsg.models.origin import Origin, Source
 from jsg.models.vision_config import VisionConfig
 
 _LAYER_PARTS = (

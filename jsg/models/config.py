@@ -8,12 +8,12 @@ import dataclasses
 from pathlib import Path
 
 from jsg.fields import Fields, read_json
-from jsg.models.family import CAUSAL_RULE, Family
 from jsg.models.forms import refuse_quantised
-from jsg.models.registry import TEXT_HALVES, family_of
+from jsg.models.registry import TEXT_HALVES, WRAPPERS, family_of
 from jsg.models.spec import ModelSpec
-from jsg.models.vision_config import TOWER_FIELDS, VISION_KINDS, WHOLE_FIELDS, read_tower, read_vision
+from jsg.models.vision_config import TOWER_FIELDS, VISION_KINDS, read_tower, read_vision
 from jsg.models.without_effect import refuse_unknown
+from jsg.models.wrapper import Wrapper
 
 
 def read_spec(path: Path) -> ModelSpec:
@@ -25,18 +25,12 @@ def read_spec(path: Path) -> ModelSpec:
     """
     whole = Fields("config.json", read_json(path / "config.json"))
     architecture = _architecture(whole)
-    if architecture not in VISION_KINDS:
-        family = family_of(architecture)
-        refuse_quantised(path, whole)
-        return _with_eos_tokens(path, family.read(whole))
-    family, text = _text_half(whole)
-    tower = read_tower(whole)
-    refuse_quantised(path, whole, text)
-    model = _with_eos_tokens(path, family.read(text))
-    vision = read_vision(whole, architecture, model.vocab_size)
-    refuse_unknown(whole, WHOLE_FIELDS, architecture)
-    refuse_unknown(tower, TOWER_FIELDS, "a tower of CLIP")
-    return dataclasses.replace(model, vision=vision)
+    wrapper = WRAPPERS.get(architecture)
+    if wrapper is not None:
+        return _read_wrapped(path, whole, architecture, wrapper)
+    family = family_of(architecture)
+    refuse_quantised(path, whole)
+    return _with_eos_tokens(path, family.read(whole))
 
 
 def _architecture(config: Fields) -> str:
@@ -46,18 +40,19 @@ def _architecture(config: Fields) -> str:
     return names[0]
 
 
-def _text_half(whole: Fields) -> tuple[Family, Fields]:
-    """The family and the fields of the text model inside a vision model."""
-    text = whole.section("text_config") or Fields("config.json: text_config", {})
-    model_type = text.text("model_type", default="llama")
+def _read_wrapped(path: Path, whole: Fields, architecture: str, wrapper: Wrapper) -> ModelSpec:
+    """The model of a file that has its text half in a section of its own."""
+    text = wrapper.text_half_of(whole)
+    model_type = text.get("model_type")
     text.require(model_type in TEXT_HALVES, "model_type", f"be one of {', '.join(TEXT_HALVES)}", model_type)
-    is_causal = whole.over({"is_causal": True}).get("is_causal")
-    whole.require(is_causal is True, "is_causal", CAUSAL_RULE, is_causal)
-    is_tied = whole.flag("tie_word_embeddings", default=False) or text.flag("tie_word_embeddings", default=False)
-    # Hugging Face's order: the whole file decides these tokens, else the text half, else the family.
-    names = ("bos_token_id", "eos_token_id")
-    tokens = {name: list(whole.token_ids(name)) for name in names if whole.get(name) is not None}
-    return family_of(TEXT_HALVES[model_type]), text.under({"tie_word_embeddings": is_tied, **tokens})
+    tower = read_tower(whole) if architecture in VISION_KINDS else None
+    refuse_quantised(path, whole, text)
+    model = _with_eos_tokens(path, family_of(TEXT_HALVES[model_type]).read(text))
+    vision = None if tower is None else read_vision(whole, architecture, model.vocab_size)
+    refuse_unknown(whole, wrapper.fields, architecture)
+    if tower is not None:
+        refuse_unknown(tower, TOWER_FIELDS, "a tower of CLIP")
+    return dataclasses.replace(model, vision=vision, names=wrapper.names, notes=model.notes + wrapper.notes)
 
 
 def _with_eos_tokens(path: Path, model: ModelSpec) -> ModelSpec:

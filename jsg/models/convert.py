@@ -1,5 +1,6 @@
 """`jsg convert`: a model directory → one with an orbax checkpoint that is chunked for a number of devices."""
 
+import dataclasses
 import errno
 import fnmatch
 import math
@@ -18,9 +19,9 @@ from jsg.models.checkpoint import Checkpoint, open_checkpoint
 from jsg.models.config import read_spec
 from jsg.models.forms import INDEX_FILE
 from jsg.models.late_signals import signals_later
-from jsg.models.layers import Origin, Source
-from jsg.models.loading import abstract_model, checkpoint_shapes, origins, renamed, unread, with_own_head
+from jsg.models.loading import abstract_model, checkpoint_shapes, is_unread, origins, with_own_head
 from jsg.models.orbax_writer import Layout, Promise
+from jsg.models.origin import Origin, Source
 from jsg.models.slices import outer_axis, sides_of, source_slices, view_of
 
 COPIED = ("*.json", "*.jinja", "*.txt", "tokenizer.model", "LICENSE*")
@@ -69,13 +70,14 @@ def convert(
     check_destination(destination)
     config = with_own_head(source, read_spec(source), load_format).over_devices(tp_size)
     model = abstract_model(config, jnp.float32)
-    layouts = {
-        tensor.name: _layout(tensor, origin, shape, tp_size)
-        for origin, shape in origins(model)
-        for tensor in origin.sources
-    }
-    with open_checkpoint(source, renamed(config), load_format) as checkpoint:
-        checkpoint.require(checkpoint_shapes(model), unread(config))
+    layouts: dict[str, Layout] = {}
+    for origin, shape in origins(model):
+        for tensor in origin.sources:
+            layout = _in_file(tensor, _layout(tensor, origin, shape, tp_size))
+            unit = math.gcd(layout.unit, layouts.get(tensor.name, layout).unit)  # that suits all parts of a tensor
+            layouts[tensor.name] = dataclasses.replace(layout, unit=unit)
+    with open_checkpoint(source, config.names.here, load_format) as checkpoint:
+        checkpoint.require(checkpoint_shapes(model), lambda name: is_unread(config, name))
         promises = _promises(checkpoint, layouts)
         total = sum(promise.nbytes for promise in promises.values())
         with signals_later() as end_if_signalled:
@@ -134,7 +136,7 @@ def _promises(checkpoint: Checkpoint, layouts: dict[str, Layout]) -> dict[str, P
 
 
 def _layout(source: Source, origin: Origin, shape: tuple[int, ...], tp_size: int) -> Layout:
-    """How a tensor is cut into the slices that devices read, which lie side by side along one of its axes."""
+    """How a source is cut into the slices that devices read, which lie side by side along one of its axes."""
     axis, parts, unit = 0, 1, 1
     if origin.split_axis is not None:
         width = shape[origin.split_axis] // tp_size
@@ -148,6 +150,24 @@ def _layout(source: Source, origin: Origin, shape: tuple[int, ...], tp_size: int
     if outer is not None:
         unit = source.shape[axis] // view[outer]
     return Layout(axis, parts, unit, origin.transposed and len(sides) == 2, tp_size)
+
+
+def _in_file(source: Source, layout: Layout) -> Layout:
+    """The layout of a tensor that the source is a part of. Devices share out each part, not the tensor as a whole."""
+    if (part := source.part) is None:
+        return layout
+    outer, axis, last = int(part.expert is not None), layout.axis, len(source.shape) - 1
+    axis_in_file = outer + (last - axis if part.is_transposed else axis)
+    is_whole = part.stored[axis_in_file] == source.shape[axis]
+    heads = len(part.order) if part.order and axis == 0 else 1
+    return Layout(
+        axis_in_file,
+        layout.parts if is_whole else 1,
+        math.lcm(layout.unit, heads),
+        layout.is_turned and not part.is_transposed,
+        layout.num_devices,
+        outer,
+    )
 
 
 def _write(source: Path, destination: Path, promises: dict[str, Promise], total: int, progress: Progress) -> None:

@@ -22,7 +22,8 @@ from jsg.models.block_spec import AttentionSpec, ExpertsSpec, NormSpec, QueryKey
 from jsg.models.experts import SparseFeedForward
 from jsg.models.feed_forward import FeedForward
 from jsg.models.inputs import ForwardInputs
-from jsg.models.layers import Embedding, Linear, Origin, RMSNorm, Source, parameter, project
+from jsg.models.layers import Embedding, Linear, RMSNorm, parameter, project
+from jsg.models.origin import Origin, Source, side_by_side
 from jsg.models.rope import Rotation, rotation
 from jsg.models.spec import LayerSpec, ModelSpec
 from jsg.models.tensor_parallel import add_up
@@ -33,6 +34,7 @@ class Attention(nnx.Module):
 
     def __init__(self, spec: AttentionSpec, prefix: str, width: int, dtype: jax.typing.DTypeLike):
         heads, kv_heads, head_dim = spec.heads, spec.kv_heads, spec.head_dim
+        order = spec.rope.row_order(head_dim) if spec.rope else None
         self.spec = spec
         self.qkv = Linear(
             tuple(f"{prefix}.{name}" for name in spec.projections),
@@ -41,6 +43,7 @@ class Attention(nnx.Module):
             dtype,
             out_dims=(heads * head_dim, *(kv_heads // spec.kv_repeats * head_dim,) * 2),
             out_repeats=(1, spec.kv_repeats, spec.kv_repeats),
+            out_orders=(order, order, None),
             join_axis=1,
             split_axis=1,
             bias=spec.qkv_bias,
@@ -49,9 +52,13 @@ class Attention(nnx.Module):
         self.output = Linear((output,), heads * head_dim, (width,), dtype, split_axis=0, bias=spec.output_bias)
         norm = spec.qk_norm
         per_head = norm if norm and not norm.spans_heads else None
-        self.query_norm = RMSNorm(f"{prefix}.{per_head.query}", head_dim, per_head.eps, dtype) if per_head else None
-        self.key_norm = RMSNorm(f"{prefix}.{per_head.key}", head_dim, per_head.eps, dtype) if per_head else None
-        self.joint_norm = NormsOverHeads(spec, norm, prefix, dtype) if norm and norm.spans_heads else None
+
+        def head_norm(name: str, eps: float) -> RMSNorm:
+            return RMSNorm(f"{prefix}.{name}", head_dim, eps, dtype, order=order)
+
+        self.query_norm = head_norm(per_head.query, per_head.eps) if per_head else None
+        self.key_norm = head_norm(per_head.key, per_head.eps) if per_head else None
+        self.joint_norm = NormsOverHeads(spec, norm, prefix, dtype, order) if norm and norm.spans_heads else None
 
     @property
     def norms(self) -> HeadNorms | None:
@@ -81,17 +88,26 @@ class Attention(nnx.Module):
 class NormsOverHeads(nnx.Module):
     """Norms of the queries and of the keys of all heads together, which several devices have a part of."""
 
-    def __init__(self, spec: AttentionSpec, norm: QueryKeyNormSpec, prefix: str, dtype: jax.typing.DTypeLike):
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        norm: QueryKeyNormSpec,
+        prefix: str,
+        dtype: jax.typing.DTypeLike,
+        order: tuple[int, ...] | None,
+    ):
         self.eps = norm.eps
         self.num_queries, self.num_keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        self.query = self._weight(f"{prefix}.{norm.query}", spec, self.num_queries, 1, dtype)
-        self.key = self._weight(f"{prefix}.{norm.key}", spec, self.num_keys, spec.kv_repeats, dtype)
 
-    @staticmethod
-    def _weight(name: str, spec: AttentionSpec, length: int, repeats: int, dtype: jax.typing.DTypeLike) -> nnx.Param:
-        """The weight of each key-value head's queries, or of its key."""
-        source = Source(f"{name}.weight", (length // repeats,), repeats)
-        return parameter((spec.kv_heads, length // spec.kv_heads), dtype, Origin((source,), join_axis=1, split_axis=0))
+        def weight(name: str, length: int, repeats: int) -> nnx.Param:
+            """The weight of each key-value head's queries, or of its key."""
+            sources = side_by_side([f"{prefix}.{name}.weight"], [length // repeats], (), [repeats], [order])
+            return parameter(
+                (spec.kv_heads, length // spec.kv_heads), dtype, Origin(sources, join_axis=1, split_axis=0)
+            )
+
+        self.query = weight(norm.query, self.num_queries, 1)
+        self.key = weight(norm.key, self.num_keys, spec.kv_repeats)
 
     def __call__(self, qkv: Float[Array, "T K joint"]) -> Float[Array, "T K joint"]:
         """The joint projection with normed queries and keys. A repeated key counts as often in sum and number."""

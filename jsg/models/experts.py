@@ -1,7 +1,8 @@
 """A feed-forward block of several experts, of which each token uses a few. Letters: `jsg/models/inputs.py`; E experts.
 
-Shazeer et al. 2017 (arXiv:1701.06538), with the router of Mixtral (arXiv:2401.04088): a softmax over the experts, whose
-largest weights count. Beside them a token may use one more block, as in DeepSeekMoE (arXiv:2401.06066).
+Shazeer et al. 2017 (arXiv:1701.06538), with the router of Mixtral (arXiv:2401.04088), a softmax over the experts whose
+largest weights count, or that of DeepSeek-V3 (arXiv:2412.19437): sigmoids, which a bias changes for the choice only.
+Beside them a token may use one more block, as in DeepSeekMoE (arXiv:2401.06066).
 
 A token has a copy for each of its experts. Each of several devices has the router, so it knows where all copies of all
 tokens go. It computes the copies for the experts of its group, which stand first, and adds nothing for the others. The
@@ -16,7 +17,8 @@ from jaxtyping import Array, Float, Int
 from jsg.kernels_pallas import ops
 from jsg.models.block_spec import ExpertsSpec
 from jsg.models.feed_forward import FeedForward
-from jsg.models.layers import Linear, Origin, Source, activation_result, parameter, project
+from jsg.models.layers import Linear, activation_result, parameter, project
+from jsg.models.origin import Origin, Source, of_experts
 from jsg.models.quantise import Quantised
 from jsg.models.tensor_parallel import add_up, first_expert, num_groups
 
@@ -24,51 +26,81 @@ from jsg.models.tensor_parallel import add_up, first_expert, num_groups
 class SparseFeedForward(nnx.Module):
     """The weighted sum of the gated blocks that the router chooses for a token: w · down(silu(gate(x)) · up(x)).
 
-    The block that all tokens share, if there is one, is weighted by a sigmoid and added.
+    The block that all tokens share, if there is one, is added, weighted by a sigmoid if it has a gate.
     """
 
     def __init__(self, spec: ExpertsSpec, prefix: str, width: int, dtype: jax.typing.DTypeLike):
         self.spec = spec
-        router = Origin((Source(f"{prefix}.{spec.router.name}.weight", (spec.count, width)),), transposed=True)
-        self.router = parameter((width, spec.count), dtype, router)
+        router, count = spec.router, spec.count
+        kernel = Origin((Source(f"{prefix}.{router.name}.weight", (count, width)),), transposed=True)
+        self.router = parameter((width, count), jnp.float32 if router.is_float32 else dtype, kernel)
+        bias = Origin((Source(f"{prefix}.{router.name}.bias", (count,)),))
+        self.router_bias = parameter((count,), dtype, bias) if router.has_bias else None
+        shape = (*(1,) * (router.choice_bias_axes - 1), count)
+        bias = Origin((Source(f"{prefix}.{router.choice_bias}", shape),))
+        self.choice_bias = parameter((count,), jnp.float32, bias) if router.choice_bias else None
 
-        def names(template: str) -> list[str]:
-            return [f"{prefix}.{template.format(expert=expert)}" for expert in range(spec.count)]
+        turns = 2 if spec.gate == spec.up else 1
 
-        self.gate = _stacked(names(spec.gate), width, spec.inner, dtype, split_axis=2)
-        self.up = _stacked(names(spec.up), width, spec.inner, dtype, split_axis=2)
-        self.down = _stacked(names(spec.down), spec.inner, width, dtype, split_axis=1)
+        def kernels(name: str, in_dim: int, out_dim: int, split_axis: int, **place: int) -> nnx.Param:
+            """A kernel [in_dim, out_dim] for each expert. A device has its slice of those of its group's experts."""
+            sources = expert_sources(spec, f"{prefix}.{name}", (out_dim, in_dim), **place)
+            origin = Origin(sources, transposed=True, split_axis=split_axis, expert_axis=0)
+            return parameter((spec.count, in_dim, out_dim), dtype, origin, summed_axis=1)
+
+        self.gate = kernels(spec.gate, width, spec.inner, 2, turns=turns)
+        self.up = kernels(spec.up, width, spec.inner, 2, turn=turns - 1, turns=turns)
+        self.down = kernels(spec.down, spec.inner, width, 1)
         shared = spec.shared
         self.shared = FeedForward(shared.block, prefix, width, dtype) if shared else None
-        self.shared_gate = Linear((f"{prefix}.{shared.gate}",), width, (1,), dtype) if shared else None
+        self.shared_gate = Linear((f"{prefix}.{shared.gate}",), width, (1,), dtype) if shared and shared.gate else None
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         """The block's result for each token. Copies are sorted by expert, and their results sorted back."""
         num_own = self.spec.count // num_groups()
-        logits, first = project(x, self.router[...]), first_expert(num_own)
-        router = self.spec.router
+        bias = None if self.choice_bias is None else self.choice_bias[...]
         routes = ops.expert_routes(
-            logits, router.per_token, first=first, num_own=num_own, is_renormed=router.is_renormed
+            self._logits(x), self.spec.router.choice, bias=bias, first=first_expert(num_own), num_own=num_own
         )
         copies = x[routes.tokens]
         gate_up = [_grouped(copies, kernels, routes.sizes) for kernels in (self.gate, self.up)]
         inner = ops.gated(jnp.stack(gate_up, axis=1))
         made = _grouped(inner, self.down, routes.sizes)[routes.places]
-        weights = routes.weights.astype(x.dtype).astype(jnp.float32)  # rounded as the published model rounds them
+        weights = routes.weights
+        if self.spec.router.rounds_weights:
+            weights = weights.astype(x.dtype).astype(jnp.float32)
         weighted = weights[..., None] * made
         if num_groups() > 1:  # the copies of other groups were not computed, and NaN may stand in their place
             weighted = jnp.where((weights != 0)[..., None], weighted, 0)
         part = weighted.sum(1).astype(x.dtype)  # not as a matmul, which may round
-        if self.shared is not None and self.shared_gate is not None:
-            part += jax.nn.sigmoid(self.shared_gate(x)) * self.shared.part(x).astype(x.dtype)
+        if self.shared is not None:
+            share = self.shared.part(x).astype(x.dtype)
+            part += share if self.shared_gate is None else jax.nn.sigmoid(self.shared_gate(x)) * share
         return add_up(part)
 
+    def _logits(self, x: Float[Array, "T D"]) -> Float[Array, "T E"]:
+        """The router's numbers for each token, in float32. A kernel of float32 multiplies float32."""
+        kernel = self.router[...]
+        logits = project(x.astype(kernel.dtype), kernel)
+        return logits if self.router_bias is None else logits + self.router_bias[...].astype(jnp.float32)
 
-def _stacked(names: list[str], in_dim: int, out_dim: int, dtype: jax.typing.DTypeLike, *, split_axis: int) -> nnx.Param:
-    """A kernel [in_dim, out_dim] for each expert. A device has its slice of the kernels of its group's experts."""
-    sources = tuple(Source(f"{name}.weight", (out_dim, in_dim)) for name in names)
-    origin = Origin(sources, join_axis=0, transposed=True, split_axis=split_axis, expert_axis=0)
-    return parameter((len(names), in_dim, out_dim), dtype, origin, summed_axis=1)
+
+def expert_sources(
+    spec: ExpertsSpec, name: str, shape: tuple[int, ...], *, turn: int = 0, turns: int = 1
+) -> tuple[Source, ...]:
+    """The kernel of each expert, [out, in]. See `of_experts`."""
+    if (stack := spec.stack) is None:
+        return of_experts(f"{name}.weight", spec.count, shape, turn=turn, turns=turns)
+    return of_experts(
+        name + stack.suffix,
+        spec.count,
+        shape,
+        turn=turn,
+        turns=turns,
+        is_stacked=True,
+        is_transposed=stack.is_transposed,
+        is_interleaved=stack.is_interleaved,
+    )
 
 
 def _grouped(rows: Float[Array, "R D"], kernels: nnx.Param, sizes: Int[Array, " E"]) -> Float[Array, "R F"]:

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from jsg.errors import ModelError
-from jsg.fields import Fields, read_json
+from jsg.fields import FieldError, Fields, read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -85,29 +85,39 @@ def weights_form(files: Iterable[str], load_format: str = "auto") -> Literal["sa
     rule = f"a model must have {_WANTED.get(load_format, ' or '.join(_WANTED.values()))}"
     if has_orbax or has_safetensors:
         raise ModelError(f"{rule}, but has a checkpoint of the other form; choose it with --load-format")
-    for patterns, what in _FOREIGN.items():
-        if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns.split() for path in paths):
-            raise ModelError(f"{rule}, but this is {what}")
+    if (what := foreign_form(map(str, paths))) is not None:
+        raise ModelError(f"{rule}, but this is {what}")
     raise ModelError(f"{rule}, but has no weights; take a checkpoint in safetensors, or use --load-format dummy")
 
 
+def foreign_form(files: Iterable[str]) -> str | None:
+    """What a model is that has no checkpoint of jsg, by the names of its files; None if that is not known."""
+    names = [PurePosixPath(file).name for file in files]
+    for patterns, what in _FOREIGN.items():
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns.split() for name in names):
+            return what
+    return None
+
+
 def refuse_quantised(directory: Path, *halves: Fields) -> None:
-    """Raises ModelError, which names the method, if `config.json` or a file beside it says that weights are quantised.
+    """Raises FieldError, which names the method, if `config.json` or a file beside it says that weights are quantised.
 
     Args:
         directory: The model directory.
         halves: The whole `config.json`, and its section of the text half if there is one.
     """
-    found = [(f"{half.file}: {name}", half.get(name)) for half in halves for name in _SECTIONS]
+    found = [(half.file, name, half.get(name)) for half in halves for name in _SECTIONS]
     for file, name in _FILES.items():
         if (directory / file).is_file():
-            found.append((f"{file}: {name}", read_json(directory / file).get(name)))
-    for place, section in found:
+            found.append((file, name, read_json(directory / file).get(name)))
+    for file, name, section in found:
         if any(section.values()) if isinstance(section, dict) else section is not None:
-            raise ModelError(
-                f"the weights must be float32, float16 or bfloat16, but {place} says that they are quantised"
+            raise FieldError(
+                f"the weights must be float32, float16 or bfloat16, but {file}: {name} says that they are quantised"
                 f"{_method(section)}; take the unquantised checkpoint that they were made of, and --quantization for "
-                "8 or 4 bits"
+                "8 or 4 bits",
+                file,
+                name,
             )
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsg.models.checkpoint import Piece
-from jsg.models.layers import Origin, Source
+from jsg.models.origin import Origin, Source
 from jsg.models.quantise import Quantised, quantise
 from jsg.models.slices import Reader, Slices, Span, box_of, cut, leaf_span, source_slices, view_of
 
@@ -114,16 +114,16 @@ class _Filling:
         slices = source_slices(self.source, self.origin, self._shape, span)
         if self.is_read_whole:
             return [slices]
-        return cut(self.source, self.origin, self._shape, slices, self.reader.piece(self.source.name))
+        return cut(self.source, self.origin, self._shape, slices, self.reader.piece(self.source))
 
     @property
     def is_read_whole(self) -> bool:
         """Whether the tensor is read at once: a whole row decides a scale, and a piece has a part of every row."""
-        return isinstance(self.declared, Quantised) and self.reader.piece(self.source.name).axis != 0
+        return isinstance(self.declared, Quantised) and self.reader.piece(self.source).axis != 0
 
     def put(self, slices: Slices) -> None:
         """Reads one piece and writes it into the arrays."""
-        tensor = self.reader.read(self.source.name, slices)
+        tensor = self.reader.read(self.source, slices)
         if not isinstance(self.declared, Quantised):
             self._place(0, tensor, self._box(slices))
             return

@@ -6,7 +6,6 @@ allocated.
 """
 
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,45 +16,9 @@ from jaxtyping import Array, Float, Int
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import PANEL_WIDTH, Panels
 from jsg.kernels_pallas.reference_rows import rms_norm
+from jsg.models.origin import Origin, Source, side_by_side
 from jsg.models.quantise import Quantised
 from jsg.models.tensor_parallel import add_up, first_index, num_parts
-
-
-class Source(NamedTuple):
-    """One tensor of the checkpoint.
-
-    Attributes:
-        name: Its name.
-        shape: Its shape in the file, where a projection is [out, in].
-        repeats: How many times each of its heads stands in the parameter, one after another. It is more than 1 if
-            there are fewer key-value heads than devices.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    repeats: int = 1
-
-
-class Origin(NamedTuple):
-    """How a parameter is made of tensors of the checkpoint.
-
-    Each source is transposed if `transposed`, and takes the parameter's shape except along `join_axis`. All are joined
-    along that axis. If a source repeats heads, they are the axis in front of it.
-
-    Attributes:
-        sources: The tensors in order.
-        join_axis: The axis of the parameter on which they are joined.
-        transposed: Whether the sources are transposed.
-        split_axis: The axis of the parameter that devices share out; None if each device has all of it.
-        expert_axis: The axis of experts, each made of one source. Each group of devices has its own experts, and the
-            devices of a group share out `split_axis`. None for a parameter without experts.
-    """
-
-    sources: tuple[Source, ...]
-    join_axis: int = 0
-    transposed: bool = False
-    split_axis: int | None = None
-    expert_axis: int | None = None
 
 
 def parameter(
@@ -126,6 +89,7 @@ class Linear(nnx.Module):
         *,
         out_dims: tuple[int, ...] | None = None,
         out_repeats: tuple[int, ...] | None = None,
+        out_orders: tuple[tuple[int, ...] | None, ...] | None = None,
         join_axis: int = 0,
         split_axis: int | None = None,
         bias: bool = False,
@@ -133,12 +97,14 @@ class Linear(nnx.Module):
         """Declares kernel [in_dim, *out_shape] and, if asked for, bias [*out_shape].
 
         Args:
-            names: Projections of the checkpoint; `.weight` and `.bias` are appended.
+            names: Projections of the checkpoint; `.weight` and `.bias` are appended. Those of one name stand one after
+                another in one tensor.
             in_dim: Width of the input.
             out_shape: Shape of the output per token.
             dtype: Type of the parameters.
             out_dims: Output width of each projection; equal parts by default.
             out_repeats: `Source.repeats` of each projection; 1 by default.
+            out_orders: `Part.order` of each projection; that of the file by default.
             join_axis: The axis of `out_shape` along which the projections stand side by side.
             split_axis: The axis of the kernel that devices share out. With 0 each device has a slice of the input, and
                 the results are added up.
@@ -146,14 +112,13 @@ class Linear(nnx.Module):
         """
         if out_dims is None:
             out_dims = (math.prod(out_shape) // len(names),) * len(names)
-        out_repeats = out_repeats or (1,) * len(names)
-        parts = list(zip(names, out_dims, out_repeats, strict=True))
-        weights = tuple(Source(f"{name}.weight", (width, in_dim), repeats) for name, width, repeats in parts)
+        each = out_repeats or (1,) * len(names), out_orders or (None,) * len(names)
+        weights = side_by_side([f"{name}.weight" for name in names], out_dims, (in_dim,), *each)
         origin = Origin(weights, join_axis + 1, transposed=True, split_axis=split_axis)
         self.is_split_input = split_axis == 0
         self.out_shape = out_shape
         self.kernel = parameter((in_dim, *out_shape), dtype, origin, summed_axis=0, is_kernel=True)
-        biases = tuple(Source(f"{name}.bias", (width,), repeats) for name, width, repeats in parts)
+        biases = side_by_side([f"{name}.bias" for name in names], out_dims, (), *each)
         bias_split = split_axis - 1 if split_axis else None  # with a split input each device would add it
         self.bias = parameter(out_shape, dtype, Origin(biases, join_axis, split_axis=bias_split)) if bias else None
 
@@ -210,8 +175,18 @@ class Embedding(nnx.Module):
 class RMSNorm(nnx.Module):
     """Divides by the root mean square of the last axis, then scales."""
 
-    def __init__(self, name: str, width: int, eps: float, dtype: jax.typing.DTypeLike, *, is_wide: bool = False):
-        self.weight = parameter((width,), dtype, Origin((Source(f"{name}.weight", (width,)),)))
+    def __init__(
+        self,
+        name: str,
+        width: int,
+        eps: float,
+        dtype: jax.typing.DTypeLike,
+        *,
+        is_wide: bool = False,
+        order: tuple[int, ...] | None = None,
+    ):
+        """Declares the weight. `order` is its `Part.order`."""
+        self.weight = parameter((width,), dtype, Origin(side_by_side([f"{name}.weight"], [width], (), [1], [order])))
         self.eps = eps
         self.is_wide = is_wide
 

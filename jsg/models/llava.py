@@ -10,19 +10,6 @@ from jsg.models.clip import VisionTower
 from jsg.models.inputs import ForwardInputs
 from jsg.models.model import Model
 
-_PREFIXES = {
-    "vision_tower.vision_model.": "vision_tower.",
-    "language_model.model.": "model.",
-    "language_model.lm_head.": "lm_head.",
-    "model.language_model.": "model.",
-    "model.vision_tower.vision_model.": "vision_tower.",
-    "model.vision_tower.": "vision_tower.",
-    "model.multi_modal_projector.": "multi_modal_projector.",
-    "model.image_newline": "image_newline",
-}
-"""Beginnings of tensor names in transformers 4 (the first three) and transformers 5 → those in the modules here. The
-text half has the names of a model of its own, and the tower those without its outer class."""
-
 
 class Llava(nnx.Module):
     """The text model and its tower. Implements `jsg.models.model.Model` by the text model.
@@ -42,9 +29,3 @@ class Llava(nnx.Module):
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """See `Model`."""
         return self.text.logits(hidden)
-
-
-def module_name(name: str) -> str:
-    """The name in the modules here of a tensor of a LLaVA checkpoint."""
-    prefix = max((prefix for prefix in _PREFIXES if name.startswith(prefix)), key=len, default=None)
-    return name if prefix is None else _PREFIXES[prefix] + name.removeprefix(prefix)

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -23,12 +23,13 @@ from jsg.models.build import build_model
 from jsg.models.checkpoint import Piece, has_checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
 from jsg.models.host_memory import freed_at_once
-from jsg.models.layers import Origin
-from jsg.models.llava import Llava, module_name
+from jsg.models.llava import Llava
+from jsg.models.origin import Origin, Source
+from jsg.models.part_reader import PartReader
 from jsg.models.quantise import Quantised, declare
 from jsg.models.slices import Reader, Slices
 from jsg.models.spec import ModelSpec
-from jsg.models.tensor_parallel import TENSOR_AXIS, sharding_of
+from jsg.models.tensor_parallel import TENSOR_AXIS, AnyMesh, sharding_of
 
 logger = logging.getLogger(__name__)
 
@@ -78,13 +79,13 @@ def load_model(
         config = with_own_head(directory, config, load_format)
     model = abstract_model(config, dtype, quantization, mesh)
     if load_format == "dummy":
-        _fill(model, _Seeded(seed, checkpoint_shapes(model)), lambda: 0, progress)
+        _fill(model, _Seeded(seed), lambda: 0, progress)
         return model
     if directory is None:
         raise ModelError("a model directory is needed unless --load-format is dummy")
-    with open_checkpoint(directory, renamed(config), load_format) as checkpoint, freed_at_once():
-        checkpoint.require(checkpoint_shapes(model), unread(config))
-        _fill(model, checkpoint, lambda: checkpoint.num_bytes_read, progress)
+    with open_checkpoint(directory, config.names.here, load_format) as checkpoint, freed_at_once():
+        checkpoint.require(checkpoint_shapes(model), lambda name: is_unread(config, name))
+        _fill(model, PartReader(checkpoint), lambda: checkpoint.num_bytes_read, progress)
     return model
 
 
@@ -99,7 +100,7 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
     """
     if not config.tie_word_embeddings or not has_checkpoint(directory):
         return config
-    with open_checkpoint(directory, renamed(config), load_format) as checkpoint:
+    with open_checkpoint(directory, config.names.here, load_format) as checkpoint:
         if not checkpoint.differ(HEAD, TABLE):
             return config
     logger.warning(
@@ -109,31 +110,21 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
     return dataclasses.replace(config, tie_word_embeddings=False)
 
 
-def renamed(config: ModelSpec) -> Callable[[str], str]:
-    """From the name of a tensor in the files of such a model to its name here."""
-    return _in_causal_model if config.vision is None else module_name
-
-
-def _in_causal_model(name: str) -> str:
-    """The name of a tensor; embedding models are saved without the head, and without the part that is around it."""
-    return f"model.{name}" if name.startswith(("embed_tokens.", "layers.", "norm.")) else name
-
-
 class _Seeded:
-    """Random tensors of these shapes."""
+    """Random sources. A part of a tensor is drawn by itself, because a tensor may have many parts."""
 
-    def __init__(self, seed: int, shapes: Mapping[str, tuple[int, ...]]):
-        self._seed, self._shapes = seed, shapes
+    def __init__(self, seed: int):
+        self._seed = seed
 
-    def read(self, name: str, slices: Slices) -> np.ndarray:
-        return _dummy_tensor(name, self._shapes[name], self._seed)[slices]
+    def read(self, source: Source, slices: Slices) -> np.ndarray:
+        return _dummy_tensor(source, self._seed)[slices]
 
-    def piece(self, name: str) -> Piece:
-        return Piece(0, self._shapes[name][0])  # a whole tensor is drawn at once
+    def piece(self, source: Source) -> Piece:
+        return Piece(0, source.shape[0])  # a whole one is drawn at once
 
 
 def abstract_model(
-    config: ModelSpec, dtype: jax.typing.DTypeLike, quantization: str = "none", mesh: Mesh | None = None
+    config: ModelSpec, dtype: jax.typing.DTypeLike, quantization: str = "none", mesh: AnyMesh | None = None
 ) -> nnx.Module:
     """The model with shapes and shardings in place of arrays. Nothing is allocated."""
 
@@ -152,7 +143,7 @@ def abstract_model(
 
 
 def _shared_out(
-    declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, mesh: Mesh
+    declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, mesh: AnyMesh
 ) -> jax.ShapeDtypeStruct | Quantised:
     """The shape of a parameter with its sharding. An axis of length 1, which scales have, is not shared out."""
     num_parts = mesh.size if origin.expert_axis is None else mesh.shape[TENSOR_AXIS]
@@ -197,15 +188,17 @@ def _fill(model: nnx.Module, reader: Reader, num_bytes_read: Callable[[], int], 
                 progress(done, len(params), num_bytes_read())
 
 
-def _dummy_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Random values that depend only on the seed and the tensor's name, scaled so that logits have a std of about 1.
+def _dummy_tensor(source: Source, seed: int) -> np.ndarray:
+    """Random values that depend only on the seed and the source, scaled so that logits have a std of about 1.
 
     A program that draws takes longer to compile than to run, and each length needs another program. So all short
     tensors are beginnings of draws of one length, and longer ones of draws whose lengths are powers of two.
     """
+    name, shape, part = source.name, source.shape, source.part
     if name.endswith(("norm.weight", "norm1.weight", "norm2.weight")):  # CLIP numbers its norms
         return np.ones(shape, np.float32)
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    key = f"{seed} {name}" if part is None else f"{seed} {name} {part.expert} {part.first}"
+    digest = hashlib.sha256(key.encode()).digest()
     key = jax.random.key(int.from_bytes(digest[:4], "little"))
     count = math.prod(shape)
     length = max(SHORT_DRAW, 1 << (count - 1).bit_length()) if count <= LONG_DRAW else count
@@ -217,10 +210,11 @@ def _parameters(model: nnx.Module) -> Iterator[nnx.Param]:
     return (node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Param))
 
 
-def unread(config: ModelSpec) -> frozenset[str]:
-    """Names of tensors that a checkpoint may hold and the model does not read."""
-    head = frozenset([HEAD] if config.tie_word_embeddings else [])
-    return head if config.vision is None else head | unread_tensors(config.vision)
+def is_unread(config: ModelSpec, name: str) -> bool:
+    """Whether a checkpoint may hold this tensor, which the model does not read."""
+    is_head = config.tie_word_embeddings and name == HEAD
+    in_tower = config.vision is not None and name in unread_tensors(config.vision)
+    return is_head or in_tower or config.names.is_unread(name)
 
 
 def origins(model: nnx.Module) -> Iterator[tuple[Origin, tuple[int, ...]]]:
@@ -230,5 +224,5 @@ def origins(model: nnx.Module) -> Iterator[tuple[Origin, tuple[int, ...]]]:
 
 
 def checkpoint_shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors that the model's parameters are made of."""
-    return {source.name: source.shape for origin, _ in origins(model) for source in origin.sources}
+    """Names of the tensors that the model's parameters are made of, and their shapes in the file."""
+    return {source.name: source.stored_shape for origin, _ in origins(model) for source in origin.sources}

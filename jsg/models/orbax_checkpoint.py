@@ -45,9 +45,7 @@ class OrbaxTensor:
         self._name, self._store, self._order = name, store, "F" if is_turned else "C"
         self.shape = tuple(store.shape)
         self.dtype: str = DTYPES.get(store.dtype.name) or str(store.dtype.name)
-        chunk = store.chunk_layout.read_chunk.shape
-        cut = [axis for axis, length in enumerate(self.shape) if chunk[axis] < length]
-        self._piece = (cut[0], chunk[cut[0]]) if cut else (0, self.shape[0])
+        self._chunk: tuple[int, ...] = tuple(store.chunk_layout.read_chunk.shape)
 
     def read(self, slices: tuple[slice, ...]) -> np.ndarray:
         """A slice in the memory order of its chunks. Raises ModelError if a chunk is damaged or missing."""
@@ -61,9 +59,11 @@ class OrbaxTensor:
                 f"{self._name} must be as jsg convert wrote it, but a chunk of it is {kind}; {AGAIN}"
             ) from None
 
-    def piece(self) -> tuple[int, int]:
+    def piece(self, outer: int = 0) -> tuple[int, int]:
         """The axis along which chunks are cut, and the length of one."""
-        return self._piece
+        cut = [axis for axis in range(outer, len(self.shape)) if self._chunk[axis] < self.shape[axis]]
+        axis = cut[0] if cut else outer
+        return axis, self._chunk[axis]
 
 
 def open_tensors(directory: Path) -> dict[str, OrbaxTensor]:

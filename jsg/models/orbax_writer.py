@@ -7,6 +7,7 @@ whole arrays. Here a tensor is a promise, which the type handler below reads chu
 import base64
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -43,6 +44,7 @@ class Layout:
         is_turned: Whether the last axis comes first in a chunk, as in the model's parameter, so that loading transposes
             nothing.
         num_devices: Devices of the checkpoint. They are more than `parts` if several have the same part.
+        outer: How many of the first axes, such as that of experts, are cut into single indices.
     """
 
     axis: int
@@ -50,6 +52,7 @@ class Layout:
     unit: int
     is_turned: bool
     num_devices: int
+    outer: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +117,9 @@ def grid(shape: tuple[int, ...], item_bytes: int, layout: Layout) -> tuple[tuple
     whole number of files if it can be divided. If it cannot (a vocabulary may be a prime), the chunks are as equal as
     possible, and the last one is longer than the rest of the tensor.
     """
-    length, unit = shape[layout.axis], layout.unit
+    outer, shape = shape[: layout.outer], shape[layout.outer :]
+    axis = layout.axis - layout.outer
+    length, unit = shape[axis], layout.unit
     part = length // layout.parts
     index_bytes = max(1, math.prod(shape) // max(1, length)) * item_bytes
     most, few = max(1, FILE_BYTES // index_bytes), max(1, PIECE_BYTES // index_bytes)
@@ -127,7 +132,7 @@ def grid(shape: tuple[int, ...], item_bytes: int, layout: Layout) -> tuple[tuple
         large = _equal(-(-length // small), most // small) * small
 
     def cut(size: int) -> tuple[int, ...]:
-        return (*shape[: layout.axis], size, *shape[layout.axis + 1 :])
+        return (*(1 for _ in outer), *shape[:axis], size, *shape[axis + 1 :])
 
     return cut(large), cut(small)
 
@@ -177,11 +182,12 @@ class _PromiseHandler(type_handlers.TypeHandler):
             spec["metadata"]["chunk_grid"]["configuration"]["chunk_shape"] = large
             spec["metadata"]["codecs"] = codecs(small, is_turned=promise.layout.is_turned)
             store = await ts.open(ts.Spec(spec), create=True, open=True, context=info.ts_context)
-            axis, step = promise.layout.axis, large[promise.layout.axis]
-            length = promise.shape[axis]
-            for first in range(0, length, step):
-                slices = (slice(None),) * axis + (slice(first, min(first + step, length)),)
-                numbers = promise.tensor.read(slices + (slice(None),) * (len(large) - len(slices)))
+            cuts = [
+                [slice(first, min(first + step, length)) for first in range(0, length, step)]
+                for length, step in zip(promise.shape, large, strict=True)
+            ]
+            for slices in itertools.product(*cuts):
+                numbers = promise.tensor.read(slices)
                 await _put(store, slices, numbers)
                 self._written(numbers.nbytes)
         return []

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from jsg.fields import Fields
+from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, NormSpec, RouterSpec
 from jsg.models.rope_fields import MAX_CONTEXT_LEN, read_context, read_rope
 from jsg.models.spec import LayerSpec, ModelSpec
@@ -69,22 +70,36 @@ def read_eps(config: Fields) -> float:
     return config.number("rms_norm_eps", low=0.0, high=1.0)
 
 
-def read_attention(config: Fields, own_rope_fields: AbstractSet[str] = frozenset()) -> AttentionSpec:
-    """Attention with rope, without windows, norms and biases. `own_rope_fields` the family reads itself."""
+def read_attention(
+    config: Fields,
+    own_rope_fields: AbstractSet[str] = frozenset(),
+    *,
+    is_partial: bool = False,
+    is_interleaved: bool = False,
+) -> AttentionSpec:
+    """Attention with rope, without windows, norms and biases.
+
+    Args:
+        config: The fields.
+        own_rope_fields: Fields of rope that the family reads itself.
+        is_partial: Whether the family may turn a part of each head.
+        is_interleaved: Whether it turns neighbours together.
+    """
     width, heads = config.integer("hidden_size"), config.integer("num_attention_heads", high=MAX_HEADS)
     kv_heads = config.integer("num_key_value_heads", default=heads, high=MAX_HEADS)
     config.require(heads % kv_heads == 0, "num_key_value_heads", f"divide {heads} heads", kv_heads)
     head_dim = config.integer("head_dim", default=max(width // heads, 1), high=MAX_HEAD_DIM)
     config.require(head_dim % 2 == 0, "head_dim", "be even, for rope turns pairs", head_dim)
-    return AttentionSpec(
-        heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=head_dim**-0.5, rope=read_rope(config, own_rope_fields)
-    )
+    rope = read_rope(config, own_rope_fields, head_dim, is_partial=is_partial)
+    rope = dataclasses.replace(rope, is_interleaved=is_interleaved)
+    return AttentionSpec(heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=head_dim**-0.5, rope=rope)
 
 
-def read_feed_forward(config: Fields) -> FeedForwardSpec:
-    """The gated block, without biases."""
+def read_feed_forward(config: Fields, *, is_fused: bool = False) -> FeedForwardSpec:
+    """The gated block, without biases. If it is fused, one tensor has the gates and what they let through."""
     require_silu(config)
-    return FeedForwardSpec(inner=config.integer("intermediate_size"))
+    block = FeedForwardSpec(inner=config.integer("intermediate_size"))
+    return dataclasses.replace(block, gate="mlp.gate_up_proj", up="mlp.gate_up_proj") if is_fused else block
 
 
 def read_experts(config: Fields, count_field: str, inner_field: str) -> ExpertsSpec:
@@ -92,7 +107,8 @@ def read_experts(config: Fields, count_field: str, inner_field: str) -> ExpertsS
     require_silu(config)
     count = config.integer(count_field, high=MAX_EXPERTS)
     per_token = config.integer("num_experts_per_tok", high=count)
-    return ExpertsSpec(count=count, inner=config.integer(inner_field), router=RouterSpec(per_token=per_token))
+    router = RouterSpec(choice=ChoiceSpec(per_token=per_token))
+    return ExpertsSpec(count=count, inner=config.integer(inner_field), router=router)
 
 
 def require_silu(config: Fields) -> None:

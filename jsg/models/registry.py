@@ -1,14 +1,20 @@
 """The families that jsg serves. docs/adding-a-model.md says how a new one is added. No JAX."""
 
+from collections.abc import Iterable
+
 from jsg.errors import ModelError
 from jsg.models.families import (
+    glm4,
     granite,
     llama,
+    llava,
     ministral,
     ministral3,
     mistral,
+    mistral3,
     mixtral,
     olmo2,
+    phi3,
     qwen2,
     qwen2_moe,
     qwen3,
@@ -18,6 +24,7 @@ from jsg.models.families import (
 )
 from jsg.models.family import Family
 from jsg.models.vision_config import VISION_KINDS
+from jsg.models.wrapper import Wrapper
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": llama.FAMILY,
@@ -33,6 +40,8 @@ FAMILIES: dict[str, Family] = {
     "Olmo2ForCausalLM": olmo2.FAMILY,
     "SmolLM3ForCausalLM": smollm3.FAMILY,
     "GraniteForCausalLM": granite.FAMILY,
+    "Phi3ForCausalLM": phi3.FAMILY,
+    "Glm4ForCausalLM": glm4.FAMILY,
 }
 """Architecture → how its files are read."""
 
@@ -41,6 +50,12 @@ ALIASES = {name.replace("ForCausalLM", "Model"): name for name in FAMILIES} | {"
 
 TEXT_HALVES = {family.model_type: family.architecture for family in FAMILIES.values()}
 """`model_type` → architecture, for the text half of a vision model."""
+
+WRAPPERS: dict[str, Wrapper] = {
+    **dict.fromkeys(VISION_KINDS, llava.WRAPPER),
+    "Mistral3ForConditionalGeneration": mistral3.WRAPPER,
+}
+"""Architecture of a model around one of these → how its files are read."""
 
 
 def family_of(architecture: str) -> Family:
@@ -51,9 +66,13 @@ def family_of(architecture: str) -> Family:
     """
     family = FAMILIES.get(ALIASES.get(architecture, architecture))
     if family is None:
-        text = ", ".join(name.removesuffix("ForCausalLM") for name in FAMILIES)
+        served = (_shortened(FAMILIES, "ForCausalLM"), _shortened(WRAPPERS, "ForConditionalGeneration"))
         raise ModelError(
-            f"the architecture must be one of {text} (…ForCausalLM), {', '.join(VISION_KINDS)}, but config.json names "
-            f"{architecture!r}; choose another model"
+            f"the architecture must be one of {', '.join(served)}, but config.json names {architecture!r}; choose "
+            "another model"
         )
     return family
+
+
+def _shortened(names: Iterable[str], suffix: str) -> str:
+    return f"{', '.join(name.removesuffix(suffix) for name in names)} (…{suffix})"

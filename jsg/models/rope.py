@@ -1,5 +1,6 @@
 """Rotary position embedding: frequencies on the host, rotation inside the trace. Letters: `jsg/models/inputs.py`."""
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -28,18 +29,24 @@ def rotation(positions: Int[Array, " T"], rope: RopeSpec | None, head_dim: int) 
     if rope is None:
         shape = (len(positions), head_dim // 2)
         return Rotation(jnp.ones(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
-    angles = positions.astype(jnp.float32)[:, None] * inverse_frequencies(rope, head_dim)
-    scale = attention_factor(rope)
+    frequencies = inverse_frequencies(rope, head_dim)
+    angles = positions.astype(jnp.float32)[:, None] * frequencies
+    scale: float | np.ndarray = attention_factor(rope)
+    if rope.rotated is not None:  # pairs that are not turned are not scaled
+        scale = np.where(np.arange(len(frequencies)) < rope.rotated // 2, scale, 1.0).astype(np.float32)
     turn = Rotation(jnp.cos(angles) * scale, jnp.sin(angles) * scale)
     return lax.optimization_barrier(turn) if ops.target_platform() == "cpu" else turn
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Float[np.ndarray, " half"]:
-    """Radians per position of each dimension pair, fastest first.
+    """Radians per position of each dimension pair, fastest first, and then 0 for pairs that are not turned.
 
     The arithmetic follows PyTorch's float32 step by step, because an error here grows with the position. PyTorch's
     power is exact to the last bit, but numpy's float32 power is not.
     """
+    if rope.rotated is not None:
+        turned = inverse_frequencies(dataclasses.replace(rope, rotated=None), rope.rotated)
+        return np.pad(turned, (0, (head_dim - rope.rotated) // 2))
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     wavelengths = np.power(rope.theta, exponents.astype(np.float64)).astype(np.float32)  # of a turn by one radian
     fast = np.float32(1.0) / wavelengths
@@ -52,13 +59,15 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Float[np.ndarray, " ha
             return _llama3(fast, rope)
         case "yarn":
             return _yarn(wavelengths, rope, head_dim)
+        case "longrope":
+            return np.float32(1.0) / (np.asarray(rope.factors, np.float32) * wavelengths)
 
 
 def attention_factor(rope: RopeSpec) -> float:
-    """The factor of cosine and sine in yarn; 1 for other types."""
-    if rope.type != "yarn":
-        return 1.0
-    return 0.1 * math.log(rope.factor) + 1.0 if rope.attention_factor is None else rope.attention_factor
+    """The factor of cosine and sine in yarn and longrope; 1 for other types."""
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    return 0.1 * math.log(rope.factor) + 1.0 if rope.type == "yarn" else 1.0
 
 
 def _llama3(fast: Float[np.ndarray, " half"], rope: RopeSpec) -> Float[np.ndarray, " half"]:

@@ -1,18 +1,19 @@
 """Reads from `config.json` how positions become angles, and how long the context is. No JAX."""
 
+import dataclasses
 import math
 from collections.abc import Set as AbstractSet
 from typing import get_args
 
-from jsg.errors import ModelError
-from jsg.fields import Fields
+from jsg.fields import FieldError, Fields
 from jsg.models.block_spec import RopeSpec, RopeType
 from jsg.models.without_effect import ROPE_DICTS
 
 MAX_CONTEXT_LEN = 2**27
 ROPE_FIELDS = frozenset(
     "rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings beta_fast "
-    "beta_slow attention_factor attn_factor mscale mscale_all_dim truncate finetuned partial_rotary_factor".split()
+    "beta_slow attention_factor attn_factor mscale mscale_all_dim truncate finetuned partial_rotary_factor "
+    "short_factor long_factor".split()
 )
 
 
@@ -22,7 +23,9 @@ def rope_section(config: Fields) -> Fields:
     return old if old is not None and config.get("rope_scaling") else new or Fields("config.json", {}, config.notes)
 
 
-def read_rope(config: Fields, own: AbstractSet[str] = frozenset()) -> RopeSpec:
+def read_rope(
+    config: Fields, own: AbstractSet[str] = frozenset(), head_dim: int | None = None, *, is_partial: bool = False
+) -> RopeSpec:
     """Rope, as transformers 5 reads it.
 
     A dictionary counts as a whole: `rope_scaling` hides even the base in `rope_parameters`, and is then read with the
@@ -31,13 +34,14 @@ def read_rope(config: Fields, own: AbstractSet[str] = frozenset()) -> RopeSpec:
     Args:
         config: The fields of the file.
         own: Fields of rope that only the family knows, which reads them itself.
+        head_dim: The width of a head.
+        is_partial: Whether the family may turn a part of it.
     """
     new, scaling = config.section("rope_parameters"), rope_section(config)
     for name in scaling.names() - ROPE_FIELDS - own:
-        raise ModelError(f"config.json: rope field {name!r} is not supported; supported are {sorted(ROPE_FIELDS)}")
-    for fields in (scaling, config):
-        partial = fields.number("partial_rotary_factor", default=1.0)
-        fields.require(partial == 1.0, "partial_rotary_factor", "be 1, for rope turns whole heads", partial)
+        message = f"config.json: rope field {name!r} is not supported; supported are {sorted(ROPE_FIELDS)}"
+        raise FieldError(message, scaling.file, name)
+    rotated = _read_rotated(config, scaling, head_dim if is_partial else None)
     scaling = scaling.over({"rope_theta": config.get("rope_theta"), "rope_type": scaling.get("type", "default")})
     theta, rope_type = scaling.number("rope_theta", low=1.0), scaling.get("rope_type")
     if scaling.file.endswith("rope_scaling") and new is not None and new.get("rope_theta", theta) != theta:
@@ -48,15 +52,35 @@ def read_rope(config: Fields, own: AbstractSet[str] = frozenset()) -> RopeSpec:
         )
     supported = get_args(RopeType)
     scaling.require(rope_type in supported, "rope_type", f"be one of {', '.join(supported)}", rope_type)
+    return dataclasses.replace(_read_type(config, scaling, rope_type, theta, rotated or head_dim), rotated=rotated)
+
+
+def _read_rotated(config: Fields, scaling: Fields, head_dim: int | None) -> int | None:
+    """How many numbers of a head are turned; None for all, and for a family that can do nothing else."""
+    name = "partial_rotary_factor"
+    if head_dim is None:
+        for fields in (scaling, config):
+            share = fields.number(name, default=1.0)
+            fields.require(share == 1.0, name, "be 1, for rope turns whole heads", share)
+        return None
+    fields = config if scaling.get(name) is None else scaling
+    share = fields.number(name, default=1.0, high=1.0)
+    rotated = int(head_dim * share)
+    fields.require(rotated > 0 and rotated % 2 == 0, name, f"give an even number of the {head_dim} of a head", share)
+    return None if rotated == head_dim else rotated
+
+
+def _read_type(config: Fields, scaling: Fields, rope_type: RopeType, theta: float, width: int | None) -> RopeSpec:
+    """Rope of this type, that turns `width` numbers of a head."""
     if rope_type == "default":
         return RopeSpec(theta=theta)
+    if rope_type == "longrope":
+        return _read_longrope(config, scaling, theta, width)
     factor = scaling.number("factor", high=1e6)
     scaling.require(factor >= 1.0, "factor", "be at least 1", factor)
     if rope_type == "linear":
         return RopeSpec(type="linear", theta=theta, factor=factor)
-    original = config.get("original_max_position_embeddings")  # one beside the dictionary counts more, as in Phi-3
-    scaling = scaling if original is None else scaling.under({"original_max_position_embeddings": original})
-    original = scaling.integer("original_max_position_embeddings", default=context_field(config), high=MAX_CONTEXT_LEN)
+    original = _read_original(config, scaling)
     if rope_type == "yarn":
         return RopeSpec(
             type="yarn",
@@ -78,6 +102,38 @@ def read_rope(config: Fields, own: AbstractSet[str] = frozenset()) -> RopeSpec:
         high_freq_factor=high,
         original_max_position_embeddings=original,
     )
+
+
+def _read_original(config: Fields, scaling: Fields) -> int:
+    """The context of the first training. One beside the dictionary counts more, as in Phi-3."""
+    original = config.get("original_max_position_embeddings")
+    scaling = scaling if original is None else scaling.under({"original_max_position_embeddings": original})
+    return scaling.integer("original_max_position_embeddings", default=context_field(config), high=MAX_CONTEXT_LEN)
+
+
+def _read_longrope(config: Fields, scaling: Fields, theta: float, width: int | None) -> RopeSpec:
+    """A list of factors for texts up to the original context, and one for longer ones, which a model of it has."""
+
+    def factors(name: str) -> tuple[float, ...]:
+        values = scaling.get(name)
+        is_list = isinstance(values, list) and (width is None or len(values) == width // 2)
+        is_list = is_list and all(type(value) in (int, float) and 0 < value < math.inf for value in values)
+        scaling.require(is_list, name, f"be a list of a number for each of {(width or 0) // 2} pairs", values)
+        return tuple(map(float, values))
+
+    original, context_len = _read_original(config, scaling), context_field(config)
+    scaling.require(original > 1, "original_max_position_embeddings", "be above 1", original)
+    growth = scaling.number("factor", default=context_len / original)
+    growth = 1.0 if growth <= 1.0 else math.sqrt(1.0 + math.log(growth) / math.log(original))
+    rope = RopeSpec(
+        type="longrope",
+        theta=theta,
+        original_max_position_embeddings=original,
+        attention_factor=scaling.number("attention_factor", default=growth),
+        factors=factors("long_factor"),
+        short_factors=factors("short_factor"),
+    )
+    return rope.for_context(context_len)
 
 
 def _read_attention_factor(scaling: Fields, factor: float) -> float | None:

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from jsg.models.checkpoint import Piece
-from jsg.models.layers import Origin, Source
+from jsg.models.origin import Origin, Source
 
 Span = tuple[int, int]
 """The first index, and the index after the last, along the axis that devices share out."""
@@ -16,14 +16,14 @@ Slices = tuple[slice, ...]
 
 @runtime_checkable  # the test run checks arguments
 class Reader(Protocol):
-    """Reads tensors. Several threads may call both methods at the same time."""
+    """Reads sources. Several threads may call both methods at the same time."""
 
-    def read(self, name: str, slices: Slices) -> np.ndarray:
-        """A slice of a tensor with the axes of the file. Changes nothing. Callers must not write into the result."""
+    def read(self, source: Source, slices: Slices) -> np.ndarray:
+        """A slice of a source. Changes nothing. Callers must not write into the result."""
         ...
 
-    def piece(self, name: str) -> Piece:
-        """How the tensor is best cut into pieces. Changes nothing."""
+    def piece(self, source: Source) -> Piece:
+        """How the source is best cut into pieces. Changes nothing."""
         ...
 
 

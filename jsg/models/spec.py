@@ -7,10 +7,38 @@ which differ in their parameters only have equal records: such layers are traced
 
 import dataclasses
 import functools
+import re
+from collections.abc import Mapping
 
 from jsg.errors import ConfigError
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, KVShape, NormSpec, require_divisor
 from jsg.models.vision_config import VisionConfig
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TensorNames:
+    """How the tensors of a checkpoint are named in the modules here.
+
+    Attributes:
+        prefixes: The beginning of a name in the files → what the modules have there. The longest that fits counts.
+        unread: A pattern of whole names in the modules, of tensors that may be there and no module reads.
+    """
+
+    prefixes: Mapping[str, str]
+    unread: str = "(?!)"
+
+    def here(self, stored: str) -> str:
+        """The name in the modules of a tensor of the files."""
+        prefix = max((prefix for prefix in self.prefixes if stored.startswith(prefix)), key=len, default=None)
+        return stored if prefix is None else self.prefixes[prefix] + stored.removeprefix(prefix)
+
+    def is_unread(self, name: str) -> bool:
+        """Whether no module reads the tensor of this name."""
+        return re.fullmatch(self.unread, name) is not None
+
+
+CAUSAL_NAMES = TensorNames(prefixes={part: f"model.{part}" for part in ("embed_tokens.", "layers.", "norm.")})
+"""Those of a text model. One that was saved without its head lacks the part around the layers, too."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +87,7 @@ class ModelSpec:
         eos_token_ids: Tokens that end an answer.
         bos_token_id: Token that begins a text, if there is one.
         vision: The vision half; None for a text model.
+        names: How its tensors are named in a checkpoint.
         notes: What the file says and the model does not follow, a sentence each, for the log.
     """
 
@@ -74,6 +103,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     vision: VisionConfig | None = None
+    names: TensorNames = dataclasses.field(default=CAUSAL_NAMES, repr=False, compare=False)
     notes: tuple[str, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
     def over_devices(self, count: int, groups: int = 1) -> "ModelSpec":
@@ -96,6 +126,22 @@ class ModelSpec:
         layers = tuple(share_out(layer) for layer in self.layers)
         require_divisor(count, count, 1, "vocab_size", self.vocab_size)
         return dataclasses.replace(self, layers=layers)
+
+    def for_context(self, length: int) -> "ModelSpec":
+        """The same model if no text has more tokens than `length`, at most `max_position_embeddings`.
+
+        With longrope texts within the original context have positions of their own. Keys of one kind are wrong for the
+        other, so a model has one kind for all: that of its longest text.
+        """
+
+        def limited(layer: LayerSpec) -> LayerSpec:
+            attention = layer.attention
+            if attention.rope is None:
+                return layer
+            attention = dataclasses.replace(attention, rope=attention.rope.for_context(length))
+            return dataclasses.replace(layer, attention=attention)
+
+        return dataclasses.replace(self, layers=tuple(map(functools.cache(limited), self.layers)))
 
     @property
     def num_layers(self) -> int:

@@ -24,12 +24,14 @@ import math
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 EXPERT_AXIS = "expert"
 TENSOR_AXIS = "tensor"
 AXES = (EXPERT_AXIS, TENSOR_AXIS)
+AnyMesh = Mesh | AbstractMesh
+"""A mesh of devices that are here, or of any."""
 
 
 def num_parts() -> int:
@@ -92,7 +94,7 @@ def along(axis: int | None, num_axes: int, *, expert_axis: int | None = None) ->
 
 
 def sharding_of(
-    mesh: Mesh | None, axis: int | None, num_axes: int, *, expert_axis: int | None = None
+    mesh: AnyMesh | None, axis: int | None, num_axes: int, *, expert_axis: int | None = None
 ) -> NamedSharding | None:
     """`along` as a sharding on a mesh; None without a mesh."""
     return None if mesh is None else NamedSharding(mesh, along(axis, num_axes, expert_axis=expert_axis))

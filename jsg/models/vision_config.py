@@ -21,13 +21,6 @@ VISION_KINDS: Mapping[str, VisionKind] = {
 }
 """Architecture, as config.json names it → how an image is shown to the text model."""
 
-WHOLE_FIELDS = frozenset(
-    "text_config vision_config tie_word_embeddings projector_hidden_act multimodal_projector_bias vision_feature_layer "
-    "vision_feature_select_strategy image_token_index image_token_id video_token_index video_token_id "
-    "image_grid_pinpoints spatial_pool_mode spatial_pool_stride spatial_pool_out_channels image_seq_length "
-    "video_seq_length use_image_newline_parameter ignore_index vocab_size".split()
-)
-"""The fields of a vision model's file, read or without effect. The numbers of tokens follow from the tiles."""
 TOWER_FIELDS = frozenset(
     "hidden_size intermediate_size num_hidden_layers num_attention_heads image_size patch_size num_channels "
     "layer_norm_eps hidden_act projection_dim vocab_size".split()

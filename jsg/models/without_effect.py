@@ -4,8 +4,7 @@ import re
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from jsg.errors import ModelError
-from jsg.fields import MAX_SHOWN, Fields
+from jsg.fields import MAX_SHOWN, FieldError, Fields
 
 ROPE_DICTS = ("rope_parameters", "rope_scaling")
 """Where transformers 5 and transformers 4 write the scaling of positions."""
@@ -53,7 +52,7 @@ _AT_ONE = re.compile(r"(embedding|residual)_multiplier|logits?_scal(e|ing)|rope_
 
 
 def refuse_unknown(config: Fields, known: AbstractSet[str], what: str) -> None:
-    """Raises ModelError for a field that is neither known nor without effect. One that is off or empty changes nothing.
+    """Raises FieldError for a field that is neither known nor without effect. One that is off or empty changes nothing.
 
     Args:
         config: The object.
@@ -64,9 +63,11 @@ def refuse_unknown(config: Fields, known: AbstractSet[str], what: str) -> None:
         value = config.get(name)
         is_neutral = _is_off(value) or (value == 1 and _AT_ONE.fullmatch(name))
         if not is_neutral and not _ANYWHERE_PATTERN.fullmatch(name):
-            raise ModelError(
+            raise FieldError(
                 f"{config.file}: {what} has no field {name!r}, so jsg cannot know whether it changes the answers, but "
-                f"it is {repr(value)[:MAX_SHOWN]}; remove it if the model does without"
+                f"it is {repr(value)[:MAX_SHOWN]}; remove it if the model does without",
+                config.file,
+                name,
             )
 
 

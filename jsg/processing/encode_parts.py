@@ -17,6 +17,7 @@ from jsg.processing.detokenizer import IncrementalDetokenizer
 from jsg.processing.media_prompt import MediaReader, PromptMedia, sees_no
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
 from jsg.processing.tokenizer import Tokenizer
+from jsg.prompt_ids import PromptIds
 from jsg.types import FinishType
 
 
@@ -31,7 +32,7 @@ class EncodedPrompt:
         ends_in_content: As in `answer.Prompt`.
     """
 
-    input_ids: tuple[int, ...]
+    input_ids: tuple[int, ...] | PromptIds
     position_jumps: tuple[tuple[int, int], ...] = ()
     joined: tuple[int, ...] = ()
     media: tuple[MediaInput, ...] = ()

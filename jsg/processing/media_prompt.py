@@ -14,6 +14,7 @@ import numpy as np
 from jsg.errors import ContextLengthError, RequestError
 from jsg.media import MediaInput
 from jsg.processing.parts import MediaPart
+from jsg.prompt_ids import PromptIds
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -145,7 +146,7 @@ def put_media(
     media: Sequence[PromptMedia],
     field: str,
     max_tokens: int | None = None,
-) -> tuple[tuple[int, ...], tuple[MediaInput, ...]]:
+) -> tuple[tuple[int, ...] | PromptIds, tuple[MediaInput, ...]]:
     """`fill_placeholders` of a prompt as a client wrote it, in which every placeholder counts.
 
     If the prompt has no placeholder for pictures they go to its front, behind BOS; videos then go behind the pictures.
@@ -154,7 +155,7 @@ def put_media(
         reader: None for a model that sees nothing, which has no placeholders.
     """
     if reader is None:
-        return tuple(ids), ()
+        return ids if isinstance(ids, PromptIds) else tuple(ids), ()
     placeholders = set(reader.placeholder_ids.values())
     ids = list(ids)
     start = len(bos_ids) if tuple(ids[: len(bos_ids)]) == tuple(bos_ids) else 0

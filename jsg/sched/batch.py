@@ -9,6 +9,7 @@ import numpy as np
 from jsg.errors import JsgError
 from jsg.sched.buckets import BucketKey
 from jsg.sched.request import Placement, RunningRequest
+from jsg.token_scores import ScorePart
 from jsg.types import ConstraintReport, TokenLogprob
 
 
@@ -179,7 +180,7 @@ class StepResult:
         token_ids: The sampled token of each row of logits (see `Batch.first_rows`). It is -1 if the logits were not
             finite, and means nothing if the entry does not sample.
         logprobs: By row of logits, for the entries that ask for them.
-        prompt_logprobs: By index of the entry, one for each prompt token that its chunk predicts.
+        prompt_logprobs: By index of the entry, those of the prompt tokens that its chunk predicts.
         failed: Requests for which the host raised an error before or after the step. They end with an error.
         reasons: By rid, that error if the client may know it.
         kept_mass: By row of logits, the probability that the grammar left, for requests that report it.
@@ -191,7 +192,7 @@ class StepResult:
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprob] = dataclasses.field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprob]] = dataclasses.field(default_factory=dict)
+    prompt_logprobs: dict[int, list[ScorePart]] = dataclasses.field(default_factory=dict)
     failed: list[RunningRequest] = dataclasses.field(default_factory=list)
     reasons: dict[str, JsgError] = dataclasses.field(default_factory=dict)
     kept_mass: dict[int, float] = dataclasses.field(default_factory=dict)

@@ -16,6 +16,7 @@ from jsg.sched.request import FirstAdmission, Placement, RequestState, RunningRe
 from jsg.sched.table import RequestTable
 from jsg.sched.totals import SchedulerTotals
 from jsg.sched.waiting import WaitingQueue
+from jsg.token_scores import TokenScores
 from jsg.types import FinishReason, Request, RequestOutput
 
 
@@ -116,7 +117,7 @@ class Lifecycle:
         self.unadmitted.pop(running.whole, None)
         running.enter(RequestState.RUNNING)
         running.place = place
-        running.prompt_logprobs.clear()
+        running.prompt_logprobs = TokenScores()
         self.running.append(running)
         self.admitted.append(running)
 

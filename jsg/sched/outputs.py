@@ -4,6 +4,7 @@ from collections.abc import Set
 
 from jsg.sched.batch import StepResult
 from jsg.sched.request import FirstAdmission, RunningRequest
+from jsg.token_scores import TokenScores
 from jsg.types import ConstraintReport, FinishReason, FinishType, RequestOutput, TokenLogprob
 
 
@@ -22,8 +23,8 @@ def make_output(
     has_reported, running.has_reported = running.has_reported, True
     admission, prompt_logprobs = running.admission or FirstAdmission(), None
     if running.request.wants_prompt_logprobs and not has_reported:
-        has_all = len(running.prompt_logprobs) == running.num_prompt - running.request.logprob_start_len
-        prompt_logprobs = tuple(running.prompt_logprobs) if has_all else None
+        scores, running.prompt_logprobs = running.prompt_logprobs, TokenScores()
+        prompt_logprobs = scores if len(scores) == running.num_prompt - running.request.logprob_start_len else None
     return RequestOutput(
         rid=running.request.rid,
         token_ids=token_ids,

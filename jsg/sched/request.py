@@ -9,7 +9,8 @@ from jsg.cache.radix import PrefixLock
 from jsg.cache.watch import Watch
 from jsg.media import MIN_TOKENS
 from jsg.sched.positions import Layout, cached_shifts
-from jsg.types import CacheReport, Request, TokenLogprob
+from jsg.token_scores import TokenScores
+from jsg.types import CacheReport, Request
 
 
 class RequestState(enum.Enum):
@@ -138,7 +139,7 @@ class RunningRequest:
         kept: Its pages while it is KEPT; else None.
         arrived_s: Time of arrival.
         admission: Its first admission; None before that.
-        prompt_logprobs: Those of the chunks that are committed.
+        prompt_logprobs: Those of the chunks that are committed, until the first output takes them.
         has_reported: Whether an output was made of it.
         layout: Its positions and its key in the tree; None if these are the indices and the tokens.
         branch_of: The joined request whose branch this request computes.
@@ -155,7 +156,7 @@ class RunningRequest:
     kept: KeptPrefix | None = None
     arrived_s: float = 0.0
     admission: FirstAdmission | None = None
-    prompt_logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    prompt_logprobs: TokenScores = dataclasses.field(default_factory=TokenScores)
     has_reported: bool = False
     layout: Layout | None = None
     branch_of: "RunningRequest | None" = None

@@ -396,7 +396,7 @@ class Scheduler:
                 continue
             running = entry.running
             if result.prompt_logprobs:
-                running.prompt_logprobs.extend(result.prompt_logprobs.get(index, ()))
+                running.prompt_logprobs.parts += result.prompt_logprobs.get(index, ())
             if entry.samples:
                 self._take_tokens(entry, index, row, result, outputs)
             elif entry.ends_prefill:

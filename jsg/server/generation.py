@@ -23,6 +23,7 @@ from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.processing.stop_strings import MakeFinder
 from jsg.processing.tokenizer import Tokenizer
 from jsg.processing.tool_calls import nameable_tokens
+from jsg.prompt_ids import PromptIds
 from jsg.server.caller import ApiCall
 from jsg.server.limits import Admission
 from jsg.server.loop_share import IDS_PER_UNIT, PER_UNIT, LoopShare
@@ -251,12 +252,17 @@ class Generator:
         """The written forms of the special tokens that a grammar for this model may name."""
         return frozenset(nameable_tokens(self.tokenizer, self.info.vocab_size, self.info.eos_token_ids).values())
 
-    async def encode(self, prompts: Sequence[str | list[int]]) -> list[tuple[int, ...]]:
+    async def encode(self, prompts: Sequence[str | list[int]]) -> list[tuple[int, ...] | PromptIds]:
         """The tokens of each prompt; texts are encoded beside the event loop. Raises RequestError."""
+        limit = self.info.max_request_tokens
 
-        def encode_all() -> list[tuple[int, ...]]:
-            limit = self.info.max_request_tokens
-            return [tuple(self.tokenizer.encode(p, max_tokens=limit) if isinstance(p, str) else p) for p in prompts]
+        def ids_of(prompt: str | list[int]) -> tuple[int, ...] | PromptIds:
+            if isinstance(prompt, str):  # a list of texts may be millions of tokens, which would be as many objects
+                return PromptIds.of_any(self.tokenizer.encode(prompt, max_tokens=limit))
+            return tuple(prompt)
+
+        def encode_all() -> list[tuple[int, ...] | PromptIds]:
+            return list(map(ids_of, prompts))
 
         return await self._threads.run(encode_all, sum(len(p) for p in prompts if isinstance(p, str)))
 

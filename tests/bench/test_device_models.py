@@ -22,6 +22,7 @@ from bench.device.plan import PLANS, TRIAL, Plan
 from bench.shapes import write_model
 from jsg.engine.device import step
 from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.models.config import read_spec
 from jsg.models.loading import abstract_model
 
@@ -86,7 +87,7 @@ def test_a_product_of_experts_that_is_wrong_in_one_row_is_told(part: Noted, monk
 def test_a_choice_that_is_wrong_is_told(part: Noted, monkeypatch: pytest.MonkeyPatch):
     right = ops.expert_routes
     monkeypatch.setattr(experts, "_measure_products", lambda *_: None)
-    monkeypatch.setattr(ops, "expert_routes", lambda logits, experts_per_token: right(-logits, experts_per_token))
+    monkeypatch.setattr(ops, "expert_routes", lambda logits, choice: right(-logits, choice))
     with pytest.raises(ArithmeticError, match="places that are others"):
         experts.measure(part)
 
@@ -94,7 +95,7 @@ def test_a_choice_that_is_wrong_is_told(part: Noted, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("num_tokens", [pytest.param(1, marks=pytest.mark.slow), 300])
 def test_the_definition_of_routes_is_that_of_the_reference(num_tokens: int):
     logits = np.random.default_rng(num_tokens).normal(size=(num_tokens, 8)).astype(np.float32)
-    expected = ops.expert_routes(jnp.asarray(logits), 2, implementation="reference")
+    expected = ops.expert_routes(jnp.asarray(logits), ChoiceSpec(per_token=2), implementation="reference")
     weights, *whole = experts.routes_in_float64(logits.astype(np.float64), 2)
     np.testing.assert_allclose(weights, expected.weights, rtol=1e-5)
     assert [np.array_equal(*pair) for pair in zip(whole, expected[1:], strict=True)] == [True] * 3

@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from docs.tables import models
-from jsg.models.registry import FAMILIES
-from jsg.models.vision_config import VISION_KINDS
+from jsg.models.registry import FAMILIES, WRAPPERS
 from tests import parity
 from tests.test_layout import ROOT
 
@@ -44,7 +43,7 @@ def test_the_figures_are_within_their_bounds():
 
 
 def test_every_family_has_a_row_and_a_description():
-    for architecture in (*FAMILIES, *VISION_KINDS):
+    for architecture in (*FAMILIES, *WRAPPERS):
         assert f"| `{architecture}` | " in PAGE.partition("## Parity")[0]
         row = next(line for line in models.parity().splitlines() if line.startswith(f"| `{architecture}` |"))
         assert "logits within" in row, "nothing compares this family with another implementation"

@@ -21,6 +21,7 @@ from jsg.config import EngineConfig
 from jsg.engine.child.protocol import Call, Failure, ModelInfo, Progress, Refusal
 from jsg.errors import MemoryPlanError, QueueFullError, QueueTimeoutError, RequestError, check_length
 from jsg.sched.table import POOL_TERMS
+from jsg.token_scores import TokenScores
 from jsg.types import (
     CacheReport,
     ConstraintReport,
@@ -31,6 +32,7 @@ from jsg.types import (
     RequestOutput,
     TokenLogprob,
 )
+from tests.scored import scores_of
 
 VOCAB_SIZE = 512
 CONTEXT_LENGTH = 1024
@@ -328,13 +330,15 @@ class FakeCore:
         return FinishReason(FinishType.LENGTH) if is_over else None
 
     def _score(self, request: Request, token: int, *, is_first: bool = False) -> TokenLogprob:
+        if is_first:
+            return TokenLogprob(token, None)
         top = tuple((other, -float(rank)) for rank, other in enumerate(range(token, token + request.top_logprobs_num)))
         chosen = tuple((other, -float(other)) for other in request.token_ids_logprob)
-        return TokenLogprob(token, None if is_first else -token / 1000, () if is_first else top, chosen)
+        return TokenLogprob(token, -token / 1000, top, chosen)
 
-    def _score_prompt(self, request: Request) -> tuple[TokenLogprob, ...]:
+    def _score_prompt(self, request: Request) -> TokenScores:
         scored = range(request.logprob_start_len, len(request.input_ids))
-        return tuple(self._score(request, request.input_ids[i], is_first=i == 0) for i in scored)
+        return scores_of(self._score(request, request.input_ids[i], is_first=i == 0) for i in scored)
 
     def answer(self, call: Call) -> bool | dict[str, Any]:
         match call.name:

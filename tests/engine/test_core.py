@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import json
 import re
 
 import jax
@@ -18,6 +19,7 @@ from jsg.kernels_pallas import ops
 from jsg.types import FinishReason, FinishType, Request, SamplingParams
 from tests.engine import small
 from tests.engine.small import check_core
+from tests.golden.variants import VARIANTS
 
 PROMPT = tuple(range(2, 40))
 
@@ -256,6 +258,18 @@ def test_deterministic_mode_has_two_gpus_at_most(small_model):
     config = EngineConfig(model_path=str(small_model), deterministic=True, tp_size=4)
     with pytest.raises(ConfigError, match="--deterministic needs --tp-size 1 or 2, but got 4"):
         startup.settle(config, small_model, Device(platform="gpu", kind="NVIDIA H200", gpu=None, why="", count=4), None)
+
+
+def test_the_context_of_an_engine_decides_how_longrope_turns(tmp_path):
+    """Texts within the original context of 32 tokens have positions of their own."""
+    (tmp_path / "config.json").write_text(json.dumps(VARIANTS["phi3_longrope"]))
+    device = Device(platform="cpu", kind="cpu", gpu=None, why="")
+    factors = []
+    for context_length in (None, 33, 32):
+        config = EngineConfig(model_path=str(tmp_path), load_format="dummy", context_length=context_length)
+        (rope,) = {layer.attention.rope for layer in startup.settle(config, tmp_path, device, None).model.layers}
+        factors.append(rope.factors[-1])
+    assert factors == [6.0, 6.0, 1.5]
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ PLACES = {
     "the constants of its sampling": (packing, "sampling_row", {}),
     "its bias at admission": (packing, "bias_of", {"logit_bias": {5: 1.0}}),
     "the log-probabilities of its tokens": (results, "_token_logprob", {}),
-    "the log-probabilities of its prompt": (results, "_prompt_part", {}),
+    "the log-probabilities of its prompt": (results, "_prompt_parts", {}),
     "its output": (outputs, "make_output", {}),
 }
 

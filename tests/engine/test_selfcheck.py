@@ -51,7 +51,11 @@ def test_tokens_outside_the_window_cost_nothing(cached: int, new: int, window: i
 
 def test_of_several_experts_those_count_that_tokens_choose(tmp_path):
     config = read(tmp_path, VARIANTS["mixtral_three_of_five"])
-    num_experts, chosen, layers = config.layers[0].mlp.count, config.layers[0].mlp.router.per_token, config.num_layers
+    num_experts, chosen, layers = (
+        config.layers[0].mlp.count,
+        config.layers[0].mlp.router.choice.per_token,
+        config.num_layers,
+    )
     block = 3 * config.hidden_size * config.layers[0].mlp.inner
     outside = config.vocab_size * config.hidden_size + (2 * layers + 1) * config.hidden_size  # the embedding, norms
     all_weights = num_parameters(config) - outside

@@ -24,6 +24,8 @@ FAMILIES = {
     "qwen2": (2,),
     "qwen2_moe": (2,),
     "olmo2": (2,),  # norms of all heads together
+    "phi3": (2,),  # fused projections
+    "glm4": (2,),  # the same, and neighbours are turned together
     "qwen3_biases": (4,),
 }
 IN_ALL_SHAPES = ("llama_gqa_head_dim", "mixtral")

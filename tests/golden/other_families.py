@@ -56,6 +56,26 @@ _GRANITE = {
     "attention_multiplier": 0.1,
 }
 
+_TOWER = {
+    "model_type": "pixtral",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 8,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+
+def around(architecture: str, model_type: str, text: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A model around a text model; its small tower is there, and is not read."""
+    half = {name: value for name, value in text.items() if name not in ("architectures", "tie_word_embeddings")}
+    return {"architectures": [architecture], "model_type": model_type, "text_config": half, **fields}
+
+
+_MISTRAL3 = {"vision_config": _TOWER, "image_token_index": 10, "spatial_merge_size": 2, "vision_feature_layer": -1}
+
 OTHERS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {**_QWEN2_MOE, "mlp_only_layers": [1]},
     "qwen2_moe_window": {
@@ -116,6 +136,54 @@ OTHERS: dict[str, dict[str, Any]] = {
         # Without rope a bias of keys changes nothing, and a test wants every weight to matter.
         mlp_bias=True,
     ),
+    "phi3": small(
+        "Phi3ForCausalLM",
+        "phi3",
+        head_dim=24,
+        sliding_window=24,
+        pad_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.75},
+    ),
+    "phi3_longrope": small(
+        "Phi3ForCausalLM",
+        "phi3",
+        head_dim=None,
+        hidden_size=96,
+        num_key_value_heads=3,
+        num_hidden_layers=3,
+        pad_token_id=0,
+        partial_rotary_factor=0.75,
+        original_max_position_embeddings=32,
+        rope_scaling={"type": "longrope", "short_factor": [1.5] * 6, "long_factor": [1.0, 1.1, 1.5, 2.5, 4.0, 6.0]},
+        tie_word_embeddings=True,
+    ),
+    "phi3_short": small(
+        "Phi3ForCausalLM",
+        "phi3",
+        head_dim=None,
+        hidden_size=96,
+        num_key_value_heads=6,
+        pad_token_id=0,
+        original_max_position_embeddings=512,
+        rope_scaling={
+            "type": "longrope",
+            "factor": 4.0,
+            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 2.0, 2.5, 3.0],
+            "long_factor": [9.0] * 8,
+        },
+    ),
+    "glm4": small("Glm4ForCausalLM", "glm4", pad_token_id=0),
+    "glm4_whole": small(
+        "Glm4ForCausalLM",
+        "glm4",
+        head_dim=20,
+        num_key_value_heads=3,
+        num_hidden_layers=3,
+        pad_token_id=0,
+        attention_bias=False,
+        partial_rotary_factor=1.0,
+        tie_word_embeddings=True,
+    ),
     "granite": small("GraniteForCausalLM", "granite", **_GRANITE),
     "granite_biases": small(
         "GraniteForCausalLM",
@@ -124,5 +192,18 @@ OTHERS: dict[str, dict[str, Any]] = {
         attention_bias=True,
         mlp_bias=True,
         num_key_value_heads=1,
+    ),
+    "mistral3": around(
+        "Mistral3ForConditionalGeneration",
+        "mistral3",
+        small("MistralForCausalLM", "mistral", num_key_value_heads=3, sliding_window=24),
+        **_MISTRAL3,
+        tie_word_embeddings=False,
+    ),
+    "mistral3_tied": around(
+        "Mistral3ForConditionalGeneration",
+        "mistral3",
+        small("Ministral3ForCausalLM", "ministral3", rope_theta=None, rope_parameters=_GROWING, head_dim=32),
+        **_MISTRAL3,
     ),
 }

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import transformers
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+from transformers import AutoConfig, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.golden.other_families import OTHERS
@@ -54,7 +54,7 @@ def write_shapes(variant: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
         (path / "config.json").write_text(json.dumps(VARIANTS[variant]))
-        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path)).save_pretrained(path)
+        _model_class(variant)(AutoConfig.from_pretrained(path)).save_pretrained(path)
         with safe_open(path / "model.safetensors", "np") as file:
             found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 # a method
     shapes = (json.loads(SHAPES.read_text()) if SHAPES.exists() else {}) | {variant: found}
@@ -111,13 +111,17 @@ def load(variant: str, tensors: dict[str, np.ndarray]) -> torch.nn.Module:
     """The Hugging Face model; stops if one tensor does not fit it."""
     with tempfile.TemporaryDirectory() as directory:
         write_checkpoint(Path(directory), variant, tensors)
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = _model_class(variant).from_pretrained(
             directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
     problems = {name: found for name, found in report.items() if found}
     if problems:
         sys.exit(f"{variant}: the checkpoint does not fit the implementation: {problems}")
     return model
+
+
+def _model_class(variant: str) -> Any:
+    return getattr(transformers, VARIANTS[variant]["architectures"][0])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from jsg.engine.device.devices import E4M3_CAPABILITY
 from jsg.engine.device.executables import QUANTISED_OPTIONS
 from jsg.engine.startup import OTHER_ENCODE_SIZES
 from jsg.kernels_pallas import ops, tuning
+from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.reference_threshold import sortable
 from jsg.models.layers import project
 from jsg.models.quantise import STORED, Quantised, quantise
@@ -74,11 +75,13 @@ def test_top_k_is_exact_and_top_p_nearly():
         assert int(jnp.sum(kept[0] != kept[1], axis=-1).max()) <= most
 
 
+@pytest.mark.parametrize(("num_experts", "chosen"), [(8, 2), (128, 8)])
 @pytest.mark.parametrize("num_tokens", [1, 300, 5000])
-def test_routes_equal_plain_jnp(num_tokens: int):
-    logits = jax.random.normal(jax.random.key(0), (num_tokens, 8))
+def test_routes_equal_plain_jnp(num_tokens: int, num_experts: int, chosen: int):
+    logits = jax.random.normal(jax.random.key(0), (num_tokens, num_experts))
     choose = jax.jit(ops.expert_routes, static_argnums=1, static_argnames="implementation")
-    found, expected = (choose(logits, 2, implementation=name) for name in (None, "reference"))
+    choice = ChoiceSpec(per_token=chosen)
+    found, expected = (choose(logits, choice, implementation=name) for name in (None, "reference"))
     np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-5)
     assert [np.array_equal(*pair) for pair in zip(found[1:], expected[1:], strict=True)] == [True] * 3
 
@@ -103,7 +106,8 @@ def test_products_with_kernels_in_8_bits(stored: str):
 @pytest.mark.parametrize("shape", [(8, 4096, 14336), (8, 14336, 4096), (3, 200, 72)], ids=str)
 def test_products_of_experts_equal_their_definition(shape: tuple[int, int, int], dtype: str, num_tokens: int):
     kernels = experts.make_kernels(shape, dtype, "none")
-    sizes = ops.expert_routes(jax.random.normal(jax.random.key(0), (num_tokens, shape[0])), 2).sizes
+    logits = jax.random.normal(jax.random.key(0), (num_tokens, shape[0]))
+    sizes = ops.expert_routes(logits, ChoiceSpec(per_token=2)).sizes
     rows = (shape[1] ** -0.5 * jax.random.normal(jax.random.key(1), (2 * num_tokens, shape[1]))).astype(dtype)
     found = ops.grouped_matmul(rows, kernels.values, sizes, result="float32", implementation="triton")
     assert experts.largest_error(found, rows, kernels, np.asarray(sizes)) <= 2e-4

@@ -21,7 +21,7 @@ EPS = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A step's shape. `pool` is the type of the pool, None for that of the activations."""
+    """A step's shape. `pool` and `weight`, of norms, are types, None for that of the activations."""
 
     name: str
     tokens: int = 5
@@ -32,6 +32,8 @@ class Case:
     dtype: str = "float32"
     pool: str | None = None
     norms: bool = False
+    weight: str | None = None
+    is_late: bool = False
 
 
 PLAIN = Case("two-blocks", tokens=35)
@@ -45,7 +47,8 @@ EVERYTHING = Case(
     pool="float8_e4m3fn",
     norms=True,
 )
-FAST = (PLAIN, EVERYTHING)
+WIDE_AND_LATE = Case("wide-late", dtype="bfloat16", norms=True, weight="float32", is_late=True)
+FAST = (PLAIN, EVERYTHING, WIDE_AND_LATE)
 SLOW = (
     Case("norms-pages-of-8", norms=True, page_size=8, dtype="bfloat16"),
     Case("head-dim-80-odd-group", tokens=3, heads=3, kv_heads=1, head_dim=80, norms=True),
@@ -60,6 +63,9 @@ SLOW = (
     Case("fp8-e5m2", pool="float8_e5m2"),
     Case("f32-activations-bf16-pool", pool="bfloat16", norms=True),
     Case("pages-of-64", page_size=64),
+    dataclasses.replace(WIDE_AND_LATE, name="wide", is_late=False),
+    dataclasses.replace(WIDE_AND_LATE, name="late", weight=None, head_dim=64),
+    dataclasses.replace(WIDE_AND_LATE, name="late-float32", dtype="float32", head_dim=80),
 )
 LONG = ("one-token", "mha", "head-dim-96", "head-dim-256", "group-of-7", "pages-of-64")
 
@@ -103,22 +109,24 @@ def make(case: Case) -> Arrays:
         sin=jnp.sin(angle),
         slots=jnp.asarray(slots, jnp.int32),
         cache=tuple(normal(*pool_shape, dtype=case.pool or case.dtype).at[0].set(0) for _ in range(2)),
-        weights=(normal(case.head_dim), normal(case.head_dim)) if case.norms else None,
+        weights=tuple(normal(case.head_dim, dtype=case.weight or case.dtype) for _ in "qk") if case.norms else None,
     )
 
 
 @functools.cache
-def compiled(implementation: str, *, rounds_often: bool = False) -> Callable[[Arrays], tuple[jax.Array, LayerCache]]:
+def compiled(
+    implementation: str, *, is_late: bool = False, rounds_often: bool = False
+) -> Callable[[Arrays], tuple[jax.Array, LayerCache]]:
     def call(a: Arrays) -> tuple[jax.Array, LayerCache]:
-        norms = None if a.weights is None else HeadNorms(*a.weights, EPS)
+        norms = None if a.weights is None else HeadNorms(*a.weights, EPS, is_late)
         return ops.rotate_and_write(a.qkv, a.cos, a.sin, a.slots, a.cache, norms=norms, implementation=implementation)
 
     return jax.jit(call, compiler_options=QUICKLY | ({"xla_allow_excess_precision": False} if rounds_often else {}))
 
 
-def run(arrays: Arrays, implementation: str, *, rounds_often: bool = False) -> list[np.ndarray]:
+def run(arrays: Arrays, implementation: str, *, is_late: bool = False, rounds_often: bool = False) -> list[np.ndarray]:
     """Queries, keys and values as they come out, in float32."""
-    queries, (keys, values) = compiled(implementation, rounds_often=rounds_often)(arrays)
+    queries, (keys, values) = compiled(implementation, is_late=is_late, rounds_often=rounds_often)(arrays)
     return [np.asarray(x).astype(np.float32) for x in (queries, keys, values)]
 
 
@@ -126,9 +134,9 @@ def check(case: Case, arrays: Arrays, implementation: str = "triton") -> None:
     """The kernel gives what the reference gives, to the rounding of one operation."""
     for name, got, expected, dtype in zip(
         ("queries", "keys", "values"),
-        run(arrays, implementation),
+        run(arrays, implementation, is_late=case.is_late),
         # XLA leaves out a rounding of norms if it may, as Triton's kernel does, and machine code does not.
-        run(arrays, "reference", rounds_often=implementation == "native"),
+        run(arrays, "reference", is_late=case.is_late, rounds_often=implementation == "native"),
         (case.dtype, case.pool or case.dtype, case.pool or case.dtype),
         strict=True,
     ):
@@ -153,7 +161,7 @@ def test_equals_the_reference_in_every_shape(case: Case):
     check(case, make(case))
 
 
-@pytest.mark.parametrize("case", [PLAIN, *SLOW[:1]], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [PLAIN, WIDE_AND_LATE, *SLOW[:1]], ids=lambda case: case.name)
 def test_machine_code_equals_the_reference(case: Case):
     check(case, make(case), "native")
 

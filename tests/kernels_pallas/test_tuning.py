@@ -1,6 +1,7 @@
 """Block sizes are data: complete, dated, found by class of cards and rows, and smaller where a card has less memory."""
 
 import datetime
+import functools
 import importlib.resources
 import itertools
 import json
@@ -106,5 +107,11 @@ def test_attention_fits_on_every_card_with_heads_of_any_size(file: Path, stored:
             rows = attention_block.padded_rows(rows)
             assert attention_block.shared_bytes(rows, cut.block_k, cut.num_stages, queries, keys) <= most
     for rows in (16, 512, 8192):
-        cut = grouped_matmul.default_sizes(rows, jnp.dtype(dtype), jnp.dtype(stored))
+        cut = grouped_matmul.default_sizes(rows, 8, jnp.dtype(dtype), jnp.dtype(stored))
         assert grouped_matmul.shared_bytes(cut, jnp.dtype(dtype), jnp.dtype(stored)) <= most
+
+
+def test_groups_of_as_many_rows_have_the_same_blocks():
+    """However many groups there are; with fewer than were measured, the rows count."""
+    one = functools.partial(grouped_matmul.default_sizes, dtype=jnp.dtype("bfloat16"), stored=jnp.dtype("bfloat16"))
+    assert one(16 * 512, 128) == one(512, 8) == one(512, 2) != one(16 * 512, 8)

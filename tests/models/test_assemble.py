@@ -45,6 +45,7 @@ FAST: dict[str, Loads] = {
     "4 bits": ("wide", None, [run(2, INT4, piece_bytes=3000)]),
     "experts": ("mixtral", None, [run(4, groups=2)]),
     "converted": ("llama_gqa_head_dim", 4, [run(2), run(4)]),
+    "parts": ("phi3", None, [run(2), run(2, **PIECES)]),  # of fused tensors, in another order
 }
 SLOW: dict[str, Loads] = {
     "heads": ("llama_gqa_head_dim", None, [run(4, **SENT)]),
@@ -59,6 +60,8 @@ SLOW: dict[str, Loads] = {
     "4 bits for four": ("wide", 4, [run(2, INT4, **SENT)]),
     "for one": ("llama_gqa_head_dim", 1, [run(2), run(2, **SENT)]),
     "for four": ("llama_gqa_head_dim", 4, [run(2, INT8)]),
+    "converted parts": ("phi3", 2, [run(2), run(2, **SENT)]),
+    "parts": ("glm4", None, [run(2, **SENT), run(2, INT8), run(2, {"load_format": "dummy"})]),
 }
 LONG: dict[str, Loads] = {
     "bits": ("mixtral_three_of_five", None, [run(4, INT8, **PIECES)]),
@@ -128,7 +131,7 @@ def test_devices_hold_what_one_would(loaded, name: str):
         assert result["num_shared_out"] > 4
 
 
-@pytest.mark.parametrize("name", ["own", "experts", "converted", *slow("experts", "for one")])
+@pytest.mark.parametrize("name", ["own", "experts", "converted", "parts", *slow("experts", "for one")])
 def test_each_device_reads_its_part_only(loaded, name: str):
     first, *_ = loaded(name)
     assert first["numbers_read"] == first["numbers_held"]

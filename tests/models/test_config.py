@@ -20,6 +20,7 @@ from jsg.models.spec import LayerSpec, ModelSpec
 from tests.golden.variants import LLAMA, VARIANTS
 
 QWEN = VARIANTS["qwen2"]
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
 
@@ -76,6 +77,8 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "Olmo2ForCausalLM": (32, 1e4, 1e-5, 2048, {None}, None),
         "SmolLM3ForCausalLM": (4, 2e6, 1e-6, 32768, {None}, 128000),
         "GraniteForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
+        "Phi3ForCausalLM": (32, 1e4, 1e-5, 4096, {None}, 1),
+        "Glm4ForCausalLM": (2, 1e4, 1.5625e-7, 131072, {None}, None),
     }[architecture]
     assert (config.layers[0].attention.kv_heads, config.layers[0].attention.rope.theta, config.final_norm.eps) == (
         kv_heads,
@@ -102,7 +105,7 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
     values = theirs.to_dict() | {"layer_types": None, "no_rope_layers": None}  # which it derives
     ours = dict(family.defaults)
     ours["rope_theta"] = ours.pop("rope_parameters", ours)["rope_theta"]
-    values["rope_theta"] = theirs.rope_parameters["rope_theta"]
+    values |= {name: value for name, value in theirs.rope_parameters.items() if name in ours}
     if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
         values["sliding_window"] = type(theirs).sliding_window
     derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128}
@@ -125,7 +128,8 @@ def test_a_family_reads_what_it_declares_and_nothing_else(tmp_path, monkeypatch)
     monkeypatch.setattr(Family, "read", read_family)
     for variant in VARIANTS.values():
         read(tmp_path, variant)
-        if "use_sliding_window" in FAMILIES[variant["architectures"][0]].defaults:
+        family = FAMILIES.get(variant["architectures"][0])  # None for a wrapper, whose text half is one of them
+        if family is not None and "use_sliding_window" in family.defaults:
             read(tmp_path, {**variant, "use_sliding_window": True})
     assert seen.keys() == FAMILIES.keys()
     for architecture, names in seen.items():
@@ -188,6 +192,38 @@ def test_rope_scaling_hides_rope_parameters(tmp_path):
     assert read(tmp_path, {**base, "rope_scaling": {}}).layers[0].attention.rope == RopeSpec(theta=5e5)
     hidden = read(tmp_path, {**LLAMA, "rope_theta": 77.0, **new})
     assert (hidden.layers[0].attention.rope.theta, hidden.notes) == (5e5, ())
+
+
+def test_longrope_has_one_list_for_all_texts(tmp_path):
+    """The long one, as in transformers for texts beyond the original context, unless all are within it."""
+    model = read(tmp_path, VARIANTS["phi3_longrope"])
+    long = model.layers[0].attention.rope
+    assert (long.factors, long.rotated) == ((1.0, 1.1, 1.5, 2.5, 4.0, 6.0), 12)
+    assert long.attention_factor == math.sqrt(1 + math.log(512 / 32) / math.log(32))
+    assert model.for_context(33) == model
+    (rope,) = {layer.attention.rope for layer in model.for_context(32).layers}
+    assert (rope.factors, rope.attention_factor) == ((1.5,) * 6, long.attention_factor)
+    for name in ("su", "yarn", "longrope"):
+        scaling = {**VARIANTS["phi3_longrope"]["rope_scaling"], "type": name}
+        assert read(tmp_path, {**VARIANTS["phi3_longrope"], "rope_scaling": scaling}) == model
+    with pytest.raises(ModelError, match="rope_type must be default or longrope, but is 'linear'"):
+        read(tmp_path, {**VARIANTS["phi3_longrope"], "rope_scaling": {"type": "linear", "factor": 2.0}})
+
+
+@pytest.mark.parametrize("place", ["beside", "within"])
+def test_a_share_of_a_head_is_turned_where_a_family_can(tmp_path, place: str):
+    """A share in the dictionary counts more than one beside it, and one of an odd number is refused."""
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+
+    def rotated(share: float) -> int | None:
+        fields = {"partial_rotary_factor": share} if place == "beside" else {"partial_rotary_factor": 0.125}
+        own = {"rope_parameters": {**rope, "partial_rotary_factor": share}} if place == "within" else {}
+        return read(tmp_path, {**VARIANTS["glm4"], **fields, **own}).layers[0].attention.rope.rotated
+
+    assert [rotated(share) for share in (0.5, 0.25, 1.0)] == [8, 4, None]
+    for share in (0.2, 1.5, 0.01):
+        with pytest.raises(ModelError, match="partial_rotary_factor must"):
+            rotated(share)
 
 
 def test_an_original_context_beside_the_dictionary_counts_more(tmp_path):
@@ -386,7 +422,10 @@ def test_kv_bytes(tmp_path):
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"rope_theta": float("inf")}, "rope_theta"),
         ({"rope_theta": -1.0}, "rope_theta"),
-        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type must be one of .* but is 'dynamic'"),
+        ({"rope_scaling": {**LONGROPE, "long_factor": [1.0] * 7}}, "long_factor must be a list of .* of 8 pairs"),
+        ({"rope_scaling": {**LONGROPE, "short_factor": [0.0] * 8}}, "short_factor must be a list"),
+        ({"rope_scaling": {**LONGROPE, "short_factor": None}}, "short_factor must be a list"),
         ({"rope_scaling": {"type": "linear"}}, "factor"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor must be at least 1"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "extrapolation_factor": 1.0}}, "extrapolation_factor"),

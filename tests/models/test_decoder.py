@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from jsg.cache.pool import make_pool
+from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.inputs import AttentionInputs
 from jsg.models import decoder
 from jsg.models.block_spec import (
@@ -21,6 +22,7 @@ from jsg.models.block_spec import (
     RopeSpec,
     RouterSpec,
     SharedExpertSpec,
+    StackSpec,
 )
 from jsg.models.decoder import Decoder, Layer
 from jsg.models.inputs import ForwardInputs
@@ -105,10 +107,11 @@ def test_bfloat16_agrees_with_float32(paged, model):
 EXPERTS = ExpertsSpec(
     count=4,
     inner=96,
-    router=RouterSpec(name="mlp.gate", per_token=2),
+    router=RouterSpec(choice=ChoiceSpec(per_token=2), choice_bias="mlp.bias"),
     gate="mlp.experts.{expert}.gate_proj",
     up="mlp.experts.{expert}.up_proj",
     down="mlp.experts.{expert}.down_proj",
+    stack=StackSpec(),
     shared=SharedExpertSpec(block=FeedForwardSpec(inner=64), gate="mlp.shared_expert_gate"),
 )
 OTHER: dict[str, Any] = {
@@ -136,6 +139,10 @@ OTHER: dict[str, Any] = {
     "beta_fast": 40.0,
     "beta_slow": 2.0,
     "attention_factor": 1.5,
+    "rotated": 16,
+    "factors": (2.0,) * 16,
+    "short_factors": (2.0,) * 16,
+    "suffix": "",
     "heads": 8,
     "kv_heads": 4,
     "kv_repeats": 2,
@@ -143,6 +150,13 @@ OTHER: dict[str, Any] = {
     "inner": 32,
     "count": 5,
     "per_token": 1,
+    "score": "sigmoid",
+    "groups": 2,
+    "kept_groups": 2,
+    "masked_score": 0.0,
+    "least_sum": 1e-3,
+    "choice_bias": "another",
+    "choice_bias_axes": 2,
 }
 
 

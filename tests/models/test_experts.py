@@ -22,7 +22,7 @@ WIDTH, INNER, EXPERTS, CHOSEN = 64, 96, 5, 3
 def block(tmp_path_factory: pytest.TempPathFactory) -> SparseFeedForward:
     config = read(tmp_path_factory.mktemp("config"), CONFIG)
     assert (config.hidden_size, config.layers[0].mlp.inner) == (WIDTH, INNER)
-    assert (config.layers[0].mlp.count, config.layers[0].mlp.router.per_token) == (EXPERTS, CHOSEN)
+    assert (config.layers[0].mlp.count, config.layers[0].mlp.router.choice.per_token) == (EXPERTS, CHOSEN)
     block = SparseFeedForward(config.layers[0].mlp, "", WIDTH, jnp.float32)
     for index, param in enumerate(jax.tree.leaves(nnx.state(block), is_leaf=lambda leaf: isinstance(leaf, nnx.Param))):
         param.set_value(jax.random.normal(jax.random.key(index), param.shape) * param.shape[-2] ** -0.5)

@@ -50,7 +50,6 @@ UNKNOWN = {
     "whisper": shape("WhisperForConditionalGeneration", d_model=1280, encoder_layers=32, num_mel_bins=128),
     "gpt2": shape("GPT2LMHeadModel", n_embd=768, n_layer=12, n_head=12, activation_function="gelu_new"),
     "minimax-m2": shape("MiniMaxM2ForCausalLM", **TEXT, quantization_config=FP8),
-    "mistral-small-3.2": shape("Mistral3ForConditionalGeneration", text_config=TEXT, spatial_merge_size=2),
     "internvl": shape("InternVLChatModel", llm_config={"architectures": ["Qwen2ForCausalLM"]}),
     "olmo3": shape("Olmo3ForCausalLM", **TEXT, layer_types=["sliding_attention"]),
     "nemotron-nvfp4": shape("NemotronHForCausalLM", **TEXT, quantization_config=MODELOPT["quantization"]),

@@ -10,7 +10,8 @@ from safetensors.numpy import load_file, save_file
 from jsg.errors import ModelError
 from jsg.models.clip import VisionTower, unread_tensors
 from jsg.models.config import read_spec
-from jsg.models.llava import Llava, module_name
+from jsg.models.families.llava import WRAPPER
+from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, load_model
 from jsg.models.quantise import Quantised
 from jsg.models.spec import ModelSpec
@@ -58,7 +59,7 @@ def test_no_tensor_has_two_meanings(variant):
     names = vision_tensors(variant, SEED)
     for layout in LAYOUTS.values():
         stored = [next((layout[p] + n.removeprefix(p) for p in layout if n.startswith(p)), n) for n in names]
-        assert [module_name(name) for name in stored] == list(names)
+        assert [WRAPPER.names.here(name) for name in stored] == list(names)
 
 
 def test_both_names_of_a_tensor_at_once_are_refused(tmp_path):

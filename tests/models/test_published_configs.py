@@ -176,7 +176,11 @@ MIXTRAL_8X22B = MIXTRAL_8X7B | {
 )
 def test_the_published_mixtrals(tmp_path, file: dict[str, Any], parameters: int):
     config = read(tmp_path, file)
-    assert (config.layers[0].mlp.count, config.layers[0].mlp.router.per_token, config.has_windows) == (8, 2, False)
+    assert (config.layers[0].mlp.count, config.layers[0].mlp.router.choice.per_token, config.has_windows) == (
+        8,
+        2,
+        False,
+    )
     assert (
         config.layers[0].attention.kv_heads,
         config.layers[0].attention.head_dim,

@@ -43,6 +43,47 @@ _qwen3_moe = functools.partial(
     tie_word_embeddings=False,
     use_sliding_window=False,
 )
+_LONG_FACTORS = [
+    *(1, 1.118320672, 1.250641126, 1.398617824, 1.564103225, 1.74916897, 1.956131817, 2.187582649, 2.446418898),
+    *(2.735880826, 3.059592084, 3.421605075, 3.826451687, 4.279200023, 4.785517845, 5.351743533, 5.984965424),
+    *(6.693110555, 7.485043894, 8.370679318, 9.36110372, 10.4687158, 11.70738129, 13.09260651, 14.64173252),
+    *(16.37415215, 18.31155283, 20.47818807, 22.90118105, 25.61086418, 28.64115884, 32.03, 32.1, 32.13, 32.23, 32.6),
+    *(32.61, 32.64, 32.66, 32.7, 32.71, 32.93, 32.97, 33.28, 33.49, 33.5, 44.16, 47.77),
+]
+"""Of Phi-4-mini. Those of Phi-3 and 3.5 are other numbers, as many, which are not known here."""
+_phi3 = functools.partial(
+    file,
+    "Phi3ForCausalLM",
+    "phi3",
+    attention_bias=False,
+    attention_dropout=0.0,
+    bos_token_id=1,
+    embd_pdrop=0.0,
+    eos_token_id=32000,
+    original_max_position_embeddings=4096,
+    pad_token_id=32000,
+    resid_pdrop=0.0,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+    tie_word_embeddings=False,
+)
+_PHI_LONG = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": _LONG_FACTORS}
+# From memory; the number of parameters on the card of 9B says that it has biases.
+_glm4 = functools.partial(
+    file,
+    "Glm4ForCausalLM",
+    "glm4",
+    attention_bias=False,
+    attention_dropout=0.0,
+    eos_token_id=[151329, 151336, 151338],
+    head_dim=128,
+    max_position_embeddings=32768,
+    pad_token_id=151329,
+    partial_rotary_factor=0.5,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+    tie_word_embeddings=False,
+)
 PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
     # The file, the parameters of the model, its context.
     "qwen1.5-moe-a2.7b": (
@@ -118,6 +159,72 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
         ),
         8_019_808_256,
         32768,
+    ),
+    "phi-3-mini-4k": (
+        _phi3((3072, 8192, 32, 32, 32, 32064), max_position_embeddings=4096, rope_scaling=None, sliding_window=2047),
+        3_821_079_552,
+        4096,
+    ),
+    "phi-3.5-mini": (
+        _phi3(
+            (3072, 8192, 32, 32, 32, 32064),
+            max_position_embeddings=131072,
+            rope_scaling=_PHI_LONG,
+            sliding_window=262144,
+        ),
+        3_821_079_552,
+        131072,
+    ),
+    "phi-3-mini-128k, the first file": (
+        _phi3(
+            (3072, 8192, 32, 32, 32, 32064),
+            max_position_embeddings=131072,
+            rope_scaling=_PHI_LONG | {"type": "su"},
+            sliding_window=262144,
+        ),
+        3_821_079_552,
+        131072,
+    ),
+    "phi-4": (
+        _phi3(
+            (5120, 17920, 40, 40, 10, 100352),
+            bos_token_id=100257,
+            eos_token_id=100257,
+            max_position_embeddings=16384,
+            original_max_position_embeddings=16384,
+            pad_token_id=100257,
+            rope_scaling=None,
+            rope_theta=250000,
+            sliding_window=None,
+        ),
+        14_659_507_200,
+        16384,
+    ),
+    "phi-4-mini": (
+        _phi3(
+            (3072, 8192, 32, 24, 8, 200064),
+            bos_token_id=199999,
+            eos_token_id=199999,
+            full_attn_mod=1,
+            interpolate_factor=1,
+            lm_head_bias=False,
+            max_position_embeddings=131072,
+            mlp_bias=False,
+            pad_token_id=199999,
+            partial_rotary_factor=0.75,
+            rope_scaling=_PHI_LONG,
+            sliding_window=262144,
+            tie_word_embeddings=True,
+        ),
+        3_836_021_760,
+        131072,
+    ),
+    "glm-4-9b-0414": (_glm4((4096, 13696, 40, 32, 2, 151552), attention_bias=True), 9_400_279_040, 32768),
+    "glm-4-32b-0414": (_glm4((6144, 23040, 61, 48, 2, 151552)), 32_566_081_536, 32768),
+    "glm-z1-rumination-32b-0414": (
+        _glm4((6144, 23040, 61, 48, 2, 151552), max_position_embeddings=131072),
+        32_566_081_536,
+        131072,
     ),
     "seed-oss-36b": (
         file(

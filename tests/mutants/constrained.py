@@ -116,6 +116,13 @@ CONSTRAINED = (
         "tests/constrained/run/test_counted.py",
     ),
     Mutation(
+        "constrained: a repeat that a text may enter twice is proved to have one count",
+        "jsg/constrained/build/one_count.py",
+        "        if not self._never_meet(itertools.product(inside, entering)):",
+        "        if False:",
+        "tests/constrained/build/test_one_count.py",
+    ),
+    Mutation(
         "constrained: the end of many parts that may be left out leads to the last of them only",
         "jsg/constrained/build/builder.py",
         "        for end in ends:\n            self._join(end, link)",

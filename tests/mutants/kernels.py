@@ -55,8 +55,22 @@ KERNELS = (
     Mutation(
         "kernels: a device's own experts are not in front",
         "jsg/kernels_pallas/expert_routes.py",
-        "starts = before - others + jnp.where(own < 0, totals.sum(), 0)",
-        "starts = before",
+        "return before - others + jnp.where(own.index < 0, totals.sum(), 0)",
+        "return before",
+        "tests/kernels_pallas/test_expert_routes.py",
+    ),
+    Mutation(
+        "kernels: experts of the worst groups are chosen",
+        "jsg/kernels_pallas/choice.py",
+        "(sum(better) < spec.kept_groups)",
+        "(sum(better) >= spec.kept_groups)",
+        "tests/kernels_pallas/test_expert_routes.py",
+    ),
+    Mutation(
+        "kernels: a block of tokens does not count the blocks before it",
+        "jsg/kernels_pallas/expert_routes.py",
+        "_starts(totals, own) + before)",
+        "_starts(totals, own))",
         "tests/kernels_pallas/test_expert_routes.py",
     ),
     Mutation(

@@ -24,12 +24,13 @@ from jsg.kernels_pallas import (
     tuning,
 )
 from jsg.kernels_pallas.attention_block import padded_rows
+from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.expert_routes import expert_routes
 from jsg.kernels_pallas.rotate_and_write import rotate_and_write
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.kernels_pallas.token_threshold import kept_threshold, top_logits
 from jsg.sched.buckets import BucketKey, Phase
-from tests.nvidia.test_kernels import GROUPS, MIXTRAL, POOL_TOKENS, ROWS, VOCAB, attention_inputs, having
+from tests.nvidia.test_kernels import EXPERTS, GROUPS, POOL_TOKENS, ROWS, VOCAB, attention_inputs, having
 from tests.nvidia.test_quantised import MOST
 from tests.nvidia.test_step import check_forward, max_temporary_bytes
 
@@ -162,10 +163,12 @@ def stored_types(of: Card) -> list[str]:
     return ["int8", "float8_e4m3fn"] if takes_fp8(of) else ["int8"]
 
 
-@pytest.mark.parametrize("num_rows", [16, 512, 4096])
+@pytest.mark.parametrize(
+    ("side", "num_rows"), [*(("8x7b-up", rows) for rows in (16, 512, 4096)), ("30b-a3b-down", 2048)]
+)
 @pytest.mark.parametrize("name", OTHER_CARDS)
-def test_experts(name: str, num_rows: int, nvdisasm):
-    experts, depth, width = MIXTRAL["8x7b-up"]
+def test_experts(name: str, side: str, num_rows: int, nvdisasm):
+    experts, depth, width = EXPERTS[side]
     for stored in stored_types(card(name)) if num_rows == 512 else ["bfloat16"]:
         rows, kernels = array(num_rows, depth), array(experts, depth, width, dtype=stored)
         scale = None if stored == "bfloat16" else array(experts, 1, width, dtype="float32")
@@ -181,7 +184,7 @@ def test_experts(name: str, num_rows: int, nvdisasm):
         counts = program.instructions(launch.name, nvdisasm)
         assert spills(counts) == set()
         with traced_for(mesh_of(name)):
-            sizes = grouped_matmul.default_sizes(num_rows, rows.dtype, kernels.dtype)
+            sizes = grouped_matmul.default_sizes(num_rows, experts, rows.dtype, kernels.dtype)
             calculated = grouped_matmul.shared_bytes(sizes, rows.dtype, kernels.dtype)
         assert launch.shared_bytes <= calculated <= program.card.shared_bytes
         check_products(program.card, counts, sizes.block_m)
@@ -192,9 +195,12 @@ def test_choices_of_experts_and_tokens(name: str, nvdisasm):
     column = functools.partial(array, ROWS)
     logits = array(ROWS, VOCAB, dtype="float32")
     limits = column(dtype="float32"), column(dtype="float32"), column(dtype="int32"), column(dtype="float32")
-    routes = functools.partial(expert_routes, experts_per_token=2, first=0, num_own=8)
+    few = functools.partial(expert_routes, choice=ChoiceSpec(per_token=2), first=0, num_own=8)
+    many = functools.partial(expert_routes, choice=ChoiceSpec(per_token=8), first=0, num_own=128)
     for kernel, fn, args in (
-        ("expert_routes_kernel", routes, (array(8192, 8, dtype="float32"),)),
+        ("expert_routes_kernel", few, (array(8192, 8, dtype="float32"),)),
+        ("choose_kernel", many, (array(8192, 128, dtype="float32"),)),
+        ("place_kernel", many, (array(256, 128, dtype="float32"),)),
         ("kept_threshold_kernel", kept_threshold, (logits, *limits)),
         ("top_logits_kernel", lambda logits: top_logits(logits, 20), (logits,)),
     ):

@@ -14,11 +14,13 @@ import pytest
 from bench.attention_cases import MODELS
 from bench.nvidia.compiler import IN_PLACE, Program, array, compile_for
 from jsg.kernels_pallas.cascade import cascade
+from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.expert_routes import expert_routes
 from jsg.kernels_pallas.grouped_matmul import grouped_matmul
 from jsg.kernels_pallas.inputs import AttentionInputs, HeadNorms, PrefixGroups
 from jsg.kernels_pallas.paged_decode import paged_decode
 from jsg.kernels_pallas.ragged_paged_attention import ragged_paged_attention
+from jsg.kernels_pallas.reference_routes import Routes
 from jsg.kernels_pallas.rotate_and_write import rotate_and_write
 from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE
 from jsg.kernels_pallas.token_threshold import kept_threshold, top_logits
@@ -217,18 +219,20 @@ def test_one_entry_for_a_gpu():
     assert "_decode_kernel" in {launch.name for launch in program.launches}
 
 
-MIXTRAL = {
+EXPERTS = {
     "8x7b-up": (8, 4096, 14336),
     "8x7b-down": (8, 14336, 4096),
     "8x22b-up": (8, 6144, 16384),
     "8x22b-down": (8, 16384, 6144),
+    "30b-a3b-up": (128, 2048, 768),
+    "30b-a3b-down": (128, 768, 2048),
 }
 """Experts, and the shape of one of their kernels."""
 
 
 @functools.cache
 def grouped(side: str, num_rows: int, dtype: str) -> Program:
-    experts, depth, width = MIXTRAL[side]
+    experts, depth, width = EXPERTS[side]
     arrays = (
         array(num_rows, depth, dtype=dtype),
         array(experts, depth, width, dtype=dtype),
@@ -241,6 +245,9 @@ def grouped(side: str, num_rows: int, dtype: str) -> Program:
     ("side", "num_rows", "dtype"),
     [
         *((side, num_rows, "bfloat16") for num_rows in (16, 512, 4096) for side in ("8x7b-up", "8x22b-down")),
+        ("30b-a3b-up", 64, "bfloat16"),
+        ("30b-a3b-down", 2048, "bfloat16"),
+        ("30b-a3b-up", 65536, "bfloat16"),
         ("8x7b-down", 16, "float32"),
         ("8x22b-up", 4096, "float32"),
     ],
@@ -264,7 +271,7 @@ def test_a_grouped_matmul_is_one_launch_that_spills_nothing(side: str, num_rows:
     [("8x7b-up", "int8"), ("8x7b-down", "float8_e4m3fn"), ("8x22b-up", "float8_e4m3fn"), ("8x22b-down", "int8")],
 )
 def test_experts_in_8_bits_are_converted_in_the_launch_that_reads_them(side: str, stored: str, nvdisasm):
-    experts, depth, width = MIXTRAL[side]
+    experts, depth, width = EXPERTS[side]
     program = compile_for(
         "h200",
         lambda rows, kernels, sizes, scale: grouped_matmul(rows, kernels, sizes, scale=scale, result="bfloat16"),
@@ -280,16 +287,42 @@ def test_experts_in_8_bits_are_converted_in_the_launch_that_reads_them(side: str
     assert all(copy.endswith(".128") for copy in having(counts, "LDGSTS")) and having(counts, "HMMA|HGMMA")
 
 
-@pytest.mark.parametrize("num_own", [8, 2])
-@pytest.mark.parametrize("num_tokens", [256, 8192])
-def test_experts_are_chosen_in_one_launch_that_spills_nothing(num_tokens: int, num_own: int, nvdisasm):
-    """XLA's own are sorts and scatters, some ten launches. Also for a device that has some of them."""
-    choose = functools.partial(expert_routes, experts_per_token=2, num_own=num_own)
-    logits = array(num_tokens, 8, dtype="float32")
-    if num_own == 8:
-        program = compile_for("h200", lambda logits: choose(logits, first=0), logits)
-    else:
-        program = compile_for("h200", lambda logits, first: choose(logits, first=first), logits, array(dtype="int32"))
-    (launch,) = program.launches
-    assert program.temporary_bytes == 0
-    assert having(program.instructions(launch.name, nvdisasm), "LDL|STL") == set(), "registers spill"
+CHOICES = {
+    # What is chosen, whether scores are biased, experts, launches for so many tokens.
+    "mixtral": (ChoiceSpec(per_token=2), False, 8, {256: 1, 8192: 1}),
+    "qwen3-moe": (ChoiceSpec(per_token=8), False, 128, {8: 1, 256: 2, 8192: 2}),
+    "glm-4.5": (ChoiceSpec(per_token=8, score="sigmoid", factor=2.5), True, 160, {8: 1, 256: 2}),
+    "deepseek-v3": (
+        ChoiceSpec(per_token=8, score="sigmoid", groups=8, kept_groups=4, factor=2.5), True, 256, {8: 1, 8192: 2}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "num_tokens", "launches", "is_whole"),
+    [
+        (name, *each, is_whole)
+        for name, (*_, most) in CHOICES.items()
+        for each in most.items()
+        for is_whole in (True, False)
+        if is_whole or name == "mixtral" or each == (8192, 2)
+    ],
+)
+def test_experts_are_chosen_in_launches_that_spill_nothing(
+    name: str, num_tokens: int, launches: int, is_whole: bool, nvdisasm
+):
+    """XLA's own are sorts and scatters, some ten launches. Also for a device that has a quarter of them."""
+    choice, is_biased, num_experts, _ = CHOICES[name]
+    num_own = num_experts if is_whole else num_experts // 4
+    given = {"logits": array(num_tokens, num_experts, dtype="float32")}
+    given |= {"bias": array(num_experts, dtype="float32")} if is_biased else {}
+    given |= {} if is_whole else {"first": array(dtype="int32")}
+
+    def choose(*arrays: jax.Array) -> Routes:
+        return expert_routes(**{"first": 0, **dict(zip(given, arrays, strict=True))}, choice=choice, num_own=num_own)
+
+    program = compile_for("h200", choose, *given.values())
+    assert len(program.launches) == launches
+    assert program.temporary_bytes <= 2**20 * (launches - 1), "the experts of each token, and counts of each block"
+    for launch in program.launches:
+        assert having(program.instructions(launch.name, nvdisasm), "LDL|STL") == set(), "registers spill"

@@ -5,11 +5,13 @@ As in `test_step.py`, nothing here ran on a device. The figures are those of doc
 
 import functools
 
+import jax.numpy as jnp
 import pytest
 
 from bench.device.shapes import MIXTRAL_8X7B
 from bench.nvidia import programs
 from bench.shapes import LLAMA_8B
+from jsg.engine.device.memory import extend_bound
 from jsg.sched.buckets import BucketKey, Phase
 from tests.nvidia.test_step import check_forward
 
@@ -53,6 +55,8 @@ def test_kernels_in_8_bits_are_never_written_in_a_longer_type(shape: str, step: 
     assert [launch.name for launch in program.launches if "Cublas" in launch.name] == []
     launches, megabytes = MOST[shape, step]
     assert program.temporary_bytes <= megabytes * 10**6
+    num_tokens = KEYS[step].num_tokens
+    assert program.temporary_bytes <= extend_bound(of.config, num_tokens, jnp.bfloat16.dtype.itemsize, restored_bytes=0)
     shallow = quantised(shape, quantization, 1).programs.program(name)
     assert len(program.launches) - len(shallow.launches) <= launches
 

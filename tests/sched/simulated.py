@@ -24,6 +24,7 @@ from jsg.sched.request import Placement
 from jsg.sched.scheduler import Scheduler
 from jsg.sched.table import RequestTable
 from jsg.sched.vision_store import DUMP_ROW, NEWLINE_ROW, VisionShape
+from jsg.token_scores import TokenScores
 from jsg.types import CacheReport, FinishReason, FinishType, Request, RequestOutput, TokenLogprob
 from tests.cache.integrity import check_allocator, check_cache
 from tests.sched.integrity import check_scheduler
@@ -41,6 +42,7 @@ from tests.sched.token_model import (
     positions,
     prefix_hashes,
 )
+from tests.scored import scores_of
 
 
 def make_test_buckets(
@@ -208,7 +210,7 @@ class SimulatedDevice:
                     result.logprobs[row] = self._model.logprob(state, token)
             if entry.scores_prompt:
                 scores = self._model.prompt_scores(request, hashes, entry.start, entry.start + entry.num_new)
-                result.prompt_logprobs[index] = scores
+                result.prompt_logprobs[index] = scores_of(scores).parts
         return result
 
 
@@ -266,7 +268,7 @@ class Answer:
     arrival: int
     tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: TokenScores | None = None
     finish: FinishReason | None = None
     cached_tokens: int = 0
     cache_report: CacheReport | None = None

@@ -22,6 +22,7 @@ from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.front import Front, FrontDoor
 from jsg.server.generation import Generator
 from jsg.server.media_sources import MediaSources, media_limits
+from jsg.token_scores import TokenScores
 from jsg.types import (
     ConstraintReport,
     FinishReason,
@@ -31,6 +32,7 @@ from jsg.types import (
     SamplingParams,
     TokenLogprob,
 )
+from tests.scored import scores_of
 
 END = 257  # <|im_end|>
 END_OF_TEXT = FinishReason(FinishType.STOP, matched=END)
@@ -150,11 +152,11 @@ class ScriptedClient:
         chosen = self._chosen(request, len(request.input_ids))
         return tuple(TokenLogprob(token, -0.5, chosen=chosen) for token in step)
 
-    def _prompt_logprobs(self, request: Request) -> tuple[TokenLogprob, ...] | None:
+    def _prompt_logprobs(self, request: Request) -> TokenScores | None:
         if not request.wants_prompt_logprobs:
             return None
         ids = request.input_ids
-        return tuple(
+        return scores_of(
             TokenLogprob(ids[i], self.score(ids, i) if i else None, chosen=self._chosen(request, i) if i else ())
             for i in range(request.logprob_start_len, len(ids))
         )

@@ -1,18 +1,14 @@
-"""Answers with many log-probabilities: they come, are written and are sent in parts, so that others have their turn."""
+"""Answers with many log-probabilities: they are written and sent in parts, so that others have their turn."""
 
-import itertools
 import json
 
 import httpx
 import pytest
 
-from jsg.engine.child import process
-from jsg.engine.child.process import cut_scores
-from jsg.engine.front.sent_scores import SentScores
+from jsg import token_scores
 from jsg.server import text_threads
 from jsg.server.http import failures
 from jsg.server.shared import answers
-from jsg.types import RequestOutput, TokenLogprob
 from tests.server.threads import ServerMaker
 
 PROMPT = "abcdefgh" * 64
@@ -21,20 +17,11 @@ SCORED = {"text": PROMPT, "sampling_params": {"max_new_tokens": 4}, "return_logp
 
 
 @pytest.fixture
-def in_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Small parts everywhere, and how many scores each message of the engine had."""
-    sent: list[int] = []
-
-    def noted(outputs: list[RequestOutput]) -> list[process.PromptScores]:
-        parts = list(cut_scores(outputs))
-        sent.extend(part.count for part in parts)
-        return parts
-
-    monkeypatch.setattr(process, "cut_scores", noted)
-    monkeypatch.setattr(process, "PART_SCORES", 300)
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small parts everywhere."""
+    monkeypatch.setattr(token_scores, "AT_ONCE", 30)
     monkeypatch.setattr(answers, "PIECE", 100)
     monkeypatch.setattr(failures, "PIECE_BYTES", 1000)
-    return sent
 
 
 def asked(server: httpx.Client) -> list[dict]:
@@ -43,11 +30,9 @@ def asked(server: httpx.Client) -> list[dict]:
     return [got[0].json()["choices"][0], got[1].json()["meta_info"]["input_token_logprobs"]]
 
 
-def test_in_parts_they_are_the_same(make_server: ServerMaker, in_parts: list[int], monkeypatch: pytest.MonkeyPatch):
+def test_in_parts_they_are_the_same(make_server: ServerMaker, in_parts: None, monkeypatch: pytest.MonkeyPatch):
     with make_server() as server:
         some = asked(server.http)
-        assert len(in_parts) >= 2 * len(PROMPT) // 300
-        assert max(in_parts) <= 300
         ran: list[str] = []
         run = text_threads.TextThreads.run
         monkeypatch.setattr(
@@ -66,28 +51,3 @@ def test_in_parts_they_are_the_same(make_server: ServerMaker, in_parts: list[int
     monkeypatch.undo()
     with make_server() as server:
         assert asked(server.http) == some
-
-
-def test_many_scores_of_prompts_stay_encoded_in_the_front(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(process, "FEW_SCORES", 20)
-    monkeypatch.setattr(process, "PART_SCORES", 30)
-    for top, numbers in (((), [30, 31, 100, 2]), (((1, -1.0),) * 9, [25, 1])):
-        scores = [tuple(TokenLogprob(token_id=n, logprob=-1.0, top=top) for n in range(number)) for number in numbers]
-        outputs = [RequestOutput(rid=str(index), prompt_logprobs=some) for index, some in enumerate(scores)]
-        parts = list(cut_scores(outputs))
-        assert all(part.count * (1 + len(top)) <= 30 for part in parts)
-        for index, output in enumerate(outputs):
-            sent = SentScores()
-            for part in parts:
-                if part.rid == str(index):
-                    sent.add(part)
-            if len(scores[index]) * (1 + len(top)) <= 20:
-                assert (len(sent), output.prompt_logprobs) == (0, scores[index])
-                continue
-            assert output.prompt_logprobs == ()
-            assert (len(sent), tuple(sent), sent[-1]) == (len(scores[index]), scores[index], scores[index][-1])
-            for start, stop, step in itertools.product((None, 0, 3, 29, 30, -1), (None, 0, 4, 30, 61, 999), (1, -2)):
-                assert sent[start:stop:step] == scores[index][start:stop:step]
-            with pytest.raises(IndexError):
-                _ = sent[len(sent)]
-    assert not list(cut_scores([RequestOutput(rid="a"), RequestOutput(rid="b", prompt_logprobs=())]))

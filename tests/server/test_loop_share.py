@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -128,6 +129,30 @@ def test_the_ids_of_a_post_are_checked_in_slices(make_server: ServerMaker, monke
         assert server.http.post("/generate", json=body).status_code == 200
     assert sum(turns) == 80 * 100
     assert max(turns) <= 100 * (UNITS + 1)
+
+
+def test_the_ids_of_texts_and_scores_are_checked_beside_the_loop_and_those_of_a_query_once(
+    make_server: ServerMaker, monkeypatch: pytest.MonkeyPatch
+):
+    beside, on_loop, check = list[int](), list[int](), PromptIds.of
+
+    def checked(ids: Sequence[int]) -> PromptIds:
+        if not isinstance(ids, PromptIds):
+            (beside if threading.current_thread().name.startswith("jsg-") else on_loop).append(len(ids))
+        return check(ids)
+
+    monkeypatch.setattr(PromptIds, "of", checked)
+    texts, ids = [chr(97 + n) * 50 for n in range(4)], [[65 + n] * 3 for n in range(4)]
+    with make_server() as server:
+        for path, body, expected in (
+            ("/generate", {"text": texts, "sampling_params": {"max_new_tokens": 1}}, [50] * 4),
+            ("/v1/score", {"query": "ab" * 20, "items": ["c"] * 3, "label_token_ids": [1]}, [41] * 3),
+            ("/v1/score", {"query": [65] * 40, "items": ids, "label_token_ids": [1]}, [40, 3, 3, 3, 3]),
+        ):
+            beside.clear()
+            response = server.http.post(path, json=body)
+            assert response.status_code == 200, response.text
+            assert (beside, on_loop) == (expected, [])
 
 
 @sgl.function

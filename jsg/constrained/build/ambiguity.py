@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from jsg.constrained import tables
 from jsg.constrained.build.finish import Firsts, Parts, Positions
+from jsg.constrained.build.one_count import have_one_count
 
 _FUEL = 300_000
 """The number of pairs of ways that the search may compare. It then takes less than a tenth of a second."""
@@ -77,7 +78,8 @@ def several_counts(parts: Parts, firsts: Firsts, repeats: Iterable[int]) -> set[
 
     `repeats` are the loops that matter. If their frames hold no counts, there is no search.
     """
-    if not any(_counts(parts, number) for number in repeats):
+    counting = [number for number in repeats if _counts(parts, number)]
+    if not counting or have_one_count(parts, counting, _MOST_TOGETHER):
         return set()
     return _Search(_Levels(parts, firsts)).run()
 

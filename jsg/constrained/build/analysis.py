@@ -5,10 +5,11 @@ expression is a node, and every way in which the property can hold for it is a c
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from types import MappingProxyType
 
 from jsg.constrained import ir
+from jsg.constrained.automata import live_states
 from jsg.constrained.build.pieces import Piece
 from jsg.constrained.limits import Limits, check
 from jsg.errors import GrammarError
@@ -24,6 +25,8 @@ class Facts:
         productive: Identities of expressions that match some text.
         expressions: All expressions. They are kept alive here, so that no other object gets the identity of one.
         pieces: Those of the rules that are built already. Their expressions are not among the others.
+        live: For automata, by identity, the states on a way from state 0 to an accepting one; an automaton of which
+            that is not known yet is left out.
     """
 
     rules: dict[str, ir.Expr]
@@ -31,6 +34,7 @@ class Facts:
     productive: frozenset[int]
     expressions: list[ir.Expr]
     pieces: Mapping[str, Piece]
+    live: Mapping[int, Set[int]]
 
     def is_nullable(self, expr: ir.Expr) -> bool:
         """Whether an expression matches the empty text."""
@@ -59,18 +63,9 @@ def analyse(grammar: ir.Grammar, limits: Limits, pieces: Mapping[str, Piece] = M
     pieces = {name: pieces[name] for name in rules if name in pieces}
     roots = {name: index[id(expr)] for name, expr in rules.items() if name not in pieces}
     roots |= {name: number for number, name in enumerate(pieces, len(expressions))}
-    num_nodes = len(expressions) + len(pieces)
-    empty, some = _Clauses(num_nodes), _Clauses(num_nodes)
-    solid = {roots[name] for name, piece in pieces.items() if not piece.is_nullable}
-    for name, piece in pieces.items():
-        if piece.is_nullable:
-            empty.add(roots[name])
-            some.add(roots[name])
-    for i in range(len(expressions) - 1, -1, -1):  # mostly parts before the whole
-        _add_clauses(expressions[i], i, index, roots, empty, some, solid)
-    nullable = frozenset([id(expressions[i]) for i in empty.solve() if i < len(expressions)])
-    productive = frozenset([id(expressions[i]) for i in some.solve(solid) if i < len(expressions)])
-    facts = Facts(rules, nullable, productive, expressions, pieces)
+    clauses = _Properties(expressions, index, roots, pieces)
+    nullable, productive = clauses.solve()
+    facts = Facts(rules, nullable, productive, expressions, pieces, clauses.live)
     _check_empty_parts(facts)
     return facts
 
@@ -106,6 +101,8 @@ def _reachable(
             if isinstance(expr, ir.Automaton):
                 num_edges += sum(map(len, expr.edges))
                 check(num_edges, limits.positions, f"edges of automata (in rule {name!r})")  # each takes its time
+                todo.extend({id(label): label for row in expr.edges for label, _ in row}.values())
+                continue
             if isinstance(expr, ir.Call):
                 wanted.append((expr.rule, f"rule {name!r}"))
             elif not isinstance(expr, _LEAVES):
@@ -113,78 +110,134 @@ def _reachable(
     return rules, expressions, index
 
 
-def _add_clauses(
-    expr: ir.Expr,
-    i: int,
-    index: dict[int, int],
-    roots: dict[str, int],
-    empty: "_Clauses",
-    some: "_Clauses",
-    solid: set[int],
-) -> None:
-    """Adds the clauses that say when an expression may be empty, and when it matches something.
+class _Properties:
+    """The clauses that say when an expression may be empty, and when it matches something.
 
-    `solid` are the nodes of which both are known from their parts: they match something, and it is never empty. Most
-    expressions are, and cost no clause.
+    Attributes:
+        solid: The nodes of which both are known from their parts: they match something, and it is never empty. Most
+            expressions are, and cost no clause.
+        live: See `Facts`. It is known of the automata whose labels are solid.
     """
-    match expr:
-        case ir.Literal():
-            solid.add(i)
-        case ir.ByteSet(ranges):
-            if ranges:
+
+    def __init__(
+        self,
+        expressions: list[ir.Expr],
+        index: Mapping[int, int],
+        roots: Mapping[str, int],
+        pieces: Mapping[str, Piece],
+    ):
+        num_nodes = len(expressions) + len(pieces)
+        self.empty, self.some = _Clauses(num_nodes), _Clauses(num_nodes)
+        self.solid = {roots[name] for name, piece in pieces.items() if not piece.is_nullable}
+        self.live: dict[int, Set[int]] = {}
+        self._expressions, self._index, self._roots = expressions, index, roots
+        self._added: set[int] = set()
+        for name, piece in pieces.items():
+            if piece.is_nullable:
+                self.empty.add(roots[name])
+                self.some.add(roots[name])
+        others: list[int] = []
+        for i, expr in enumerate(expressions):
+            if _is_solid_leaf(expr) or (isinstance(expr, ir.Call) and roots[expr.rule] in self.solid):
+                self.solid.add(i)
+            else:
+                others.append(i)
+        for i in reversed(others):  # mostly parts before the whole
+            self._add(i)
+
+    def solve(self) -> tuple[frozenset[int], frozenset[int]]:
+        """The identities of the expressions that may be empty, and of those that match something."""
+        ids = [*map(id, self._expressions)]
+        empty, some = self.empty.solve(), self.some.solve(self.solid)
+        return frozenset([ids[i] for i in empty if i < len(ids)]), frozenset([ids[i] for i in some if i < len(ids)])
+
+    def _add(self, i: int) -> None:
+        """Adds the clauses of an expression."""
+        if i in self._added or i in self.solid:
+            return
+        self._added.add(i)
+        expr, index, solid = self._expressions[i], self._index, self.solid
+        match expr:
+            case ir.Chars():
+                raise GrammarError("a set of characters must be lowered to bytes before a grammar is built")
+            case ir.Seq(parts):
+                others = [number for part in parts if (number := index[id(part)]) not in solid]
+                if parts and not others:
+                    solid.add(i)
+                    return
+                self.some.add(i, others)
+                if len(others) == len(parts):
+                    self.empty.add(i, others)
+            case ir.Alt(options):
+                others = [number for option in options if (number := index[id(option)]) not in solid]
+                if options and not others:
+                    solid.add(i)
+                    return
+                if len(others) < len(options):
+                    self.some.add(i)
+                for other in others:
+                    self.empty.add(i, [other])
+                    self.some.add(i, [other])
+            case ir.Repeat(item, low, high, separator):
+                if high is None or low <= high:
+                    body = [[], [index[id(item)]], [index[id(item)], index[id(separator)]]][min(low, 2)]
+                    self.empty.add(i, body)
+                    self.some.add(i, body)
+            case ir.Bag():
+                _add_bag(expr, i, index, self.empty, self.some)
+            case ir.Automaton():
+                self._add_automaton(expr, i)
+            case ir.Call(rule):
+                if self._roots[rule] in solid:
+                    solid.add(i)
+                    return
+                self.empty.add(i, [self._roots[rule]])
+                self.some.add(i, [self._roots[rule]])
+            case _:
+                pass  # a set without bytes or words
+
+    def _add_automaton(self, automaton: ir.Automaton, i: int) -> None:
+        some, solid = self.some, self.solid
+        if automaton.may_be_empty:
+            self.empty.add(i)
+        labels = {self._index[id(label)] for row in automaton.edges for label, _ in row}
+        for number in labels - solid - self._added:
+            self._add(number)  # another automaton has it too
+        if labels <= solid:
+            rows = with_skips([tuple([target for _, target in row]) for row in automaton.edges], automaton.skips)
+            self.live[id(automaton)] = live = set(live_states(rows, automaton.accepting))
+            if live and not automaton.may_be_empty:
                 solid.add(i)
-        case ir.Words(words):
-            if words:
-                solid.add(i)
-        case ir.Chars():
-            raise GrammarError("a set of characters must be lowered to bytes before a grammar is built")
-        case ir.Seq(parts):
-            others = [number for part in parts if (number := index[id(part)]) not in solid]
-            if parts and not others:
-                solid.add(i)
-                return
-            some.add(i, others)
-            if len(others) == len(parts):
-                empty.add(i, others)
-        case ir.Alt(options):
-            others = [number for option in options if (number := index[id(option)]) not in solid]
-            if options and not others:
-                solid.add(i)
-                return
-            if len(others) < len(options):
+            elif live:
                 some.add(i)
-            for other in others:
-                empty.add(i, [other])
-                some.add(i, [other])
-        case ir.Repeat(item, low, high, separator):
-            if high is None or low <= high:
-                body = [[], [index[id(item)]], [index[id(item)], index[id(separator)]]][min(low, 2)]
-                empty.add(i, body)
-                some.add(i, body)
-        case ir.Bag():
-            _add_bag(expr, i, index, empty, some)
-        case ir.Automaton(edges, accepting, skips):
-            if expr.may_be_empty:
-                empty.add(i)
-            states = [some.new() for _ in edges] or [some.new()]
-            some.add(i, states[:1])
-            for state in accepting:
-                some.add(states[state])
-            for state, out in enumerate(edges):
-                for label, target in out:
-                    number = index[id(label)]
-                    some.add(states[state], [states[target]] if number in solid else [number, states[target]])
-            for state, target in skips:
-                some.add(states[state], [states[target]])
-        case ir.Call(rule):
-            if roots[rule] in solid:
-                solid.add(i)
-                return
-            empty.add(i, [roots[rule]])
-            some.add(i, [roots[rule]])
+            return
+        states = [some.new() for _ in automaton.edges] or [some.new()]
+        some.add(i, states[:1])
+        for state in automaton.accepting:
+            some.add(states[state])
+        for state, out in enumerate(automaton.edges):
+            for label, target in out:
+                number = self._index[id(label)]
+                some.add(states[state], [states[target]] if number in solid else [number, states[target]])
+        for state, target in automaton.skips:
+            some.add(states[state], [states[target]])
 
 
-def _add_bag(bag: ir.Bag, i: int, index: dict[int, int], empty: "_Clauses", some: "_Clauses") -> None:
+def _is_solid_leaf(expr: ir.Expr) -> bool:
+    """Whether an expression without parts matches something; none of these is empty."""
+    if isinstance(expr, ir.ByteSet):
+        return expr.ranges != ()
+    return isinstance(expr, ir.Literal) or (isinstance(expr, ir.Words) and expr.words != ())
+
+
+def with_skips(rows: list[tuple[int, ...]], skips: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
+    """The targets of the edges of each state, and the states to which a text may go on without a byte."""
+    for state, target in skips:
+        rows[state] += (target,)
+    return rows
+
+
+def _add_bag(bag: ir.Bag, i: int, index: Mapping[int, int], empty: "_Clauses", some: "_Clauses") -> None:
     """A bag may be empty if it needs no item. It matches something if enough of its items do."""
     once = [index[id(item.expr)] for item in bag.items if item.is_once or item.is_required]
     if len(once) > ir.MAX_ONCE:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from jsg.constrained import ir, tables
 from jsg.constrained.automata import live_states
 from jsg.constrained.build.ambiguity import several_counts
-from jsg.constrained.build.analysis import Facts, analyse
+from jsg.constrained.build.analysis import Facts, analyse, with_skips
 from jsg.constrained.build.finish import MOST_COPIED, Loop, Parts, Positions, finish, first_bytes
 from jsg.constrained.build.pieces import Piece, Place, cut, moved, moved_loop
 from jsg.constrained.build.repeats import Plan, Repeats, is_single
@@ -61,13 +61,13 @@ def build(grammar: ir.Grammar, limits: Limits = LIMITS) -> StaticTables:
         builder = _Builder(facts, limits, written_out)
         for name in facts.rules:
             builder.add_rule(name)
-        parts = builder.parts()
+        parts = builder.parts(grammar.start)
         firsts = first_bytes(parts)
         counted = {number: loop.origin for number, loop in enumerate(parts.loops) if loop.origin is not None}
         several = several_counts(parts, firsts, counted)
         ambiguous = {id(repeat): repeat for number, repeat in counted.items() if number in several}
         if not ambiguous:
-            return finish(parts, firsts, grammar.start, facts.is_rule_nullable(grammar.start), limits)
+            return finish(parts, firsts, facts.is_rule_nullable(grammar.start), limits)
         written_out |= ambiguous
         if any(id(loop.origin) in ambiguous for piece in facts.pieces.values() for loop in piece.loops):
             facts = analyse(grammar, limits)  # a rule of the library must be built in another way
@@ -99,9 +99,9 @@ class _Builder:
         self._branches = 0
         self._edges = 0
 
-    def parts(self) -> Parts:
+    def parts(self, start: str) -> Parts:
         """Everything collected."""
-        return Parts(self._kinds, self._arguments, self._follow, self._loops, self._rules)
+        return Parts(self._kinds, self._arguments, self._follow, self._loops, self._rules, self._numbers[start])
 
     def add_rule(self, name: str) -> None:
         """Builds the rule. Rules must be added in the order of `Facts.rules`."""
@@ -162,6 +162,9 @@ class _Builder:
                 check(len(order) + len(todo), most, "parts")
         values: list[Fragment] = []
         for expr, num_children in reversed(order):
+            if not num_children and isinstance(expr, _LEAVES):
+                values.append(self._leaf_of(expr))
+                continue
             split = len(values) - num_children
             parts = values[split:]
             del values[split:]
@@ -192,12 +195,6 @@ class _Builder:
     def _combine(self, expr: ir.Expr, parts: list[Fragment]) -> Fragment:
         """The fragment of an expression from those of its `_children`."""
         match expr:
-            case ir.Literal(value):
-                return self._literal(value)
-            case ir.ByteSet():
-                return self._leaf(tables.BYTE, _bits(expr))
-            case ir.Words(words):
-                return self._trie(words)
             case ir.Seq():
                 return self._sequence(parts)
             case ir.Alt(options):
@@ -208,11 +205,19 @@ class _Builder:
                 return self._bag(expr, parts)
             case ir.Automaton():
                 return self._automaton(expr, parts)
-            case ir.Call(rule):
-                leaf = self._leaf(tables.CALL, self._numbers[rule])
-                return leaf._replace(nullable=self._facts.is_nullable(expr))
-            case ir.Chars():
-                raise AssertionError("analyse() let a set of characters pass")
+            case _:
+                raise AssertionError("a leaf, or a set of characters, which analyse() refuses")
+
+    def _leaf_of(self, expr: ir.Literal | ir.ByteSet | ir.Words | ir.Call) -> Fragment:
+        """The fragment of an expression that has no parts."""
+        if isinstance(expr, ir.Literal):
+            return self._literal(expr.value)
+        if isinstance(expr, ir.ByteSet):
+            return self._leaf(tables.BYTE, _bits(expr))
+        if isinstance(expr, ir.Words):
+            return self._trie(expr.words)
+        position = (self._position(tables.CALL, self._numbers[expr.rule]),)
+        return Fragment(self._facts.is_nullable(expr), position, position)
 
     # -- Leaves and joints
 
@@ -241,6 +246,8 @@ class _Builder:
         check(self._edges, self._limits.transitions, "transitions")
 
     def _literal(self, value: bytes) -> Fragment:
+        if len(value) == 1:
+            return self._leaf(tables.BYTE, 1 << value[0])
         begin, end = len(self._kinds), len(self._kinds) + len(value)
         check(end, self._limits.positions, "positions")
         self._kinds.extend([tables.BYTE] * len(value))
@@ -335,21 +342,40 @@ class _Builder:
         known = self._arcs.get(id(automaton))
         if known is not None:
             return known
-        edges = [
-            [(part, target) for label, target in out for part in self._options_of(label)] for out in automaton.edges
-        ]
-        rows = [tuple([target for _, target in out]) for out in edges]
-        for state, target in automaton.skips:
-            rows[state] += (target,)
-        live = set(live_states(rows, automaton.accepting))
-        arcs: dict[tuple[int, int, int], Arc] = {}
-        for state, out in enumerate(edges):
+        options: dict[int, list[ir.Expr]] = {}
+        for row in automaton.edges:
+            for label, _ in row:
+                if id(label) not in options:
+                    options[id(label)] = self._options_of(label)
+        live = self._live_states_of(automaton, options)
+        sources: dict[tuple[int, int, int], tuple[ir.Expr, list[int]]] = {}
+        for state, out in enumerate(automaton.edges):
             only = state if automaton.skips else 0  # what begins a label must then be its own, for `_beside`
             for label, target in out if state in live else ():
                 if target in live:
-                    arcs.setdefault((id(label), target, only), Arc(label, target, [])).sources.append(state)
+                    edge = sources.get((id(label), target, only))
+                    if edge is None:
+                        sources[id(label), target, only] = (label, [state])
+                    else:
+                        edge[1].append(state)
+        arcs: dict[tuple[int, int, int], Arc] = {}
+        for (number, target, only), (_, states) in sources.items():
+            for option in options[number]:
+                arc = arcs.get((id(option), target, only))
+                if arc is None:
+                    arcs[id(option), target, only] = Arc(option, target, [*states])
+                else:
+                    arc.sources.extend(states)
         self._arcs[id(automaton)] = found = list(arcs.values())
         return found
+
+    def _live_states_of(self, automaton: ir.Automaton, options: Mapping[int, Collection[ir.Expr]]) -> Set[int]:
+        """The states on a way from state 0 to an accepting one, where `options` has what matches of each label."""
+        known = self._facts.live.get(id(automaton))
+        if known is not None:
+            return known
+        rows = [tuple([target for label, target in out if options[id(label)]]) for out in automaton.edges]
+        return set(live_states(with_skips(rows, automaton.skips), automaton.accepting))
 
     def _options_of(self, label: ir.Expr) -> list[ir.Expr]:
         """The options of a label that match something. Single bytes stay together, because they are one position."""

@@ -53,6 +53,7 @@ class Parts(NamedTuple):
         follow: The groups of positions that may come next, for each position.
         loops: Every counted repeat and bag.
         rules: The name of each rule, the positions that begin it, and its END.
+        start: The number of the rule of the whole text.
     """
 
     kinds: list[int]
@@ -60,6 +61,7 @@ class Parts(NamedTuple):
     follow: list[list[Positions]]
     loops: list[Loop]
     rules: list[tuple[str, Positions, int]]
+    start: int
 
     def without_links(self, positions: Iterable[int]) -> Iterator[int]:
         """The positions, with those that a link stands for in its place, each link once."""
@@ -77,7 +79,7 @@ Firsts = list[tuple[int, int]]
 before its first byte."""
 
 
-def finish(parts: Parts, firsts: Firsts, start: str, is_start_nullable: bool, limits: Limits) -> StaticTables:
+def finish(parts: Parts, firsts: Firsts, is_start_nullable: bool, limits: Limits) -> StaticTables:
     """The tables of a grammar with these positions. `firsts` is the result of `first_bytes`.
 
     Raises:
@@ -98,9 +100,8 @@ def finish(parts: Parts, firsts: Firsts, start: str, is_start_nullable: bool, li
         for kind, argument, groups in zip(parts.kinds, parts.arguments, parts.follow, strict=True)
     ]
     loops, branches = _loop_arrays(parts.loops, lists)
-    number = next(i for i, (name, _, _) in enumerate(parts.rules) if name == start)
-    _, first, end = parts.rules[number]
-    start_list = lists.number([(end,), first]) if is_start_nullable else rule_lists[number]
+    _, first, end = parts.rules[parts.start]
+    start_list = lists.number([(end,), first]) if is_start_nullable else rule_lists[parts.start]
     rows += [(LINK, 0, sets.setdefault(0, len(sets)), lists.number([group])) for group in lists.links]
     check(len(sets), MAX_SETS, "different sets of bytes")
     classes, members = _byte_classes(list(sets))

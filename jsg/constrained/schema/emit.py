@@ -93,6 +93,7 @@ class _Emitter:
         library: Library | None,
     ) -> None:
         self._nodes = document.nodes
+        self._values: dict[NodeName, Expr] = {}
         book = RuleBook(library)
         self.scope = Scope(
             book,
@@ -116,6 +117,12 @@ class _Emitter:
 
     def _value(self, node: NodeName) -> Expr:
         """The expression to write where a node is used: the node's own if it is short, else a call of its rule."""
+        found = self._values.get(node)
+        if found is None:
+            found = self._values[node] = self._written(node)
+        return found
+
+    def _written(self, node: NodeName) -> Expr:
         match self._shapes(node):
             case ():
                 return NEVER

@@ -41,6 +41,8 @@ MAX_DEPTH = 100
 
 Formula = Sequence[Alternative]
 
+_FREE: Mapping[str, Formula] = {kind: (Alternative(shape),) for kind, shape in FREE.items()}
+
 
 class Formulas:
     """The formulas of one document. Each is computed once.
@@ -53,17 +55,27 @@ class Formulas:
     def __init__(self, context: Context, choices: int):
         self.context = context
         self.values: dict[str, Json] = {}
-        self.judge = Judge(self.of_node, context.nodes, context.patterns, self.values)
+        self.judge = Judge(self.of_kinds, self.of_node, context.nodes, context.patterns, self.values)
         self._choices = choices
         self._meeting = Meeting(context.nodes.conjoin)
-        self._free = {kind: (Alternative(shape),) for kind, shape in FREE.items()}
+        self._free = _FREE
         self._nodes: dict[tuple[NodeName, str], Formula] = {}
         self._formulas: dict[tuple[Literal, str], Formula] = {}
         self._under_way: dict[tuple[Literal, str], int] = {}
         self._types: dict[int, frozenset[str] | None] = {}
+        self._kinds: dict[NodeName, Sequence[str]] = {}
         self._listed: dict[int, dict[str, tuple[str, ...]]] = {}
         self._num_meetings = 0
         self._level = 0
+
+    def of_kinds(self, node: NodeName) -> Iterator[Formula]:
+        """The alternatives of the values that are valid for a node, for one type after another."""
+        kinds = self._kinds.get(node)
+        if kinds is None:
+            literals = [literal for literal in self.context.nodes.literals(node) if literal > 1]
+            kinds = [kind for kind in TYPES if not any(self._is_other_type(literal, kind) for literal in literals)]
+            self._kinds[node] = kinds
+        return (self.of_node(node, kind) for kind in kinds)
 
     def of_node(self, node: NodeName, kind: str) -> Formula:
         """The alternatives of the values of one type that are valid for a node."""
@@ -102,6 +114,9 @@ class Formulas:
         if key[0] > 1 and self._is_other_type(*key):
             self._formulas[key] = ()
             return ()
+        if self.context.nodes.keywords(abs(key[0])).keys() == {"type"}:
+            formula = self._formulas[key] = self._type(self._reader(abs(key[0])), kind, 1 if key[0] > 0 else -1)
+            return formula
         self._under_way[key] = self._level
         try:
             parts = self._parts(*key)

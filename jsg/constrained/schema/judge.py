@@ -1,6 +1,6 @@
 """Decides whether a value is valid for a node, and whether a node clearly has no valid value."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from fractions import Fraction
 
@@ -8,7 +8,7 @@ from jsg.constrained.schema.alternatives import Alternative, AlternativeShape, M
 from jsg.constrained.schema.nodes import Nodes
 from jsg.constrained.schema.patterns import Patterns
 from jsg.constrained.schema.shapes import ANY, NEVER, Array, Json, NodeName, Number, String
-from jsg.constrained.schema.values import TYPES, decimal_of, key_of, type_of
+from jsg.constrained.schema.values import decimal_of, key_of, type_of
 from jsg.errors import GrammarError
 
 MAX_DEPTH = 8
@@ -16,6 +16,9 @@ MAX_DEPTH = 8
 
 Alternatives = Callable[[NodeName, str], Sequence[Alternative]]
 """Gives the alternatives of a node for one type."""
+
+Every = Callable[[NodeName], Iterable[Sequence[Alternative]]]
+"""Gives the alternatives of a node, for one type after another."""
 
 
 class UnderWayError(Exception):
@@ -25,7 +28,10 @@ class UnderWayError(Exception):
 class Judge:
     """Answers questions about the nodes of one document."""
 
-    def __init__(self, alternatives: Alternatives, nodes: Nodes, patterns: Patterns, values: dict[str, Json]):
+    def __init__(
+        self, every: Every, alternatives: Alternatives, nodes: Nodes, patterns: Patterns, values: dict[str, Json]
+    ):
+        self._every = every
         self._alternatives = alternatives
         self._nodes = nodes
         self._patterns = patterns
@@ -46,7 +52,7 @@ class Judge:
             return False
         self._path.add(node)
         try:
-            result = all(self.is_empty(alternative) for kind in TYPES for alternative in self._alternatives(node, kind))
+            result = all(self.is_empty(alternative) for formula in self._every(node) for alternative in formula)
         except UnderWayError:
             return False
         finally:

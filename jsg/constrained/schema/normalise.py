@@ -93,8 +93,7 @@ def _all_nodes(formulas: Formulas, root: NodeName) -> dict[NodeName, tuple[Shape
 
 
 def _finished(formulas: Formulas, node: NodeName) -> Iterator[Shape]:
-    for kind in TYPES:
-        formula = formulas.of_node(node, kind)
+    for formula in formulas.of_kinds(node):
         for alternative in formulas.reduced(formula) if len(formula) > 1 else formula:
             yield from _shapes(formulas, alternative, node)
 

@@ -68,19 +68,19 @@ def without_look_ahead(pattern: str) -> list[tuple[str, bool]]:
 
 
 class Patterns:
-    """The patterns of one document. Each automaton is made when it is first needed.
-
-    Attributes:
-        everything: The automaton that accepts every text.
-    """
+    """The patterns of one document. Each automaton is made when it is first needed."""
 
     def __init__(self, limits: Limits):
-        self.everything = CharDfa.length(0, None, limits)
         self._limits = limits
         self._locations: dict[str, str] = {}
         self._automata: dict[tuple[str, bool], CharDfa] = {}
         self._formats: dict[str, CharDfa] = {}
         self._disjoint: dict[tuple[str, str], bool] = {}
+
+    @functools.cached_property
+    def everything(self) -> CharDfa:
+        """The automaton that accepts every text."""
+        return CharDfa.length(0, None, self._limits)
 
     def check(self, pattern: str, where: str) -> None:
         """Raises GrammarError, with `where` in the message, unless the pattern is supported."""

@@ -74,11 +74,19 @@ def _classes(nodes: Mapping[NodeName, tuple[Shape, ...]]) -> dict[NodeName, int]
 
 def _signature(shape: Shape, classes: Mapping[NodeName, int]) -> Hashable:
     """Everything that a shape says, with the numbers of the nodes that it names in place of their names."""
-    renamed = _renamed(shape, {name: str(classes[name]) for name in named(shape)})
-    if not isinstance(renamed, Object):
-        return renamed
-    values = [getattr(renamed, field.name) for field in dataclasses.fields(renamed) if field.name != "properties"]
-    return (Object, tuple(renamed.properties.items()), *values)
+    if isinstance(shape, Array):
+        nodes = ([classes[name] for name in shape.prefix], classes[shape.items])
+        some = tuple([(classes[node], start) for node, start in shape.some])
+        return (Array, tuple(nodes[0]), nodes[1], shape.min_items, shape.max_items, some, shape.is_unique, shape.values)
+    if isinstance(shape, Object):
+        return (
+            *(Object, tuple([(name, classes[node]) for name, node in shape.properties.items()]), shape.required),
+            *(tuple([(cell.matches, cell.excludes, classes[cell.node]) for cell in shape.patterns]),),
+            *(classes[shape.additional], shape.additional_excludes, shape.names),
+            *(tuple([(name, classes[node]) for name, node in shape.some]),),
+            *(shape.min_properties, shape.max_properties),
+        )
+    return shape
 
 
 def _renamed(shape: Shape, names: Mapping[NodeName, NodeName]) -> Shape:

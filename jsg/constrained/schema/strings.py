@@ -30,7 +30,7 @@ from jsg.constrained.ir import (
     parts_of,
     seq,
 )
-from jsg.constrained.limits import check
+from jsg.constrained.limits import LIMITS, check
 from jsg.constrained.schema.formats import (
     MAX_COUNTED,
     format_expr,
@@ -122,13 +122,19 @@ def quoted_expr(scope: Scope, shape: String, *, is_name: bool = False) -> Expr:
     if shape == String():
         return seq(_QUOTE, _rest(scope))
     if shape.excluded:
-        dfa = _automaton(scope, dataclasses.replace(shape, excluded=frozenset()), _parts(scope, shape), is_name)
+        whole = dataclasses.replace(shape, excluded=frozenset())
+        dfa = _every_text() if whole == String() else _automaton(scope, whole, _parts(scope, shape), is_name)
         if dfa.has_lengths(shape.min_length, shape.max_length):
             rest = _all_but(scope, dfa, shape.excluded, is_name)
             return NEVER if rest == NEVER else seq(_QUOTE, rest)
     if len(shape.formats) == 1 and shape == String(formats=shape.formats):
         return _of_format(shape.formats[0])
     return seq(_QUOTE, _lowered(scope, _content(scope, shape, is_name)), _QUOTE)
+
+
+@functools.cache
+def _every_text() -> CharDfa:
+    return CharDfa.length(0, None, LIMITS)
 
 
 @functools.cache
@@ -229,26 +235,42 @@ def _all_but(scope: Scope, dfa: CharDfa, words: frozenset[str], is_name: bool) -
     """
     trie, places, ends = _trie(scope, dfa, words)
     done = len(trie) + len(dfa.rows)
-    edges: list[list[tuple[Expr, int]]] = []
     targets = [_targets(dfa, state) for state in range(len(dfa.rows))]
+    leaving: dict[tuple[int, tuple[str, ...], bool], list[tuple[Expr, int]]] = {}
+    edges: list[list[tuple[Expr, int]]] = []
     for node, (children, place) in enumerate(zip(trie, places, strict=True)):
-        out = [(scope.characters.character(charset.of(sign)), target) for sign, target in children.items()]
-        for target, ranges in targets[place]:
-            others = _without(ranges, tuple(children))
-            if is_name and node in ends:
-                others = charset.difference(others, _ESCAPED)
-            if others:
-                out.append((scope.characters.character(others), len(trie) + target))
-        edges.append(out + ([(_QUOTE, done)] if place in dfa.accepting and node not in ends else []))
+        is_end = node in ends
+        key = (place, tuple(children), is_end)
+        others = leaving.get(key)
+        if others is None:
+            others = leaving[key] = []
+            for target, ranges in targets[place]:
+                rest = _without(ranges, key[1])
+                if is_name and is_end:
+                    rest = charset.difference(rest, _ESCAPED)
+                if rest:
+                    others.append((scope.characters.character(rest), len(trie) + target))
+            if place in dfa.accepting and not is_end:
+                others.append((_QUOTE, done))
+        edges.append([*[(_sign(sign), target) for sign, target in children.items()], *others])
+    is_free = False
     for state, own in enumerate(targets):
-        out = [(scope.characters.character(ranges), len(trie) + target) for target, ranges in own]
         if own == [(state, charset.UNIVERSE)] and state in dfa.accepting:
             edges.append([(_rest(scope), done)])
+            is_free = state == 0  # then a text may leave the words at each of their characters
         else:
+            out = [(scope.characters.character(ranges), len(trie) + target) for target, ranges in own]
             edges.append(out + ([(_QUOTE, done)] if state in dfa.accepting else []))
     edges.append([])
-    is_empty = 0 not in live_states([tuple([target for _, target in out]) for out in edges], (done,))
-    return NEVER if is_empty else Automaton(tuple(map(tuple, edges)), frozenset((done,)))
+    if not is_free and 0 not in live_states([tuple([target for _, target in out]) for out in edges], (done,)):
+        return NEVER
+    return Automaton(tuple(map(tuple, edges)), frozenset((done,)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _sign(sign: str) -> Expr:
+    """A character of a known name where other names may begin alike. It needs no rule."""
+    return character(charset.of(sign))
 
 
 def _trie(scope: Scope, dfa: CharDfa, words: frozenset[str]) -> tuple[list[dict[str, int]], list[int], set[int]]:

@@ -9,13 +9,12 @@ added or a call cannot be answered, only that one fails.
 import dataclasses
 import gc
 import importlib
-import itertools
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast, final
 
 import msgspec
@@ -36,7 +35,6 @@ from jsg.engine.child.protocol import (
     KvEvents,
     ModelInfo,
     Progress,
-    PromptScores,
     Refusal,
     Reply,
 )
@@ -52,10 +50,6 @@ logger = logging.getLogger(__name__)
 IDLE_POLL_MS = 250  # an idle loop wakes up this often, so that it does not look stuck or outlive its parent
 START_FLUSH_MS = 30_000  # how long the message of a failed start waits for a front that is still importing
 END_FLUSH_MS = 1000
-FEW_SCORES = 2**6
-"""So many log-probabilities of a prompt are sent as objects. More are encoded by themselves, which the front keeps."""
-PART_SCORES = 2**10  # that are encoded together: the front reads them in less than a millisecond
-MESSAGE_PARTS = 16  # in one message
 LOOKS = {"stats": "counters", "watch_cache": "prefix cache"}  # calls that change no state, and what they return
 
 
@@ -89,20 +83,6 @@ class Core(Taker, Protocol):
         ...
 
 
-def cut_scores(outputs: Sequence[RequestOutput]) -> Iterator[PromptScores]:
-    """Takes the scores of prompts out of outputs, in parts, except where they are few.
-
-    Parts are made as they are sent: many new objects at once would make Python look at all scores for garbage.
-    """
-    for output in outputs:
-        if scores := output.prompt_logprobs:
-            each = 1 + len(scores[-1].top) + len(scores[-1].chosen)
-            if len(scores) * each > FEW_SCORES:
-                cut = itertools.batched(scores, max(1, PART_SCORES // each))
-                yield from (PromptScores(output.rid, len(some), msgspec.msgpack.encode(some)) for some in cut)
-                output.prompt_logprobs = ()
-
-
 class CacheOwner(Protocol):
     """A core whose prefix cache can be observed. Scripted cores of tests have none."""
 
@@ -127,9 +107,7 @@ class FrontLink:
         self._decoder = MessageDecoder()
 
     def send(self, message: FromEngine) -> None:
-        """Queues a message; never blocks. Long scores of prompts come before it, in messages of their own."""
-        for parts in itertools.batched(cut_scores(message.outputs), MESSAGE_PARTS):
-            self._socket.send(self._encoder.encode(FromEngine(prompt_scores=parts)))
+        """Queues a message; never blocks."""
         self._socket.send(self._encoder.encode(message))
 
     def receive_all(self, *, wait: bool) -> list[Arrived]:

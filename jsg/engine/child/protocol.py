@@ -274,21 +274,6 @@ class ToEngine:
     stop: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PromptScores:
-    """A part of the `prompt_logprobs` of an output that comes in a later message, behind the parts before it.
-
-    Attributes:
-        rid: The name of the request.
-        count: How many they are.
-        encoded: A list of `TokenLogprob` in msgpack. The front reads it when it writes them to the client.
-    """
-
-    rid: str
-    count: int
-    encoded: bytes
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FromEngine:
     """From the engine: `progress` while it starts, then `ready` or `failure` once, then the outputs of each step.
@@ -296,7 +281,6 @@ class FromEngine:
     Requests may have grammars once it says `takes_grammars`. Before, such a request would hold up all others.
     """
 
-    prompt_scores: Sequence[PromptScores] = ()
     outputs: Sequence[RequestOutput] = ()
     refusals: Sequence[Refusal] = ()
     replies: Sequence[Reply] = ()

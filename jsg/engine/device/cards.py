@@ -14,6 +14,8 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
+from jsg.engine.device.devices import Device
+from jsg.engine.nvidia_smi import Gpu
 from jsg.errors import ConfigError
 from jsg.extras import install_command
 from jsg.models.tensor_parallel import AXES
@@ -50,6 +52,19 @@ class Card:
     shared_bytes: int
     memory_bytes: int
     description: str
+
+    def device(self, count: int, why: str) -> Device:
+        """So many of these cards, which are not here, chosen for this reason."""
+        gpu = Gpu(index=0, uuid="", name=self.name, total_bytes=self.memory_bytes, free_bytes=self.memory_bytes)
+        return Device(
+            platform="gpu",
+            kind=self.name,
+            gpu=gpu,
+            why=why,
+            count=count,
+            capability=self.capability,
+            is_here=False,
+        )
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from jsg.engine.device.mask_pool import NUM_MASKS, num_words
 from jsg.engine.device.pool_sizes import WindowPool, pool_sizes
 from jsg.errors import ConfigError, MemoryPlanError
 from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS
+from jsg.models.block_spec import ExpertsSpec
 from jsg.models.spec import ModelSpec
 from jsg.sched.buckets import Buckets
 from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionShape
@@ -26,6 +27,10 @@ PENALTY_BYTES = 4 + 1 + 4
 """Bytes for each request row and vocabulary entry: count, presence, bias."""
 PART_SAVED = 0.4
 """The part of an 8B Llama in bfloat16 that 8 bits save, rounded down."""
+WORKSPACE_BYTES = 64 * 10**6
+"""Of a pass over chunks beside its activations: cuBLAS asks for 32 MiB."""
+SAMPLED_BYTES = 9.1
+"""The most temporaries of sampling for each row and vocabulary entry, in programs for NVIDIA cards."""
 RESERVE_FRACTION = 0.02
 """The part of the usable memory that is not planned. A full allocator fails where free memory lies in pieces, and the
 results of a forward pass are still there while its step samples. Not measured on a device."""
@@ -142,6 +147,36 @@ def largest_step_bytes(programs: Sequence[jax.stages.Compiled], buckets: Buckets
     return max(needs[0], outputs[0] + more_rows * model.vocab_size * 4 + max(needs[1:]))
 
 
+def extend_bound(
+    model: ModelSpec, num_tokens: int, itemsize: int, *, restored_bytes: int | None = None, num_devices: int = 1
+) -> int:
+    """The most temporaries of a pass over chunks, as programs for NVIDIA cards have them: tests/nvidia compares.
+
+    These are gate and up of each token that a feed-forward block takes, and their product. XLA's own matmuls, which
+    quantised kernels take, keep a fourth.
+
+    Args:
+        model: The shape of the model.
+        num_tokens: New tokens of the step.
+        itemsize: Bytes of an activation.
+        restored_bytes: Bytes of the largest kernel that a step restores from 4 bits; None if kernels are not quantised.
+        num_devices: Devices that share the model.
+    """
+    blocks = {layer.mlp for layer in model.layers}
+    inner = max(mlp.inner * (mlp.router.per_token if isinstance(mlp, ExpertsSpec) else 1) for mlp in blocks)
+    kept = 3 if restored_bytes is None else 4
+    return num_tokens * kept * inner * itemsize // num_devices + WORKSPACE_BYTES + (restored_bytes or 0)
+
+
+def largest_step_bound(
+    model: ModelSpec, buckets: Buckets, itemsize: int, *, restored_bytes: int | None = None, num_devices: int = 1
+) -> int:
+    """The most that `largest_step_bytes` finds for an NVIDIA card, without compiling. See `extend_bound`."""
+    tokens, rows = buckets.extend[-1].num_tokens, max(key.num_rows for key in buckets.all)
+    extend = extend_bound(model, tokens, itemsize, restored_bytes=restored_bytes, num_devices=num_devices)
+    return 4 * rows * model.vocab_size + max(extend, round(SAMPLED_BYTES * rows * model.vocab_size))
+
+
 def plan_memory(
     config: EngineConfig,
     model: ModelSpec,
@@ -209,7 +244,8 @@ def plan_memory(
         raise MemoryPlanError(
             f"the KV pool must hold {pool_tokens} tokens, but memory is left for {max(fits, 0)}; lower "
             "--context-length or --max-total-tokens, raise --mem-fraction-static, or choose a smaller model "
-            f"({plan})"
+            f"({plan})",
+            max(fits, 0),
         )
     return plan
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -11,6 +10,7 @@ from jsg.engine.device.sampling import Logprobs
 from jsg.engine.device.step import StepOutput
 from jsg.sched.batch import Batch, BatchEntry, StepResult
 from jsg.sched.request import RunningRequest
+from jsg.token_scores import ScorePart
 from jsg.types import TokenLogprob
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class InFlight:
                         if (token := result.token_ids[sampled]) >= 0:
                             result.logprobs[sampled] = _token_logprob(entry, token, logprobs, sampled)
                 if prompt_scores is not None and entry.scores_prompt:
-                    result.prompt_logprobs[index] = list(_prompt_part(entry, prompt_scores, offset))
+                    result.prompt_logprobs[index] = _prompt_parts(entry, prompt_scores, offset)
             except Exception:
                 logger.exception("the log-probabilities of a request could not be read")
                 result.failed.append(entry.running)
@@ -66,19 +66,24 @@ class InFlight:
         return result
 
 
-def _prompt_part(entry: BatchEntry, scores: Logprobs, offset: int) -> Sequence[TokenLogprob]:
+def _prompt_parts(entry: BatchEntry, scores: Logprobs, offset: int) -> list[ScorePart]:
     """Scores of the prompt tokens that a chunk predicts, and of the first prompt token, which nothing predicts.
 
     The tokens of the chunk begin at `offset` of the packed tokens.
     """
-    running = entry.running
-    first_wanted = running.request.logprob_start_len
-    part = [TokenLogprob(int(running.tokens[0]), None)] if entry.start == 0 and first_wanted == 0 else []
-    for i in range(entry.num_new):
-        position = entry.start + i + 1
-        if max(first_wanted, 1) <= position < running.num_prompt:
-            part.append(_token_logprob(entry, int(running.tokens[position]), scores, offset + i))
-    return part
+    running, request = entry.running, entry.running.request
+    first_wanted, parts = request.logprob_start_len, list[ScorePart]()
+    if entry.start == 0 and first_wanted == 0:
+        parts.append(ScorePart.first(int(running.tokens[0])))
+    start = max(first_wanted, 1, entry.start + 1)
+    stop = min(running.num_prompt, entry.start + entry.num_new + 1)
+    if start < stop:
+        rows = slice(offset + start - entry.start - 1, offset + stop - entry.start - 1)
+        k, chosen = request.top_logprobs_num, request.token_ids_logprob
+        top = scores.top_ids[rows, :k], scores.top[rows, :k]
+        ids, logprobs = running.tokens[start:stop], scores.token[rows]
+        parts.append(ScorePart.of(ids, logprobs, *top, chosen, scores.chosen[rows, : len(chosen)]))
+    return parts
 
 
 def _token_logprob(entry: BatchEntry, token: int, scores: Logprobs, index: int) -> TokenLogprob:

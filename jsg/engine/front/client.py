@@ -31,7 +31,6 @@ from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.engine.front.places import Places
 from jsg.engine.front.routing import Reason
 from jsg.engine.front.sent_grammars import SentGrammars
-from jsg.engine.front.sent_scores import SentScores
 from jsg.engine.front.streams import Stream, Streams
 from jsg.engine.front.tree_feed import TreeFeed
 from jsg.errors import EngineDeadError, JsgError, RequestError, queue_full, waited_too_long
@@ -474,15 +473,10 @@ class EngineClient:
             await asyncio.sleep(0)  # `recv` does not wait while there are messages, and other tasks need their turn
 
     def _take(self, message: FromEngine) -> None:
-        for part in message.prompt_scores:
-            if stream := self._streams.on_wire(part.rid):
-                stream.prompt_scores.add(part)
         for output in message.outputs:
             stream = self._streams.on_wire(output.rid)
             if stream is None:
                 continue  # the request was aborted while this output was under way
-            if stream.prompt_scores and output.prompt_logprobs is not None:
-                output.prompt_logprobs, stream.prompt_scores = stream.prompt_scores, SentScores()
             if output.finish is not None:
                 self._close(stream)
             stream.arrived.put_nowait(output)

@@ -6,7 +6,6 @@ import itertools
 from typing import final
 
 from jsg.engine.front.places import Places
-from jsg.engine.front.sent_scores import SentScores
 from jsg.errors import JsgError, RequestError
 from jsg.types import RequestOutput
 
@@ -22,7 +21,6 @@ class Stream:
         arrived: Its outputs in order. Nothing follows the last output, or an error.
         ended: Set when the stream is closed.
         waited_s: How long its request has waited for a place in the engine.
-        prompt_scores: What has come of the `prompt_logprobs` of its first output.
     """
 
     owner: str
@@ -31,7 +29,6 @@ class Stream:
     arrived: asyncio.Queue[RequestOutput | JsgError] = dataclasses.field(default_factory=asyncio.Queue)
     ended: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     waited_s: float = 0.0
-    prompt_scores: SentScores = dataclasses.field(default_factory=SentScores)
 
 
 @final

@@ -1,11 +1,13 @@
-"""silu(gate) · up on a CPU, in one pass over both and rounded once. Arithmetic is float32."""
+"""activation(gate) · up on a CPU, in one pass over both and rounded once. Arithmetic is float32."""
 
 import functools
+import math
 
 import jax
 from jaxtyping import Array, Float
 from llvmlite import ir
 
+from jsg.kernels_pallas.activation import Activation
 from jsg.kernels_pallas.native.calls import Buffer, Kernel, emit_handler
 from jsg.kernels_pallas.native.emit import LANES, Function, Value
 from jsg.kernels_pallas.native.library import registered
@@ -14,9 +16,11 @@ from jsg.kernels_pallas.native.tiles import ITEM_BYTES
 ROWS = 4
 """Rows of an item: enough that a thread seldom asks for work, and few, so that a step of eight rows has two threads."""
 KINDS = ("float32", "bfloat16")
+GELU_SLOPE, GELU_CUBE = math.sqrt(2 / math.pi), 0.044715
+"""GELU(x) = x · (1 + tanh(slope · (x + cube · x³))) / 2."""
 
 
-def gated(gate_up: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
+def gated(gate_up: Float[Array, "T 2 F"], activation: Activation) -> Float[Array, "T F"]:
     """See `ops.gated`.
 
     Raises:
@@ -25,18 +29,18 @@ def gated(gate_up: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
     kind, (count, _, width) = str(gate_up.dtype), gate_up.shape
     if kind not in KINDS or width % LANES:
         raise NotImplementedError(f"the CPU's kernel takes rows of a multiple of {LANES} numbers, float32 or bfloat16")
-    name = registered(f"jsg_gated_{kind}", functools.partial(_emit, kind))
+    name = registered(f"jsg_gated_{activation}_{kind}", functools.partial(_emit, activation, kind))
     return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((count, width), gate_up.dtype))(gate_up)
 
 
-def _emit(kind: str, module: ir.Module, name: str) -> None:
+def _emit(activation: Activation, kind: str, module: ir.Module, name: str) -> None:
     def num_items(_: Function, buffers: list[Buffer]) -> Value:
         return (buffers[0].sizes[0] + (ROWS - 1)) // ROWS
 
-    emit_handler(module, Kernel(name, (3, 2), 1, num_items, functools.partial(_emit_rows, kind)))
+    emit_handler(module, Kernel(name, (3, 2), 1, num_items, functools.partial(_emit_rows, activation, kind)))
 
 
-def _emit_rows(kind: str, function: Function, buffers: list[Buffer], index: Value) -> None:
+def _emit_rows(activation: Activation, kind: str, function: Function, buffers: list[Buffer], index: Value) -> None:
     gate_up, out = buffers
     (count, width), item_bytes = out.sizes, ITEM_BYTES[kind]
     first = index * ROWS
@@ -45,7 +49,16 @@ def _emit_rows(kind: str, function: Function, buffers: list[Buffer], index: Valu
         gates, ups = (function.address(gate_up.data, start * 2 + width * (half * item_bytes)) for half in (0, 1))
         with function.loop(width, step=LANES) as at:
             gate, up = (function.floats(kind, half, at * item_bytes) for half in (gates, ups))
-            is_negative = gate < 0.0
-            decay = function.exp(function.chosen(is_negative, gate, function.zeros() - gate))  # it takes no more than 0
-            share = function.chosen(is_negative, decay, function.like(decay, 1.0)) / (decay + 1.0)
+            share = _sigmoid(function, gate if activation == "silu" else _gelu_curve(gate))
             function.store_as(kind, gate * share * up, out.data, start + at * item_bytes)
+
+
+def _sigmoid(function: Function, x: Value) -> Value:
+    is_negative = x < 0.0
+    decay = function.exp(function.chosen(is_negative, x, function.zeros() - x))  # it takes no more than 0
+    return function.chosen(is_negative, decay, function.like(decay, 1.0)) / (decay + 1.0)
+
+
+def _gelu_curve(x: Value) -> Value:
+    """Of this the sigmoid is what GELU multiplies by: (1 + tanh(y)) / 2 = sigmoid(2 y)."""
+    return (x * x * GELU_CUBE + 1.0) * x * (2 * GELU_SLOPE)

@@ -23,11 +23,19 @@ KINDS = ("float32", "bfloat16")
 
 
 class _Types(NamedTuple):
-    """The types of a call's numbers, and whether heads are normed."""
+    """The types of a call's numbers, and how heads are normed.
+
+    Attributes:
+        joint: Of the joint projection.
+        pool: Of keys and values in the pool.
+        weight: Of the weights of norms; None if heads are not normed.
+        is_late: Heads are normed after rotation.
+    """
 
     joint: str
     pool: str
-    has_norms: bool
+    weight: str | None
+    is_late: bool
 
 
 class _Call(NamedTuple):
@@ -60,26 +68,32 @@ def rotate_and_write(
     Raises:
         NotImplementedError: Keys and values are in one array or have 8 bits, or half a head is no multiple of `LANES`.
     """
-    half = cos.shape[1]
-    if len(cache) != 2 or half % LANES or any(str(x.dtype) not in KINDS for x in (qkv, *cache)):
+    half, weights = cos.shape[1], () if norms is None else (norms.query, norms.key)
+    if len(cache) != 2 or half % LANES or any(str(x.dtype) not in KINDS for x in (qkv, *cache, *weights)):
         raise NotImplementedError(
             f"the CPU's kernel wants keys and values in arrays of their own, float32 or bfloat16, and halves of a head "
             f"of a multiple of {LANES} numbers"
         )
-    types = _Types(str(qkv.dtype), str(cache[0].dtype), norms is not None)
-    name = f"jsg_rotate{'_normed' if types.has_norms else ''}_{types.joint}_{types.pool}"
+    types = _Types(
+        joint=str(qkv.dtype),
+        pool=str(cache[0].dtype),
+        weight=None if norms is None else str(norms.query.dtype),
+        is_late=norms is not None and norms.is_late,
+    )
+    kind = f"_{'late' if types.is_late else 'normed'}_{types.weight}" if types.weight else ""
+    name = f"jsg_rotate{kind}_{types.joint}_{types.pool}"
     queries = (len(qkv), qkv.shape[1] * (qkv.shape[2] // (2 * half) - 2), 2 * half)
     shapes = [jax.ShapeDtypeStruct(queries, qkv.dtype), *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cache)]
     call = jax.ffi.ffi_call(
         registered(name, functools.partial(_emit, types)), shapes, input_output_aliases={4: 1, 5: 2}
     )
-    weights = () if norms is None else (norms.query, norms.key, jnp.float32(norms.eps))
-    rotated, *written = call(qkv, cos, sin, slots, *cache, *weights)
+    eps = () if norms is None else (jnp.float32(norms.eps),)
+    rotated, *written = call(qkv, cos, sin, slots, *cache, *weights, *eps)
     return rotated, cast(LayerCache, tuple(written))
 
 
 def _emit(types: _Types, module: ir.Module, name: str) -> None:
-    given = (3, 2, 2, 1, 4, 4, *((1, 1, 0) if types.has_norms else ()))
+    given = (3, 2, 2, 1, 4, 4, *((1, 1, 0) if types.weight else ()))
 
     def named(buffers: list[Buffer]) -> _Call:
         return _Call(*buffers[:6], *buffers[-3:], *buffers[6:-3])
@@ -137,7 +151,7 @@ def _is_finite(types: _Types, function: Function, value: Value, head_dim: Value)
 
 
 class _Turned:
-    """Code that reads a head and turns it, after it is normed if there are weights."""
+    """Code that reads a head and turns it, and norms it before or after that if there are weights."""
 
     def __init__(
         self, types: _Types, function: Function, call: _Call, token: Value, source: Value, weight: Buffer | None
@@ -154,26 +168,38 @@ class _Turned:
 
     def at(self, dim: Value) -> tuple[Value, Value]:
         """The numbers from `dim` on, and those half a head later."""
-        function = self._function
-        first, second = self._normed(dim), self._normed(self._half + dim)
-        cos, sin = (load_panel(function, angles, dim * 4) for angles in self._angles)
+        if not self._types.is_late:
+            return self._turned(dim, *(self._normed(at, self._read(at)) for at in (dim, self._half + dim)))
+        first, second = self._late(dim)
+        return self._normed(dim, first), self._normed(self._half + dim, second)
+
+    def _late(self, dim: Value) -> tuple[Value, Value]:
+        """What is normed late: turned, and rounded."""
+        first, second = self._turned(dim, self._read(dim), self._read(self._half + dim))
+        return self._function.rounded(self._types.joint, first), self._function.rounded(self._types.joint, second)
+
+    def _turned(self, dim: Value, first: Value, second: Value) -> tuple[Value, Value]:
+        cos, sin = (load_panel(self._function, angles, dim * 4) for angles in self._angles)
         return first * cos - second * sin, second * cos + first * sin
 
-    def _normed(self, dim: Value) -> Value:
-        function, kind, at = self._function, self._types.joint, dim * ITEM_BYTES[self._types.joint]
-        numbers = function.floats(kind, self._source, at)
-        if self._weight is None or self._factor is None:
+    def _read(self, dim: Value) -> Value:
+        return self._function.floats(self._types.joint, self._source, dim * ITEM_BYTES[self._types.joint])
+
+    def _normed(self, dim: Value, numbers: Value) -> Value:
+        function, kind = self._function, self._types.weight
+        if self._weight is None or self._factor is None or kind is None:
             return numbers
-        normed = function.rounded(kind, numbers * self._factor)  # twice, as in training
-        return function.rounded(kind, normed * function.floats(kind, self._weight.data, at))
+        normed = function.rounded(kind, numbers * self._factor)  # to the type of the weight too, as in training
+        weight = function.floats(kind, self._weight.data, dim * ITEM_BYTES[kind])
+        return function.rounded(self._types.joint, normed * weight)
 
     def _emit_factor(self, eps: Buffer) -> Value:
         """One over the root of the mean square."""
         function = self._function
         squares = Variable(function, function.zeros())
-        with function.loop(self._half * 2, step=LANES) as dim:
-            numbers = function.floats(self._types.joint, self._source, dim * ITEM_BYTES[self._types.joint])
-            squares.set(function.fused(numbers, numbers, squares.get()))
+        with function.loop(self._half * (1 if self._types.is_late else 2), step=LANES) as dim:
+            for numbers in self._late(dim) if self._types.is_late else (self._read(dim),):
+                squares.set(function.fused(numbers, numbers, squares.get()))
         mean = function.total(squares.get()) / function.as_float(self._half * 2)
         root = function.intrinsic("llvm.sqrt.f32", mean + load_number(function, eps.data, 0))
         return function.spread(function.like(root, 1.0) / root)

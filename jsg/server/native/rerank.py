@@ -16,6 +16,7 @@ from jsg.processing.detokenizer import IncrementalDetokenizer
 from jsg.processing.encode_parts import encode_parts
 from jsg.processing.parts import Part, TextPart
 from jsg.processing.tokenizer import Tokenizer
+from jsg.prompt_ids import PromptIds
 from jsg.server.caller import CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_ANSWERS, new_rid
@@ -99,7 +100,7 @@ async def rerank(body: RerankBody, request: Request, call: CurrentCall, front: R
     )
 
 
-async def _encode(body: RerankBody, documents: list[str], front: Front) -> list[tuple[int, ...]]:
+async def _encode(body: RerankBody, documents: list[str], front: Front) -> list[tuple[int, ...] | PromptIds]:
     if not 1 <= len(documents) <= MAX_ANSWERS:
         todo = "send several requests" if documents else "send one"
         raise RequestError(
@@ -119,10 +120,10 @@ async def _encode(body: RerankBody, documents: list[str], front: Front) -> list[
         before = TextPart(BEFORE, is_markup=True, is_template=True)
         return [before, TextPart(query + document), TextPart(BEHIND, is_markup=True)]
 
-    def encode_all() -> list[tuple[int, ...]]:
+    def encode_all() -> list[tuple[int, ...] | PromptIds]:
         limit, most = info.max_request_tokens, body.max_tokens_per_doc
         texts = documents if most is None else [_beginning(tokenizer, each, most) for each in documents]
-        return [encode_parts(tokenizer, parts(each), max_tokens=limit).input_ids for each in texts]
+        return [PromptIds.of_any(encode_parts(tokenizer, parts(each), max_tokens=limit).input_ids) for each in texts]
 
     id_lists = await front.generator.beside(encode_all, size)
     check_inputs(id_lists, info, "documents")

@@ -76,19 +76,19 @@ async def _prompts(body: ScoreBody, call: CurrentCall, front: Front) -> list[Pro
             "items",
         )
 
-    def joined(item: Any) -> Any:
-        return item + body.query if body.item_first else body.query + item
+    def joined(query: Any, item: Any) -> tuple[Any, Any]:
+        return (item, query) if body.item_first else (query, item)
+
+    def join_ids() -> list[PromptIds | tuple[()]]:  # the query is checked once, and its ids are copied as they are
+        query, *others = map(PromptIds.of_any, (body.query, *items))
+        return [PromptIds.joined(*joined(query, item)) for item in others]
 
     if isinstance(body.query, str):
-        id_lists = await front.generator.encode([joined(item) for item in items])
+        id_lists = await front.generator.encode(["".join(joined(body.query, item)) for item in items])
     else:
-        id_lists = await front.generator.beside(lambda: [_checked(joined(item)) for item in items], size)
+        id_lists = await front.threads.run(join_ids, len(body.query) + sum(map(len, items)))
     _check_tokens(body, id_lists, front.generator.info)
     return label_prompts("score", id_lists, body.label_token_ids, call)
-
-
-def _checked(ids: list[int]) -> tuple[int, ...] | PromptIds:
-    return PromptIds.of(ids) if ids else ()
 
 
 def label_prompts(
@@ -110,7 +110,7 @@ def label_prompts(
     ]
 
 
-def _check_tokens(body: ScoreBody, id_lists: Sequence[Sequence[int]], info: ModelInfo) -> None:
+def _check_tokens(body: ScoreBody, id_lists: Sequence[tuple[int, ...] | PromptIds], info: ModelInfo) -> None:
     """Raises RequestError that names query and items, as the engine's errors cannot."""
     highest_label = max(body.label_token_ids)
     if highest_label >= info.vocab_size:
@@ -132,9 +132,8 @@ def _check_tokens(body: ScoreBody, id_lists: Sequence[Sequence[int]], info: Mode
                 f"{len(ids)}; shorten one of them",
                 param="items",
             )
-    given = [ids for ids in (body.query, *body.items) if not isinstance(ids, str)]  # the query once, not for each item
-    highest = max((max(ids) for ids in given if ids), default=0)
-    if highest >= info.vocab_size:
+    highest = max((ids.highest for ids in id_lists if isinstance(ids, PromptIds)), default=0)
+    if highest >= info.vocab_size and not isinstance(body.query, str):
         raise RequestError(f"token ids must be below {info.vocab_size}, but got {highest}; correct it", "items")
 
 

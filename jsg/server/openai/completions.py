@@ -2,7 +2,8 @@
 
 import codecs
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, final
 
 from fastapi import Request
@@ -118,16 +119,16 @@ class TextChoice:
         shown = self._show(delta.text, delta.logprobs, has_ended=delta.finish is not None)
         return [shown] if shown["text"] or shown["logprobs"] or shown["finish_reason"] else []
 
-    def _show(self, text: str, scored: Sequence[TokenLogprob], *, has_ended: bool) -> dict[str, Any]:
+    def _show(self, text: str, scored: Iterable[TokenLogprob], *, has_ended: bool) -> dict[str, Any]:
         text, self._unsent = self._unsent + text, ""
         if self._is_first:
-            scored = [*self.answer.prompt_logprobs, *scored]
+            scored = itertools.chain(self.answer.prompt_logprobs, scored)
             self._is_first = False
         logprobs = self._logprobs(scored) if self.answer.request.return_logprob else None
         end = finish_of(self.answer) | constraint_of(self.answer) if has_ended else NOT_ENDED
         return {"index": self._index, "text": text, "logprobs": logprobs, **end}
 
-    def _logprobs(self, scored: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def _logprobs(self, scored: Iterable[TokenLogprob]) -> dict[str, Any]:
         shown: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for token in scored:
             logprob = token.logprob
@@ -209,7 +210,7 @@ async def _prompts(body: CompletionBody, call: ApiCall, front: Front, rid: str) 
     if body.suffix:
         given, end_ids = await _with_suffix(body, given, body.suffix, front)
 
-    def limit(input_ids: tuple[int, ...]) -> int:
+    def limit(input_ids: Sequence[int]) -> int:
         if body.max_tokens is not None:
             return body.max_tokens
         return max(1, min(DEFAULT_MAX_TOKENS, most - len(input_ids)))

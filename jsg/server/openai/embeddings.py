@@ -12,6 +12,7 @@ from starlette.responses import Response
 from jsg.errors import RequestError
 from jsg.processing.answer import Prompt
 from jsg.processing.vectors import check_dimensions, to_vector
+from jsg.prompt_ids import PromptIds
 from jsg.server.caller import CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_ANSWERS, new_rid
@@ -88,7 +89,7 @@ async def embeddings(body: EmbeddingsBody, request: Request, call: CurrentCall, 
     return await front.threads.run(respond, 4 * embedder.width * len(states))
 
 
-async def _encode(body: EmbeddingsBody, front: Front) -> list[tuple[int, ...]]:
+async def _encode(body: EmbeddingsBody, front: Front) -> list[tuple[int, ...] | PromptIds]:
     given: Any = body.input if is_prompt_list(body.input) else [body.input]
     if not 1 <= len(given) <= MAX_ANSWERS:
         raise RequestError(f"input must have 1 to {MAX_ANSWERS} items, but has {len(given)}; split it", "input")

@@ -6,9 +6,10 @@ from typing import Any
 from jsg.engine.child.protocol import ModelInfo
 from jsg.errors import ContextLengthError, RequestError
 from jsg.processing.answer import Answer
+from jsg.prompt_ids import PromptIds
 
 
-def check_inputs(id_lists: Sequence[Sequence[int]], info: ModelInfo, field: str) -> None:
+def check_inputs(id_lists: Sequence[tuple[int, ...] | PromptIds], info: ModelInfo, field: str) -> None:
     """Raises RequestError, with its index, for the first prompt that cannot run; the engine does not know the index."""
     limit = info.max_prompt_tokens
     for index, ids in enumerate(id_lists):
@@ -20,9 +21,10 @@ def check_inputs(id_lists: Sequence[Sequence[int]], info: ModelInfo, field: str)
                 f"{name} must have at most {limit} tokens, with what is put around it, but has {len(ids)}; shorten it",
                 param=field,
             )
-        if max(ids) >= info.vocab_size:
+        highest = ids.highest if isinstance(ids, PromptIds) else max(ids)
+        if highest >= info.vocab_size:
             raise RequestError(
-                f"{name} must have token ids below {info.vocab_size}, but has {max(ids)}; correct it", field
+                f"{name} must have token ids below {info.vocab_size}, but has {highest}; correct it", field
             )
 
 

@@ -1,0 +1,47 @@
+"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini, dense: Llama with fused projections, and longrope in models of long context."""
+
+import dataclasses
+
+from jsg.fields import Fields
+from jsg.models.families import llama, mistral
+from jsg.models.family import Family
+from jsg.models.parts import read_attention, read_feed_forward, read_layer, read_model, with_windows
+from jsg.models.spec import ModelSpec
+from jsg.models.without_effect import ROPE_DICTS
+
+OLD_LONGROPE = ("su", "yarn")
+"""What older files call longrope. No Phi-3 has another scaling."""
+
+
+def spec(config: Fields) -> ModelSpec:
+    """The model of a file."""
+    for name in ROPE_DICTS:
+        section = config.section(name)
+        kind = None if section is None else section.get("rope_type", section.get("type", "default"))
+        if section is not None and kind in OLD_LONGROPE:
+            config = config.under({name: {**config.get(name), "rope_type": "longrope"}})
+        elif section is not None:
+            section.require(kind in ("default", "longrope"), "rope_type", "be default or longrope", kind)
+    attention = dataclasses.replace(read_attention(config, is_partial=True), projections=("self_attn.qkv_proj",) * 3)
+    layer = read_layer(config, attention, read_feed_forward(config, is_fused=True))
+    return read_model(config, with_windows(layer, mistral.windows(config)))
+
+
+FAMILY = Family(
+    architecture="Phi3ForCausalLM",
+    model_type="phi3",
+    defaults=llama.DEFAULTS
+    | {
+        "vocab_size": 32064,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 1.0,
+        "sliding_window": None,
+        "eos_token_id": 32000,
+    },
+    spec=spec,
+    ignored=frozenset({"use_sliding_window", "full_attn_mod", "interpolate_factor"}),
+)

@@ -1,0 +1,158 @@
+"""What is said of a model before its weights are here."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from huggingface_hub import constants
+from safetensors.numpy import save_file
+
+from bench.shapes import LLAMA_8B
+from jsg import cli
+from jsg.config import EngineConfig
+from jsg.engine.device.cards import NAMES
+from jsg.engine.dry_run import QUANTIZATIONS, DryRun, _weight_bytes, dry_run
+from jsg.models.config import read_spec
+from jsg.models.loading import abstract_model
+from jsg.models.tensor_parallel import bytes_on_one_device
+from tests.fake_hub import fake_hub
+from tests.golden.variants import VARIANTS, WIDE, random_tensors, variant_shapes
+from tests.golden.vision_variants import VISION_VARIANTS
+
+INDEX = "model.safetensors.index.json"
+BROKEN = LLAMA_8B | {
+    "attn_logit_softcapping": 30.0,
+    "hidden_act": "relu",
+    "quantization_config": {"quant_method": "awq", "bits": 4},
+    "residual_multiplier": 0.22,
+    "rope_parameters": None,
+    "rope_scaling": {"type": "longrope", "factor": 4.0},
+}
+
+
+def write(directory: Path, config: dict[str, Any], index: dict[str, str] | None = None) -> Path:
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    if index is not None:
+        (directory / INDEX).write_text(json.dumps({"weight_map": index}))
+    return directory
+
+
+def report(path: Path | str, **options: Any) -> DryRun:
+    return dry_run(EngineConfig(model_path=str(path), **options))
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("shape", ["qwen3_moe_mixed", "smollm3", "mistral3", "llava"])
+def test_layers_that_are_alike_are_counted_as_if_each_were_built(tmp_path, shape, quantization):
+    config = {**VARIANTS, **VISION_VARIANTS}[shape]
+    spec = read_spec(write(tmp_path, config))
+    whole = abstract_model(spec, jnp.bfloat16, quantization)
+    expected = sum(map(bytes_on_one_device, jax.tree.leaves(nnx.state(whole))))
+    assert _weight_bytes(spec, jnp.dtype(jnp.bfloat16), quantization, 1, 1)[0] == expected
+
+
+@pytest.mark.parametrize(("tp_size", "ep_size"), [(2, 1), (4, 2)])
+def test_devices_that_are_not_here_hold_as_much_as_those_that_are(tmp_path, tp_size, ep_size):
+    config = WIDE["wide experts"] | {"num_key_value_heads": 4, "head_dim": 32}
+    spec = read_spec(write(tmp_path, config)).over_devices(tp_size, ep_size)
+    held, restored = _weight_bytes(spec, jnp.dtype(jnp.float32), "int4", tp_size, ep_size)
+    assert restored == 4 * 64 * 128 * 4 // tp_size
+    whole, _ = _weight_bytes(spec, jnp.dtype(jnp.float32), "int4", 1, 1)
+    assert whole // tp_size < held < whole // tp_size + 4096, "norms, routers and scales are on each"
+
+
+def test_an_8b_llama_on_an_h200_and_on_smaller_cards(tmp_path):
+    made = report(write(tmp_path, LLAMA_8B) / "config.json")
+    assert (made.problems, made.kv_bytes, made.context_length) == ((), 131_072, 16_384)
+    tokens = {(fit.card, fit.quantization, fit.tp_size): fit for fit in made.fits}
+    assert len(tokens) == len(made.fits) == len(NAMES) * 16
+    assert tokens["l4", "none", 1].tokens < 16_384 and not tokens["l4", "none", 1].fits
+    assert tokens["l4", "int8", 1].fits
+    assert "compute capability 9.0" in tokens["l4", "fp8", 1].refusal and not tokens["l4", "fp8", 1].tokens
+    assert tokens["l4", "int4", 2].tokens > 2 * tokens["l4", "int4", 1].tokens
+    shown = str(made)
+    assert "LlamaForCausalLM, 32 layers of width 4096" in shown and "15.0 GiB in bfloat16" in shown
+    assert f"({tokens['l4', 'none', 1].tokens})" in shown
+
+
+def test_the_bound_of_a_step_leaves_nearly_what_compiled_programs_leave(tmp_path):
+    """`jsg compile --target h200` planned 821 706 tokens for these options (jax 0.11.2, 2026-11-29)."""
+    made = report(write(tmp_path, LLAMA_8B), context_length=8192, load_format="dummy")
+    (fit,) = (fit for fit in made.fits if (fit.card, fit.quantization, fit.tp_size) == ("h200", "none", 1))
+    assert 821_706 - 1000 < fit.tokens <= 821_706
+
+
+def test_options_leave_one_table_and_a_refused_number_of_cards_is_named(tmp_path):
+    made = report(write(tmp_path, LLAMA_8B), quantization="int8", tp_size=3, dtype="float32")
+    assert {(fit.quantization, fit.tp_size) for fit in made.fits} == {("int8", 3)}
+    assert str(made).count("--tp-size must divide num_attention_heads") == 1
+
+
+def test_all_that_is_wrong_is_said_and_the_rest_is_sized(tmp_path):
+    made = report(write(tmp_path, BROKEN, {}), quantization="int8", tp_size=1)
+    named = ("'awq'", "attn_logit_softcapping", "residual_multiplier", "longrope", "hidden_act must be silu")
+    assert len(made.problems) == len(named)
+    for problem, name in zip(made.problems, named, strict=True):
+        assert name in problem
+    assert made.model is not None and made.model.num_layers == 32
+    assert "without the refused fields" in str(made)
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "named"),
+    [
+        ({"architectures": ["XForCausalLM"], "quantization": {"bits": 4}}, ["a.gguf"], ("'XForC", "'4 bits'", "GGUF")),
+        (LLAMA_8B, ["pytorch_model.bin"], ("pickles",)),
+        (LLAMA_8B | {"rms_norm_eps": "x", "head_dim": 127}, ["README.md"], ("head_dim", "rms_norm_eps")),
+        (LLAMA_8B | {"model_type": "gpt2"}, [], ("model_type",)),
+        ({}, [], ("architectures",)),
+        (LLAMA_8B, ["tokenizer.json"], ("tokenizer.json",)),
+        (LLAMA_8B | {"eos_token_id": -1}, [], ("eos_token_id",)),
+    ],
+)
+def test_each_kind_of_problem(tmp_path, config, files, named):
+    write(tmp_path, config)
+    for file in files:
+        (tmp_path / file).touch()
+    problems = report(tmp_path, quantization="int8").problems
+    assert len(problems) == len(named)
+    assert all(name in problem for name, problem in zip(named, problems, strict=True))
+
+
+def test_names_of_the_index_are_compared_and_an_own_head_counts(tmp_path):
+    variant = "mistral3_tied"
+    names = dict.fromkeys(variant_shapes(variant), "model-00001-of-00001.safetensors")
+    tied = report(write(tmp_path, VARIANTS[variant], names))
+    assert tied.problems == ()
+    own = report(write(tmp_path, VARIANTS[variant], {**names, "language_model.lm_head.weight": "a.safetensors"}))
+    assert own.weights["none"] - tied.weights["none"] == 512 * 64 * 2
+    gone = "language_model.model.layers.1.mlp.up_proj.weight"
+    (problem,) = report(write(tmp_path, VARIANTS[variant], {k: v for k, v in names.items() if k != gone})).problems
+    assert "must hold model.layers.1.mlp.up_proj.weight" in problem
+    problems = report(write(tmp_path, VARIANTS["llama_mha"], names)).problems
+    assert len(problems) == 6 and "more tensors" in problems[-1]
+
+
+def test_shapes_of_a_header_are_compared(tmp_path):
+    save_file(random_tensors("llama_mha", 1), write(tmp_path, VARIANTS["llama_mha"]) / "model.safetensors")
+    assert report(tmp_path).problems == ()
+    problems = report(write(tmp_path, VARIANTS["llama_mha"] | {"intermediate_size": 192})).problems
+    assert len(problems) == 6 and "must have the shape [64, 192] by config.json, but has [64, 160]" in problems[0]
+
+
+def test_no_weight_comes_from_the_hub(tmp_path, monkeypatch, capsys):
+    files = {"config.json": json.dumps(BROKEN).encode(), INDEX: b'{"weight_map": {}}', "a.safetensors": b"x" * 999}
+    with fake_hub({"some/model": files}) as hub:
+        template = hub.endpoint + constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        assert cli.main(["check", "some/model", "--dry-run", "--quantization", "int8"]) == cli.CHECK_FAILED
+    assert sorted(hub.fetched) == ["config.json", INDEX]
+    assert "'awq'" in capsys.readouterr().out
