@@ -24,6 +24,7 @@ class Case:
         page_size: Tokens in a page.
         window: See `ops.paged_attention`.
         softcap: See `ops.paged_attention`.
+        has_sinks: Whether query heads have sinks: see `ops.paged_attention`.
         shared: Groups of rows, each with the number of first tokens that its rows have in the same pages.
         padding: Number of tokens that belong to no row.
     """
@@ -36,6 +37,7 @@ class Case:
     page_size: int = 1
     window: int | None = None
     softcap: float | None = None
+    has_sinks: bool = False
     shared: tuple[tuple[tuple[int, ...], int], ...] = ()
     padding: int = 3
 
@@ -57,6 +59,8 @@ CASES = (
     Case("pages-of-16", ((40, 1), (31, 1), (16, 40), (0, 17)), page_size=16),
     Case("window", ((300, 1), (3, 1), (140, 90), (0, 80)), window=32),
     Case("softcap", ((30, 1), (9, 20)), softcap=5.0),
+    Case("decode-sinks", ((0, 1), (7, 1), (130, 1), (300, 1)), softcap=2.0, has_sinks=True),
+    Case("sinks", ((300, 1), (3, 1), (140, 90), (0, 80)), window=32, has_sinks=True),
     Case(
         "shared",
         ((99, 1), (63, 1), (90, 1), (3, 1), (70, 1), (130, 1), (63, 1)),
@@ -64,6 +68,7 @@ CASES = (
         padding=0,
     ),
     Case("shared-pages-of-16", ((99, 1), (47, 1), (60, 1)), heads=3, kv_heads=1, page_size=16, shared=(((2, 0), 32),)),
+    Case("shared-sinks", ((99, 1), (47, 1), (60, 1)), shared=(((2, 0), 32),), has_sinks=True),
     Case("shared-by-two-tiles", tuple((20 + i, 1) for i in range(19)), heads=2, shared=((tuple(range(18)), 17),)),
     Case("nothing", (), padding=4),
 )
@@ -97,6 +102,7 @@ class Arrays:
     keys: np.ndarray
     values: np.ndarray
     inputs: AttentionInputs
+    sinks: np.ndarray | None
     expected: np.ndarray
     expected_lse: np.ndarray
 
@@ -107,6 +113,7 @@ def make(
     dtype: jax.typing.DTypeLike = "float32",
     pool_dtype: jax.typing.DTypeLike | None = None,
     singles: bool = True,
+    latent: bool = False,
     seed: int = 0,
 ) -> Arrays:
     """Random tensors on permuted pages, and the attention of their rounded values by its definition.
@@ -116,6 +123,7 @@ def make(
         dtype: Type of the queries.
         pool_dtype: Type of keys and values; None for the type of the queries.
         singles: False puts rows with one new token into tiles too, and leaves their groups out.
+        latent: Values are those of the keys.
         seed: Seed of everything random.
     """
     rng = np.random.default_rng(seed)
@@ -131,13 +139,17 @@ def make(
     shape = (num_pages, case.page_size, case.kv_heads, case.head_dim)
     num_tokens = sum(new for _, new in case.rows) + case.padding
     keys, values = (_rounded(rng, shape, pool_dtype or dtype) for _ in range(2))
+    values = keys if latent else values
     keys[0] = values[0] = 0  # the slot for padding rows
     queries = _rounded(rng, (num_tokens, case.heads, case.head_dim), dtype)
+    # The first is above all scores.
+    sinks = np.array([30, *3 * rng.standard_normal(case.heads - 1)], np.float32) if case.has_sinks else None
     out = np.zeros((num_tokens - case.padding, case.heads, case.head_dim), np.float32)
     lse = np.zeros(out.shape[:2], np.float32)
     for row, tokens in enumerate(_tokens_of(case)):
-        out[tokens], lse[tokens] = _by_definition(case, queries[tokens], keys, values, table[row + 1], *case.rows[row])
-    return Arrays(queries, keys, values, _inputs(case, table, singles), out, lse)
+        pages, lengths = table[row + 1], case.rows[row]
+        out[tokens], lse[tokens] = _by_definition(case, queries[tokens], keys, values, sinks, pages, *lengths)
+    return Arrays(queries, keys, values, _inputs(case, table, singles), sinks, out, lse)
 
 
 def _tokens_of(case: Case) -> list[slice]:
@@ -186,7 +198,14 @@ def _groups(case: Case, num_singles: int) -> PrefixGroups:
 
 
 def _by_definition(
-    case: Case, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, pages: np.ndarray, old: int, new: int
+    case: Case,
+    queries: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    sinks: np.ndarray | None,
+    pages: np.ndarray,
+    old: int,
+    new: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The softmax attention of one row's new tokens, and its log-sum-exp, in float64."""
     position, query_position = np.arange(old + new), np.arange(old, old + new)[:, None]
@@ -200,6 +219,9 @@ def _by_definition(
     if case.window is not None:
         is_seen &= position > query_position - case.window
     scores = np.where(is_seen, scores, -np.inf)
+    if sinks is not None:
+        scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))], axis=-1)
+        value = np.concatenate([value, np.zeros((1, *value.shape[1:]))])
     largest = scores.max(axis=-1, keepdims=True)
     weights = np.exp(scores - largest)
     total = weights.sum(axis=-1, keepdims=True)

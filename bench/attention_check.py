@@ -25,5 +25,6 @@ def largest_error(batch: Case, dtype: jax.typing.DTypeLike, *, heads: int, kv_he
         scale=head_dim**-0.5,
         window=case.window,
         softcap=case.softcap,
+        sinks=arrays.sinks,
     )
     return float(np.max(np.abs(np.asarray(out, np.float64)[: len(arrays.expected)] - arrays.expected)))

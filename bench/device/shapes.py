@@ -38,6 +38,20 @@ MIXTRAL_8X22B: dict[str, Any] = MIXTRAL_8X7B | {
     "num_key_value_heads": 8,
     "max_position_embeddings": 65_536,
 }
+GPT_OSS_20B: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "vocab_size": 201_088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "max_position_embeddings": 131_072,
+}
 CLIP_L_336: dict[str, Any] = {
     "model_type": "clip_vision_model",
     "hidden_size": 1024,

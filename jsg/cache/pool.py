@@ -21,7 +21,8 @@ class KVPool(NamedTuple):
 
     Attributes:
         layers: For each layer (keys, values), `[P, page_size, K, H]`; on a TPU one array `[P, page_size, 2·K, H]`, in
-            which the key and the value of a head stand side by side. Only `kernels_pallas` looks inside.
+            which the key and the value of a head stand side by side. A layer whose values are the first numbers of
+            its keys has the keys only. Only `kernels_pallas` looks inside.
     """
 
     layers: tuple[tuple[Float[Array, "P page_size heads H"], ...], ...]
@@ -45,7 +46,7 @@ def copy_slots(pool: KVPool, source: Int[Array, " k"], target: Int[Array, " k"])
 
 
 def make_pool(
-    kv_shapes: Sequence[tuple[int, int]],
+    kv_shapes: Sequence[tuple[int, int] | tuple[int, int, bool]],
     num_pages: int | Sequence[int],
     page_size: int,
     dtype: jax.typing.DTypeLike,
@@ -55,15 +56,17 @@ def make_pool(
 ) -> KVPool:
     """A pool of zeros with `num_pages` pages, page 0 included, or for each layer so many.
 
-    `kv_shapes` has for each layer the number of key-value heads and the width of one. With a sharding, the heads are
-    divided among devices.
+    `kv_shapes` has for each layer the number of key-value heads and the width of one, and whether it keeps values. With
+    a sharding, the heads are divided among devices.
 
     Zeros matter: attention multiplies masked values by 0, and 0 times a NaN in uninitialised memory would be NaN.
     """
-    arrays = 1 if is_interleaved else 2
 
-    def layer(count: int, kv_heads: int, head_dim: int) -> tuple[Float[Array, "P page_size heads H"], ...]:
-        shape = (count, page_size, kv_heads * 2 // arrays, head_dim)
+    def layer(
+        count: int, kv_heads: int, head_dim: int, has_values: bool = True
+    ) -> tuple[Float[Array, "P page_size heads H"], ...]:
+        arrays = 2 if has_values and not is_interleaved else 1
+        shape = (count, page_size, kv_heads * (2 if has_values else 1) // arrays, head_dim)
         return tuple(jnp.zeros(shape, dtype, device=sharding) for _ in range(arrays))
 
     counts = [num_pages] * len(kv_shapes) if isinstance(num_pages, int) else num_pages

@@ -202,7 +202,7 @@ def _sized(
     fits: list[Fit] = []
     for quantization in quantizations:
         try:
-            weights[quantization], _ = _weight_bytes(model, dtype, quantization, 1, 1)
+            weights[quantization], _ = weight_bytes(model, dtype, quantization, 1, 1)
         except ModelError as error:
             problems.append(str(error))
             continue
@@ -226,7 +226,7 @@ def _fits(config: EngineConfig, directory: Path, model: ModelSpec, embedder: Emb
     dtype = resolve_dtype(config.dtype, "gpu")
     try:
         model = model.over_devices(config.tp_size, config.ep_size)
-        weights, restored = _weight_bytes(model, dtype, config.quantization, config.tp_size, config.ep_size)
+        weights, restored = weight_bytes(model, dtype, config.quantization, config.tp_size, config.ep_size)
     except (ModelError, ConfigError) as error:
         return [Fit(card=name, refusal=str(error), **options) for name in cards.NAMES]
     found = []
@@ -246,7 +246,7 @@ def _fits(config: EngineConfig, directory: Path, model: ModelSpec, embedder: Emb
     return found
 
 
-def _weight_bytes(
+def weight_bytes(
     model: ModelSpec, dtype: jnp.dtype, quantization: str, num_devices: int, num_groups: int
 ) -> tuple[int, int | None]:
     """The bytes of weights on one of several devices, and of the largest kernel that a step restores from 4 bits.
@@ -280,6 +280,6 @@ def _described(model: ModelSpec) -> list[str]:
     text = f"model:   {model.architecture}, {model.num_layers} layers of width {model.hidden_size}"
     text += "".join(f", {heads} heads of {dim} ({kv_heads} of keys and values)" for heads, kv_heads, dim in heads)
     text += "".join(f", {count} of them with a window of {window}" for window, count in windows.items())
-    text += "".join(f", {mlp.count} experts of which a token uses {mlp.router.per_token}" for mlp in experts)
+    text += "".join(f", {mlp.count} experts of which a token uses {mlp.router.choice.per_token}" for mlp in experts)
     text += ", and a tower that sees images" if model.vision is not None else ""
     return [text, f"context: {model.max_position_embeddings} tokens", *(f"note:    {note}" for note in model.notes)]

@@ -6,7 +6,6 @@
 import collections
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Callable
 
@@ -282,13 +281,13 @@ def step_cost(
         read += count * (projections + load.num_read * block)
         used += count * (projections * num_tokens + load.num_copies * block)
         num_keys, num_pairs = _keys_and_pairs(cached, new, attention.window)
-        keys += count * num_keys * math.prod(attention.kv_shape)
-        pairs += count * num_pairs * attention.heads * attention.head_dim
+        keys += count * num_keys * attention.kv_shape.numbers
+        pairs += count * num_pairs * attention.pair_numbers
     head = width * config.vocab_size / num_devices
     per_token = config.kv_bytes_per_token(itemsize) if kv_bytes_per_token is None else kv_bytes_per_token
     return Cost(
         weight_bytes=round((kernel_itemsize or itemsize) * read + itemsize * (head + routers)),
-        kv_bytes=per_token * rows * keys // sum(map(math.prod, config.kv_shapes)) // num_devices,
+        kv_bytes=per_token * rows * keys // sum(shape.numbers for shape in config.kv_shapes) // num_devices,
         matmul_flops=round(2 * (used + routers * num_tokens + head * rows)),
         attention_flops=4 * rows * pairs // num_devices,
     )

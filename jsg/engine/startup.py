@@ -406,14 +406,14 @@ def settle(config: EngineConfig, directory: Path, device: Device, party: Party |
         raise ConfigError(
             f"--context-length must be at most the model's {model.max_position_embeddings}, but got {context_length}"
         )
-    model = model.within(context_length)
+    model = model.for_context(context_length)
     max_running = config.max_running_requests or (32 if on_cpu else 256)
     dtype = resolve_dtype(config.dtype, device.platform)
     row_bytes = model.hidden_size * dtype.itemsize
     return Settings(
         config=config,
         directory=directory,
-        model=model.for_context(context_length),
+        model=model,
         dtype=dtype,
         kv_dtype=resolve_kv_dtype(config.kv_cache_dtype, dtype),
         context_length=context_length,

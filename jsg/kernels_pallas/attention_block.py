@@ -7,6 +7,7 @@ The online softmax is that of Milakov and Gimelshein (2018) and Dao et al. (Flas
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -40,7 +41,8 @@ class Attended(NamedTuple):
 
     Attributes:
         out: In the queries' dtype; zeros for a token that sees nothing.
-        lse: Natural logarithm of the sum of exponentials of a token's scores; -inf if it sees nothing.
+        lse: Natural logarithm of the sum of exponentials of a token's scores, its sink among them; -inf if there is
+            none.
     """
 
     out: Float[Array, "T N H"]
@@ -135,6 +137,11 @@ def pool_spec(pool: Float[Array, "P page_size K H"], head_axis: int) -> pl.Block
     return pl.BlockSpec((pages, page_size, None, head_dim), lambda *program: (0, 0, program[head_axis], 0))
 
 
+def load_sinks(sinks: Sequence[Ref], head: Int[Array, " M"], is_head: Bool[Array, " M"]) -> Float[Array, " M"] | None:
+    """The sink of each row of a query block, `[G]` being those of the kv head; None if there are no sinks."""
+    return plgpu.load(sinks[0].at[head], mask=is_head, other=-jnp.inf) if sinks else None
+
+
 def whole_spec(array: Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
     """A whole array in device memory."""
     return pl.BlockSpec(array.shape, lambda *_: (0,) * array.ndim)
@@ -222,8 +229,13 @@ def attend(
     return lax.fori_loop(begin, end, one_block, _Carry(empty, pages_of(begin))).state
 
 
-def finish(state: Softmax) -> tuple[Float[Array, "M H"], Float[Array, " M"]]:
-    """Attention and its log-sum-exp from the state after the last key; zeros and -inf if no key was seen."""
+def finish(state: Softmax, sinks: Float[Array, " M"] | None = None) -> tuple[Float[Array, "M H"], Float[Array, " M"]]:
+    """Attention and its log-sum-exp from the state after the last key; zeros and -inf if no key was seen.
+
+    A sink is one more score of a row, with a value of zero. It must be given once, where all keys were seen.
+    """
+    if sinks is not None:
+        state = joined(state, jnp.zeros_like(state.weighted), sinks)
     out = state.weighted / jnp.where(state.total == 0, 1, state.total)[:, None]
     return out, state.largest / LOG2_E + jnp.log(state.total)
 

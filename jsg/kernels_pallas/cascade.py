@@ -75,19 +75,21 @@ def cascade(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
     sizes: Sizes | None = None,
     interpret: bool = False,
 ) -> Attended:
     """The result of `paged_decode`, with shared prefixes read once per group tile.
 
     Args:
-        queries: See `ops.paged_attention`, as for `scale`, `window` and `softcap`.
+        queries: See `ops.paged_attention`, as for `scale`, `window`, `softcap` and `sinks`.
         keys: The pool of one layer.
         values: Likewise.
         inputs: Only the page table, the singles and the groups are used.
         scale: Above zero.
         window: With a window, groups are ignored, because their members may see different parts of the prefix.
         softcap: See above.
+        sinks: See above.
         sizes: How to cut the work; None for the best sizes on this device.
         interpret: Run slowly on a CPU instead of compiling for a GPU.
 
@@ -103,6 +105,7 @@ def cascade(
             scale=scale,
             window=window,
             softcap=softcap,
+            sinks=sinks,
             sizes=sizes.rest if sizes else None,
             interpret=interpret,
         )
@@ -123,6 +126,7 @@ def cascade(
         scoring,
         sizes.rest._replace(splits=1),
         prefix=prefix,
+        sinks=sinks,
         out_dtype=queries.dtype,
         interpret=interpret,
     )

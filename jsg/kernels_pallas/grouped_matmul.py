@@ -81,6 +81,7 @@ def grouped_matmul(
     sizes: Int[Array, " E"],
     *,
     scale: Float[Array, "E 1 F"] | None = None,
+    bias: Float[Array, "E F"] | None = None,
     result: jax.typing.DTypeLike,
     interpret: bool = False,
 ) -> Float[Array, "R F"]:
@@ -93,11 +94,12 @@ def grouped_matmul(
         raise NotImplementedError(f"the Triton kernel wants rows of the kernels' dtype, {kernels.dtype}")
     (num_rows, depth), width = rows.shape, kernels.shape[2]
     cut = default_sizes(num_rows, len(sizes), rows.dtype, kernels.dtype)
-    read = (sizes, rows, kernels) if scale is None else (sizes, rows, kernels, scale)
+    scales, biases = (() if given is None else (given,) for given in (scale, bias))
+    read = (sizes, rows, kernels, scales, biases)
     return pl.pallas_call(
         functools.partial(grouped_matmul_kernel, cut, depth, width),
         grid=(num_rows // cut.block_m + len(sizes), pl.cdiv(width, cut.block_n)),
-        in_specs=[whole_spec(x) for x in read],
+        in_specs=jax.tree.map(whole_spec, read),
         out_specs=pl.BlockSpec((num_rows, width), lambda *_: (0, 0)),
         out_shape=jax.ShapeDtypeStruct((num_rows, width), result),
         compiler_params=plgpu.CompilerParams(num_warps=cut.num_warps, num_stages=cut.num_stages),
@@ -131,9 +133,11 @@ def grouped_matmul_kernel(
     sizes: jax.Ref,
     rows: jax.Ref,
     kernels: jax.Ref,
-    *scale_and_out: jax.Ref,
+    scales: tuple[jax.Ref, ...],
+    biases: tuple[jax.Ref, ...],
+    out: jax.Ref,
 ) -> None:
-    """One program: a tile of rows and `block_n` columns of the result. The last argument is the result, behind a scale.
+    """One program: a tile of rows and `block_n` columns of the result. There is one scale and one bias, or none.
 
     Grid: (tiles, column blocks). Tiles of one group, which read the same part of its kernel, follow one another.
     Blocks: every array stays in device memory. Owns: its rows and columns of the result.
@@ -141,7 +145,6 @@ def grouped_matmul_kernel(
     Masked: groups past E, rows past the tile's, columns past F, and summands past D. A row that is not finite changes
     no other row, because no product sums over rows.
     """
-    *scales, out = scale_and_out
     groups = jnp.arange(pl.next_power_of_2(len(sizes)))
     padded = plgpu.load(sizes.at[groups], mask=groups < len(sizes), other=0)
     tile = tile_of(padded, pl.program_id(0), cut.block_m)
@@ -165,6 +168,9 @@ def grouped_matmul_kernel(
         total = lax.fori_loop(0, pl.cdiv(depth, cut.block_k), add, zeros)
         for scale in scales:
             total *= plgpu.load(scale.at[tile.group, 0, column], mask=column < width, other=0)[None, :]
+        for bias in biases:
+            row_of_group = plgpu.load(bias.at[tile.group, column], mask=column < width, other=0)
+            total += row_of_group.astype(jnp.float32)[None, :]
         plgpu.store(out.at[where, column[None, :]], total.astype(out.dtype), mask=is_row & is_column)
 
 

@@ -6,7 +6,8 @@ from jaxtyping import Array, Float, Int, Num
 
 LayerCache = tuple[Float[Array, "P page_size heads H"], ...]
 """One layer of the KV pool: keys and values, `[P, page_size, K, H]` each. On a TPU it is one array
-`[P, page_size, 2·K, H]`, in which the key and the value of each head stand side by side. Only the ops look inside."""
+`[P, page_size, 2·K, H]`, in which the key and the value of each head stand side by side. A layer whose values are the
+first numbers of its keys has one array too, `[P, page_size, K, H]`. Only the ops look inside."""
 
 
 PANEL_WIDTH = 16

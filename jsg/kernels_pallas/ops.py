@@ -8,6 +8,7 @@ the reference is used instead; `refusals` then says so.
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -109,6 +110,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "T N H"]:
     """Causal attention of packed new tokens over the pages of their own requests.
@@ -120,6 +122,8 @@ def paged_attention(
         scale: Multiplies queries · keys.
         window: A token sees the last `window` positions, its own included; None for all.
         softcap: Scores become softcap * tanh(score / softcap); None for none.
+        sinks: For each query head one more score, which is neither scaled nor capped, and whose value is zero. So the
+            weights of a token's keys sum to less than one. None for none.
         implementation: "triton", "tpu", "native", "reference", or None for the best that works here.
 
     Returns:
@@ -128,21 +132,23 @@ def paged_attention(
     Raises:
         NotImplementedError: The implementation that was named cannot do this case.
     """
+    how: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
     match implementation or best_implementation():
         case "triton":
             with _falling_back(ATTENTION, "triton", implementation):
-                return _triton_attention(queries, cache, inputs, scale=scale, window=window, softcap=softcap)
+                return _triton_attention(queries, cache, inputs, **how)
         case "tpu":
             from jsg.kernels_pallas import tpu
 
             with _falling_back(ATTENTION, "tpu", implementation):
-                return tpu.paged_attention(queries, cache, inputs, scale=scale, window=window, softcap=softcap)
+                return tpu.paged_attention(queries, cache, inputs, **how)
         case "native":
             from jsg.kernels_pallas.native import attention
 
             with _falling_back(ATTENTION, "native", implementation):
                 scoring = Scoring(scale, window, softcap)
-                out = attention.paged_attention(queries, *reference_write.keys_and_values(cache), inputs, scoring)
+                keys, values = reference_write.keys_and_values(cache)
+                out = attention.paged_attention(queries, keys, values, inputs, scoring, sinks)
                 return out.astype(queries.dtype)
         case "reference":
             pass
@@ -152,8 +158,36 @@ def paged_attention(
                 "there are 'triton', 'tpu', 'native' and 'reference'"
             )
     keys, values = reference_write.keys_and_values(cache)
-    out = reference.paged_attention(queries, keys, values, inputs, scale=scale, window=window, softcap=softcap)
+    out = reference.paged_attention(queries, keys, values, inputs, **how)
     return jnp.asarray(out, queries.dtype)
+
+
+def write_latents(cache: LayerCache, slots: Int[Array, " T"], rows: Float[Array, "T K H"]) -> LayerCache:
+    """Writes keys whose first numbers are their values to the pool, in place if donated. See `latent_attention`.
+
+    Values stay finite, as by `rotate_and_write`: of a key that is not, the last number, which is none of its value, is
+    NaN, and the others are zero.
+    """
+    return reference_write.write_latents(cache, slots, rows)
+
+
+def latent_attention(
+    queries: Float[Array, "T N H"],
+    cache: LayerCache,
+    inputs: AttentionInputs,
+    *,
+    scale: float,
+    value_dim: int,
+    implementation: str | None = None,
+) -> Float[Array, "T N value"]:
+    """`paged_attention` over keys whose first `value_dim` numbers, fewer than all, are their values.
+
+    The cache has one array. Attention to all numbers of a key costs an eighth more than to those of the value, for the
+    published widths of 576 and 512.
+    """
+    (rows,) = cache
+    out = paged_attention(queries, (rows, rows), inputs, scale=scale, implementation=implementation)
+    return out[..., :value_dim]
 
 
 def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike = jnp.float32) -> Float[Array, "T F"]:
@@ -245,10 +279,11 @@ def grouped_matmul(
     sizes: Int[Array, " E"],
     *,
     scale: Float[Array, "E 1 F"] | None = None,
+    bias: Float[Array, "E F"] | None = None,
     result: jax.typing.DTypeLike,
     implementation: str | None = None,
 ) -> Float[Array, "R F"]:
-    """rows · kernels[e] for the rows of each group e, summed in float32.
+    """rows · kernels[e] + bias[e] for the rows of each group e, summed in float32.
 
     Rows behind the last group are for experts of other devices. Their results are undefined and may be NaN, and they
     change no other result.
@@ -258,6 +293,7 @@ def grouped_matmul(
         kernels: One for each group. With `scale` they may be of any type whose numbers are exact in that of the rows.
         sizes: Rows of each group, at most R in all.
         scale: The factor of the sums of each column, in float32.
+        bias: What is added to each column; None for nothing.
         result: Type of the result.
         implementation: "triton", "reference", or None for the best that works here. The reference is XLA's own, which
             on a TPU is a kernel, and elsewhere computes every row with every kernel.
@@ -269,15 +305,19 @@ def grouped_matmul(
         from jsg.kernels_pallas import grouped_matmul as kernel
 
         with _falling_back("grouped_matmul", "triton", implementation):
-            return kernel.grouped_matmul(rows, kernels, sizes, scale=scale, result=result, interpret=_interprets())
+            return kernel.grouped_matmul(
+                rows, kernels, sizes, scale=scale, bias=bias, result=result, interpret=_interprets()
+            )
     precision = lax.Precision.HIGHEST if rows.dtype == jnp.float32 else None  # as `models.layers.project`
-    if scale is None:
+    if scale is None and bias is None:
         return lax.ragged_dot(rows, kernels, sizes, precision=precision, preferred_element_type=result)
     sums = lax.ragged_dot(
         rows, kernels.astype(rows.dtype), sizes, precision=precision, preferred_element_type=jnp.float32
     )
     group = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=len(rows))
-    return (sums * scale[group, 0]).astype(result)
+    if scale is not None:
+        sums *= scale[group, 0]
+    return (sums if bias is None else sums + bias[group]).astype(result)
 
 
 def kept_threshold(
@@ -335,6 +375,7 @@ def _triton_attention(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: Float[Array, " N"] | None,
 ) -> Float[Array, "T N H"]:
     """Chooses the kernel: a step with query tiles is one launch; one of singles splits contexts and shares prefixes."""
     from jsg.kernels_pallas.cascade import cascade
@@ -345,7 +386,8 @@ def _triton_attention(
         raise NotImplementedError("the Triton kernels want keys and values in arrays of their own")
     without_tiles = paged_decode if inputs.groups is None else cascade
     attend = ragged_paged_attention if inputs.tile_rows.shape[0] else without_tiles
-    return attend(queries, *cache, inputs, scale=scale, window=window, softcap=softcap, interpret=_interprets()).out
+    how: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+    return attend(queries, *cache, inputs, **how, interpret=_interprets()).out
 
 
 def _interprets() -> bool:

@@ -31,6 +31,7 @@ from jsg.kernels_pallas.attention_block import (
     finish,
     joined,
     keys_in_block,
+    load_sinks,
     padded_head_dim,
     padded_rows,
     pool_spec,
@@ -81,19 +82,21 @@ def paged_decode(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
     sizes: Sizes | None = None,
     interpret: bool = False,
 ) -> Attended:
     """Attention of the leading one-token rows of a step; zeros for all other tokens.
 
     Args:
-        queries: See `ops.paged_attention`, as for `scale`, `window` and `softcap`.
+        queries: See `ops.paged_attention`, as for `scale`, `window`, `softcap` and `sinks`.
         keys: The pool of one layer.
         values: Likewise.
         inputs: Only the page table and the singles are used.
         scale: Above zero.
         window: See above.
         softcap: See above.
+        sinks: See above.
         sizes: How to cut the work; None for the best sizes on this device.
         interpret: Run slowly on a CPU instead of compiling for a GPU.
 
@@ -113,13 +116,14 @@ def paged_decode(
         ranges,
         Scoring(scale, softcap=softcap),
         sizes,
+        sinks=sinks if sizes.splits == 1 else None,
         out_dtype=queries.dtype if sizes.splits == 1 else jnp.float32,
         interpret=interpret,
     )
     if sizes.splits == 1:
         attended = Attended(partials.out[:, 0], partials.lse[:, 0])
     else:
-        attended = combine(partials, queries.dtype, interpret=interpret)
+        attended = combine(partials, queries.dtype, sinks=sinks, interpret=interpret)
     return with_padding(attended, len(queries))
 
 
@@ -143,6 +147,7 @@ def attend_splits(
     sizes: Sizes,
     *,
     prefix: Partials | None = None,
+    sinks: Float[Array, " N"] | None = None,
     out_dtype: jax.typing.DTypeLike,
     interpret: bool,
 ) -> Partials:
@@ -157,27 +162,29 @@ def attend_splits(
         scoring: How queries and keys become scores.
         sizes: How to cut the work.
         prefix: Attention to the keys before each token's range, which is joined to the result of its only split.
+        sinks: See `ops.paged_attention`. They are part of the result of the only split too.
         out_dtype: Type of the result.
         interpret: Run slowly on a CPU instead of compiling for a GPU.
     """
     check_supported(keys)
-    assert prefix is None or sizes.splits == 1, "a prefix would be joined to every split"
+    assert (prefix is None and sinks is None) or sizes.splits == 1, "they would be joined to every split"
     sizes = sizes._replace(block_k=keys_in_block(sizes.block_k, queries, keys))
     rows, heads, head_dim = queries.shape
     kv_heads = keys.shape[2]
     group = heads // kv_heads
     head_block = (None, None, None, group, head_dim)
-    known, known_specs = [], []
+    known, known_specs = (), ()
     if prefix is not None:
         splits = prefix.out.shape[1]
-        known = [
+        known = (
             prefix.out.reshape(rows, splits, kv_heads, group, head_dim),
             prefix.lse.reshape(rows, splits, kv_heads, group),
-        ]
-        known_specs = [
+        )
+        known_specs = (
             pl.BlockSpec((None, splits, None, group, head_dim), lambda k, s, b: (b, 0, k, 0, 0)),
             pl.BlockSpec((None, splits, None, group), lambda k, s, b: (b, 0, k, 0)),
-        ]
+        )
+    given = () if sinks is None else (sinks.reshape(kv_heads, group),)
     out, lse = pl.pallas_call(
         functools.partial(_decode_kernel, scoring=scoring, sizes=sizes, prefix_block_k=prefix and prefix.block_k),
         grid=(kv_heads, sizes.splits, rows),
@@ -186,7 +193,8 @@ def attend_splits(
             pl.BlockSpec((None, None, group, head_dim), lambda k, s, b: (b, k, 0, 0)),
             pool_spec(keys, head_axis=0),
             pool_spec(values, head_axis=0),
-            *known_specs,
+            known_specs,
+            tuple(pl.BlockSpec((None, group), lambda k, s, b: (k, 0)) for _ in given),
         ],
         out_specs=[
             pl.BlockSpec(head_block, lambda k, s, b: (b, s, k, 0, 0)),
@@ -198,7 +206,7 @@ def attend_splits(
         ],
         compiler_params=plgpu.CompilerParams(num_warps=sizes.num_warps, num_stages=sizes.num_stages),
         interpret=interpret,
-    )(*ranges, page_table, queries.reshape(rows, kv_heads, group, head_dim), keys, values, *known)
+    )(*ranges, page_table, queries.reshape(rows, kv_heads, group, head_dim), keys, values, known, given)
     shape = (rows, sizes.splits, heads)
     return Partials(out.reshape(*shape, head_dim), lse.reshape(shape), ranges.first, ranges.last, sizes.block_k)
 
@@ -222,7 +230,11 @@ def _decode_kernel(
     queries: Ref,
     keys: Ref,
     values: Ref,
-    *known_and_results: Ref,
+    known: tuple[Ref, ...],
+    sinks: tuple[Ref, ...],
+    out: Ref,
+    lse: Ref,
+    *,
     scoring: Scoring,
     sizes: Sizes,
     prefix_block_k: int | None,
@@ -235,9 +247,9 @@ def _decode_kernel(
     whose split has no keys writes nothing, except for the first split, which always writes.
 
     If attention to the keys before the range is given, a program reads its block `[splits, G, H]` of outputs and
-    `[splits, G]` of log-sum-exps for its token and kv head, masked for splits without keys.
+    `[splits, G]` of log-sum-exps for its token and kv head, masked for splits without keys. If there are sinks, it
+    reads the `[G]` of its kv head.
     """
-    *known, out, lse = known_and_results
     split, token = pl.program_id(1), pl.program_id(2)
     first, last = split_range(firsts[token], lasts[token], split, sizes.splits, sizes.block_k)
 
@@ -252,7 +264,7 @@ def _decode_kernel(
         )
         if prefix_block_k is not None:
             state = _joined_prefix(state, known[0], known[1], firsts[token], prefix_block_k)
-        found, found_lse = finish(state)
+        found, found_lse = finish(state, load_sinks(sinks, head, head < group))
         plgpu.store(out.at[block], found.astype(out.dtype), mask=is_real)
         plgpu.store(lse.at[head], found_lse, mask=head < group)
 

@@ -90,6 +90,7 @@ def ragged_paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
     sizes: Sizes | None = None,
     interpret: bool = False,
 ) -> Attended:
@@ -100,13 +101,14 @@ def ragged_paged_attention(
     does not change its softmax. Deterministic mode needs this. A single is computed by other instructions.
 
     Args:
-        queries: See `ops.paged_attention`, as for `scale`, `window` and `softcap`.
+        queries: See `ops.paged_attention`, as for `scale`, `window`, `softcap` and `sinks`.
         keys: The pool of one layer.
         values: Likewise.
         inputs: They have room for at least one query tile and one single.
         scale: Above zero.
         window: See above.
         softcap: See above.
+        sinks: See above.
         sizes: How to cut the work; None for the best sizes on this device.
         interpret: Run slowly on a CPU instead of compiling for a GPU.
 
@@ -123,11 +125,13 @@ def ragged_paged_attention(
     of_head = pl.BlockSpec((num_tokens, None, group, head_dim), lambda head, _: (0, head, 0, 0))
     pools = [attention_block.pool_spec(pool, head_axis=0) for pool in (keys, values)]
     whole = pl.BlockSpec()
+    given = () if sinks is None else (sinks.reshape(kv_heads, group),)
+    of_group = tuple(pl.BlockSpec((None, group), lambda head, _: (head, 0)) for _ in given)
     block_k = attention_block.keys_in_block(sizes.block_k, queries, keys)
     out, lse = pl.pallas_call(
         functools.partial(_kernel, scoring=Scoring(scale, window, softcap), block_q=block_q, block_k=block_k),
         grid=(kv_heads, len(items.lens)),
-        in_specs=[Items._make([whole] * len(Items._fields)), whole, of_head, *pools],
+        in_specs=[Items._make([whole] * len(Items._fields)), whole, of_head, *pools, of_group],
         out_specs=[of_head, pl.BlockSpec((num_tokens, None, group), lambda head, _: (0, head, 0))],
         out_shape=[
             jax.ShapeDtypeStruct((num_tokens, kv_heads, group, head_dim), queries.dtype),
@@ -138,7 +142,7 @@ def ragged_paged_attention(
         ),
         interpret=interpret,
         name="ragged_paged_attention",
-    )(items, inputs.page_table, queries.reshape(num_tokens, kv_heads, group, head_dim), keys, values)
+    )(items, inputs.page_table, queries.reshape(num_tokens, kv_heads, group, head_dim), keys, values, given)
     return Attended(out.reshape(queries.shape), lse.reshape(num_tokens, heads))
 
 
@@ -192,6 +196,7 @@ def _kernel(
     queries: Ref,
     keys: Ref,
     values: Ref,
+    sinks: tuple[Ref, ...],
     out: Ref,
     lse: Ref,
     *,
@@ -202,8 +207,8 @@ def _kernel(
     """All query heads of one kv head of one item: see `Items`, whose fields are references here.
 
     Grid: (K, items); programs that run together read neighbouring heads of the same pages. All arrays are whole, but
-    queries, pool and results have one kv head. A program owns `out` and `lse` of the tokens of its item, and of the
-    padding tokens among packed tokens item·block_q to item·block_q + block_q - 1, so padding needs no pass of its own.
+    queries, pool, results and sinks have one kv head. A program owns `out` and `lse` of the tokens of its item, and of
+    the padding tokens among packed tokens item·block_q to item·block_q + block_q - 1, so padding needs no pass.
     Query blocks, `[block_q·G, H]` for a part of a tile and `[G, H]` for a single, are padded in registers, and masked
     on load and store. Tokens behind the end of an item are masked too.
     """
@@ -227,7 +232,8 @@ def _kernel(
             block_k=block_k,
             query_positions=None if block_q == 1 else position + block.nth,
         )
-        _store(out, lse, block, is_real, *attention_block.finish(state))
+        sink = attention_block.load_sinks(sinks, block.where[1][:, 0], block.is_head)
+        _store(out, lse, block, is_real, *attention_block.finish(state, sink))
 
     @pl.when(is_single)
     def _() -> None:

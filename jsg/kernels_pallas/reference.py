@@ -43,9 +43,11 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "T N H"]:
     """See `ops.paged_attention`. Computes in float32 and returns float32."""
     scoring = Scoring(scale, window, softcap)
+    sinks = None if sinks is None else sinks.astype(jnp.float32)
     kv_heads = keys.shape[2]
     grouped = queries.astype(jnp.float32).reshape(len(queries), kv_heads, -1, queries.shape[-1])
     out = jnp.zeros_like(grouped)
@@ -54,9 +56,9 @@ def paged_attention(
             (SHORT_TILE, 0, inputs.num_short_tiles),
             (QUERY_TILE, inputs.num_short_tiles, inputs.num_tiles),
         ):
-            out = _attend_tiles(out, grouped, keys, values, inputs, scoring, size, first, end)
+            out = _attend_tiles(out, grouped, keys, values, inputs, scoring, sinks, size, first, end)
     if inputs.single_rows.shape[0]:
-        out = _attend_singles(out, grouped, keys, values, inputs, scoring)
+        out = _attend_singles(out, grouped, keys, values, inputs, scoring, sinks)
     return out.reshape(queries.shape)
 
 
@@ -67,6 +69,7 @@ def _attend_singles(
     values: Float[Array, "P page_size K H"],
     inputs: AttentionInputs,
     scoring: Scoring,
+    sinks: Float[Array, " N"] | None,
 ) -> Float[Array, "T K G H"]:
     """Writes attention of the leading one-token rows into `out`, one row after another.
 
@@ -92,7 +95,7 @@ def _attend_singles(
 
         first = 0 if scoring.window is None else jnp.maximum(kv_len - scoring.window, 0) // block
         state = lax.fori_loop(first, _blocks(kv_len, block), one_block, _empty_softmax(query))
-        done = _diagonal(_normalised(state), cluster, head_dim).reshape(out.shape[1:])
+        done = _diagonal(_normalised(state, sinks), cluster, head_dim).reshape(out.shape[1:])
         return lax.dynamic_update_index_in_dim(out, done, index, axis=0)
 
     return lax.fori_loop(0, jnp.sum(inputs.single_kv_lens > 0), one_row, out)
@@ -118,6 +121,7 @@ def _attend_tiles(
     values: Float[Array, "P page_size K H"],
     inputs: AttentionInputs,
     scoring: Scoring,
+    sinks: Float[Array, " N"] | None,
     size: int,
     first_tile: Int[Array, ""] | int,
     end_tile: Int[Array, ""] | int,
@@ -147,7 +151,7 @@ def _attend_tiles(
         state = lax.fori_loop(first, _blocks(last, TILE_KEY_BLOCK), one_block, _empty_softmax(query))
         done = jnp.where(
             (offsets < length)[:, None, None, None],
-            _normalised(state).transpose(2, 0, 1, 3),
+            _normalised(state, sinks).transpose(2, 0, 1, 3),
             lax.dynamic_slice_in_dim(out, start, size),
         )
         return lax.dynamic_update_slice_in_dim(out, done, start, axis=0)
@@ -200,7 +204,15 @@ def _accumulate(state: _Softmax, scores: Array, seen: Array, subscripts: str, va
     )
 
 
-def _normalised(state: _Softmax) -> Array:
+def _normalised(state: _Softmax, sinks: Float[Array, " N"] | None) -> Array:
+    """The weighted mean of the values. A sink is one more score of each row of its head, with a value of zero."""
+    if sinks is not None:
+        shape = state.largest.shape
+        each = sinks.reshape(*shape[:2], *[1] * (len(shape) - 2))
+        largest = jnp.maximum(state.largest, each)
+        shrink = jnp.exp(state.largest - largest)
+        total = state.total * shrink + jnp.exp(each - largest)
+        state = _Softmax(largest, total, state.weighted * shrink[..., None])
     return state.weighted / jnp.maximum(state.total, 1e-30)[..., None]
 
 

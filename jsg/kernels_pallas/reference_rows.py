@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jsg.kernels_pallas.activation import Activation
+from jsg.kernels_pallas.activation import Activation, ClampedGate
 
 
 def rms_norm(x: Float[Array, "*rows D"], weight: Float[Array, " D"], eps: float) -> Float[Array, "*rows D"]:
@@ -19,7 +19,11 @@ def rms_norm(x: Float[Array, "*rows D"], weight: Float[Array, " D"], eps: float)
 
 
 def gated(gate_up: Float[Array, "T 2 F"], activation: Activation, wide: jax.typing.DTypeLike) -> Float[Array, "T F"]:
-    """See `ops.gated`. `wide` is the type of what is computed; GELU, which is of more steps, is so in float32."""
+    """See `ops.gated`. `wide` is the type of what is computed. What is of more steps than silu is float32."""
+    if isinstance(activation, ClampedGate):
+        limit, (gate, up) = activation.limit, jnp.unstack(gate_up.astype(jnp.float32), axis=1)
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+        return ((up + 1) * gate * jax.nn.sigmoid(activation.slope * gate)).astype(gate_up.dtype)
     gate, up = gate_up[:, 0].astype(wide), gate_up[:, 1].astype(wide)
     if activation == "gelu_tanh":
         opened = jax.nn.gelu(gate.astype(jnp.float32), approximate=True).astype(wide)

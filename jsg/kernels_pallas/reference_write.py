@@ -58,6 +58,13 @@ def write_kv(
     return _written(keys, slots, new_keys), _written(values, slots, new_values)
 
 
+def write_latents(cache: LayerCache, slots: Int[Array, " T"], rows: Float[Array, "T K H"]) -> LayerCache:
+    """See `ops.write_latents`."""
+    is_kept, is_finite = (slots > 0)[:, None, None], jnp.all(jnp.isfinite(rows), axis=-1, keepdims=True)
+    marked = jnp.where(jnp.arange(rows.shape[-1]) == rows.shape[-1] - 1, jnp.nan, 0).astype(rows.dtype)
+    return (_written(cache[0], slots, jnp.where(is_kept, jnp.where(is_finite, rows, marked), 0)),)
+
+
 def keys_and_values(
     cache: LayerCache,
 ) -> tuple[Float[Array, "P page_size K H"], Float[Array, "P page_size K H"]]:

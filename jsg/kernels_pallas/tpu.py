@@ -52,6 +52,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "T N H"]:
     """See `ops.paged_attention`. Accumulates in float32 and returns the queries' dtype.
 
@@ -66,6 +67,8 @@ def paged_attention(
     Raises:
         NotImplementedError: The kernel cannot do this shape or type; the message names it.
     """
+    if sinks is not None:
+        raise NotImplementedError("the TPU kernel knows no sinks and gives no log-sum-exp, to which one could be added")
     if len(cache) != 1:
         raise NotImplementedError("the TPU kernel wants the key and the value of a head side by side in one array")
     (pool,) = cache

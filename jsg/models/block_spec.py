@@ -7,6 +7,7 @@ import dataclasses
 from typing import Literal, NamedTuple
 
 from jsg.errors import ConfigError, ModelError
+from jsg.kernels_pallas.activation import Activation
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 
 RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
@@ -18,25 +19,36 @@ class KVShape(NamedTuple):
     Attributes:
         heads: Key-value heads.
         head_dim: Width of a key, and of a value.
+        has_values: Values are kept. Else a value is the first numbers of its key.
     """
 
     heads: int
     head_dim: int
+    has_values: bool = True
+
+    @property
+    def numbers(self) -> int:
+        """The numbers of a token."""
+        return self.heads * self.head_dim * (2 if self.has_values else 1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NormSpec:
-    """A root mean square norm with a weight.
+    """A root mean square norm with a weight, or a layer norm.
 
     Attributes:
         name: The tensor of the weight, without `.weight`.
         eps: Added to the mean square before the root.
         is_wide: The weight multiplies in float32, before the result is rounded to the type of activations.
+        adds_one: What multiplies is 1 + the weight.
+        is_centred: The mean is subtracted first, as in a layer norm.
     """
 
     name: str
     eps: float
     is_wide: bool = False
+    adds_one: bool = False
+    is_centred: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,20 +109,35 @@ class RopeSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class QueryKeyNormSpec:
-    """Norms of queries and keys, before they are rotated.
+    """Norms of queries and keys.
 
     Attributes:
         query: The tensor of the weight of queries, without `.weight`.
         key: The same of keys.
         eps: Added to the mean square before the root.
         spans_heads: The mean is that of all heads together, and the weight has a number for each of theirs. Such norms
-            are wide: see `NormSpec`.
+            are wide: see `NormSpec`. They have none of the switches below.
+        is_wide: See `NormSpec`.
+        adds_one: Likewise.
+        is_late: Queries and keys are normed after they are rotated, and not before.
     """
 
     query: str = "self_attn.q_norm"
     key: str = "self_attn.k_norm"
     eps: float
     spans_heads: bool = False
+    is_wide: bool = False
+    adds_one: bool = False
+    is_late: bool = False
+
+    @property
+    def per_head(self) -> tuple[NormSpec, NormSpec]:
+        """That of a query and that of a key, if no mean is of several heads."""
+        query, key = (
+            NormSpec(name=name, eps=self.eps, is_wide=self.is_wide, adds_one=self.adds_one)
+            for name in (self.query, self.key)
+        )
+        return query, key
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +166,11 @@ class AttentionSpec:
         rope: How positions turn queries and keys; None for not at all.
         query_scale: What multiplies rotated queries by their position; None for nothing.
         window: How many last positions a token sees, with its own; None for all.
+        softcap: Scores become softcap * tanh(score / softcap); None for none.
         qk_norm: Norms of queries and keys; None for none.
         qkv_bias: The projections to queries, keys and values have biases.
         output_bias: The projection after attention has a bias.
+        sinks: The tensor of a score for each head that takes part of the weight of a token's keys; None for none.
         projections: The tensors of the projections to queries, keys and values, without `.weight`. Equal names are one
             tensor, in which their rows stand one after another.
         output: That of the projection after attention.
@@ -155,9 +184,11 @@ class AttentionSpec:
     rope: RopeSpec | None
     query_scale: QueryScaleSpec | None = None
     window: int | None = None
+    softcap: float | None = None
     qk_norm: QueryKeyNormSpec | None = None
     qkv_bias: bool = False
     output_bias: bool = False
+    sinks: str | None = None
     projections: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output: str = "self_attn.o_proj"
 
@@ -165,6 +196,11 @@ class AttentionSpec:
     def kv_shape(self) -> KVShape:
         """What the layer keeps of a token."""
         return KVShape(self.kv_heads, self.head_dim)
+
+    @property
+    def pair_numbers(self) -> int:
+        """The products of a new token and a key, in all heads; with those of values there are twice as many."""
+        return self.heads * self.head_dim
 
     def num_weights(self, width: int) -> int:
         """The numbers of the kernels, in a model of this width."""
@@ -180,10 +216,11 @@ class AttentionSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForwardSpec:
-    """The gated feed-forward block: down(silu(gate(x)) · up(x)).
+    """The gated feed-forward block: down(activation(gate(x)) · up(x)).
 
     Attributes:
         inner: Width inside the block.
+        activation: The function of the gates.
         has_bias: Its projections have biases.
         gate: The tensor of the projection to the gates, without `.weight`.
         up: That of the projection to what the gates let through. If it is the same, the rows of the gates are first.
@@ -191,6 +228,7 @@ class FeedForwardSpec:
     """
 
     inner: int
+    activation: Activation = "silu"
     has_bias: bool = False
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
@@ -251,11 +289,13 @@ class StackSpec:
         is_transposed: It is [experts, in, out], and not [experts, out, in].
         is_interleaved: If it has gates and what they let through, their rows take turns; else the gates are first.
         suffix: What follows the names of kernels in the checkpoint.
+        bias_suffix: What follows the names of kernels in those of their biases.
     """
 
     is_transposed: bool = False
     is_interleaved: bool = False
     suffix: str = ".weight"
+    bias_suffix: str = ".bias"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,22 +305,26 @@ class ExpertsSpec:
     Attributes:
         count: Experts.
         inner: Width inside an expert.
+        activation: The function of the gates.
         router: How a token's experts are chosen.
         gate: The tensor of an expert's projection, without `.weight`, with `{expert}` for its number: see
             `FeedForwardSpec`. With a `stack` it has no number.
         up: Likewise.
         down: Likewise.
         stack: How one tensor has the kernels of all experts; None if each expert has its own.
+        has_bias: The projections of experts have biases.
         shared: What every token uses beside its experts; None for nothing.
     """
 
     count: int
     inner: int
+    activation: Activation = "silu"
     router: RouterSpec
     gate: str = "mlp.experts.{expert}.gate_proj"
     up: str = "mlp.experts.{expert}.up_proj"
     down: str = "mlp.experts.{expert}.down_proj"
     stack: StackSpec | None = None
+    has_bias: bool = False
     shared: SharedExpertSpec | None = None
 
     def num_weights(self, width: int) -> int:

@@ -22,6 +22,8 @@ from jsg.models.block_spec import AttentionSpec, ExpertsSpec, NormSpec, QueryKey
 from jsg.models.experts import SparseFeedForward
 from jsg.models.feed_forward import FeedForward
 from jsg.models.inputs import ForwardInputs
+from jsg.models.latent import LatentAttention
+from jsg.models.latent_spec import LatentSpec
 from jsg.models.layers import Embedding, Linear, RMSNorm, parameter, project
 from jsg.models.origin import Origin, Source, side_by_side
 from jsg.models.rope import Rotation, rotation
@@ -50,22 +52,22 @@ class Attention(nnx.Module):
         )
         output = f"{prefix}.{spec.output}"
         self.output = Linear((output,), heads * head_dim, (width,), dtype, split_axis=0, bias=spec.output_bias)
+        sinks = Origin((Source(f"{prefix}.{spec.sinks}", (heads,)),), split_axis=0)
+        self.sinks = parameter((heads,), dtype, sinks) if spec.sinks else None
         norm = spec.qk_norm
-        per_head = norm if norm and not norm.spans_heads else None
-
-        def head_norm(name: str, eps: float) -> RMSNorm:
-            return RMSNorm(f"{prefix}.{name}", head_dim, eps, dtype, order=order)
-
-        self.query_norm = head_norm(per_head.query, per_head.eps) if per_head else None
-        self.key_norm = head_norm(per_head.key, per_head.eps) if per_head else None
+        per_head = norm.per_head if norm and not norm.spans_heads else (None, None)
+        self.query_norm, self.key_norm = (
+            RMSNorm(each, f"{prefix}.", head_dim, dtype, order=order) if each else None for each in per_head
+        )
         self.joint_norm = NormsOverHeads(spec, norm, prefix, dtype, order) if norm and norm.spans_heads else None
 
     @property
     def norms(self) -> HeadNorms | None:
         """The norms of each head's query and key; None if there are none."""
-        if self.query_norm is None or self.key_norm is None:
+        norm = self.spec.qk_norm
+        if self.query_norm is None or self.key_norm is None or norm is None:
             return None
-        return HeadNorms(self.query_norm.weight[...], self.key_norm.weight[...], self.query_norm.eps)
+        return HeadNorms(self.query_norm.factor, self.key_norm.factor, norm.eps, norm.is_late)
 
     def __call__(
         self,
@@ -80,8 +82,10 @@ class Attention(nnx.Module):
         if (growth := self.spec.query_scale) is not None:
             steps = jnp.floor(inputs.positions.astype(jnp.float32) / growth.length)
             queries *= (1 + growth.beta * jnp.log1p(steps)).astype(queries.dtype)[:, None, None]
-        scale, window = self.spec.scale, self.spec.window
-        gathered = ops.paged_attention(queries, cache, inputs.attention, scale=scale, window=window)
+        spec, sinks = self.spec, None if self.sinks is None else self.sinks[...]
+        gathered = ops.paged_attention(
+            queries, cache, inputs.attention, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=sinks
+        )
         return self.output(gathered.reshape(len(x), -1)), cache
 
 
@@ -128,12 +132,14 @@ class Layer(nnx.Module):
         def norm(spec: NormSpec | None) -> RMSNorm | None:
             if spec is None:
                 return None
-            return RMSNorm(f"{prefix}.{spec.name}", width, spec.eps, dtype, is_wide=spec.is_wide)
+            return RMSNorm(spec, f"{prefix}.", width, dtype)
 
         mlp, where = spec.mlp, (prefix, width, dtype)
         self.spec = spec
         self.attention_norm = norm(spec.before_attention)
-        self.attention = Attention(spec.attention, *where)
+        attention = spec.attention
+        kind = LatentAttention if isinstance(attention, LatentSpec) else Attention
+        self.attention = kind(attention, *where)
         self.attention_post_norm = norm(spec.after_attention)
         self.mlp_norm = norm(spec.before_mlp)
         self.mlp = SparseFeedForward(mlp, *where) if isinstance(mlp, ExpertsSpec) else FeedForward(mlp, *where)
@@ -147,10 +153,15 @@ class Layer(nnx.Module):
         cache: LayerCache,
     ) -> tuple[Float[Array, "T D"], LayerCache]:
         """The residual stream after this layer, and the layer's part of the pool."""
-        gathered, cache = self.attention(_normed(x, self.attention_norm), inputs, turn, cache)
-        x = x + self._scaled(_normed(gathered, self.attention_post_norm))
-        made = self.mlp(_normed(x, self.mlp_norm))
-        return x + self._scaled(_normed(made, self.mlp_post_norm)), cache
+        read = _normed(x, self.attention_norm)
+        gathered, cache = self.attention(read, inputs, turn, cache)
+        added = x + self._scaled(_normed(gathered, self.attention_post_norm))
+        if not self.spec.is_parallel:
+            read = _normed(added, self.mlp_norm)
+        elif self.mlp_norm is not None:
+            read = self.mlp_norm(x)
+        made = self.mlp(read)
+        return added + self._scaled(_normed(made, self.mlp_post_norm)), cache
 
     def _scaled(self, added: Float[Array, "T D"]) -> Float[Array, "T D"]:
         return added if self.spec.residual_factor == 1 else added * self.spec.residual_factor
@@ -187,11 +198,11 @@ class Decoder(nnx.Module):
     def __init__(self, spec: ModelSpec, dtype: jax.typing.DTypeLike):
         """Declares the parameters: those of `spec`, in `dtype`, which is also the type of activations."""
         self.spec = spec
-        is_tied, width, final = spec.tie_word_embeddings, spec.hidden_size, spec.final_norm
+        is_tied, width = spec.tie_word_embeddings, spec.hidden_size
         self.embedding = Embedding("model.embed_tokens", spec.vocab_size, width, dtype, is_head=is_tied)
         layers = [Layer(layer, f"model.layers.{i}", width, dtype) for i, layer in enumerate(spec.layers)]
         self.layers = nnx.List(layers)
-        self.final_norm = RMSNorm(final.name, width, final.eps, dtype, is_wide=final.is_wide)
+        self.final_norm = RMSNorm(spec.final_norm, "", width, dtype)
         head = Origin((Source("lm_head.weight", (spec.vocab_size, width)),), transposed=True, split_axis=1)
         self.head = None if is_tied else parameter((width, spec.vocab_size), dtype, head, is_kernel=True)
 
@@ -226,4 +237,6 @@ class Decoder(nnx.Module):
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """See `Model`."""
         logits = self.embedding.logits(hidden) if self.head is None else project(hidden, self.head.get_value())
-        return logits if self.spec.logit_factor == 1 else logits * self.spec.logit_factor
+        logits = logits if self.spec.logit_factor == 1 else logits * self.spec.logit_factor
+        cap = self.spec.logit_softcap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)

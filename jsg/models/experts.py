@@ -20,11 +20,11 @@ from jsg.models.feed_forward import FeedForward
 from jsg.models.layers import Linear, activation_result, parameter, project
 from jsg.models.origin import Origin, Source, of_experts
 from jsg.models.quantise import Quantised
-from jsg.models.tensor_parallel import add_up, first_expert, num_groups
+from jsg.models.tensor_parallel import add_up, first_expert, num_groups, on_first_of_group
 
 
 class SparseFeedForward(nnx.Module):
-    """The weighted sum of the gated blocks that the router chooses for a token: w · down(silu(gate(x)) · up(x)).
+    """The weighted sum of the gated blocks that the router chooses for a token: w · down(activation(gate(x)) · up(x)).
 
     The block that all tokens share, if there is one, is added, weighted by a sigmoid if it has a gate.
     """
@@ -48,9 +48,21 @@ class SparseFeedForward(nnx.Module):
             origin = Origin(sources, transposed=True, split_axis=split_axis, expert_axis=0)
             return parameter((spec.count, in_dim, out_dim), dtype, origin, summed_axis=1)
 
+        def biases(name: str, length: int, split_axis: int | None, **place: int) -> nnx.Param | None:
+            """A bias [length] for each expert, shared out as the results of its kernel."""
+            if not spec.has_bias:
+                return None
+            origin = Origin(
+                expert_sources(spec, f"{prefix}.{name}", (length,), **place), split_axis=split_axis, expert_axis=0
+            )
+            return parameter((spec.count, length), dtype, origin)
+
         self.gate = kernels(spec.gate, width, spec.inner, 2, turns=turns)
         self.up = kernels(spec.up, width, spec.inner, 2, turn=turns - 1, turns=turns)
         self.down = kernels(spec.down, spec.inner, width, 1)
+        self.gate_bias = biases(spec.gate, spec.inner, 1, turns=turns)
+        self.up_bias = biases(spec.up, spec.inner, 1, turn=turns - 1, turns=turns)
+        self.down_bias = biases(spec.down, width, None)
         shared = spec.shared
         self.shared = FeedForward(shared.block, prefix, width, dtype) if shared else None
         self.shared_gate = Linear((f"{prefix}.{shared.gate}",), width, (1,), dtype) if shared and shared.gate else None
@@ -63,9 +75,13 @@ class SparseFeedForward(nnx.Module):
             self._logits(x), self.spec.router.choice, bias=bias, first=first_expert(num_own), num_own=num_own
         )
         copies = x[routes.tokens]
-        gate_up = [_grouped(copies, kernels, routes.sizes) for kernels in (self.gate, self.up)]
-        inner = ops.gated(jnp.stack(gate_up, axis=1))
-        made = _grouped(inner, self.down, routes.sizes)[routes.places]
+        gate, up, down = (
+            None if bias is None else bias[...] for bias in (self.gate_bias, self.up_bias, self.down_bias)
+        )
+        gate_up = [_grouped(copies, *each, routes.sizes) for each in ((self.gate, gate), (self.up, up))]
+        inner = ops.gated(jnp.stack(gate_up, axis=1), self.spec.activation)
+        down = None if down is None else on_first_of_group(down)
+        made = _grouped(inner, self.down, down, routes.sizes)[routes.places]
         weights = routes.weights
         if self.spec.router.rounds_weights:
             weights = weights.astype(x.dtype).astype(jnp.float32)
@@ -88,24 +104,27 @@ class SparseFeedForward(nnx.Module):
 def expert_sources(
     spec: ExpertsSpec, name: str, shape: tuple[int, ...], *, turn: int = 0, turns: int = 1
 ) -> tuple[Source, ...]:
-    """The kernel of each expert, [out, in]. See `of_experts`."""
+    """The kernel of each expert, [out, in], or its bias, [out]. See `of_experts`."""
+    is_bias = len(shape) == 1
     if (stack := spec.stack) is None:
-        return of_experts(f"{name}.weight", spec.count, shape, turn=turn, turns=turns)
+        return of_experts(f"{name}.{'bias' if is_bias else 'weight'}", spec.count, shape, turn=turn, turns=turns)
     return of_experts(
-        name + stack.suffix,
+        name + (stack.bias_suffix if is_bias else stack.suffix),
         spec.count,
         shape,
         turn=turn,
         turns=turns,
         is_stacked=True,
-        is_transposed=stack.is_transposed,
+        is_transposed=stack.is_transposed and not is_bias,
         is_interleaved=stack.is_interleaved,
     )
 
 
-def _grouped(rows: Float[Array, "R D"], kernels: nnx.Param, sizes: Int[Array, " E"]) -> Float[Array, "R F"]:
+def _grouped(
+    rows: Float[Array, "R D"], kernels: nnx.Param, bias: Float[Array, "E F"] | None, sizes: Int[Array, " E"]
+) -> Float[Array, "R F"]:
     stored, result = kernels.get_value(), activation_result(rows.dtype)
     if isinstance(stored, Quantised) and stored.is_grouped:
         stored = stored.restored(rows.dtype)
     values, scale = stored if isinstance(stored, Quantised) else (stored, None)
-    return ops.grouped_matmul(rows, values, sizes, scale=scale, result=result).astype(rows.dtype)
+    return ops.grouped_matmul(rows, values, sizes, scale=scale, bias=bias, result=result).astype(rows.dtype)

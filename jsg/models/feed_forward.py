@@ -5,22 +5,24 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.activation import Activation
 from jsg.models.block_spec import FeedForwardSpec
 from jsg.models.layers import Linear
 
 
 class FeedForward(nnx.Module):
-    """The gated feed-forward block: down(silu(gate(x)) · up(x))."""
+    """The gated feed-forward block: down(activation(gate(x)) · up(x))."""
 
     def __init__(self, spec: FeedForwardSpec, prefix: str, width: int, dtype: jax.typing.DTypeLike):
+        self.activation: Activation = spec.activation
         inner, bias, names = spec.inner, spec.has_bias, (f"{prefix}.{spec.gate}", f"{prefix}.{spec.up}")
         self.gate_up = Linear(names, width, (2, inner), dtype, split_axis=2, bias=bias)
         self.down = Linear((f"{prefix}.{spec.down}",), inner, (width,), dtype, split_axis=0, bias=bias)
 
     def part(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         """This device's part of the block's result, before it is added up."""
-        return self.down.part(ops.gated(self.gate_up(x)))
+        return self.down.part(ops.gated(self.gate_up(x), self.activation))
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         """The block's result for each token."""
-        return self.down(ops.gated(self.gate_up(x)))
+        return self.down(ops.gated(self.gate_up(x), self.activation))

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import PANEL_WIDTH, Panels
 from jsg.kernels_pallas.reference_rows import rms_norm
+from jsg.models.block_spec import NormSpec
 from jsg.models.origin import Origin, Source, side_by_side
 from jsg.models.quantise import Quantised
 from jsg.models.tensor_parallel import add_up, first_index, num_parts
@@ -173,25 +174,36 @@ class Embedding(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """Divides by the root mean square of the last axis, then scales."""
+    """Divides by the root mean square of the last axis, then scales. If it is centred it subtracts the mean first."""
 
     def __init__(
         self,
-        name: str,
+        spec: NormSpec,
+        prefix: str,
         width: int,
-        eps: float,
         dtype: jax.typing.DTypeLike,
         *,
-        is_wide: bool = False,
         order: tuple[int, ...] | None = None,
     ):
         """Declares the weight. `order` is its `Part.order`."""
-        self.weight = parameter((width,), dtype, Origin(side_by_side([f"{name}.weight"], [width], (), [1], [order])))
-        self.eps = eps
-        self.is_wide = is_wide
+        names = [f"{prefix}{spec.name}.weight"]
+        self.weight = parameter((width,), dtype, Origin(side_by_side(names, [width], (), [1], [order])))
+        self.eps = spec.eps
+        self.is_wide = spec.is_wide
+        self.adds_one = spec.adds_one
+        self.is_centred = spec.is_centred
+
+    @property
+    def factor(self) -> Float[Array, " D"]:
+        """What multiplies, in the type in which it does so: that of activations, or float32 if the norm is wide."""
+        weight = self.weight[...]
+        weight = weight.astype(jnp.float32) if self.is_wide else weight
+        return weight + 1 if self.adds_one else weight
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        """Normalises in float32 and scales in the dtype of `x`, or in float32 if it is wide, as in training."""
-        if self.is_wide:
-            return rms_norm(x.astype(jnp.float32), self.weight[...].astype(jnp.float32), self.eps).astype(x.dtype)
-        return rms_norm(x, self.weight[...], self.eps)
+        """Normalises in float32, and rounds where it was rounded in training."""
+        wide = x
+        if self.is_centred:
+            wide = x.astype(jnp.float32)
+            wide -= wide.mean(-1, keepdims=True)
+        return rms_norm(wide, self.factor, self.eps).astype(x.dtype)

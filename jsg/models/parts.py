@@ -4,34 +4,51 @@ A family takes these, and replaces what is different in its own.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 from jsg.fields import Fields
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
-from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, NormSpec, RouterSpec
-from jsg.models.rope_fields import MAX_CONTEXT_LEN, read_context, read_rope
+from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, NormSpec, RopeSpec, RouterSpec
+from jsg.models.latent_spec import LatentSpec
+from jsg.models.rope_fields import MAX_CONTEXT_LEN, context_field, read_context, read_rope
 from jsg.models.spec import LayerSpec, ModelSpec
+from jsg.models.without_effect import ROPE_DICTS
 
 MAX_LAYERS = 1024
 MAX_HEADS = 4096
 MAX_HEAD_DIM = 4096
 MAX_EXPERTS = 1024
-SLIDING = "sliding_attention"
-LAYER_KINDS = ("full_attention", SLIDING)
+FULL, SLIDING = LAYER_KINDS = ("full_attention", "sliding_attention")
+"""Kinds of layers: a token sees all positions before it, or those of a window."""
 
 
-def read_model(config: Fields, layers: Iterable[LayerSpec]) -> ModelSpec:
-    """A model of these layers."""
+def read_model(
+    config: Fields,
+    layers: Iterable[LayerSpec],
+    final_norm: NormSpec | None = None,
+    *,
+    scales_context: bool = True,
+) -> ModelSpec:
+    """A model of these layers.
+
+    Args:
+        config: The fields of the file.
+        layers: The transformer blocks.
+        final_norm: The norm behind them; None for one of the root mean square.
+        scales_context: Without it the file says how long a sequence with scaled rope may be.
+    """
     layers = tuple(layers)
     ropes = {layer.attention.rope for layer in layers} - {None}
+    rope = ropes.pop() if len(ropes) == 1 else None
     return ModelSpec(
         architecture="",  # `Family.read` knows it
         vocab_size=config.integer("vocab_size"),
         hidden_size=config.integer("hidden_size"),
         layers=layers,
-        final_norm=read_norm(config, "model.norm"),
-        max_position_embeddings=read_context(config, ropes.pop() if len(ropes) == 1 else None),
+        final_norm=final_norm or read_norm(config, "model.norm"),
+        max_position_embeddings=read_context(config, rope) if scales_context else context_field(config),
         tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
         eos_token_ids=config.token_ids("eos_token_id"),
         bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
@@ -43,7 +60,7 @@ def num_layers(config: Fields) -> int:
     return config.integer("num_hidden_layers", high=MAX_LAYERS)
 
 
-def read_layer(config: Fields, attention: AttentionSpec, mlp: FeedForwardSpec | ExpertsSpec) -> LayerSpec:
+def read_layer(config: Fields, attention: AttentionSpec | LatentSpec, mlp: FeedForwardSpec | ExpertsSpec) -> LayerSpec:
     """A layer with a norm before each of its two blocks."""
     return LayerSpec(
         before_attention=read_norm(config, "input_layernorm"),
@@ -85,14 +102,57 @@ def read_attention(
         is_partial: Whether the family may turn a part of each head.
         is_interleaved: Whether it turns neighbours together.
     """
+    heads = read_heads(config)
+    rope = read_rope(config, own_rope_fields, heads.head_dim, is_partial=is_partial)
+    return dataclasses.replace(heads, rope=dataclasses.replace(rope, is_interleaved=is_interleaved))
+
+
+def read_heads(config: Fields) -> AttentionSpec:
+    """Attention without rope, windows, norms and biases."""
     width, heads = config.integer("hidden_size"), config.integer("num_attention_heads", high=MAX_HEADS)
     kv_heads = config.integer("num_key_value_heads", default=heads, high=MAX_HEADS)
     config.require(heads % kv_heads == 0, "num_key_value_heads", f"divide {heads} heads", kv_heads)
     head_dim = config.integer("head_dim", default=max(width // heads, 1), high=MAX_HEAD_DIM)
     config.require(head_dim % 2 == 0, "head_dim", "be even, for rope turns pairs", head_dim)
-    rope = read_rope(config, own_rope_fields, head_dim, is_partial=is_partial)
-    rope = dataclasses.replace(rope, is_interleaved=is_interleaved)
-    return AttentionSpec(heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=head_dim**-0.5, rope=rope)
+    return AttentionSpec(heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=head_dim**-0.5, rope=None)
+
+
+def read_ropes(config: Fields, thetas: Mapping[str, float]) -> dict[str, RopeSpec]:
+    """The rope of each kind of layer, in families whose `rope_parameters` has an object for each kind.
+
+    `rope_scaling`, of transformers 4, is about full layers, and replaces what `rope_parameters` says of them.
+
+    Args:
+        config: The fields of the file.
+        thetas: The base of each kind of layer, if its object has none.
+    """
+    new, old = (config.get(name, {}) if config.section(name) else {} for name in ROPE_DICTS)
+    ok = set(new) <= set(thetas) and all(isinstance(each or {}, dict) for each in new.values())
+    config.require(ok, "rope_parameters", f"have an object for each kind of layer, {' and '.join(thetas)}", new)
+    ropes = {}
+    for kind, theta in thetas.items():
+        own = {**(new.get(kind) or {}), **(old if kind == FULL else {})}
+        flat = {"rope_parameters": own, "rope_theta": theta, "rope_scaling": None}
+        ropes[kind] = read_rope(config.under({**flat, "original_max_position_embeddings": None}))
+    return ropes
+
+
+def of_kinds(
+    config: Fields, kinds: Iterable[str], attention: AttentionSpec, ropes: Mapping[str, RopeSpec | None]
+) -> list[AttentionSpec]:
+    """The attention of each layer, which differs by its kind: in its rope, and in its window."""
+    kinds = list(kinds)
+    windows = {SLIDING: read_window(config)} if SLIDING in kinds else {}
+    by_kind = {
+        kind: dataclasses.replace(attention, rope=rope, window=windows.get(kind)) for kind, rope in ropes.items()
+    }
+    return [by_kind[kind] for kind in kinds]
+
+
+def read_layer_kinds(config: Fields, full_every: int) -> list[str]:
+    """The kind of each layer's attention. If the file does not say, every so-manyth is full, and the others slide."""
+    default = [SLIDING if layer % full_every else FULL for layer in range(1, num_layers(config) + 1)]
+    return read_layer_types(config) or default
 
 
 def read_feed_forward(config: Fields, *, is_fused: bool = False) -> FeedForwardSpec:
@@ -102,13 +162,34 @@ def read_feed_forward(config: Fields, *, is_fused: bool = False) -> FeedForwardS
     return dataclasses.replace(block, gate="mlp.gate_up_proj", up="mlp.gate_up_proj") if is_fused else block
 
 
-def read_experts(config: Fields, count_field: str, inner_field: str) -> ExpertsSpec:
+def read_experts(
+    config: Fields, count_field: str, inner_field: str, per_token_field: str = "num_experts_per_tok"
+) -> ExpertsSpec:
     """Experts whose weights sum to one."""
     require_silu(config)
     count = config.integer(count_field, high=MAX_EXPERTS)
-    per_token = config.integer("num_experts_per_tok", high=count)
+    per_token = config.integer(per_token_field, high=count)
     router = RouterSpec(choice=ChoiceSpec(per_token=per_token))
     return ExpertsSpec(count=count, inner=config.integer(inner_field), router=router)
+
+
+def with_unread(model: ModelSpec, pattern: str) -> ModelSpec:
+    """A text model in whose checkpoints tensors of this pattern may be, which nothing reads: see `TensorNames`."""
+    return dataclasses.replace(model, names=dataclasses.replace(model.names, unread=pattern))
+
+
+def later_layers(config: Fields, count_field: str) -> str:
+    """The pattern of the tensors of so many layers behind the last, which predict later tokens."""
+    count, first = config.integer(count_field, default=0, low=0, high=MAX_LAYERS), num_layers(config)
+    numbers = "|".join(str(layer) for layer in range(first, first + count))
+    return rf"model\.layers\.({numbers})\..*"
+
+
+def require_values(config: Fields, values: Mapping[str, Any]) -> None:
+    """Raises ModelError if one of these fields has another value. A null is an absence."""
+    for name, value in values.items():
+        found = config.get(name, value)
+        config.require(found == value, name, f"be {value!r}, the only supported value", found)
 
 
 def require_silu(config: Fields) -> None:

@@ -4,10 +4,19 @@ from collections.abc import Iterable
 
 from jsg.errors import ModelError
 from jsg.models.families import (
+    cohere2,
+    ernie4_5,
+    ernie4_5_moe,
+    gemma2,
+    gemma3,
     glm4,
+    glm4_moe,
+    gpt_oss,
     granite,
+    granitemoe,
     llama,
     llava,
+    minimax_m2,
     ministral,
     ministral3,
     mistral,
@@ -40,12 +49,24 @@ FAMILIES: dict[str, Family] = {
     "Olmo2ForCausalLM": olmo2.FAMILY,
     "SmolLM3ForCausalLM": smollm3.FAMILY,
     "GraniteForCausalLM": granite.FAMILY,
+    "GptOssForCausalLM": gpt_oss.FAMILY,
     "Phi3ForCausalLM": phi3.FAMILY,
     "Glm4ForCausalLM": glm4.FAMILY,
+    "Gemma2ForCausalLM": gemma2.FAMILY,
+    "Gemma3ForCausalLM": gemma3.FAMILY,
+    "GraniteMoeForCausalLM": granitemoe.FAMILY,
+    "Glm4MoeForCausalLM": glm4_moe.FAMILY,
+    "MiniMaxM2ForCausalLM": minimax_m2.FAMILY,
+    "Ernie4_5_MoeForCausalLM": ernie4_5_moe.FAMILY,
+    "Ernie4_5ForCausalLM": ernie4_5.FAMILY,
+    "Cohere2ForCausalLM": cohere2.FAMILY,
 }
 """Architecture → how its files are read."""
 
-ALIASES = {name.replace("ForCausalLM", "Model"): name for name in FAMILIES} | {"LLaMAForCausalLM": "LlamaForCausalLM"}
+ALIASES = {name.replace("ForCausalLM", "Model"): name for name in FAMILIES} | {
+    "LLaMAForCausalLM": "LlamaForCausalLM",
+    "Gemma3TextModel": "Gemma3ForCausalLM",
+}
 """Other names of architectures: those of models that were saved without their head, and the first name of Llama."""
 
 TEXT_HALVES = {family.model_type: family.architecture for family in FAMILIES.values()}
@@ -54,6 +75,7 @@ TEXT_HALVES = {family.model_type: family.architecture for family in FAMILIES.val
 WRAPPERS: dict[str, Wrapper] = {
     **dict.fromkeys(VISION_KINDS, llava.WRAPPER),
     "Mistral3ForConditionalGeneration": mistral3.WRAPPER,
+    "Gemma3ForConditionalGeneration": gemma3.WRAPPER,
 }
 """Architecture of a model around one of these → how its files are read."""
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from jsg.errors import ConfigError
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, KVShape, NormSpec, require_divisor
+from jsg.models.latent_spec import LatentSpec
 from jsg.models.vision_config import VisionConfig
 
 
@@ -50,17 +51,20 @@ class LayerSpec:
         attention: Attention.
         after_attention: The norm of what attention adds; None for none.
         before_mlp: The norm of what the feed-forward block reads; None for none.
+        is_parallel: The feed-forward block reads the residual stream from before attention: through its own norm, or
+            if it has none through that of attention.
         mlp: The feed-forward block.
         after_mlp: The norm of what the feed-forward block adds; None for none.
         residual_factor: Multiplies what is added to the residual stream.
     """
 
     before_attention: NormSpec | None = None
-    attention: AttentionSpec
+    attention: AttentionSpec | LatentSpec
     after_attention: NormSpec | None = None
     before_mlp: NormSpec | None = None
     mlp: FeedForwardSpec | ExpertsSpec
     after_mlp: NormSpec | None = None
+    is_parallel: bool = False
     residual_factor: float = 1.0
 
     def over_devices(self, count: int, groups: int) -> "LayerSpec":
@@ -81,8 +85,9 @@ class ModelSpec:
         layers: The transformer blocks in order.
         final_norm: The norm behind the last.
         max_position_embeddings: Longest sequence in tokens, with rope scaling.
-        embedding_factor: Multiplies the rows of the embedding.
+        embedding_factor: Multiplies the rows of the embedding, rounded to their type as in training.
         logit_factor: Multiplies the logits.
+        logit_softcap: Logits become softcap * tanh(logit / softcap) then; None for none.
         tie_word_embeddings: The head uses the embedding's rows.
         eos_token_ids: Tokens that end an answer.
         bos_token_id: Token that begins a text, if there is one.
@@ -99,6 +104,7 @@ class ModelSpec:
     max_position_embeddings: int
     embedding_factor: float = 1.0
     logit_factor: float = 1.0
+    logit_softcap: float | None = None
     tie_word_embeddings: bool = False
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
@@ -131,14 +137,15 @@ class ModelSpec:
         """The same model if no text has more tokens than `length`, at most `max_position_embeddings`.
 
         With longrope texts within the original context have positions of their own. Keys of one kind are wrong for the
-        other, so a model has one kind for all: that of its longest text.
+        other, so a model has one kind for all: that of its longest text. A window that no text leaves is none.
         """
 
         def limited(layer: LayerSpec) -> LayerSpec:
             attention = layer.attention
-            if attention.rope is None:
-                return layer
-            attention = dataclasses.replace(attention, rope=attention.rope.for_context(length))
+            if attention.window is not None and attention.window >= length:
+                attention = dataclasses.replace(attention, window=None)
+            if attention.rope is not None:
+                attention = dataclasses.replace(attention, rope=attention.rope.for_context(length))
             return dataclasses.replace(layer, attention=attention)
 
         return dataclasses.replace(self, layers=tuple(map(functools.cache(limited), self.layers)))
@@ -162,18 +169,6 @@ class ModelSpec:
     def has_windows(self) -> bool:
         """Whether a layer has a window."""
         return any(window is not None for window in self.layer_windows)
-
-    def within(self, context_length: int) -> "ModelSpec":
-        """The same model for sequences of so many tokens at most, without the windows that such a sequence fits in."""
-
-        @functools.cache
-        def bounded(layer: LayerSpec) -> LayerSpec:
-            attention = layer.attention
-            if attention.window is None or attention.window < context_length:
-                return layer
-            return dataclasses.replace(layer, attention=dataclasses.replace(attention, window=None))
-
-        return dataclasses.replace(self, layers=tuple(map(bounded, self.layers)))
 
     @property
     def page_groups(self) -> tuple[int | None, ...]:
@@ -199,5 +194,5 @@ class ModelSpec:
         """By page group the bytes of the keys and values of one token in its layers."""
         sizes = dict.fromkeys(self.page_groups, 0)
         for window, shape in zip(self.layer_windows, self.kv_shapes, strict=True):
-            sizes[window] += 2 * dtype_bytes * shape.heads * shape.head_dim
+            sizes[window] += dtype_bytes * shape.numbers
         return sizes

@@ -22,6 +22,7 @@ Outside such a mesh the functions here do nothing, so models are written once.
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -63,6 +64,13 @@ def first_index(length: int) -> jax.Array | int:
 def first_expert(length: int) -> jax.Array | int:
     """The first expert of this device's group, if each group has `length`."""
     return lax.axis_index(EXPERT_AXIS) * length if num_groups() > 1 else 0
+
+
+def on_first_of_group(x: Float[Array, "*any"]) -> Float[Array, "*any"]:
+    """The array on the first device of each group, and zeros on the others, so that a group adds it up once."""
+    if jax.sharding.get_abstract_mesh().shape.get(TENSOR_AXIS, 1) == 1:
+        return x
+    return jnp.where(lax.axis_index(TENSOR_AXIS) == 0, x, 0)
 
 
 def make_mesh(count: int, groups: int = 1) -> Mesh | None:

@@ -15,7 +15,7 @@ from bench.shapes import LLAMA_8B
 from jsg import cli
 from jsg.config import EngineConfig
 from jsg.engine.device.cards import NAMES
-from jsg.engine.dry_run import QUANTIZATIONS, DryRun, _weight_bytes, dry_run
+from jsg.engine.dry_run import QUANTIZATIONS, DryRun, dry_run, weight_bytes
 from jsg.models.config import read_spec
 from jsg.models.loading import abstract_model
 from jsg.models.tensor_parallel import bytes_on_one_device
@@ -53,16 +53,16 @@ def test_layers_that_are_alike_are_counted_as_if_each_were_built(tmp_path, shape
     spec = read_spec(write(tmp_path, config))
     whole = abstract_model(spec, jnp.bfloat16, quantization)
     expected = sum(map(bytes_on_one_device, jax.tree.leaves(nnx.state(whole))))
-    assert _weight_bytes(spec, jnp.dtype(jnp.bfloat16), quantization, 1, 1)[0] == expected
+    assert weight_bytes(spec, jnp.dtype(jnp.bfloat16), quantization, 1, 1)[0] == expected
 
 
 @pytest.mark.parametrize(("tp_size", "ep_size"), [(2, 1), (4, 2)])
 def test_devices_that_are_not_here_hold_as_much_as_those_that_are(tmp_path, tp_size, ep_size):
     config = WIDE["wide experts"] | {"num_key_value_heads": 4, "head_dim": 32}
     spec = read_spec(write(tmp_path, config)).over_devices(tp_size, ep_size)
-    held, restored = _weight_bytes(spec, jnp.dtype(jnp.float32), "int4", tp_size, ep_size)
+    held, restored = weight_bytes(spec, jnp.dtype(jnp.float32), "int4", tp_size, ep_size)
     assert restored == 4 * 64 * 128 * 4 // tp_size
-    whole, _ = _weight_bytes(spec, jnp.dtype(jnp.float32), "int4", 1, 1)
+    whole, _ = weight_bytes(spec, jnp.dtype(jnp.float32), "int4", 1, 1)
     assert whole // tp_size < held < whole // tp_size + 4096, "norms, routers and scales are on each"
 
 

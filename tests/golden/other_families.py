@@ -33,6 +33,8 @@ def small(architecture: str, model_type: str, **fields: Any) -> dict[str, Any]:
 
 
 _QWEN_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_EVEN = {"num_experts": 6}
+"""So that two groups of devices can share them."""
 _QWEN2_MOE = small(
     "Qwen2MoeForCausalLM", "qwen2_moe", **_QWEN_EXPERTS, shared_expert_intermediate_size=48, num_hidden_layers=3
 )
@@ -56,6 +58,7 @@ _GRANITE = {
     "attention_multiplier": 0.1,
 }
 
+_OSS_EXPERTS = {"intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0}
 _TOWER = {
     "model_type": "pixtral",
     "hidden_size": 16,
@@ -75,9 +78,21 @@ def around(architecture: str, model_type: str, text: dict[str, Any], **fields: A
 
 
 _MISTRAL3 = {"vision_config": _TOWER, "image_token_index": 10, "spatial_merge_size": 2, "vision_feature_layer": -1}
+_GLM4_MOE = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "pad_token_id": 0}
+_ERNIE_MOE = {"moe_intermediate_size": 32, "head_dim": None, "hidden_size": 96, "rope_theta": 500.0}
+
+_COHERE = {
+    "hidden_size": 96,
+    "head_dim": None,
+    "rms_norm_eps": None,
+    "num_hidden_layers": 4,
+    "sliding_window": 24,
+    "sliding_window_pattern": 3,
+    "logit_scale": 0.95,
+}
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "qwen2_moe": {**_QWEN2_MOE, "mlp_only_layers": [1]},
+    "qwen2_moe": {**_QWEN2_MOE, "mlp_only_layers": [1], **_EVEN},
     "qwen2_moe_window": {
         **_QWEN2_MOE,
         "head_dim": 32,
@@ -89,7 +104,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "max_window_layers": 3,
         "tie_word_embeddings": True,
     },
-    "qwen3_moe": _QWEN3_MOE,
+    "qwen3_moe": {**_QWEN3_MOE, **_EVEN},
     "qwen3_moe_mixed": {
         **_QWEN3_MOE,
         "norm_topk_prob": False,
@@ -119,6 +134,31 @@ OTHERS: dict[str, dict[str, Any]] = {
         sliding_window=40,
         num_key_value_heads=3,
         head_dim=32,
+    ),
+    "gpt_oss": small(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        num_hidden_layers=3,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        sliding_window=24,
+        rope_theta=1000.0,
+        rope_scaling={"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "truncate": False},
+        **_OSS_EXPERTS,
+    ),
+    "gpt_oss_clamped": small(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        hidden_size=96,
+        num_key_value_heads=3,
+        layer_types=["full_attention", "sliding_attention"],
+        sliding_window=40,
+        rope_theta=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
+        attention_bias=False,
+        swiglu_limit=0.75,
+        swiglu_alpha=1.25,
+        **_OSS_EXPERTS | {"num_local_experts": 5, "num_experts_per_tok": 3},
     ),
     "olmo2": small("Olmo2ForCausalLM", "olmo2", head_dim=None, hidden_size=96),
     "olmo2_mha": small(
@@ -184,6 +224,86 @@ OTHERS: dict[str, dict[str, Any]] = {
         partial_rotary_factor=1.0,
         tie_word_embeddings=True,
     ),
+    "gemma2": small(
+        "Gemma2ForCausalLM",
+        "gemma2",
+        sliding_window=24,
+        tie_word_embeddings=None,
+        hidden_size=48,
+        num_hidden_layers=4,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=4.0,
+        query_pre_attn_scalar=1,
+    ),
+    "gemma2_uncapped": small(
+        "Gemma2ForCausalLM",
+        "gemma2",
+        sliding_window=24,
+        hidden_size=72,
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+        query_pre_attn_scalar=30,
+        attention_bias=True,
+        head_dim=32,
+        num_key_value_heads=3,
+        layer_types=["full_attention", "sliding_attention"],
+    ),
+    "gemma3": small(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        sliding_window=24,
+        tie_word_embeddings=None,
+        hidden_size=48,
+        num_hidden_layers=4,
+        query_pre_attn_scalar=10,
+        sliding_window_pattern=3,
+        rope_theta=50000.0,
+        rope_local_base_freq=100.0,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    ),
+    "gemma3_nested": small(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        sliding_window=24,
+        hidden_size=72,
+        query_pre_attn_scalar=30,
+        attention_bias=True,
+        final_logit_softcapping=3.0,
+        head_dim=32,
+        num_key_value_heads=3,
+        layer_types=["full_attention", "sliding_attention"],
+        rope_theta=None,
+        rope_parameters={
+            "full_attention": {"rope_type": "yarn", "rope_theta": 3000.0, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
+        },
+    ),
+    "gemma3_whole": around(
+        "Gemma3ForConditionalGeneration",
+        "gemma3",
+        small("Gemma3ForCausalLM", "gemma3_text", sliding_window=24, hidden_size=48, query_pre_attn_scalar=20),
+        vision_config={**_TOWER, "model_type": "siglip_vision_model", "image_size": 8},
+        mm_tokens_per_image=4,
+        boi_token_index=508,
+        eoi_token_index=509,
+        image_token_index=510,
+    ),
+    "ernie4_5": small("Ernie4_5ForCausalLM", "ernie4_5", use_bias=True, num_key_value_heads=3),
+    "ernie4_5_tied": small(
+        "Ernie4_5ForCausalLM", "ernie4_5", head_dim=24, rope_theta=2000.0, num_hidden_layers=3, tie_word_embeddings=None
+    ),
+    "cohere2": small("Cohere2ForCausalLM", "cohere2", **_COHERE),
+    "cohere2_biases": small(
+        "Cohere2ForCausalLM",
+        "cohere2",
+        **_COHERE,
+        num_key_value_heads=3,
+        layer_norm_eps=1e-3,
+        # Without rope a bias of keys changes nothing, and a test wants every weight to matter.
+        layer_types=["sliding_attention"] * 4,
+        attention_bias=True,
+        tie_word_embeddings=None,
+    ),
     "granite": small("GraniteForCausalLM", "granite", **_GRANITE),
     "granite_biases": small(
         "GraniteForCausalLM",
@@ -205,5 +325,90 @@ OTHERS: dict[str, dict[str, Any]] = {
         "mistral3",
         small("Ministral3ForCausalLM", "ministral3", rope_theta=None, rope_parameters=_GROWING, head_dim=32),
         **_MISTRAL3,
+    ),
+    "granitemoe": small(
+        "GraniteMoeForCausalLM",
+        "granitemoe",
+        **_GRANITE,
+        intermediate_size=48,
+        num_local_experts=5,
+        num_experts_per_tok=3,
+        attention_bias=True,
+    ),
+    "granitemoe_many": small(
+        "GraniteMoeForCausalLM",
+        "granitemoe",
+        **_GRANITE,
+        intermediate_size=32,
+        num_local_experts=18,
+        num_experts_per_tok=4,
+        num_key_value_heads=3,
+    ),
+    "glm4_moe": small(
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        **_GLM4_MOE,
+        num_hidden_layers=3,
+        n_routed_experts=12,
+        n_group=4,
+        topk_group=2,
+        num_experts_per_tok=3,
+        n_shared_experts=2,
+        routed_scaling_factor=2.5,
+        use_qk_norm=True,
+    ),
+    "glm4_moe_biases": small(
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        **_GLM4_MOE,
+        n_routed_experts=5,
+        num_experts_per_tok=2,
+        num_key_value_heads=3,
+        head_dim=32,
+        partial_rotary_factor=0.25,
+        norm_topk_prob=False,
+        attention_bias=True,
+    ),
+    "minimax_m2": small(
+        "MiniMaxM2ForCausalLM",
+        "minimax_m2",
+        rotary_dim=8,
+        intermediate_size=32,
+        num_local_experts=5,
+        num_experts_per_tok=3,
+    ),
+    "minimax_m2_many": small(
+        "MiniMaxM2ForCausalLM",
+        "minimax_m2",
+        rotary_dim=24,
+        head_dim=32,
+        num_key_value_heads=3,
+        intermediate_size=32,
+        num_local_experts=18,
+        num_experts_per_tok=4,
+        num_hidden_layers=3,
+    ),
+    "ernie4_5_moe": small(
+        "Ernie4_5_MoeForCausalLM",
+        "ernie4_5_moe",
+        **_ERNIE_MOE,
+        num_hidden_layers=3,
+        moe_num_experts=6,
+        moe_k=3,
+        moe_num_shared_experts=2,
+        moe_layer_end_index=1,
+    ),
+    "ernie4_5_moe_steps": small(
+        "Ernie4_5_MoeForCausalLM",
+        "ernie4_5_moe",
+        **_ERNIE_MOE,
+        num_hidden_layers=4,
+        moe_num_experts=5,
+        moe_k=2,
+        moe_num_shared_experts=0,
+        moe_layer_start_index=2,
+        moe_layer_interval=2,
+        moe_norm_min=0.7,
+        num_key_value_heads=3,
     ),
 }

@@ -37,7 +37,15 @@ class Golden(Recorded):
         self.paged = PagedModel(self.config, model, page_size=4 if variant.startswith("qwen") else 1)
 
 
-FAST = ("llama_biases", "llama_tied", "llama_yarn_rope", "mixtral_three_of_five", "qwen2_window", "qwen3_biases")
+FAST = (
+    "gemma3_nested",
+    "llama_biases",
+    "llama_tied",
+    "llama_yarn_rope",
+    "mixtral_three_of_five",
+    "qwen2_window",
+    "qwen3_biases",
+)
 """Each part of a model that a family may have is in one of them; `tests/models/test_rope.py` has the other ropes."""
 WEIGHTS = ("llama_biases", "mixtral_three_of_five", "qwen3_biases")
 """All names of tensors that there are."""

@@ -17,6 +17,8 @@ from tests.golden.other_families import OTHERS, VOCAB
 
 SHAPES = Path(__file__).parent / "data" / "shapes.json"
 """Names and shapes of the tensors of the variants in `OTHERS`, as transformers saves them."""
+NORMS_ADD_ONE = ("gemma2", "gemma3_text")
+"""`model_type` of families whose norms scale by 1 + the weight."""
 NORMS = ("norm.weight", "layer_norm1.weight", "layer_norm2.weight")
 
 LLAMA: dict[str, Any] = {
@@ -190,9 +192,14 @@ def variant_shapes(variant: str) -> dict[str, tuple[int, ...]]:
 
 def random_tensors(variant: str, seed: int) -> dict[str, np.ndarray]:
     """Weights scaled so that logits have a standard deviation of about 1."""
-    return {
+    tensors = {
         name: random_tensor(f"{seed} {variant} {name}", name, shape) for name, shape in variant_shapes(variant).items()
     }
+    if VARIANTS[variant]["model_type"] in NORMS_ADD_ONE:
+        # Not those of what blocks add, which is twice as large so: else a tied head would repeat what it reads.
+        shifted = [name for name in tensors if name.endswith(NORMS) and ".post_" not in name]
+        tensors |= {name: tensors[name] - np.float32(1) for name in shifted}
+    return tensors
 
 
 def random_numbers(key: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -205,7 +212,9 @@ def random_numbers(key: str, shape: tuple[int, ...]) -> np.ndarray:
 def random_tensor(key: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """A projection keeps the size of what it is given; norms scale by about 1; biases are small."""
     uniform = random_numbers(key, shape)
-    if len(shape) > 1:
+    if len(shape) == 3:  # the kernels of all experts, in either order of their axes
+        values = uniform * shape[-1] ** -0.5
+    elif len(shape) > 1:
         values = uniform * math.prod(shape[1:]) ** -0.5
     elif name.endswith(NORMS):
         values = 1.0 + 0.2 * uniform

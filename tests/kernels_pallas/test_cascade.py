@@ -22,8 +22,9 @@ SHARED = [case for case in cases.CASES if case.shared]
 attend, check = (functools.partial(function, cascade) for function in (definition.attend, definition.check))
 
 
-def test_equals_the_definition():
-    check(named("shared"), TWO)
+@pytest.mark.parametrize("name", ["shared", "shared-sinks"])
+def test_equals_the_definition(name: str):
+    check(named(name), TWO)
 
 
 @pytest.mark.slow
@@ -145,7 +146,7 @@ def test_with_a_window_groups_are_not_heeded(monkeypatch: pytest.MonkeyPatch):
     cascade(*batch, scale=0.5, window=40, softcap=3.0, sizes=TWO, interpret=True)
     [(passed, options)] = given
     assert all(one is other for one, other in zip(passed, batch, strict=True))
-    assert options == {"scale": 0.5, "window": 40, "softcap": 3.0, "sizes": REST, "interpret": True}
+    assert options == {"scale": 0.5, "window": 40, "softcap": 3.0, "sinks": None, "sizes": REST, "interpret": True}
 
 
 @pytest.mark.slow

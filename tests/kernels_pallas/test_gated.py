@@ -1,20 +1,18 @@
 """The gate of a feed-forward block as a CPU computes it, against the reference."""
 
-from typing import get_args
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jsg.kernels_pallas import ops
-from jsg.kernels_pallas.activation import Activation
+from jsg.kernels_pallas.activation import Activation, ClampedGate
 from jsg.kernels_pallas.native import library
 
 
 @pytest.mark.parametrize("is_long", [True, False])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
-@pytest.mark.parametrize("activation", get_args(Activation))
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", ClampedGate(limit=2.5, slope=1.702)], ids=str)
 def test_it_is_the_reference(activation: Activation, kind: str, is_long: bool, monkeypatch: pytest.MonkeyPatch):
     """For rows that fill items and do not, and for numbers that are small, large, infinite or none."""
     monkeypatch.setattr(library, "has_long_registers", lambda: is_long)
@@ -38,6 +36,16 @@ def test_gelu_is_that_of_the_page():
     exact = np.asarray(gates, np.float64)
     exact *= 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (exact + 0.044715 * exact**3)))
     np.testing.assert_allclose(made, exact, rtol=5e-6)
+
+
+def test_a_clamped_gate_is_that_of_the_page():
+    gates, ups = np.meshgrid(np.r_[-np.inf, -8:9:0.5, np.inf], [-np.inf, -8.0, -7.0, -0.5, 0.0, 3.0, 7.0, 8.0, np.inf])
+    gate_up = np.stack([gates.ravel(), ups.ravel()])[None].astype(np.float32)
+    made = ops.gated(jnp.asarray(gate_up), ClampedGate(limit=7.0, slope=1.702), implementation="reference")[0]
+    gate, up = np.minimum(gate_up[0, 0], 7.0).astype(np.float64), np.clip(gate_up[0, 1], -7.0, 7.0).astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = (up + 1) * gate / (1 + np.exp(-1.702 * gate))
+    np.testing.assert_allclose(made, expected, rtol=1e-6)
 
 
 def test_rows_that_fill_no_vector_are_for_the_reference():

@@ -101,6 +101,19 @@ def test_kernels_in_8_bits_have_a_scale_for_each_column(implementation: str, sto
     np.testing.assert_allclose(found[: sum(sizes)], expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("implementation", ["triton", "reference"])
+def test_a_bias_is_added_to_the_rows_of_its_group(implementation: str):
+    rows, kernels, sizes = case(SIZES[0])
+    rng = np.random.default_rng(2)
+    bias = rng.normal(size=(len(sizes), WIDTH)).astype(jnp.bfloat16)
+    scale = rng.uniform(0.5, 2, size=(len(sizes), 1, WIDTH)).astype(np.float32)
+    each = np.repeat(bias.astype(np.float64), sizes, axis=0)
+    for factors in ({}, {"scale": scale}):
+        found = np.asarray(compiled(implementation)(rows, kernels, sizes, bias=bias, **factors))
+        expected = definition(rows, kernels * factors.get("scale", 1), sizes) + each
+        np.testing.assert_allclose(found[: sum(sizes)], expected, rtol=0, atol=TOLERANCES["float32"])
+
+
 @settings(max_examples=30)
 @given(sizes=st.lists(st.integers(0, NUM_ROWS // 4), min_size=4, max_size=4))
 def test_any_sizes(sizes: list[int]):

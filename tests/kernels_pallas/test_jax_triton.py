@@ -16,7 +16,7 @@ from tests.kernels_pallas.jax_triton_decode import paged_decode
 pytestmark = pytest.mark.long
 
 
-@pytest.mark.parametrize("case", cases.DECODE, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in cases.DECODE if not case.has_sinks], ids=lambda case: case.name)
 @pytest.mark.parametrize(("splits", "block_k"), [(1, 64), (3, 16)])
 def test_equals_the_definition_in_the_whole_table(case: cases.Case, splits: int, block_k: int):
     check(paged_decode, case, Sizes(splits, block_k, num_warps=4, num_stages=3), has_room=False)

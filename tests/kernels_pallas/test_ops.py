@@ -30,12 +30,12 @@ def has_run(case: cases.Case, monkeypatch: pytest.MonkeyPatch, implementation: s
     if all(new == 1 for _, new in case.rows):
         tiles = {name: value[:0] for name, value in arrays.inputs._asdict().items() if name.startswith("tile_")}
         arrays = dataclasses.replace(arrays, inputs=arrays.inputs._replace(**tiles))
-    expected = {"scale": 0.5, "window": 7, "softcap": 3.0}
+    expected = {"scale": 0.5, "window": 7, "softcap": 3.0, "sinks": jnp.ones(case.heads)}
 
     def spy(name: str):
         def run(queries: jax.Array, *_: Any, **options: Any) -> Any:
             traced.append(name)
-            assert {option: options[option] for option in expected} == expected
+            assert all(options[option] is value for option, value in expected.items())
             if name in refused:
                 raise refused[name]
             out = jnp.zeros_like(queries)
@@ -43,8 +43,8 @@ def has_run(case: cases.Case, monkeypatch: pytest.MonkeyPatch, implementation: s
 
         return run
 
-    def native(queries: jax.Array, keys: jax.Array, values: jax.Array, inputs: Any, scoring: Scoring) -> jax.Array:
-        return spy("native")(queries, **scoring._asdict()).out
+    def native(queries: jax.Array, keys: Any, values: Any, inputs: Any, scoring: Scoring, sinks: Any) -> jax.Array:
+        return spy("native")(queries, **scoring._asdict(), sinks=sinks).out
 
     for name, module in KERNELS.items():
         monkeypatch.setattr(module, name, spy(name))

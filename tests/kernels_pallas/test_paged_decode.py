@@ -25,7 +25,13 @@ def sizes(splits: int, block_k: int) -> Sizes:
 
 @pytest.mark.parametrize(
     ("name", "splits", "block_k"),
-    [("decode", 2, 32), (EDGES, 2, 32), ("decode-window", 1, 16), ("decode-pages-of-16", 3, 16)],
+    [
+        ("decode", 2, 32),
+        (EDGES, 2, 32),
+        ("decode-sinks", 3, 16),
+        ("decode-window", 1, 16),
+        ("decode-pages-of-16", 3, 16),
+    ],
 )
 def test_equals_the_definition(name: str, splits: int, block_k: int):
     check(named(name), sizes(splits, block_k))

@@ -42,6 +42,7 @@ FAST = (
     Variant(NAMED["mixed"]),
     Variant(NAMED["mixed"], singles=False),
     Variant(NAMED["window"]),
+    Variant(NAMED["sinks"]),
     Variant(
         dataclasses.replace(SHORT, heads=7, kv_heads=1, head_dim=80, page_size=16, softcap=5.0), "bfloat16", FP8[0]
     ),

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,15 +24,16 @@ WINDOW = [
     dataclasses.replace(CAPPED, name=f"{case.name}-softcap-8-kv-heads", rows=case.rows, window=case.window)
     for case in map(named, ("decode-window", "window"))
 ]
-FAST = (*map(named, PLAIN), *WINDOW)
-"""Two programs: without anything special, and with a window, pages, clusters of heads and a softcap."""
+FAST = (*map(named, PLAIN), *WINDOW, named("sinks"))
+"""Three programs: without anything special; with a window, pages, clusters of heads and a softcap; with sinks."""
 BOTH = pytest.mark.parametrize("implementation", ["reference", "native"])
 
 
 @functools.cache
 def compiled(as_served: bool, implementation: str, **static: float | None) -> Callable[..., jax.Array]:
-    def run(queries: jax.Array, keys: jax.Array, values: jax.Array, inputs: AttentionInputs) -> jax.Array:
-        return ops.paged_attention(queries, (keys, values), inputs, **static, implementation=implementation)
+    def run(queries: jax.Array, keys: jax.Array, values: jax.Array, inputs: Any, sinks: Any) -> jax.Array:
+        how = {**static, "sinks": sinks, "implementation": implementation}
+        return ops.paged_attention(queries, (keys, values), inputs, **how)
 
     return jax.jit(run, compiler_options=None if as_served else QUICKLY)
 
@@ -41,7 +43,7 @@ def attend(
 ) -> np.ndarray:
     """The attention, as an engine compiles it or quickly; the last bits of the reference may differ."""
     run = compiled(as_served, implementation, scale=case.head_dim**-0.5, window=case.window, softcap=case.softcap)
-    return np.asarray(run(arrays.queries, arrays.keys, arrays.values, arrays.inputs))
+    return np.asarray(run(arrays.queries, arrays.keys, arrays.values, arrays.inputs, arrays.sinks))
 
 
 def short_tiles_apart(inputs: AttentionInputs) -> AttentionInputs:
@@ -117,7 +119,11 @@ def test_machine_code_for_short_registers_gives_the_same_bits(monkeypatch: pytes
 @pytest.mark.parametrize("unit", ["matrix unit", "pairs", "neither"])
 @pytest.mark.parametrize(
     "case",
-    [named("pages-of-16"), cases.for_model(named("mixed"), "phi-2"), cases.for_model(named("mixed"), "llama-3-8b")],
+    [
+        named("sinks"),
+        named("pages-of-16"),
+        *(cases.for_model(named("mixed"), model) for model in ("phi-2", "llama-3-8b")),
+    ],
     ids=lambda case: case.name,
 )
 def test_machine_code_computes_in_bfloat16(
@@ -138,12 +144,39 @@ def test_machine_code_computes_in_bfloat16(
     compiled.cache_clear()
 
 
+@BOTH
+@pytest.mark.parametrize("head_dim", [48, 576])
+def test_values_may_be_the_first_numbers_of_keys(head_dim: int, implementation: str):
+    """One key-value head of all query heads, as wide as published latent rows, and any."""
+    value_dim = head_dim - 16
+    case = dataclasses.replace(named("mixed"), heads=5, kv_heads=1, head_dim=head_dim)
+    arrays = cases.make(case, latent=True)
+
+    def run(queries: jax.Array, keys: jax.Array, inputs: AttentionInputs) -> jax.Array:
+        how = {"scale": head_dim**-0.5, "value_dim": value_dim, "implementation": implementation}
+        return ops.latent_attention(queries, (keys,), inputs, **how)
+
+    out = jax.jit(run, compiler_options=QUICKLY)(arrays.queries, arrays.keys, arrays.inputs)
+    assert out.shape[-1] == value_dim
+    np.testing.assert_allclose(out[: len(arrays.expected)], arrays.expected[..., :value_dim], atol=4e-6)
+
+
+def test_a_latent_row_that_is_not_finite_is_nan_for_those_who_see_it_only():
+    """Its value is zeros, and its key NaN, so what masks it may multiply it by zero."""
+    rows = jnp.ones((3, 1, 8)).at[1, 0, 2].set(jnp.inf).at[2, 0, 0].set(jnp.nan)
+    (pool,) = ops.write_latents((jnp.zeros((4, 2, 1, 8)),), jnp.array([3, 5, 0]), rows)
+    found = np.asarray(pool).reshape(8, 8)
+    assert (found[3] == 1).all()
+    assert np.isnan(found[5, -1]) and not found[5, :-1].any()
+    assert not found[[0, 1, 2, 4, 6, 7]].any(), "the dump slot takes zeros whatever a token has"
+
+
 def test_machine_code_names_what_it_cannot_do():
     capped = dataclasses.replace(named("decode"), softcap=2.0)
     odd = dataclasses.replace(named("decode"), head_dim=24)
-    wide = dataclasses.replace(named("decode"), head_dim=272)
+    wide = dataclasses.replace(named("decode"), head_dim=592)
     for case in (capped, odd, wide):
-        with pytest.raises(NotImplementedError, match="multiple of 16 up to 256 numbers, and no softcap"):
+        with pytest.raises(NotImplementedError, match="multiple of 16 up to 576 numbers, and no softcap"):
             attend(case, cases.make(case), "native")
     eight_bits = cases.make(named("decode"), pool_dtype="float8_e4m3fn")
     with pytest.raises(NotImplementedError, match="reads float32 and bfloat16"):

@@ -136,7 +136,7 @@ LONG = ("decode-mha", "decode-8-kv-heads", "decode-pages-of-24", "decode-window"
             id=c.name,
         )
         for c in map(for_tpu, cases.CASES)
-        if not c.shared
+        if not c.shared and not c.has_sinks
     ],
 )
 def test_equals_naive_attention(case: cases.Case, singles: bool):
@@ -191,16 +191,17 @@ def test_a_step_without_tokens_has_a_sequence_all_the_same():
         ({"heads": 6, "kv_heads": 3}, "multiple of 8 words, but got 6"),
         ({"page_size": 1024}, "at most 512 tokens, but got 1024"),
         ({"page_size": 1, "rows": ((270_000, 1),)}, "page table in scalar memory"),
+        ({"has_sinks": True}, "knows no sinks"),
     ],
-    ids=["head_dim", "heads", "page", "page_table"],
+    ids=["head_dim", "heads", "page", "page_table", "sinks"],
 )
 def test_what_it_cannot_do_is_refused_by_name_and_left_to_the_reference(change: dict, rule: str):
     case = dataclasses.replace(named("decode"), **{"rows": ((5, 1),)} | change)
-    shapes = abstract(case)
+    shapes, sinks = abstract(case), jnp.zeros(case.heads) if case.has_sinks else None
     with pytest.raises(NotImplementedError, match=rule):
-        jax.eval_shape(functools.partial(ops.paged_attention, scale=1.0, implementation="tpu"), *shapes)
+        jax.eval_shape(functools.partial(ops.paged_attention, scale=1.0, sinks=sinks, implementation="tpu"), *shapes)
     with jax.sharding.use_abstract_mesh(TPU):
-        attend = jax.jit(functools.partial(ops.paged_attention, scale=1.0))
+        attend = jax.jit(functools.partial(ops.paged_attention, scale=1.0, sinks=sinks))
         text = attend.trace(*shapes).lower(lowering_platforms=("tpu",)).as_text()
     assert "custom_call" not in text
 

@@ -10,14 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
 
-from jsg.cache.pool import make_pool
+from jsg.cache.pool import HEADS_AXIS, make_pool
 from jsg.kernels_pallas.inputs import AttentionInputs
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.models.config import read_spec
 from jsg.models.inputs import ForwardInputs
 from jsg.models.loading import load_model
 from jsg.models.spec import ModelSpec
+from jsg.models.tensor_parallel import gather_columns, sharding_of, spec_of
 from tests.kernels_pallas.definition import QUICKLY
 
 MAX_TOKENS = 128  # packed tokens of one step; decode steps are padded to it too, so that one program serves both
@@ -34,19 +36,27 @@ def load_directory(directory: Path) -> tuple[ModelSpec, nnx.Module]:
 class PagedModel:
     """A model, its pool, and how many tokens each row has; the rows' pages are fixed."""
 
-    def __init__(self, config: ModelSpec, model: nnx.Module, page_size: int = 1, dtype=jnp.float32):
+    def __init__(
+        self, config: ModelSpec, model: nnx.Module, page_size: int = 1, dtype=jnp.float32, mesh: Mesh | None = None
+    ):
         pages_per_row = MAX_CONTEXT // page_size
         pages = np.random.default_rng(0).permutation(np.arange(1, NUM_ROWS * pages_per_row + 1))
         self.page_table = pages.reshape(NUM_ROWS, pages_per_row).astype(np.int32)
         self._page_size = page_size
-        self._new_pool = lambda: make_pool(config.kv_shapes, len(pages) + 1, page_size, dtype)
+        sharding = sharding_of(mesh, HEADS_AXIS, 4)
+        self._new_pool = lambda: make_pool(config.kv_shapes, len(pages) + 1, page_size, dtype, sharding=sharding)
         graph, self._own_state = nnx.split(model)
 
         def forward(state, inputs, pool):
             model = nnx.merge(graph, state)
             hidden, pool = model(inputs, pool)
-            return model.logits(hidden), pool
+            return gather_columns(model.logits(hidden)), pool
 
+        if mesh is not None:
+            parts = tuple(jax.tree.map(spec_of, each) for each in (self._own_state, self._new_pool()))
+            whole = PartitionSpec()
+            specs = {"in_specs": (parts[0], whole, parts[1]), "out_specs": (whole, parts[1])}
+            forward = jax.shard_map(forward, mesh=mesh, check_vma=False, **specs)
         self._forward = jax.jit(forward, donate_argnums=2, compiler_options=QUICKLY)
         self.vision = None  # rows [I, D] that tokens from the vocabulary's size on are embedded as
         self.reset()

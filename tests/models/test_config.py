@@ -76,9 +76,18 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "SeedOssForCausalLM": (8, 1e4, 1e-6, 524288, {None}, 0),
         "Olmo2ForCausalLM": (32, 1e4, 1e-5, 2048, {None}, None),
         "SmolLM3ForCausalLM": (4, 2e6, 1e-6, 32768, {None}, 128000),
+        "GptOssForCausalLM": (8, 1.5e5, 1e-5, 131072, {None, 128}, None),
         "GraniteForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
         "Phi3ForCausalLM": (32, 1e4, 1e-5, 4096, {None}, 1),
+        "Ernie4_5ForCausalLM": (2, 5e5, 1e-5, 131072, {None}, 1),
+        "Cohere2ForCausalLM": (64, 1e4, 1e-5, 8192, {4096, None}, 5),
         "Glm4ForCausalLM": (2, 1e4, 1.5625e-7, 131072, {None}, None),
+        "Gemma2ForCausalLM": (4, 1e4, 1e-6, 8192, {4096, None}, 2),
+        "Gemma3ForCausalLM": (4, 1e4, 1e-6, 131072, {4096, None}, 2),
+        "GraniteMoeForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
+        "Glm4MoeForCausalLM": (8, 1e4, 1e-5, 131072, {None}, None),
+        "MiniMaxM2ForCausalLM": (8, 5e6, 1e-6, 196608, {None}, 200034),
+        "Ernie4_5_MoeForCausalLM": (4, 5e5, 1e-5, 131072, {None}, 1),
     }[architecture]
     assert (config.layers[0].attention.kv_heads, config.layers[0].attention.rope.theta, config.final_norm.eps) == (
         kv_heads,
@@ -102,10 +111,15 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
 
     family = FAMILIES[architecture]
     theirs = AutoConfig.for_model(family.model_type)
-    values = theirs.to_dict() | {"layer_types": None, "no_rope_layers": None}  # which it derives
+    values = theirs.to_dict() | {"layer_types": None, "no_rope_layers": None, "moe_layer_end_index": -1}  # derived
     ours = dict(family.defaults)
-    ours["rope_theta"] = ours.pop("rope_parameters", ours)["rope_theta"]
+    ours["rope_theta"] = ours.pop("rope_parameters", {}).get("rope_theta", ours["rope_theta"])
     values |= {name: value for name, value in theirs.rope_parameters.items() if name in ours}
+    values["rope_theta"] = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)["rope_theta"]
+    if "rope_local_base_freq" in ours:
+        values["rope_local_base_freq"] = theirs.rope_parameters["sliding_attention"]["rope_theta"]
+        values["sliding_window_pattern"] = theirs._sliding_window_pattern
+    values.setdefault("sliding_window_pattern", ours.get("sliding_window_pattern"))  # a 4 in the code of Cohere 2
     if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
         values["sliding_window"] = type(theirs).sliding_window
     derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128}
@@ -493,3 +507,38 @@ def test_any_value_of_any_field_is_read_or_refused(tmp_path, variant, name, valu
         return
     assert config.layers[0].attention.heads % config.layers[0].attention.kv_heads == 0
     assert config.kv_bytes_per_token(2) > 0
+
+
+GLM_MOE = VARIANTS["glm4_moe"]
+MINIMAX = VARIANTS["minimax_m2"]
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        (GLM_MOE | {"n_group": 5}, "n_group must divide 12 experts into groups of at least two, but is 5"),
+        (GLM_MOE | {"n_group": 12}, "n_group must divide 12 experts into groups of at least two, but is 12"),
+        (GLM_MOE | {"topk_group": 5}, r"topk_group must be an integer in \[1, 4\]"),
+        (GLM_MOE | {"num_experts_per_tok": 7}, "topk_group must be groups of at least 7 experts, but is 2"),
+        (
+            MINIMAX | {"scoring_func": "softmax"},
+            "scoring_func must be 'sigmoid', the only supported value, but is 'soft",
+        ),
+        (MINIMAX | {"attn_type_list": [1, 0]}, "attn_type_list must be 1 for each layer"),
+        (MINIMAX | {"shared_intermediate_size": 64}, "no field 'shared_intermediate_size'"),
+        (VARIANTS["ernie4_5_moe"] | {"use_bias": True}, "use_bias must be False, the only supported value"),
+    ],
+)
+def test_a_router_that_is_another_is_refused(tmp_path, file: dict[str, Any], message: str):
+    with pytest.raises(ModelError, match=message):
+        read(tmp_path, file)
+
+
+def test_layers_behind_the_last_are_not_read(tmp_path):
+    """They predict later tokens. As many as the file says; the next one is a tensor too many."""
+    names = read(tmp_path, GLM_MOE | {"num_nextn_predict_layers": 2}).names
+    found = [names.is_unread(f"model.layers.{layer}.mlp.experts.0.up_proj.weight") for layer in range(6)]
+    assert found == [False, False, False, True, True, False]
+    assert not read(tmp_path, GLM_MOE | {"num_nextn_predict_layers": 0}).names.is_unread("model.layers.3.norm.weight")
+    ernie = read(tmp_path, VARIANTS["ernie4_5_moe"]).names
+    assert ernie.is_unread("model.mtp_block.0.mlp.up_proj.weight") and not ernie.is_unread("model.norm.weight")

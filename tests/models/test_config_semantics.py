@@ -72,6 +72,7 @@ def test_a_file_means_what_it_means_in_transformers_or_is_refused(
     if theirs.num_key_value_heads is None:  # of which transformers makes no model
         return
     rope = theirs.rope_parameters
+    rope = rope[theirs.layer_types[0]] if "full_attention" in rope else rope
     assert (ours.layers[0].attention.rope.type, ours.layers[0].attention.rope.theta) == (
         rope["rope_type"],
         rope["rope_theta"],

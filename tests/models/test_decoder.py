@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from jsg.cache.pool import make_pool
+from jsg.kernels_pallas.activation import ClampedGate
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.inputs import AttentionInputs
 from jsg.models import decoder
@@ -26,6 +27,7 @@ from jsg.models.block_spec import (
 )
 from jsg.models.decoder import Decoder, Layer
 from jsg.models.inputs import ForwardInputs
+from jsg.models.latent_spec import LatentSpec
 from jsg.models.layers import RMSNorm, project
 from jsg.models.loading import load_model
 from jsg.models.spec import LayerSpec, ModelSpec
@@ -46,6 +48,7 @@ LAYER = LayerSpec(
         qk_norm=QueryKeyNormSpec(eps=1e-6),
         qkv_bias=True,
         output_bias=True,
+        sinks="self_attn.sinks",
     ),
     after_attention=NormSpec(name="post_self_attn_layernorm", eps=1e-6),
     before_mlp=NormSpec(name="post_attention_layernorm", eps=1e-6),
@@ -112,14 +115,37 @@ EXPERTS = ExpertsSpec(
     up="mlp.experts.{expert}.up_proj",
     down="mlp.experts.{expert}.down_proj",
     stack=StackSpec(),
+    has_bias=True,
+    activation=ClampedGate(limit=7.0, slope=1.5),
     shared=SharedExpertSpec(block=FeedForwardSpec(inner=64), gate="mlp.shared_expert_gate"),
 )
+LATENT = LatentSpec(
+    heads=4,
+    query_rank=24,
+    rank=32,
+    plain_dim=16,
+    rope_dim=16,
+    value_dim=24,
+    scale=32**-0.5,
+    rope=RopeSpec(),
+    query_norm=NormSpec(name="self_attn.q_a_layernorm", eps=1e-6),
+    norm=NormSpec(name="self_attn.kv_a_layernorm", eps=1e-6),
+)
 OTHER: dict[str, Any] = {
+    "activation": "gelu_tanh",
+    "query_rank": 16,
+    "rank": 48,
+    "plain_dim": 8,
+    "rope_dim": 8,
+    "value_dim": 8,
+    "limit": 3.0,
+    "slope": 1.0,
     # A value that no record below has, for each field that is neither a switch nor a record itself.
     "name": "another",
     "query": "another",
     "key": "another",
     "output": "another",
+    "sinks": "another",
     "gate": "another.{expert}",
     "up": "another.{expert}",
     "down": "another.{expert}",
@@ -130,6 +156,7 @@ OTHER: dict[str, Any] = {
     "length": 32,
     "residual_factor": 0.5,
     "window": 9,
+    "softcap": 5.0,
     "type": "linear",
     "theta": 77.0,
     "factor": 3.0,
@@ -143,6 +170,7 @@ OTHER: dict[str, Any] = {
     "factors": (2.0,) * 16,
     "short_factors": (2.0,) * 16,
     "suffix": "",
+    "bias_suffix": "",
     "heads": 8,
     "kv_heads": 4,
     "kv_repeats": 2,
@@ -173,8 +201,8 @@ def changed_in_one(record: Any) -> Iterator[tuple[str, Any]]:
 
 
 VARIED = {
-    f"{type(layer.mlp).__name__}: {path}": (layer, other)
-    for layer in (LAYER, dataclasses.replace(LAYER, mlp=EXPERTS))
+    f"{type(layer.attention).__name__}, {type(layer.mlp).__name__}: {path}": (layer, other)
+    for layer in (LAYER, dataclasses.replace(LAYER, mlp=EXPERTS), dataclasses.replace(LAYER, attention=LATENT))
     for path, other in changed_in_one(layer)
 }
 
@@ -221,12 +249,17 @@ def test_a_bfloat16_matmul_converts_no_kernel_on_cpu():
     assert compiled.memory_analysis().temp_size_in_bytes < 512 * 1024
 
 
-def test_a_wide_norm_rounds_once():
-    norm, x = RMSNorm("norm", 64, 1e-6, jnp.bfloat16, is_wide=True), jax.random.normal(jax.random.key(1), (40, 64))
-    norm.weight.set_value(1 + jax.random.normal(jax.random.key(2), (64,), jnp.bfloat16) / 3)
+@pytest.mark.parametrize(("adds_one", "is_centred"), [(False, False), (True, False), (False, True)])
+def test_a_wide_norm_rounds_once(adds_one: bool, is_centred: bool):
+    spec = NormSpec(name="norm", eps=1e-6, is_wide=True, adds_one=adds_one, is_centred=is_centred)
+    norm, x = RMSNorm(spec, "", 64, jnp.bfloat16), 0.5 + jax.random.normal(jax.random.key(1), (40, 64))
+    norm.weight.set_value((not adds_one) + jax.random.normal(jax.random.key(2), (64,), jnp.bfloat16) / 3)
     x = x.astype(jnp.bfloat16)
     exact = np.asarray(x, np.float64)
-    exact *= np.asarray(norm.weight[...], np.float64) / np.sqrt(np.square(exact).mean(-1, keepdims=True) + 1e-6)
+    exact -= exact.mean(-1, keepdims=True) if is_centred else 0
+    exact *= (np.asarray(norm.weight[...], np.float64) + adds_one) / np.sqrt(
+        np.square(exact).mean(-1, keepdims=True) + 1e-6
+    )
     nearest = jnp.asarray(exact, jnp.float32).astype(jnp.bfloat16)
     assert (norm(x) == nearest).mean() > 0.99
     norm.is_wide = False

@@ -95,27 +95,28 @@ def test_numbers_of_experts_are_checked(tmp_path, changes: dict, message: str):
 
 
 @pytest.mark.parametrize(
-    ("implementation", "quantization", "groups"),
+    ("variant", "implementation", "quantization", "groups"),
     [
-        ("reference", "none", (2,)),
+        ("gpt_oss", "reference", "none", (2,)),  # each group of two devices adds its biases once
         *(
-            pytest.param(*case, (1, 2, 4), marks=[pytest.mark.slow, *more])
+            pytest.param("mixtral", *case, (1, 2, 4), marks=[pytest.mark.slow, *more])
             for case, more in (
                 (("reference", "none"), [pytest.mark.long]),
                 (("triton", "none"), [pytest.mark.long]),
                 (("triton", "int8"), []),
             )
         ),
+        pytest.param("gpt_oss", "triton", "int8", (1, 4), marks=pytest.mark.slow),
     ],
 )
 def test_devices_with_experts_of_their_own_make_what_one_makes(
-    tmp_path, implementation: str, quantization: str, groups: tuple[int, ...]
+    tmp_path, variant: str, implementation: str, quantization: str, groups: tuple[int, ...]
 ):
     """Four devices in one, two and four groups; some of them without a token. What is not finite stays alone.
 
     In one, two and four groups it is long without quantisation.
     """
-    write_checkpoint(tmp_path, "mixtral", random_tensors("mixtral", 0))
+    write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
     told = [{"implementation": implementation, "quantization": quantization, "groups": count} for count in groups]
     for result in said("tests.models.shared_experts", str(tmp_path), told=told):
         assert max(result["differences"]) < 1e-5

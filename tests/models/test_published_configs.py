@@ -90,6 +90,7 @@ SCALED_NOWHERE = VICUNA_7B | {"factor": 2.0, "type": "linear"}
 VISION = {
     # The file, parameters of the text half, (width, heads, KV heads), base of the rope, (image, video token).
     "llava-1.5-7b": (LLAVA_1_5, 6_738_939_904, (4096, 32, 32), 1e4, (32000, None)),
+    "llava-1.5-13b": (LLAVA_1_5 | {"text_config": VICUNA_13B}, 13_016_519_680, (5120, 40, 40), 1e4, (32000, None)),
     "llava-v1.6-mistral-7b": (llava_next(MISTRAL_7B, 32000), 7_242_256_384, (4096, 32, 8), 1e6, (32000, None)),
     "llava-v1.6-vicuna-7b": (llava_next(VICUNA_7B, 32000), 6_738_939_904, (4096, 32, 32), 1e4, (32000, None)),
     "llava-v1.6-vicuna-13b": (llava_next(VICUNA_13B, 32000), 13_016_519_680, (5120, 40, 40), 1e4, (32000, None)),
@@ -100,12 +101,7 @@ VISION = {
 }
 
 
-FAST = ("llava-v1.6-mistral-7b", "video-7b")
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in VISION]
-)
+@pytest.mark.parametrize("name", VISION)
 def test_the_published_llavas(tmp_path, name: str):
     file, parameters, shape, theta, tokens = VISION[name]
     config, tower = read(tmp_path, file), vision(tmp_path, file)
@@ -120,7 +116,7 @@ def test_the_published_llavas(tmp_path, name: str):
     assert num_parameters(dataclasses.replace(config, vision=None)) == parameters
     assert (tower.image_token_id, tower.video_token_id) == tokens
     assert (tower.patches_per_tile, tower.patches_per_frame) == (576, 0 if tokens[1] is None else 144)
-    assert tower.grid_pinpoints == (() if name == "llava-1.5-7b" else tuple(map(tuple, PINPOINTS)))
+    assert tower.grid_pinpoints == (() if name.startswith("llava-1.5") else tuple(map(tuple, PINPOINTS)))
 
 
 def test_a_whole_llava_has_the_parameters_of_its_card_but_what_nobody_reads(tmp_path):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from jsg.errors import ModelError
 from tests.models.sizes import num_parameters
 from tests.models.test_config import read
 
@@ -84,6 +85,202 @@ _glm4 = functools.partial(
     rope_theta=10000.0,
     tie_word_embeddings=False,
 )
+_gemma = functools.partial(
+    file,
+    attention_bias=False,
+    attn_logit_softcapping=None,
+    bos_token_id=2,
+    cache_implementation="hybrid",
+    eos_token_id=[1, 106],
+    final_logit_softcapping=None,
+    head_dim=256,
+    hidden_act="gelu_pytorch_tanh",
+    hidden_activation="gelu_pytorch_tanh",
+    max_position_embeddings=32768,
+    query_pre_attn_scalar=256,
+    rms_norm_eps=1e-6,
+    sliding_window=512,
+)
+_gemma2 = functools.partial(
+    _gemma,
+    "Gemma2ForCausalLM",
+    "gemma2",
+    attn_logit_softcapping=50.0,
+    final_logit_softcapping=30.0,
+    max_position_embeddings=8192,
+    rope_theta=10000.0,
+    sliding_window=4096,
+)
+_gemma3 = functools.partial(
+    _gemma, "Gemma3ForCausalLM", "gemma3_text", rope_local_base_freq=10000, rope_scaling=None, rope_theta=1000000
+)
+_granitemoe = functools.partial(
+    file,
+    "GraniteMoeForCausalLM",
+    "granitemoe",
+    attention_bias=False,
+    attention_dropout=0.1,
+    attention_multiplier=0.015625,
+    embedding_multiplier=12.0,
+    logits_scaling=6.0,
+    num_experts_per_tok=8,
+    output_router_logits=False,
+    residual_multiplier=0.22,
+    rms_norm_eps=1e-6,
+    rope_scaling=None,
+    router_aux_loss_coef=0.0,
+    tie_word_embeddings=True,
+)
+_glm4_moe = functools.partial(
+    file,
+    "Glm4MoeForCausalLM",
+    "glm4_moe",
+    attention_bias=True,
+    eos_token_id=[151329, 151336, 151338],
+    head_dim=128,
+    n_group=1,
+    n_shared_experts=1,
+    norm_topk_prob=True,
+    num_experts_per_tok=8,
+    num_nextn_predict_layers=1,
+    pad_token_id=151329,
+    partial_rotary_factor=0.5,
+    rms_norm_eps=1e-5,
+    rope_scaling=None,
+    rope_theta=1000000,
+    tie_word_embeddings=False,
+    topk_group=1,
+)
+_glm_4_5 = functools.partial(
+    _glm4_moe,
+    (5120, 12288, 92, 96, 8, 151552),
+    first_k_dense_replace=3,
+    moe_intermediate_size=1536,
+    n_routed_experts=160,
+    routed_scaling_factor=2.5,
+    use_qk_norm=True,
+)
+_minimax_m2 = functools.partial(
+    file,
+    "MiniMaxM2ForCausalLM",
+    "minimax_m2",
+    (3072, 1536, 62, 48, 8, 200064),
+    attn_type_list=[1] * 62,
+    head_dim=128,
+    mlp_intermediate_size=8192,
+    mtp_transformer_layers=1,
+    num_experts_per_tok=8,
+    num_local_experts=256,
+    num_mtp_modules=3,
+    qk_norm_type="per_layer",
+    rms_norm_eps=1e-6,
+    rope_theta=5000000,
+    rotary_dim=64,
+    router_jitter_noise=0.0,
+    scoring_func="sigmoid",
+    shared_intermediate_size=0,
+    tie_word_embeddings=False,
+    use_mtp=True,
+    use_qk_norm=True,
+    use_routing_bias=True,
+)
+_ernie_moe = functools.partial(
+    file,
+    "Ernie4_5_MoeForCausalLM",
+    "ernie4_5_moe",
+    max_position_embeddings=131072,
+    moe_capacity=[64, 64, 64],
+    moe_gate="topk",
+    moe_layer_interval=1,
+    moe_num_experts=64,
+    moe_use_aux_free=True,
+    num_nextn_predict_layers=1,
+    rms_norm_eps=1e-5,
+    rope_theta=500000,
+    use_bias=False,
+)
+_ernie_21b = functools.partial(
+    _ernie_moe,
+    (2560, 12288, 28, 20, 4, 103424),
+    moe_intermediate_size=1536,
+    moe_k=6,
+    moe_layer_start_index=1,
+    moe_num_shared_experts=2,
+    tie_word_embeddings=True,
+)
+_gpt_oss = functools.partial(
+    file,
+    "GptOssForCausalLM",
+    "gpt_oss",
+    attention_bias=True,
+    attention_dropout=0.0,
+    eos_token_id=200002,
+    experts_per_token=4,
+    head_dim=64,
+    initial_context_length=4096,
+    max_position_embeddings=131072,
+    num_experts_per_tok=4,
+    output_router_logits=False,
+    pad_token_id=199999,
+    rms_norm_eps=1e-5,
+    rope_scaling={
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    rope_theta=150000,
+    router_aux_loss_coef=0.9,
+    sliding_window=128,
+    swiglu_limit=7.0,
+    tie_word_embeddings=False,
+)
+"""Those of the published files but for `quantization_config`, which names MXFP4 and is refused."""
+_ernie4_5 = functools.partial(
+    file,
+    "Ernie4_5ForCausalLM",
+    "ernie4_5",
+    (1024, 3072, 18, 16, 2, 103424),
+    bos_token_id=1,
+    eos_token_id=2,
+    head_dim=128,
+    max_position_embeddings=131072,
+    pad_token_id=0,
+    rms_norm_eps=1e-5,
+    rope_scaling=None,
+    rope_theta=500000.0,
+    tie_word_embeddings=True,
+    use_bias=False,
+)
+_cohere2 = functools.partial(
+    file,
+    "Cohere2ForCausalLM",
+    "cohere2",
+    attention_bias=False,
+    attention_dropout=0.0,
+    bos_token_id=5,
+    cache_implementation="hybrid",
+    eos_token_id=255001,
+    head_dim=128,
+    layer_norm_eps=1e-5,
+    layer_switch=4,
+    logit_scale=0.25,
+    order_of_interleaved_layers="local_attn_first",
+    pad_token_id=0,
+    position_embedding_type="rope_gptj",
+    rope_scaling=None,
+    rope_theta=50000,
+    rotary_pct=1.0,
+    sliding_window=4096,
+    sliding_window_pattern=4,
+    use_embedding_sharing=True,
+    use_gated_activation=True,
+    use_parallel_block=True,
+    use_parallel_embedding=True,
+)
+_COMMAND_R7B, _COMMAND_A = (4096, 14336, 32, 32, 8, 256000), (12288, 36864, 64, 96, 8, 256000)
 PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
     # The file, the parameters of the model, its context.
     "qwen1.5-moe-a2.7b": (
@@ -226,6 +423,47 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
         32_566_081_536,
         131072,
     ),
+    "gpt-oss-20b": (
+        _gpt_oss(
+            (2880, 2880, 24, 64, 8, 201088),
+            layer_types=["sliding_attention", "full_attention"] * 12,
+            num_local_experts=32,
+        ),
+        20_914_757_184,
+        131072,
+    ),
+    "gpt-oss-20b-bf16": (
+        _gpt_oss(
+            (2880, 2880, 24, 64, 8, 201088),
+            num_local_experts=32,
+            unsloth_fixed=True,
+        ),
+        20_914_757_184,
+        131072,
+    ),
+    "gpt-oss-120b": (
+        _gpt_oss(
+            (2880, 2880, 36, 64, 8, 201088),
+            layer_types=["sliding_attention", "full_attention"] * 18,
+            num_local_experts=128,
+        ),
+        116_829_156_672,
+        131072,
+    ),
+    # All dense ones have one shape. The second file is as transformers 5 writes it.
+    "ernie-4.5-0.3b": (_ernie4_5(), 360_748_032, 131072),
+    "ernie-4.5-0.3b, saved again": (
+        _ernie4_5(rope_theta=None, rope_parameters={"rope_theta": 500000.0, "rope_type": "default"}),
+        360_748_032,
+        131072,
+    ),
+    "command-r7b": (_cohere2(_COMMAND_R7B, max_position_embeddings=132096), 8_028_033_024, 132096),
+    "command-r7b-arabic": (
+        _cohere2(_COMMAND_R7B, max_position_embeddings=16384, use_qk_norm=False),
+        8_028_033_024,
+        16384,
+    ),
+    "command-a": (_cohere2(_COMMAND_A, max_position_embeddings=131072), 111_057_580_032, 131072),
     "seed-oss-36b": (
         file(
             "SeedOssForCausalLM",
@@ -302,16 +540,96 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
         8_170_848_256,
         131072,
     ),
+    "gemma-2-2b": (_gemma2((2304, 9216, 26, 8, 4, 256000)), 2_614_341_888, 8192),
+    "gemma-2-9b": (_gemma2((3584, 14336, 42, 16, 8, 256000), sliding_window_size=4096), 9_241_705_984, 8192),
+    "gemma-2-27b": (
+        _gemma2((4608, 36864, 46, 32, 16, 256000), head_dim=128, query_pre_attn_scalar=144, sliding_window_size=4096),
+        27_227_128_320,
+        8192,
+    ),
+    "gemma-3-1b-it": (_gemma3((1152, 6912, 26, 4, 1, 262144), sliding_window_pattern=6), 999_885_952, 32768),
+    "gemma-3-270m": (
+        _gemma3(
+            (640, 2048, 18, 4, 1, 262144),
+            _sliding_window_pattern=6,
+            layer_types=[*["sliding_attention"] * 5, "full_attention"] * 3,
+            use_bidirectional_attention=False,
+        ),
+        268_098_176,
+        32768,
+    ),
+    "granite-3.0-1b-a400m": (
+        _granitemoe(
+            (1024, 512, 24, 16, 8, 49155), max_position_embeddings=4096, num_local_experts=32, rope_theta=10000
+        ),
+        1_334_628_352,
+        4096,
+    ),
+    "granite-3.1-3b-a800m": (
+        _granitemoe(
+            (1536, 512, 32, 24, 8, 49155), max_position_embeddings=131072, num_local_experts=40, rope_theta=1500000
+        ),
+        3_298_793_472,
+        131072,
+    ),
+    "powermoe-3b": (
+        _granitemoe(
+            (1536, 512, 32, 24, 8, 49152), max_position_embeddings=4096, num_local_experts=40, rope_theta=10000
+        ),
+        3_298_788_864,
+        4096,
+    ),
+    "glm-4.5-air": (
+        _glm4_moe(
+            (4096, 10944, 46, 96, 8, 151552),
+            first_k_dense_replace=1,
+            max_position_embeddings=131072,
+            moe_intermediate_size=1408,
+            n_routed_experts=128,
+            routed_scaling_factor=1.0,
+            use_qk_norm=False,
+        ),
+        106_852_251_264,
+        131072,
+    ),
+    "glm-4.5": (_glm_4_5(max_position_embeddings=131072), 352_797_829_024, 131072),
+    "glm-4.6": (_glm_4_5(max_position_embeddings=202752), 352_797_829_024, 202752),
+    "minimax-m2": (_minimax_m2(max_position_embeddings=196608), 228_689_764_864, 196608),
+    "minimax-m2.1": (_minimax_m2(max_position_embeddings=196608, sliding_window=None), 228_689_764_864, 196608),
+    "minimax-m2.5": (_minimax_m2(max_position_embeddings=196608, shared_moe_mode="sigmoid"), 228_689_764_864, 196608),
+    "ernie-4.5-21b-a3b": (_ernie_21b(moe_layer_end_index=27), 21_825_437_888, 131072),
+    "ernie-4.5-21b-a3b-thinking": (_ernie_21b(moe_layer_end_index=-1), 21_825_437_888, 131072),
+    "ernie-4.5-300b-a47b": (
+        _ernie_moe(
+            (8192, 28672, 54, 64, 8, 103424),
+            moe_intermediate_size=3584,
+            moe_k=8,
+            moe_layer_end_index=53,
+            moe_layer_start_index=3,
+            moe_num_shared_experts=0,
+            tie_word_embeddings=False,
+        ),
+        299_484_163_264,
+        131072,
+    ),
 }
-LARGE = ("qwen3-30b-a3b", "qwen3-coder-30b-a3b", "qwen3-235b-a22b")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in PUBLISHED]
-)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_file_is_read(tmp_path, name: str):
     config, count, context_len = PUBLISHED[name]
     spec = read(tmp_path, config)
     assert (spec.architecture, spec.num_layers) == (config["architectures"][0], config["num_hidden_layers"])
     assert (spec.max_position_embeddings, spec.notes) == (context_len, ())
     assert num_parameters(spec) == count
+
+
+def test_experts_of_gpt_oss_in_mxfp4_are_refused_by_name(tmp_path):
+    config = PUBLISHED["gpt-oss-20b"][0] | {"quantization_config": {"quant_method": "mxfp4"}}
+    with pytest.raises(ModelError, match=r"quantised .*mxfp4"):
+        read(tmp_path, config)
+
+
+def test_windows_of_gpt_oss_are_those_of_every_other_layer(tmp_path):
+    spec = read(tmp_path, PUBLISHED["gpt-oss-20b-bf16"][0])
+    assert spec.layer_windows == (128, None) * 12

@@ -28,6 +28,7 @@ from jsg.models.quantise import BYTES_PER_NUMBER, PAIRS, STORED, Quantised, quan
 from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import AXES
 from jsg.sources import resolve_model
+from tests.golden.families import one_of_each
 from tests.golden.record import DATA
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
 from tests.golden.vision_variants import VISION_VARIANTS
@@ -140,6 +141,7 @@ def num_bytes(model: nnx.Module) -> int:
         ("llama_biases", "int8", 4),
         ("llama_biases", "int4", 4),
         *(pytest.param("mixtral", name, 5, marks=pytest.mark.slow) for name in ("int8", "int4")),
+        pytest.param("gpt_oss", "int8", 5, marks=pytest.mark.slow),
     ],
 )
 def test_projections_and_experts_are_quantised_and_nothing_else(tmp_path, variant: str, name: str, per_layer: int):
@@ -275,18 +277,16 @@ def test_dummy_weights_are_those_of_the_unquantised_model_rounded(tmp_path):
 MAX_DIVERGENCE = {"int8": 5e-4, "fp8": 0.03, "int4": 0.1}
 
 
+FEW_BITS = [
+    *itertools.product(["llama_gqa_head_dim", "mixtral"], ["fp8", "int8", "int4"]),
+    *((variant, "int8") for variant in one_of_each() if variant not in ("llama_mha", "mixtral")),
+]
+"""Every family in int8, and an old one of each kind in all forms."""
+
+
 @pytest.mark.parametrize(
     ("variant", "name"),
-    [
-        ("mixtral", "int8"),
-        *(
-            pytest.param(variant, name, marks=pytest.mark.slow)
-            for variant, name in (
-                *itertools.product(["llama_gqa_head_dim"], ["fp8", "int8", "int4"]),
-                *itertools.product(["mixtral"], ["fp8", "int4"]),
-            )
-        ),
-    ],
+    [pytest.param(*case, marks=() if case == ("mixtral", "int8") else pytest.mark.slow) for case in FEW_BITS],
 )
 def test_next_tokens_are_hardly_less_likely(tmp_path, parity: Parity, variant: str, name: str):
     """The mean divergence of the next token's distribution from that which Hugging Face's float32 model gave."""

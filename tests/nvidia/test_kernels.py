@@ -76,14 +76,19 @@ def attention_inputs(num_tokens: int, page_size: int, *, tiles: int, groups: int
 
 
 @functools.cache
-def attention(kernel: str, model: str, pool_dtype: str, page_size: int) -> Program:
+def attention(kernel: str, model: str, pool_dtype: str, page_size: int, *, has_sinks: bool = False) -> Program:
     entry, num_tokens, _ = KERNELS[kernel]
     heads, kv_heads, head_dim = MODELS[model]
     pool = array(POOL_TOKENS // page_size, page_size, kv_heads, head_dim, dtype=pool_dtype)
     queries = array(num_tokens, heads, head_dim, dtype="float32" if pool_dtype == "float32" else "bfloat16")
     tiles = num_tokens // QUERY_TILE + ROWS if kernel == "ragged" else 0
     inputs = attention_inputs(num_tokens, page_size, tiles=tiles, groups=GROUPS if kernel == "cascade" else 0)
-    return compile_for("h200", lambda *args: entry(*args, scale=head_dim**-0.5).out, queries, pool, pool, inputs)
+    sinks = [array(heads, dtype="float32")] if has_sinks else []
+
+    def attend(queries: jax.Array, keys: jax.Array, values: jax.Array, inputs: AttentionInputs, *sinks: jax.Array):
+        return entry(queries, keys, values, inputs, scale=head_dim**-0.5, sinks=sinks[0] if sinks else None).out
+
+    return compile_for("h200", attend, queries, pool, pool, inputs, *sinks)
 
 
 @pytest.mark.parametrize(("kernel", "model", "pool_dtype", "page_size"), ATTENTION)
@@ -129,6 +134,15 @@ def test_copies_of_decode_overlap_with_its_matmuls():
     """A block of 64 keys and one of 64 values: one is in flight while the other is multiplied."""
     block_bytes = 64 * MODELS[LLAMA][2] * 2
     assert attention("decode", LLAMA, "bfloat16", 1).kernel("_decode_kernel").shared_bytes >= 2 * block_bytes
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_sinks_cost_no_launch_and_no_memory(kernel: str, nvdisasm):
+    plain, program = (attention(kernel, LLAMA, "bfloat16", 1, has_sinks=has_sinks) for has_sinks in (False, True))
+    assert [launch.name for launch in program.launches] == [launch.name for launch in plain.launches]
+    assert program.temporary_bytes <= plain.temporary_bytes + 2**10
+    for name in KERNELS[kernel][2]:
+        assert having(program.instructions(name, nvdisasm), "LDL|STL") == set(), "registers spill"
 
 
 def test_page_size_does_not_change_the_inner_loop(nvdisasm):

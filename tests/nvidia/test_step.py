@@ -9,7 +9,7 @@ import functools
 import jax.numpy as jnp
 import pytest
 
-from bench.device.shapes import CLIP_L_336, MISTRAL_7B, MIXTRAL_8X7B, MIXTRAL_8X22B
+from bench.device.shapes import CLIP_L_336, GPT_OSS_20B, MISTRAL_7B, MIXTRAL_8X7B, MIXTRAL_8X22B
 from bench.nvidia import programs
 from bench.nvidia.compiler import IN_PLACE, Program
 from bench.shapes import LLAMA_8B, llava_next_video
@@ -108,6 +108,26 @@ QWEN2_7B = LLAMA_8B | {
     "num_attention_heads": 28,
     "num_key_value_heads": 4,
 }
+_OTHER_FIELDS = {name: value for name, value in LLAMA_8B.items() if name not in ("rope_parameters", "rope_scaling")}
+PHI_4_MINI = _OTHER_FIELDS | {
+    "architectures": ["Phi3ForCausalLM"],
+    "model_type": "phi3",
+    "vocab_size": 200_064,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_attention_heads": 24,
+    "partial_rotary_factor": 0.75,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48},
+    "tie_word_embeddings": True,
+}
+COMMAND_R7B = {name: value for name, value in _OTHER_FIELDS.items() if name != "rms_norm_eps"} | {
+    "architectures": ["Cohere2ForCausalLM"],
+    "model_type": "cohere2",
+    "vocab_size": 256_000,
+    "logit_scale": 0.25,
+    "sliding_window_pattern": 2,
+    "tie_word_embeddings": True,
+}
 LLAVA_NEXT_7B = llava_next_video(MISTRAL_7B | {"sliding_window": None}, CLIP_L_336)
 SHORTER = {"max_position_embeddings": 16_384}
 """As the 8B Llama: with a longer context the page table would be larger than what experts make of a step."""
@@ -119,8 +139,13 @@ FAMILIES = {
     "window": (MISTRAL_7B, {}),
     "experts": (MIXTRAL_8X7B, SHORTER),
     "larger-experts": (MIXTRAL_8X22B, SHORTER),
+    "sinks": (GPT_OSS_20B, SHORTER),
     "images": (LLAVA_NEXT_7B, {}),
+    "part-of-heads": (PHI_4_MINI, {}),
+    "blocks-side-by-side": (COMMAND_R7B, {}),
 }
+LONG = ("part-of-heads", "blocks-side-by-side")
+NAMES = [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in FAMILIES]
 
 
 @functools.cache
@@ -129,16 +154,23 @@ def family(name: str) -> programs.Model:
     return programs.make_model(shape, num_hidden_layers=2, **options)
 
 
-@pytest.mark.parametrize(
-    ("name", "num_tokens"), [*((name, 256) for name in FAMILIES), ("fp8-pool", 32), ("larger-experts", 32)]
-)
-def test_decode_of_other_models(name: str, num_tokens: int):
+@pytest.mark.parametrize("name", NAMES)
+def test_decode_of_other_models(name: str):
+    check_decode(name, 256)
+
+
+@pytest.mark.parametrize("name", ["fp8-pool", "larger-experts"])
+def test_decode_of_few_tokens_of_other_models(name: str):
+    check_decode(name, 32)
+
+
+def check_decode(name: str, num_tokens: int) -> None:
     program = family(name).programs.program(("forward", BucketKey(Phase.DECODE, num_tokens, num_tokens)))
     check_forward(program, family(name))
     assert program.temporary_bytes <= GREEDY_TEMPORARY_BYTES
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_extend_of_other_models(name: str):
     program = family(name).programs.program(("forward", BucketKey(Phase.EXTEND, 512, 256)))
     check_forward(program, family(name))

@@ -163,7 +163,7 @@ def extend_bound(
         num_devices: Devices that share the model.
     """
     blocks = {layer.mlp for layer in model.layers}
-    inner = max(mlp.inner * (mlp.router.per_token if isinstance(mlp, ExpertsSpec) else 1) for mlp in blocks)
+    inner = max(mlp.inner * (mlp.router.choice.per_token if isinstance(mlp, ExpertsSpec) else 1) for mlp in blocks)
     kept = 3 if restored_bytes is None else 4
     return num_tokens * kept * inner * itemsize // num_devices + WORKSPACE_BYTES + (restored_bytes or 0)
 

@@ -23,8 +23,8 @@ from llvmlite import ir
 from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
 from jsg.kernels_pallas.native import amx, amx_attention, library, pairs_attention
 from jsg.kernels_pallas.native.attention_state import (
+    HEAD_DIMS,
     KEY_BLOCK,
-    MAX_HEAD_DIM,
     PASS_ROWS,
     RANKS,
     ROWS,
@@ -50,6 +50,7 @@ def paged_attention(
     values: Float[Array, "P page_size K H"],
     inputs: AttentionInputs,
     scoring: Scoring,
+    sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "T N H"]:
     """See `ops.paged_attention`. Sums are float32. Where bfloat16 are multiplied, weights are rounded to it.
 
@@ -57,15 +58,22 @@ def paged_attention(
         NotImplementedError: The pool has 8 bits, heads are wide or no multiple of `LANES`, or scores are capped.
     """
     head_dim, kind = queries.shape[-1], str(keys.dtype)
-    if kind not in KINDS or head_dim % LANES or head_dim > MAX_HEAD_DIM or scoring.softcap is not None:
+    if kind not in KINDS or head_dim % LANES or head_dim > HEAD_DIMS[-1] or scoring.softcap is not None:
         raise NotImplementedError(
-            f"the CPU's kernel reads float32 and bfloat16, heads of a multiple of {LANES} up to {MAX_HEAD_DIM} "
+            f"the CPU's kernel reads float32 and bfloat16, heads of a multiple of {LANES} up to {HEAD_DIMS[-1]} "
             "numbers, and no softcap"
         )
     queries = queries if str(queries.dtype) in KINDS else queries.astype(jnp.float32)
     is_short = queries.dtype == jnp.bfloat16 and kind == "bfloat16"
-    types = AttentionTypes(str(queries.dtype), kind, _unit(head_dim) if is_short else "")
-    name = "_".join(filter(None, ("jsg_attention", types.unit, types.queries, types.pool)))
+    types = AttentionTypes(
+        str(queries.dtype),
+        kind,
+        _unit(head_dim) if is_short else "",
+        has_sinks=sinks is not None,
+        max_head_dim=next(width for width in HEAD_DIMS if width >= head_dim),
+    )
+    others = "sinks" if types.has_sinks else "", "" if types.max_head_dim == HEAD_DIMS[0] else "wide"
+    name = "_".join(filter(None, ("jsg_attention", types.unit, types.queries, types.pool, *others)))
     name = library.registered(name, functools.partial(_emit, types))
     return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(queries.shape, queries.dtype))(
         queries,
@@ -81,6 +89,7 @@ def paged_attention(
         jnp.asarray(inputs.num_tiles, jnp.int32),
         jnp.int32(NO_WINDOW if scoring.window is None else scoring.window),
         jnp.float32(scoring.scale),
+        jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
     )
 
 
@@ -149,16 +158,16 @@ def _emit_pass(types: AttentionTypes, module: ir.Module) -> Function:
     call, rows = Call(*buffers_of(function, RANKS, job)), Rows(*arguments)
     product_bytes = 2 if types.is_short else 4
     state = State(
-        queries=function.buffer(PASS_ROWS * MAX_HEAD_DIM * product_bytes),
-        panels=function.buffer(KEY_BLOCK * MAX_HEAD_DIM * product_bytes),
-        value_panels=function.buffer(KEY_BLOCK * MAX_HEAD_DIM * 2 if types.is_short else PANEL_BYTES),
+        queries=function.buffer(PASS_ROWS * types.max_head_dim * product_bytes),
+        panels=function.buffer(KEY_BLOCK * types.max_head_dim * product_bytes),
+        value_panels=function.buffer(KEY_BLOCK * types.max_head_dim * 2 if types.is_short else PANEL_BYTES),
         offsets=function.buffer(KEY_BLOCK * 8),
         scores=function.buffer(ROWS * KEY_BLOCK * 4),
         weights=function.buffer(ROWS * KEY_BLOCK * product_bytes),
         largest=function.buffer(PASS_ROWS * PANEL_BYTES),
         shrink=function.buffer(ROWS * PANEL_BYTES),
         totals=function.buffer(PASS_ROWS * PANEL_BYTES),
-        output=function.buffer(PASS_ROWS * MAX_HEAD_DIM * 4),
+        output=function.buffer(PASS_ROWS * types.max_head_dim * 4),
     )
     _emit_start(types, function, call, rows, state)
     window = function.widened(function.load(INT32, call.window.data))
@@ -215,13 +224,18 @@ def _emit_block(
             _emit_output(types, function, call, rows, state, num_keys)
 
 
-def _row_offset(types: AttentionTypes, rows: Rows, call: Call, row: Value) -> Value:
-    """Where a row lies in the queries and in the result, in bytes."""
+def _token_and_head(rows: Rows, row: Value) -> tuple[Value, Value]:
+    """The packed token and the query head of a row."""
     index = rows.first + row
     token = index // rows.group
+    return rows.token + token, rows.head * rows.group + index - token * rows.group
+
+
+def _row_offset(types: AttentionTypes, rows: Rows, call: Call, row: Value) -> Value:
+    """Where a row lies in the queries and in the result, in bytes."""
+    token, head = _token_and_head(rows, row)
     heads, head_dim = call.queries.sizes[1:]
-    head = rows.head * rows.group + index - token * rows.group
-    return ((rows.token + token) * heads + head) * head_dim * types.query_bytes
+    return (token * heads + head) * head_dim * types.query_bytes
 
 
 def _emit_start(types: AttentionTypes, function: Function, call: Call, rows: Rows, state: State) -> None:
@@ -394,9 +408,28 @@ def _emit_end(types: AttentionTypes, function: Function, call: Call, rows: Rows,
     with function.loop(rows.num_rows) as row:
         target = _row_offset(types, rows, call, row)
         total = function.spread(function.total(load_panel(function, state.totals, row * PANEL_BYTES)))
+        if types.has_sinks:
+            total = _with_sink(types, function, call, rows, state, row, total)
         with function.loop(head_dim, step=LANES) as dim:
             average = load_panel(function, state.output, (row * head_dim + dim) * 4) / total
             function.store_as(types.queries, average, call.out.data, target + dim * types.query_bytes)
+
+
+def _with_sink(
+    types: AttentionTypes, function: Function, call: Call, rows: Rows, state: State, row: Value, total: Value
+) -> Value:
+    """The sum of a row's exponentials with that of its sink.
+
+    A sink far above all scores makes it infinite, and the result zero.
+    """
+    largest = load_panel(function, state.largest, row * PANEL_BYTES)
+    if types.is_short:  # scores are not scaled then
+        largest = largest * function.spread(load_number(function, call.scale.data, 0))
+    _, head = _token_and_head(rows, row)
+    difference = function.spread(load_number(function, call.sinks.data, head * 4)) - largest
+    is_above = function.like(difference, 0.0) < difference
+    decay = function.exp(function.chosen(is_above, function.zeros() - difference, difference))
+    return total + function.chosen(is_above, function.like(decay, 1.0) / decay, decay)
 
 
 def _shapes() -> tuple[tuple[int, int], ...]:

@@ -11,7 +11,8 @@ ROWS = 48
 """Rows whose scores are computed together, few enough for the first cache."""
 PASS_ROWS = 4 * ROWS
 """Rows that pass over the keys together, so many that turning the keys costs little: a query tile of three heads."""
-MAX_HEAD_DIM = 256
+HEAD_DIMS = (256, 576)
+"""The widths of heads that there is memory for, each in a kernel of its own: of attention, and of latent attention."""
 
 
 class Call(NamedTuple):
@@ -30,10 +31,11 @@ class Call(NamedTuple):
     num_tiles: Buffer
     window: Buffer
     scale: Buffer
+    sinks: Buffer
     out: Buffer
 
 
-RANKS = (3, 4, 4, 2, 1, 1, 1, 1, 1, 1, 0, 0, 0, 3)
+RANKS = (3, 4, 4, 2, 1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 3)
 """The number of axes of each buffer of a `Call`."""
 
 
@@ -45,11 +47,15 @@ class AttentionTypes(NamedTuple):
         pool: Of keys and values, likewise.
         unit: "amx" for the matrix unit, "pairs" for pairs of bfloat16 and "" for float32. For the first two both are
             "bfloat16", and so are the weights of values.
+        has_sinks: Each query head has a sink: see `ops.paged_attention`.
+        max_head_dim: One of `HEAD_DIMS`.
     """
 
     queries: str
     pool: str
     unit: str
+    has_sinks: bool = False
+    max_head_dim: int = HEAD_DIMS[0]
 
     @property
     def is_short(self) -> bool:

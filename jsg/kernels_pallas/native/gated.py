@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array, Float
 from llvmlite import ir
 
-from jsg.kernels_pallas.activation import Activation
+from jsg.kernels_pallas.activation import Activation, ClampedGate
 from jsg.kernels_pallas.native.calls import Buffer, Kernel, emit_handler
 from jsg.kernels_pallas.native.emit import LANES, Function, Value
 from jsg.kernels_pallas.native.library import registered
@@ -29,7 +29,9 @@ def gated(gate_up: Float[Array, "T 2 F"], activation: Activation) -> Float[Array
     kind, (count, _, width) = str(gate_up.dtype), gate_up.shape
     if kind not in KINDS or width % LANES:
         raise NotImplementedError(f"the CPU's kernel takes rows of a multiple of {LANES} numbers, float32 or bfloat16")
-    name = registered(f"jsg_gated_{activation}_{kind}", functools.partial(_emit, activation, kind))
+    is_clamped = isinstance(activation, ClampedGate)
+    named = f"clamped_{activation.limit}_{activation.slope}" if is_clamped else activation
+    name = registered(f"jsg_gated_{named}_{kind}", functools.partial(_emit, activation, kind))
     return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((count, width), gate_up.dtype))(gate_up)
 
 
@@ -49,8 +51,21 @@ def _emit_rows(activation: Activation, kind: str, function: Function, buffers: l
         gates, ups = (function.address(gate_up.data, start * 2 + width * (half * item_bytes)) for half in (0, 1))
         with function.loop(width, step=LANES) as at:
             gate, up = (function.floats(kind, half, at * item_bytes) for half in (gates, ups))
-            share = _sigmoid(function, gate if activation == "silu" else _gelu_curve(gate))
+            if isinstance(activation, ClampedGate):
+                gate, up = _at_most(function, gate, activation.limit), _clamped(function, up, activation.limit) + 1.0
+                share = _sigmoid(function, gate * activation.slope)
+            else:
+                share = _sigmoid(function, gate if activation == "silu" else _gelu_curve(gate))
             function.store_as(kind, gate * share * up, out.data, start + at * item_bytes)
+
+
+def _at_most(function: Function, x: Value, limit: float) -> Value:
+    """The smaller of both. NaN stays NaN."""
+    return function.chosen(function.like(x, limit) < x, function.like(x, limit), x)
+
+
+def _clamped(function: Function, x: Value, limit: float) -> Value:
+    return _at_most(function, function.chosen(x < -limit, function.like(x, -limit), x), limit)
 
 
 def _sigmoid(function: Function, x: Value) -> Value:

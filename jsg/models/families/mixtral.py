@@ -3,6 +3,7 @@
 import dataclasses
 
 from jsg.fields import Fields
+from jsg.models.block_spec import ExpertsSpec
 from jsg.models.families import mistral
 from jsg.models.family import Family
 from jsg.models.parts import read_attention, read_experts, read_layer, read_model, with_windows
@@ -11,16 +12,20 @@ from jsg.models.spec import ModelSpec
 
 def spec(config: Fields) -> ModelSpec:
     """The model of a file."""
-    experts = read_experts(config, "num_local_experts", "intermediate_size")
-    experts = dataclasses.replace(
+    experts = named(read_experts(config, "num_local_experts", "intermediate_size"))
+    layer = read_layer(config, read_attention(config), experts)
+    return read_model(config, with_windows(layer, mistral.windows(config)))
+
+
+def named(experts: ExpertsSpec) -> ExpertsSpec:
+    """Experts with the names of Mixtral's tensors."""
+    return dataclasses.replace(
         experts,
         router=dataclasses.replace(experts.router, name="block_sparse_moe.gate"),
         gate="block_sparse_moe.experts.{expert}.w1",
         up="block_sparse_moe.experts.{expert}.w3",
         down="block_sparse_moe.experts.{expert}.w2",
     )
-    layer = read_layer(config, read_attention(config), experts)
-    return read_model(config, with_windows(layer, mistral.windows(config)))
 
 
 FAMILY = Family(

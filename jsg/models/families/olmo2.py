@@ -25,8 +25,7 @@ def spec(config: Fields) -> ModelSpec:
         mlp=read_feed_forward(config),
         after_mlp=_wide(config, "post_feedforward_layernorm"),
     )
-    model = read_model(config, [layer] * num_layers(config))
-    return dataclasses.replace(model, final_norm=_wide(config, "model.norm"))
+    return read_model(config, [layer] * num_layers(config), _wide(config, "model.norm"))
 
 
 def _wide(config: Fields, name: str) -> NormSpec:

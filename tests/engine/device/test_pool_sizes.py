@@ -73,10 +73,10 @@ def test_what_is_left_goes_to_windows_for_the_cache():
 
 def test_a_window_that_no_request_leaves_is_none(small_model: pathlib.Path):
     model = windowed(small_model, [64, None, 32, 64])
-    assert model.within(65) == model
+    assert model.for_context(65) == model
     assert model.page_groups == (None, 32, 64) and model.layer_groups == (2, 0, 1, 2)
-    assert model.within(64).page_groups == (None, 32) and model.within(64).layer_groups == (0, 0, 1, 0)
-    assert not model.within(32).has_windows
+    assert model.for_context(64).page_groups == (None, 32) and model.for_context(64).layer_groups == (0, 0, 1, 0)
+    assert not model.for_context(32).has_windows
     assert windowed(small_model, [64, 64]).page_groups == (64,)
 
 

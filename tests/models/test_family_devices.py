@@ -1,0 +1,23 @@
+"""Each family on two devices computes what Hugging Face computes, by columns and by experts."""
+
+import pytest
+
+from tests.golden.compare import MAX_DIFFERENCE
+from tests.golden.families import one_of_each
+from tests.golden.variants import VARIANTS
+from tests.own_process import said
+
+
+def test_every_family_has_a_variant_that_stands_for_it():
+    assert {VARIANTS[variant]["architectures"][0] for variant in one_of_each()} == (
+        {config["architectures"][0] for config in VARIANTS.values()}
+    )
+
+
+@pytest.mark.slow
+def test_two_devices_compute_what_hugging_face_computes():
+    experts = {name for name, spec in one_of_each().items() if spec.has_experts}
+    assert experts == one_of_each(is_sparse=True).keys(), "a first variant with experts has an even number of them"
+    cases = [(variant, 1) for variant in one_of_each()] + [(variant, 2) for variant in one_of_each(is_sparse=True)]
+    found = said("tests.models.family_devices", told=cases)
+    assert {case: far for case, far in zip(cases, found, strict=True) if not 0 < far <= MAX_DIFFERENCE} == {}
