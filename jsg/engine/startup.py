@@ -78,6 +78,10 @@ OTHER_ENCODE_SIZES = (1, 2, 4, 8)
 """Numbers of tiles that the vision encoder takes at once. A CPU has few, because each is a program to compile."""
 
 
+ACCELERATOR_CHUNK = 8192
+"""New tokens of a step at most by default, where there is an accelerator."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Parts:
     """The parts of an engine."""
@@ -449,7 +453,7 @@ def _buckets(config: EngineConfig, model: ModelSpec, max_running: int, platform:
         return dataclasses.replace(buckets, encode=sizes[-1:])
     buckets = make_buckets(
         max_running,
-        config.chunked_prefill_size or max(512 if on_cpu else 8192, max_running),
+        config.chunked_prefill_size or max(512 if on_cpu else ACCELERATOR_CHUNK, max_running),
         row_multiple=ROW_MULTIPLE.get(platform, 1),
         shares_prefixes=ops.best_implementation() == "triton" and None in model.layer_windows,
     )
