@@ -1,7 +1,7 @@
-"""The server that `bench.gaps` measures: `python -m bench.gap_server MODEL_DIRECTORY`.
+"""The server that `bench.gaps` measures: `python -m bench.gap_server MODEL_DIRECTORY [embeds | sees]`.
 
-Front and engine are the real ones, with the tokenizer of the embedded model. The model computes nothing, so what is
-measured is work of the host. For each line on stdin a line of JSON on stdout says what the loops did since the last.
+Front and engine are the real ones. The model computes nothing, so what is measured is work of the host. For each line
+on stdin a line of JSON on stdout says what the loops did since the last.
 """
 
 import asyncio
@@ -23,7 +23,6 @@ from jsg.engine.front.client import EngineClient
 from jsg.server.ending import EndRequest
 from jsg.server.progress import StartDisplay
 from jsg.server.run import Directories, serve_until
-from jsg.sources import resolve_model
 
 TICK_S = 0.002
 
@@ -97,10 +96,10 @@ async def _tell(client: EngineClient, longest: Longest, told_to_end: EndRequest)
     told_to_end.is_made.set()
 
 
-async def _serve(loop: WatchedLoop, config: EngineConfig) -> None:
+async def _serve(loop: WatchedLoop, config: EngineConfig, *, sees: bool) -> None:
     child = EngineChild.spawn(config, core="bench.gap_server:WatchedCore")
-    server, directory = ServerConfig(port=0), resolve_model("tiny")
-    told_to_end = EndRequest(server)
+    server, directory = ServerConfig(port=0), Path(config.model_path)
+    directories, told_to_end = Directories(directory, directory if sees else None), EndRequest(server)
     with StartDisplay() as display:
         client = EngineClient(child, config, display.show)
         tasks: list[asyncio.Task[None]] = []
@@ -112,20 +111,24 @@ async def _serve(loop: WatchedLoop, config: EngineConfig) -> None:
             tasks.append(loop.create_task(_tick(loop.longest)))
             tasks.append(loop.create_task(_tell(client, loop.longest, told_to_end)))
 
-        await serve_until(told_to_end, client, config, server, Directories(directory, None), time.monotonic(), greet)
+        await serve_until(told_to_end, client, config, server, directories, time.monotonic(), greet)
         for task in tasks:
             task.cancel()
 
 
 def main(arguments: list[str]) -> None:
-    directory = Path(arguments[0])
+    directory, *flavour = arguments
     config = EngineConfig(
-        model_path=str(directory), load_format="dummy", max_total_tokens=2**19, max_running_requests=256
+        model_path=directory,
+        load_format="dummy",
+        max_total_tokens=2**19,
+        max_running_requests=256,
+        task="embed" if flavour == ["embeds"] else "generate",
     )
     with asyncio.Runner(loop_factory=WatchedLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, WatchedLoop)
-        runner.run(_serve(loop, config))
+        runner.run(_serve(loop, config, sees=flavour == ["sees"]))
     sys.stdout.flush()
     os._exit(0)  # nothing is left to be done
 

@@ -11,14 +11,18 @@ of more than 50 ms; `stream` has no bound, because it depends on what else the m
 
 import argparse
 import asyncio
+import base64
 import contextlib
+import io
+import itertools
 import json
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +31,14 @@ import aiohttp
 from bench import null_model
 from bench.report import Report
 from bench.serving.client import open_session
-from bench.shapes import write_model
+from bench.shapes import CLIP_SMALL, llava, write_model
+from jsg.server.shared.judging import TURN_BEGIN, TURN_END
+from jsg.sources import resolve_model
 
 CONTEXT_LEN = 2**17
 VOCAB_SIZE = 1408  # of the embedded model, whose tokenizer reads the texts
+VISION_VOCAB_SIZE = 1470  # of the embedded model that sees
+WIDTH = 4096  # of vectors
 MOST_MS = 50.0
 LIMIT_S = 300
 SAMPLING = {"max_new_tokens": 4, "ignore_eos": True}
@@ -167,21 +175,69 @@ def program(rng: random.Random) -> Post:
     return "/v1/programs", {"graph": json.loads(branches.compile().to_json())}
 
 
-KINDS: dict[str, Make] = {
-    make.__name__: make
-    for make in (
+def pictures(rng: random.Random) -> Post:
+    """64 pictures of 340 x 340 pixels in the body, 22 MB as files."""
+    return _asked_about(_picture(340, 340, rng) for _ in range(64))
+
+
+def large_pictures(rng: random.Random) -> Post:
+    """Four pictures of 5 700 x 5 700 pixels in the body, of which little is a file."""
+    return _asked_about(itertools.repeat(_picture(5700, 5700, None), 4))
+
+
+def _asked_about(urls: Iterable[str]) -> Post:
+    content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    message = {"role": "user", "content": [*content, {"type": "text", "text": "What is it?"}]}
+    return "/v1/chat/completions", {"messages": [message], "max_tokens": 4}
+
+
+def _picture(width: int, height: int, rng: random.Random | None) -> str:
+    """A picture as a data: URL, of noise or of one colour."""
+    from PIL import Image  # here: only these kinds need it
+
+    size = width * height * 3
+    raw = bytes(size) if rng is None else rng.randbytes(size)
+    file = io.BytesIO()
+    Image.frombytes("RGB", (width, height), raw).save(file, "png", compress_level=1)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def embeddings(rng: random.Random) -> Post:
+    """1 024 texts of 3 500 characters, whose vectors have 4 096 numbers."""
+    return "/v1/embeddings", {"input": [words(rng, 3500) for _ in range(1024)]}
+
+
+def short_embeddings(rng: random.Random) -> Post:
+    """1 024 inputs of three ids, whose vectors are sent as base64."""
+    return "/v1/embeddings", {"input": [ids(rng, 3) for _ in range(1024)], "encoding_format": "base64"}
+
+
+def rerank(rng: random.Random) -> Post:
+    """A query of 4 000 characters and 1 000 documents of 3 500."""
+    return "/v1/rerank", {"query": words(rng, 4000), "documents": [words(rng, 3500) for _ in range(1000)]}
+
+
+GENERATES, EMBEDS, JUDGES, SEES = "generates", "embeds", "judges", "sees"
+FLAVOURS: dict[str, tuple[Make, ...]] = {
+    GENERATES: (
         *(answers, long, prompts, short_prompts, texts, text, refused_text, chat, echoed, scored_echo, scored),
         *(scored_answers, biased, score, score_texts, score_long_texts, choices, stops, wrong_ids, program),
-    )
+    ),
+    EMBEDS: (embeddings, short_embeddings),
+    JUDGES: (rerank,),
+    SEES: (pictures, large_pictures),
 }
+"""The kinds of bodies, by the model that answers them."""
+KINDS = {make.__name__: make for makes in FLAVOURS.values() for make in makes}
 QUICK_KINDS = ("answers", "prompts", "scored_echo")
 
 
 class GapServer:
     """A running `bench.gap_server`."""
 
-    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+    def __init__(self, process: subprocess.Popen[str], url: str, flavour: str) -> None:
         self.url = url
+        self.flavour = flavour
         self._process = process
 
     def longest(self) -> dict[str, float]:
@@ -193,42 +249,55 @@ class GapServer:
 
 
 @contextlib.contextmanager
-def gap_server() -> Iterator[GapServer]:
-    """Starts the server in another process, and ends it."""
-    shape = null_model.SHAPE | {"vocab_size": VOCAB_SIZE, "max_position_embeddings": CONTEXT_LEN}
+def gap_server(flavour: str) -> Iterator[GapServer]:
+    """Starts the server of a model in another process, and ends it."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "bench.gap_server", str(write_model(Path(folder), shape))]
+        command = [sys.executable, "-m", "bench.gap_server", str(_make_model(Path(folder), flavour)), flavour]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdin is not None and process.stdout is not None
             greeting = json.loads(process.stdout.readline())
-            yield GapServer(process, next(word for word in greeting.split() if word.startswith("http://")))
+            url = next(word for word in greeting.split() if word.startswith("http://"))
+            yield GapServer(process, url, flavour)
             process.stdin.close()
             process.wait(LIMIT_S)
 
 
-async def _other(session: aiohttp.ClientSession, url: str, pauses: list[float]) -> None:
-    """Streams until it is cancelled, and notes the pauses between events."""
-    sampling = {"max_new_tokens": 100_000, "ignore_eos": True}
+def _make_model(directory: Path, flavour: str) -> Path:
+    """A model directory with the tokenizer of an embedded model."""
+    embedded = resolve_model("tiny-vision" if flavour == SEES else "tiny")
+    shape = null_model.SHAPE | {"vocab_size": VOCAB_SIZE, "max_position_embeddings": CONTEXT_LEN}
+    if flavour == EMBEDS:
+        shape |= {"hidden_size": WIDTH}
+    if flavour == SEES:
+        shape = llava(shape | {"vocab_size": VISION_VOCAB_SIZE}, CLIP_SMALL | {"image_size": 60, "patch_size": 10})
+        shutil.copy(embedded / "preprocessor_config.json", directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        written = (embedded / name).read_text(encoding="utf-8")
+        if flavour == JUDGES:
+            written = written.replace("<|user|>", TURN_BEGIN).replace("<|assistant|>", TURN_END)
+        (directory / name).write_text(written, encoding="utf-8")
+    return write_model(directory, shape)
+
+
+async def _other(session: aiohttp.ClientSession, server: GapServer, pauses: list[float]) -> None:
+    """Streams until it is cancelled, and notes the pauses between events; for vectors, the times of short requests."""
+    path, body = "/v1/completions", {"prompt": [5], "max_tokens": 100_000, "ignore_eos": True, "stream": True}
+    if server.flavour == EMBEDS:
+        path, body = "/v1/embeddings", {"input": [5]}
     while True:
-        body = {"input_ids": [5], "sampling_params": sampling, "stream": True, "return_logprob": False}
-        async with session.post(url + "/v1/completions", json=_streamed(body)) as response:
-            before_s = time.perf_counter()
+        before_s = time.perf_counter()
+        async with session.post(server.url + path, json=body) as response:
             async for _ in response.content.iter_any():
                 now_s = time.perf_counter()
                 pauses.append(now_s - before_s)
                 before_s = now_s
 
 
-def _streamed(body: dict[str, Any]) -> dict[str, Any]:
-    params = body["sampling_params"]
-    return {"prompt": body["input_ids"], "max_tokens": params["max_new_tokens"], "ignore_eos": True, "stream": True}
-
-
 async def _answered(server: GapServer, path: str, body: bytes) -> tuple[int, float]:
     """The status of the answer to a body, and the longest pause of another stream meanwhile."""
     pauses: list[float] = []
     async with open_session(LIMIT_S) as session:
-        other = asyncio.create_task(_other(session, server.url, pauses))
+        other = asyncio.create_task(_other(session, server, pauses))
         while len(pauses) < 20:
             await asyncio.sleep(0.05)
         server.longest()
@@ -259,6 +328,16 @@ def measure(report: Report, server: GapServer, kind: str, num_repeats: int) -> l
     ]
 
 
+def measure_kinds(report: Report, kinds: Collection[str], num_repeats: int) -> list[str]:
+    """Measures bodies of these kinds, each with a server of its model. Gives what is beyond the bound."""
+    problems: list[str] = []
+    for flavour, makes in FLAVOURS.items():
+        if names := [make.__name__ for make in makes if make.__name__ in kinds]:
+            with gap_server(flavour) as server:
+                problems += [problem for name in names for problem in measure(report, server, name, num_repeats)]
+    return problems
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.gaps", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -271,8 +350,7 @@ def main(arguments: list[str]) -> int:
     if unknown := set(kinds) - set(KINDS):
         parser.error(f"--only knows {', '.join(KINDS)}, but got {', '.join(sorted(unknown))}")
     report = Report("bench.gaps", arguments, options.output, context_len=CONTEXT_LEN)
-    with gap_server() as server:
-        problems = [problem for kind in kinds for problem in measure(report, server, kind, options.repeats)]
+    problems = measure_kinds(report, kinds, options.repeats)
     report.close()
     for problem in problems:
         print(problem, file=sys.stderr)

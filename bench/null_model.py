@@ -32,13 +32,14 @@ SHAPE: dict[str, Any] = LLAMA_100M | {
 
 
 class NullModel(nnx.Module):
-    """Implements `jsg.models.model.Model` with zeros."""
+    """Implements `jsg.models.model.Model` with constants."""
 
     def __init__(self, spec: ModelSpec, dtype: jax.typing.DTypeLike):
         self.spec = spec
 
     def __call__(self, inputs: ForwardInputs, pool: KVPool) -> tuple[Float[Array, "T D"], KVPool]:
-        return jnp.zeros((len(inputs.token_ids), self.spec.hidden_size)), pool
+        state = jnp.linspace(-1.0, 1.0, self.spec.hidden_size)  # vectors of zeros would be short as JSON
+        return jnp.broadcast_to(state, (len(inputs.token_ids), self.spec.hidden_size)), pool
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         return jnp.zeros((len(hidden), self.spec.vocab_size))

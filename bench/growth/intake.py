@@ -91,5 +91,4 @@ CURVES = (
 def add_others(report: Report, *, is_quick: bool) -> list[str]:
     """Adds the longest gap of both loops for each kind of body. Gives the kinds whose gap is beyond the bound."""
     kinds, repeats = (gaps.QUICK_KINDS, 1) if is_quick else (tuple(gaps.KINDS), 3)
-    with gaps.gap_server() as server:
-        return [problem for kind in kinds for problem in gaps.measure(report, server, kind, repeats)]
+    return gaps.measure_kinds(report, kinds, repeats)

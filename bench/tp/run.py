@@ -169,6 +169,7 @@ def memory_plan(model: h200.Model, weights: int, num_devices: int) -> MemoryPlan
             temporary_bytes=largest_step_bytes(programs, h200.BUCKETS, config),
             max_running=h200.MAX_RUNNING,
             context_length=config.max_position_embeddings,
+            chunk=h200.BUCKETS.chunk,
             num_devices=num_devices,
         )
     except MemoryPlanError:

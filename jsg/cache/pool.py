@@ -47,23 +47,27 @@ def copy_slots(pool: KVPool, source: Int[Array, " k"], target: Int[Array, " k"])
 
 def make_pool(
     kv_shapes: Sequence[tuple[int, int] | tuple[int, int, bool]],
-    num_pages: int,
+    num_pages: int | Sequence[int],
     page_size: int,
     dtype: jax.typing.DTypeLike,
     *,
     is_interleaved: bool = False,
     sharding: jax.sharding.Sharding | None = None,
 ) -> KVPool:
-    """A pool of zeros with `num_pages` pages, page 0 included. With a sharding, the heads are divided among devices.
+    """A pool of zeros with `num_pages` pages, page 0 included, or for each layer so many.
 
-    `kv_shapes` has for each layer the number of key-value heads and the width of one, and whether it keeps values.
+    `kv_shapes` has for each layer the number of key-value heads and the width of one, and whether it keeps values. With
+    a sharding, the heads are divided among devices.
 
     Zeros matter: attention multiplies masked values by 0, and 0 times a NaN in uninitialised memory would be NaN.
     """
 
-    def layer(kv_heads: int, head_dim: int, has_values: bool = True) -> tuple[Float[Array, "P page_size heads H"], ...]:
+    def layer(
+        count: int, kv_heads: int, head_dim: int, has_values: bool = True
+    ) -> tuple[Float[Array, "P page_size heads H"], ...]:
         arrays = 2 if has_values and not is_interleaved else 1
-        shape = (num_pages, page_size, kv_heads * (2 if has_values else 1) // arrays, head_dim)
+        shape = (count, page_size, kv_heads * (2 if has_values else 1) // arrays, head_dim)
         return tuple(jnp.zeros(shape, dtype, device=sharding) for _ in range(arrays))
 
-    return KVPool(tuple(layer(*shape) for shape in kv_shapes))
+    counts = [num_pages] * len(kv_shapes) if isinstance(num_pages, int) else num_pages
+    return KVPool(tuple(layer(count, *shape) for count, shape in zip(counts, kv_shapes, strict=True)))

@@ -212,7 +212,8 @@ class EngineCore:
         try:
             return check_steps(self._decode_steps, self.info.dtype, budget_s)
         finally:
-            self._runner.write_pages(self.scheduler.table.pages)
+            table = self.scheduler.table
+            self._runner.write_pages(range(1, len(table.pages)), table.pages, table.maps)
 
     def stats(self) -> dict[str, int | float]:
         """Gauges and totals: see `protocol.CORE_STATS`."""
@@ -242,11 +243,11 @@ class EngineCore:
         table, size = self.scheduler.table, self._cache.page_size
         held = self._cache.num_protected + table.num_uncached_pages
         return {
-            "num_free_tokens": (table.num_available_pages - self._cache.num_evictable) * size,
+            "num_free_tokens": table.num_free_pages * size,
             "num_evictable_tokens": self._cache.num_evictable * size,
             "num_protected_tokens": self._cache.num_protected * size,
             "num_uncached_tokens": table.num_uncached_pages * size,
-            "kv_usage": held / (held + table.num_available_pages),
+            "kv_usage": max([held / table.num_pages, *(group.num_in_use / group.num_total for group in table.windows)]),
         }
 
     def _pool(self) -> dict[str, Any]:

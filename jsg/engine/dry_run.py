@@ -21,7 +21,8 @@ from jax.sharding import AbstractMesh
 from jsg.config import EngineConfig
 from jsg.engine.device import cards
 from jsg.engine.device.memory import largest_step_bound, usable_bytes
-from jsg.engine.startup import plan_of, settle
+from jsg.engine.device.pool_sizes import pool_sizes
+from jsg.engine.startup import ACCELERATOR_CHUNK, plan_of, settle
 from jsg.errors import ConfigError, JsgError, MemoryPlanError, ModelError
 from jsg.models.block_spec import ExpertsSpec
 from jsg.models.decoder import Decoder
@@ -76,7 +77,8 @@ class DryRun:
         model: What it computes, without refused fields; None if that is not known.
         dtype: The type of weights that are not quantised.
         context_length: Tokens of one request at most.
-        kv_bytes: Bytes of keys and values of a token.
+        kv_bytes: Bytes of keys and values of a token, in all layers.
+        request_bytes: Those of one request of `context_length` tokens. Layers with a window keep a part of them.
         weights: Bytes of weights by `--quantization`.
         fits: On which cards it fits.
     """
@@ -86,6 +88,7 @@ class DryRun:
     dtype: str = ""
     context_length: int = 0
     kv_bytes: int = 0
+    request_bytes: int = 0
     weights: dict[str, int] = dataclasses.field(default_factory=dict)
     fits: tuple[Fit, ...] = ()
 
@@ -107,7 +110,7 @@ class DryRun:
         weights = ", ".join(
             f"{_size(size)} in {self.dtype if name == 'none' else name}" for name, size in self.weights.items()
         )
-        whole = _size(self.kv_bytes * self.context_length)
+        whole = _size(self.request_bytes)
         return [
             f"weights: {weights}",
             f"KV:      {self.kv_bytes} bytes a token, {whole} for a request of {self.context_length} tokens",
@@ -209,12 +212,24 @@ def _sized(
         for tp_size in tp_sizes:
             own = dataclasses.replace(config, quantization=quantization, tp_size=tp_size)
             fits += _fits(own, directory, model, embedder)
+    kv_itemsize = resolve_kv_dtype(config.kv_cache_dtype, dtype).itemsize
+    length = config.context_length or model.max_position_embeddings
+    sizes = pool_sizes(
+        model.for_context(length),
+        kv_itemsize,
+        num_devices=1,
+        page_size=config.page_size or 1,
+        chunk=config.chunked_prefill_size or ACCELERATOR_CHUNK,
+        max_running=1,
+        context_length=length,
+    )
     return DryRun(
         problems=tuple(problems),
         model=model,
         dtype=dtype.name,
-        context_length=config.context_length or model.max_position_embeddings,
-        kv_bytes=model.kv_bytes_per_token(resolve_kv_dtype(config.kv_cache_dtype, dtype).itemsize),
+        context_length=length,
+        kv_bytes=model.kv_bytes_per_token(kv_itemsize),
+        request_bytes=sizes.num_bytes(length),
         weights=weights,
         fits=tuple(sorted(fits, key=lambda fit: (cards.card(fit.card).memory_bytes, fit.card, fit.tp_size))),
     )

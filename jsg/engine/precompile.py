@@ -60,7 +60,7 @@ def precompile(config: EngineConfig, directory: Path, report: Report, target: st
         executables = make_executables(settings, make)
         plan = make_plan(settings, executables)
         report(Progress("plan", 1, 1, f"{settings}\n{plan}"))
-        state = settings.abstract_state(settings.num_pages(plan.pool_tokens))
+        state = settings.abstract_state(plan)
         programs = Programs(abstract_model_of(settings), settings.runner_config(), state, settings.buckets, executables)
         programs.declare()
         names = executables.names()

@@ -135,7 +135,7 @@ class DecodeSteps:
         runner: Calls the programs.
         cost: `step_cost` of the model on its devices.
         vocab_size: Rows of the model's vocabulary.
-        pool_tokens: Size of the KV pool.
+        num_pages: For each page group the pages of its pool, page 0 included.
         context_length: Tokens of one request at most.
         page_size: KV slots in one page.
     """
@@ -143,7 +143,7 @@ class DecodeSteps:
     runner: ModelRunner
     cost: Callable[..., Cost]
     vocab_size: int
-    pool_tokens: int
+    num_pages: tuple[int, ...]
     context_length: int
     page_size: int
 
@@ -154,7 +154,7 @@ class DecodeSteps:
 
     def context(self, key: BucketKey) -> int:
         """Cached tokens of each row: `CONTEXT`, or what context and pool hold. Every row has its own pages."""
-        own = self.pool_tokens // key.num_rows // self.page_size * self.page_size
+        own = (min(self.num_pages) - 1) // key.num_rows * self.page_size
         return min(CONTEXT, self.context_length - 1, own - 1)
 
     def time(self, key: BucketKey, rates: Rates, deadline: float) -> StepTime | None:
@@ -166,16 +166,19 @@ class DecodeSteps:
         if context < 1:
             return None
         self.runner.prepare_idle_steps(key)
-        self.runner.write_pages(self._pages(key.num_rows, context + 1))
-        ms = _step_ms(lambda: self.runner.run_idle_step(key, _pack(key, context, self.vocab_size)), deadline)
+        pages = self._pages(key.num_rows, context + 1)
+        self.runner.write_pages(range(1, len(pages)), pages, (None,) * len(self.num_pages))
+        packed = _pack(key, context, self.vocab_size, len(self.num_pages))
+        ms = _step_ms(lambda: self.runner.run_idle_step(key, packed), deadline)
         floor_ms = self.cost(rows=key.num_rows, cached=context, new=1).floor_ms(rates)
         return StepTime(num_rows=key.num_rows, context=context, ms=ms, floor_ms=floor_ms)
 
     def _pages(self, num_rows: int, num_tokens: int) -> np.ndarray:
         """A page table whose rows have pages of their own in random places of the pool, as after long service."""
         columns = -(-num_tokens // self.page_size)
-        pages = np.zeros(self.runner.replica.state.page_table.shape, np.int32)
-        order = np.random.default_rng(0).permutation(self.pool_tokens // self.page_size)[: num_rows * columns] + 1
+        num_table_rows, width = self.runner.replica.state.page_table.shape
+        pages = np.zeros((num_table_rows // len(self.num_pages), width), np.int32)
+        order = np.random.default_rng(0).permutation(min(self.num_pages) - 1)[: num_rows * columns] + 1
         pages[1 : num_rows + 1, :columns] = order.reshape(num_rows, columns)
         return pages
 
@@ -299,12 +302,12 @@ def _keys_and_pairs(cached: int, new: int, window: int | None) -> tuple[int, int
     return min(total, window + new - 1), pairs
 
 
-def _pack(key: BucketKey, context: int, vocab_size: int) -> np.ndarray:
+def _pack(key: BucketKey, context: int, vocab_size: int, num_groups: int) -> np.ndarray:
     """A decode step of rows 1, 2, … with `context` cached tokens each, which writes to the dump slot.
 
     Its tokens differ, as those of requests do, because equal tokens would choose the same experts.
     """
-    packed, parts = empty_step(key)
+    packed, parts = empty_step(key, num_groups)
     parts["counts"][2] = key.num_rows
     parts["token_ids"][:] = np.random.default_rng(0).integers(vocab_size, size=key.num_tokens)
     parts["positions"][:] = parts["model_positions"][:] = context

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from jsg.cache.allocator import PageAllocator
 from jsg.cache.pool import HEADS_AXIS, make_pool
 from jsg.cache.radix import RadixCache
+from jsg.cache.windows import make_allocator
 from jsg.config import EngineConfig, option
 from jsg.engine.child.protocol import ModelInfo, Progress
 from jsg.engine.device import program_store
@@ -76,6 +76,10 @@ an H200). A step reads the weights once for any number of rows, so the padding i
 ENCODE_SIZES = {"cpu": (1, 4)}
 OTHER_ENCODE_SIZES = (1, 2, 4, 8)
 """Numbers of tiles that the vision encoder takes at once. A CPU has few, because each is a program to compile."""
+
+
+ACCELERATOR_CHUNK = 8192
+"""New tokens of a step at most by default, where there is an accelerator."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -183,23 +187,20 @@ class Settings:
             eos_token_ids=frozenset(self.model.eos_token_ids),
             vision=self.vision,
             embeds=self.embedder is not None,
+            num_groups=len(self.model.page_groups),
         )
-
-    def num_pages(self, pool_tokens: int) -> int:
-        """Pages of a pool of so many tokens, with the dump page."""
-        return pool_tokens // self.page_size + 1
 
     @property
     def vision_row_bytes(self) -> int:
         """Bytes of a row of the vision pool."""
         return self.model.hidden_size * self.dtype.itemsize
 
-    def make_state(self, num_pages: int) -> DeviceState:
-        """The state before the first step, with a pool of so many pages."""
-        model = self.model
+    def make_state(self, plan: MemoryPlan) -> DeviceState:
+        """The state before the first step, with the pool that is planned."""
+        model, pages = self.model, plan.num_pages(self.page_size)
         pool = make_pool(
             model.kv_shapes,
-            num_pages,
+            [pages[window] for window in model.layer_windows],
             self.page_size,
             self.kv_dtype,
             is_interleaved=ops.is_pool_interleaved(self.platform),
@@ -210,9 +211,9 @@ class Settings:
             rows = jnp.zeros((self.vision.num_rows, model.hidden_size), self.dtype, device=whole)
         return make_state(self.runner_config(), pool, rows, self.mesh)
 
-    def abstract_state(self, num_pages: int) -> DeviceState:
+    def abstract_state(self, plan: MemoryPlan) -> DeviceState:
         """As `make_state`, with shapes in place of arrays."""
-        return over_devices(jax.eval_shape(lambda: self.make_state(num_pages)), self.mesh)
+        return over_devices(jax.eval_shape(lambda: self.make_state(plan)), self.mesh)
 
 
 def start(config: EngineConfig, report: Report) -> Parts:
@@ -227,15 +228,16 @@ def start(config: EngineConfig, report: Report) -> Parts:
     eos_ids = frozenset(settings.model.eos_token_ids)
     kernels = KernelFolder(kernel_cache_of(settings.config))
     lexicon = _lexicon_loader(settings, kernels)  # before the long work, because the tokenizer may be missing
-    kernels.begin()  # beside the long work
+    kernels.begin()  # these two beside the long work
+    lexicon.begin()
     runner, plan = _make_runner(settings, report)
     if isinstance(settings.party, Leader):
         settings.party.open(runner.replica, runner.programs.executables)
         runner.calls = settings.party
-    allocator = PageAllocator(settings.num_pages(plan.pool_tokens))
+    num_pages, groups = plan.num_pages(settings.page_size), settings.model.page_groups
+    allocator = make_allocator(num_pages, settings.page_size, has_layers=None in groups)
     cache = RadixCache(settings.page_size, allocator, enabled=not config.disable_radix_cache)
     kernels.wait()
-    lexicon.begin()
     return Parts(
         info=_info(settings, plan),
         decode_steps=_decode_steps(settings, plan, runner),
@@ -294,7 +296,7 @@ def _make_runner(settings: Settings, report: Report) -> tuple[ModelRunner, Memor
         compares_head=False,
     )
     _lay_out(model, settings)
-    state = _with_newline(settings.make_state(settings.num_pages(plan.pool_tokens)), model)
+    state = _with_newline(settings.make_state(plan), model)
     programs = Programs(model, settings.runner_config(), state, settings.buckets, executables)
     runner = ModelRunner(programs, state)
     _warm_up(runner, executables, settings, report)
@@ -408,17 +410,18 @@ def settle(config: EngineConfig, directory: Path, device: Device, party: Party |
         raise ConfigError(
             f"--context-length must be at most the model's {model.max_position_embeddings}, but got {context_length}"
         )
+    model = model.for_context(context_length)
     max_running = config.max_running_requests or (32 if on_cpu else 256)
     dtype = resolve_dtype(config.dtype, device.platform)
     row_bytes = model.hidden_size * dtype.itemsize
     return Settings(
         config=config,
         directory=directory,
-        model=model.for_context(context_length),
+        model=model,
         dtype=dtype,
         kv_dtype=resolve_kv_dtype(config.kv_cache_dtype, dtype),
         context_length=context_length,
-        page_size=config.page_size or ops.default_page_size(max_running + 1, context_length),
+        page_size=config.page_size or ops.default_page_size(len(model.page_groups) * (max_running + 1), context_length),
         max_running=max_running,
         buckets=_buckets(config, model, max_running, device.platform),
         device=device,
@@ -450,7 +453,7 @@ def _buckets(config: EngineConfig, model: ModelSpec, max_running: int, platform:
         return dataclasses.replace(buckets, encode=sizes[-1:])
     buckets = make_buckets(
         max_running,
-        config.chunked_prefill_size or max(512 if on_cpu else 8192, max_running),
+        config.chunked_prefill_size or max(512 if on_cpu else ACCELERATOR_CHUNK, max_running),
         row_multiple=ROW_MULTIPLE.get(platform, 1),
         shares_prefixes=ops.best_implementation() == "triton" and None in model.layer_windows,
     )
@@ -472,13 +475,13 @@ def make_plan(settings: Settings, executables: Executables) -> MemoryPlan:
 
     weights_bytes = sum(map(bytes_on_one_device, jax.tree.leaves(nnx.state(model))))
     first = plan_of(settings, limit_bytes, weights_bytes, 0)
-    temporary_bytes = _temporary_bytes(settings, executables, model, first.pool_tokens)
+    temporary_bytes = _temporary_bytes(settings, executables, model, first)
     if settings.party is not None:
         temporary_bytes = -settings.party.agree("sizes", "", -temporary_bytes)  # the most that any host needs
     final = plan_of(settings, limit_bytes, weights_bytes, temporary_bytes)
-    if final.pool_tokens != first.pool_tokens:
+    if (final.pool_tokens, final.windows) != (first.pool_tokens, first.windows):
         executables.clear()
-        _temporary_bytes(settings, executables, model, final.pool_tokens)
+        _temporary_bytes(settings, executables, model, final)
     return final
 
 
@@ -495,14 +498,15 @@ def plan_of(settings: Settings, limit_bytes: int, weights_bytes: int, temporary_
         temporary_bytes=temporary_bytes,
         max_running=settings.max_running,
         context_length=settings.context_length,
+        chunk=settings.buckets.chunk,
         vision_bytes=settings.vision.num_rows * settings.vision_row_bytes if settings.vision else 0,
         num_devices=settings.config.tp_size,
     )
 
 
-def _temporary_bytes(settings: Settings, executables: Executables, model: nnx.Module, pool_tokens: int) -> int:
+def _temporary_bytes(settings: Settings, executables: Executables, model: nnx.Module, plan: MemoryPlan) -> int:
     """Compiles the largest programs; returns the bytes that a step needs beside its arguments."""
-    state = settings.abstract_state(settings.num_pages(pool_tokens))
+    state = settings.abstract_state(plan)
     programs = Programs(model, settings.runner_config(), state, settings.buckets, executables)
     names = programs.declare_largest()
     executables.compile(names)
@@ -572,9 +576,9 @@ def _decode_steps(settings: Settings, plan: MemoryPlan, runner: ModelRunner) -> 
         runner=runner,
         cost=cost,
         vocab_size=settings.model.vocab_size,
-        pool_tokens=plan.pool_tokens,
         context_length=settings.context_length,
         page_size=settings.page_size,
+        num_pages=tuple(map(plan.num_pages(settings.page_size).__getitem__, settings.model.page_groups)),
     )
 
 

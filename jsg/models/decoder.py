@@ -160,6 +160,8 @@ class Layer(nnx.Module):
             read = _normed(added, self.mlp_norm)
         elif self.mlp_norm is not None:
             read = self.mlp_norm(x)
+        else:  # two products of the same rows XLA makes one, for which it joins their kernels in every step
+            read = lax.optimization_barrier(read)
         made = self.mlp(read)
         return added + self._scaled(_normed(made, self.mlp_post_norm)), cache
 
@@ -210,6 +212,8 @@ class Decoder(nnx.Module):
         """See `Model`."""
         x, inputs = self._embed(inputs)
         layers, turns, kinds = list(pool.layers), {}, {}
+        groups = inputs.of_groups()
+        of_layers = self.spec.layer_groups if len(groups) > 1 else [0] * len(layers)
         for i, layer in enumerate(self.layers):
             attention = layer.spec.attention
             angles = attention.rope, attention.head_dim
@@ -219,7 +223,7 @@ class Decoder(nnx.Module):
                 kinds[layer.spec] = nnx.split(layer)
             graph, state = kinds[layer.spec]
             alike = jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(nnx.state(layer)))
-            x, layers[i] = _run_layer(graph, alike, x, inputs, turns[angles], layers[i])
+            x, layers[i] = _run_layer(graph, alike, x, groups[of_layers[i]], turns[angles], layers[i])
         return self.final_norm(x), KVPool(tuple(layers))
 
     def _embed(self, inputs: ForwardInputs) -> tuple[Float[Array, "T D"], ForwardInputs]:

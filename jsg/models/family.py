@@ -19,6 +19,7 @@ class Family:
     Attributes:
         architecture: Its name in `architectures`.
         model_type: Its other name.
+        other_types: Names that some files have in place of it.
         defaults: Each field that it reads, with the value of an absent one, which is that of the configuration class in
             transformers: files leave fields out. A null is not an absence: it says "none", which only some fields can
             be.
@@ -32,6 +33,7 @@ class Family:
     defaults: Mapping[str, Any]
     spec: Callable[[Fields], ModelSpec]
     ignored: AbstractSet[str] = frozenset()
+    other_types: AbstractSet[str] = frozenset()
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def read(self, config: Fields) -> ModelSpec:
@@ -42,7 +44,8 @@ class Family:
                 supported, or it has a field that the family does not read and that may change the answers.
         """
         model_type = config.get("model_type", self.model_type)
-        config.require(model_type == self.model_type, "model_type", f"be {self.model_type}", model_type)
+        is_own = model_type == self.model_type or model_type in self.other_types
+        config.require(is_own, "model_type", f"be {self.model_type}", model_type)
         is_causal = config.over({"is_causal": True}).get("is_causal")  # transformers takes a null as false
         config.require(is_causal is True, "is_causal", CAUSAL_RULE, is_causal)
         refuse_unknown(config, {*self.defaults, *self.aliases, *self.ignored}, self.architecture)

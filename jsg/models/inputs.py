@@ -6,6 +6,7 @@
     F  feed-forward width                L  layers               R  rows of the page table, or rows that need logits
     V  vocabulary                        E  experts              Q  query tiles
     I  rows of encoded images            M  patches of a tile
+    G  page groups; GR, GT: rows or tokens of each group, one group after another
 
 New tokens are packed: a decode step has one per request, an extend step the concatenation of its requests' chunks.
 """
@@ -17,6 +18,22 @@ from jaxtyping import Array, Float, Int
 from jsg.kernels_pallas.inputs import AttentionInputs
 
 
+class WindowInputs(NamedTuple):
+    """What differs for the layers of a page group behind the first one (see `ModelSpec.page_groups`).
+
+    The rows of each group follow those of the group before it in the page table.
+
+    Attributes:
+        slots: As `ForwardInputs.slots`, in the pages of this group.
+        single_rows: As `AttentionInputs.single_rows`, among the rows of this group; likewise `tile_rows`.
+        tile_rows: See `single_rows`.
+    """
+
+    slots: Int[Array, " T"]
+    single_rows: Int[Array, " B"]
+    tile_rows: Int[Array, " Q"]
+
+
 class ForwardInputs(NamedTuple):
     """One step of the model.
 
@@ -26,6 +43,7 @@ class ForwardInputs(NamedTuple):
         slots: KV slot (page * page_size + offset) that each token is written to; 0, the dump, for padding.
         attention: Which tokens each token sees.
         vision: Embeddings of image tokens; None in a step without them.
+        windows: For each page group but the first; empty if all layers have the same pages.
     """
 
     token_ids: Int[Array, " T"]
@@ -33,3 +51,18 @@ class ForwardInputs(NamedTuple):
     slots: Int[Array, " T"]
     attention: AttentionInputs
     vision: Float[Array, "I D"] | None = None
+    windows: tuple[WindowInputs, ...] = ()
+
+    def of_groups(self) -> list["ForwardInputs"]:
+        """The inputs of the layers of each page group."""
+        first, attention = self._replace(windows=()), self.attention
+        return [
+            first,
+            *(
+                first._replace(
+                    slots=group.slots,
+                    attention=attention._replace(single_rows=group.single_rows, tile_rows=group.tile_rows, groups=None),
+                )
+                for group in self.windows
+            ),
+        ]

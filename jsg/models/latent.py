@@ -33,7 +33,7 @@ class LatentAttention(nnx.Module):
         self.spec = spec
         rank, norm = spec.query_rank, spec.query_norm
         self.query_rank = Linear((f"{name}.q_a_proj",), width, (rank,), dtype, bias=bias) if rank else None
-        self.query_norm = RMSNorm(f"{prefix}.{norm.name}", rank, norm.eps, dtype) if rank else None
+        self.query_norm = RMSNorm(norm, f"{prefix}.", rank, dtype) if rank else None
         self.queries = Linear(
             (f"{name}.q_b_proj" if rank else f"{name}.q_proj",),
             rank or width,
@@ -50,7 +50,7 @@ class LatentAttention(nnx.Module):
             bias=bias,
             out_orders=(_order(spec, spec.rank),),
         )
-        self.norm = RMSNorm(f"{prefix}.{spec.norm.name}", spec.rank, spec.norm.eps, dtype)
+        self.norm = RMSNorm(spec.norm, f"{prefix}.", spec.rank, dtype)
         made = Origin((Source(f"{name}.kv_b_proj.weight", (heads * (plain + value), spec.rank)),), split_axis=0)
         self.of_heads = parameter((heads, plain + value, spec.rank), dtype, made)
         self.output = Linear((f"{name}.o_proj",), heads * value, (width,), dtype, split_axis=0, bias=bias)

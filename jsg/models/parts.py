@@ -117,7 +117,7 @@ def read_heads(config: Fields) -> AttentionSpec:
     return AttentionSpec(heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=head_dim**-0.5, rope=None)
 
 
-def read_ropes(config: Fields, thetas: Mapping[str, float]) -> dict[str, RopeSpec]:
+def read_ropes(config: Fields, thetas: Mapping[str, float], head_dim: int) -> dict[str, RopeSpec]:
     """The rope of each kind of layer, in families whose `rope_parameters` has an object for each kind.
 
     `rope_scaling`, of transformers 4, is about full layers, and replaces what `rope_parameters` says of them.
@@ -125,6 +125,7 @@ def read_ropes(config: Fields, thetas: Mapping[str, float]) -> dict[str, RopeSpe
     Args:
         config: The fields of the file.
         thetas: The base of each kind of layer, if its object has none.
+        head_dim: The width of a head.
     """
     new, old = (config.get(name, {}) if config.section(name) else {} for name in ROPE_DICTS)
     ok = set(new) <= set(thetas) and all(isinstance(each or {}, dict) for each in new.values())
@@ -133,7 +134,8 @@ def read_ropes(config: Fields, thetas: Mapping[str, float]) -> dict[str, RopeSpe
     for kind, theta in thetas.items():
         own = {**(new.get(kind) or {}), **(old if kind == FULL else {})}
         flat = {"rope_parameters": own, "rope_theta": theta, "rope_scaling": None}
-        ropes[kind] = read_rope(config.under({**flat, "original_max_position_embeddings": None}))
+        config_of_kind = config.under({**flat, "original_max_position_embeddings": None})
+        ropes[kind] = read_rope(config_of_kind, head_dim=head_dim)
     return ropes
 
 

@@ -1,12 +1,15 @@
 """The families that jsg serves. docs/adding-a-model.md says how a new one is added. No JAX."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Collection
 
 from jsg.errors import ModelError
 from jsg.models.families import (
     cohere2,
+    deepseek_v3,
     ernie4_5,
     ernie4_5_moe,
+    exaone4,
     gemma2,
     gemma3,
     glm4,
@@ -14,6 +17,7 @@ from jsg.models.families import (
     gpt_oss,
     granite,
     granitemoe,
+    hunyuan_v1_dense,
     llama,
     llava,
     minimax_m2,
@@ -23,6 +27,7 @@ from jsg.models.families import (
     mistral3,
     mixtral,
     olmo2,
+    olmo3,
     phi3,
     qwen2,
     qwen2_moe,
@@ -34,6 +39,9 @@ from jsg.models.families import (
 from jsg.models.family import Family
 from jsg.models.vision_config import VISION_KINDS
 from jsg.models.wrapper import Wrapper
+
+MAX_NAMED = 12
+"""The most architectures of a kind that an error message names."""
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": llama.FAMILY,
@@ -49,13 +57,17 @@ FAMILIES: dict[str, Family] = {
     "Olmo2ForCausalLM": olmo2.FAMILY,
     "SmolLM3ForCausalLM": smollm3.FAMILY,
     "GraniteForCausalLM": granite.FAMILY,
+    "Gemma2ForCausalLM": gemma2.FAMILY,
+    "Gemma3ForCausalLM": gemma3.FAMILY,
+    "Olmo3ForCausalLM": olmo3.FAMILY,
+    "Exaone4ForCausalLM": exaone4.FAMILY,
+    "HunYuanDenseV1ForCausalLM": hunyuan_v1_dense.FAMILY,
     "GptOssForCausalLM": gpt_oss.FAMILY,
     "Phi3ForCausalLM": phi3.FAMILY,
     "Glm4ForCausalLM": glm4.FAMILY,
-    "Gemma2ForCausalLM": gemma2.FAMILY,
-    "Gemma3ForCausalLM": gemma3.FAMILY,
     "GraniteMoeForCausalLM": granitemoe.FAMILY,
     "Glm4MoeForCausalLM": glm4_moe.FAMILY,
+    "DeepseekV3ForCausalLM": deepseek_v3.FAMILY,
     "MiniMaxM2ForCausalLM": minimax_m2.FAMILY,
     "Ernie4_5_MoeForCausalLM": ernie4_5_moe.FAMILY,
     "Ernie4_5ForCausalLM": ernie4_5.FAMILY,
@@ -91,10 +103,13 @@ def family_of(architecture: str) -> Family:
         served = (_shortened(FAMILIES, "ForCausalLM"), _shortened(WRAPPERS, "ForConditionalGeneration"))
         raise ModelError(
             f"the architecture must be one of {', '.join(served)}, but config.json names {architecture!r}; choose "
-            "another model"
+            "another model, of those on the page of models in the documentation"
         )
     return family
 
 
-def _shortened(names: Iterable[str], suffix: str) -> str:
-    return f"{', '.join(name.removesuffix(suffix) for name in names)} (…{suffix})"
+def _shortened(names: Collection[str], suffix: str) -> str:
+    """The first of these names, and how many more there are."""
+    first = ", ".join(name.removesuffix(suffix) for name in itertools.islice(names, MAX_NAMED))
+    rest = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"{first}{rest} (…{suffix})"

@@ -137,14 +137,15 @@ class ModelSpec:
         """The same model if no text has more tokens than `length`, at most `max_position_embeddings`.
 
         With longrope texts within the original context have positions of their own. Keys of one kind are wrong for the
-        other, so a model has one kind for all: that of its longest text.
+        other, so a model has one kind for all: that of its longest text. A window that no text leaves is none.
         """
 
         def limited(layer: LayerSpec) -> LayerSpec:
             attention = layer.attention
-            if attention.rope is None:
-                return layer
-            attention = dataclasses.replace(attention, rope=attention.rope.for_context(length))
+            if attention.window is not None and attention.window >= length:
+                attention = dataclasses.replace(attention, window=None)
+            if attention.rope is not None:
+                attention = dataclasses.replace(attention, rope=attention.rope.for_context(length))
             return dataclasses.replace(layer, attention=attention)
 
         return dataclasses.replace(self, layers=tuple(map(functools.cache(limited), self.layers)))
@@ -170,10 +171,28 @@ class ModelSpec:
         return any(window is not None for window in self.layer_windows)
 
     @property
+    def page_groups(self) -> tuple[int | None, ...]:
+        """The windows that layers have, each once, None for all tokens first. Layers of a group have the same pages."""
+        windows = set(self.layer_windows)
+        return (*([None] if None in windows else []), *sorted(w for w in windows if w is not None))
+
+    @property
+    def layer_groups(self) -> tuple[int, ...]:
+        """For each layer the index of its page group."""
+        return tuple(map(self.page_groups.index, self.layer_windows))
+
+    @property
     def kv_shapes(self) -> tuple[KVShape, ...]:
         """What each layer keeps of a token."""
         return tuple(layer.attention.kv_shape for layer in self.layers)
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes of the keys and values of one token in all layers."""
-        return dtype_bytes * sum(shape.numbers for shape in self.kv_shapes)
+        return sum(self.group_bytes_per_token(dtype_bytes).values())
+
+    def group_bytes_per_token(self, dtype_bytes: int) -> dict[int | None, int]:
+        """By page group the bytes of the keys and values of one token in its layers."""
+        sizes = dict.fromkeys(self.page_groups, 0)
+        for window, shape in zip(self.layer_windows, self.kv_shapes, strict=True):
+            sizes[window] += dtype_bytes * shape.numbers
+        return sizes

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -138,6 +138,8 @@ class Batch:
         copies: KV slots to copy before the step, sources and targets: those of joined requests if a page has several
             tokens.
         encodings: Tiles and frames to encode before the step.
+        lacking: By row, and there for each page group of the device, the indices of the row's pages that the tree had
+            without keys and values in the layers of this group. The step writes these.
     """
 
     key: BucketKey
@@ -150,6 +152,7 @@ class Batch:
     is_deterministic: bool = False
     copies: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
     encodings: tuple[Encoding, ...] = ()
+    lacking: Mapping[int, Sequence[np.ndarray]] = dataclasses.field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:

@@ -46,6 +46,7 @@ class Batcher:
         may_share = is_decode and bool(self._buckets.grouped)
         groups = self._grouping.update([entry.place for entry in decoding]) if may_share else ()
         dirty_rows, copies = tuple(sorted(table.dirty_rows)), tuple(table.copies.values())
+        lacking, table.lacking = table.lacking, {}
         table.dirty_rows.clear()
         table.copies.clear()
         is_deterministic = not self._buckets.decode
@@ -60,4 +61,5 @@ class Batcher:
             is_deterministic=is_deterministic,
             copies=copies,
             encodings=table.vision.take_encodings(),
+            lacking=lacking,
         )

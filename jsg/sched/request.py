@@ -54,12 +54,14 @@ class KeptPrefix:
         pages: int32, the pages of the prompt's tokens from page `first_page` on.
         own: The pages that the tree does not own. Some of them may come before `first_page`.
         first_page: The first page that `pages` lists.
+        seen: For each group of layers with a window, the pages that this window reaches from the prompt's end on.
     """
 
     lock: PrefixLock
     pages: np.ndarray
     own: np.ndarray
     first_page: int = 0
+    seen: tuple[np.ndarray, ...] = ()
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -80,6 +82,7 @@ class Placement:
         before: The pages of a joined request before those of its own path: of the prefix, then of each branch.
         first_page: The page of the row with which its path in the tree begins. For a joined request it is the first
             page that is not one of `before`.
+        seen_from: For each group of layers with a window, the first page of the row that counts as in its window.
     """
 
     row: int
@@ -91,6 +94,7 @@ class Placement:
     device_has_last: bool = True
     before: tuple[KeptPrefix, ...] = ()
     first_page: int = 0
+    seen_from: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def leading_lock(self) -> PrefixLock:

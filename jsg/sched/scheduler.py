@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
+from jsg.cache.windows import WindowGroup
 from jsg.errors import GrammarError, QueueFullError, RequestError
 from jsg.sched.admission import AdmissionEstimate
 from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
@@ -24,7 +25,8 @@ from jsg.sched.config import SchedulerConfig, check_positions, check_request
 from jsg.sched.drafts import add_drafts
 from jsg.sched.lifecycle import Lifecycle, placement
 from jsg.sched.outputs import append_tokens
-from jsg.sched.request import RequestState, RunningRequest
+from jsg.sched.request import Placement, RequestState, RunningRequest
+from jsg.sched.table import RequestTable
 from jsg.types import FinishReason, FinishType, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -104,12 +106,16 @@ class Scheduler:
         self.totals.num_expired += len(expired)
         return expired
 
-    def _end_holds(self, num_pages: int) -> bool:
-        """Ends holds, the oldest first, until so many pages are free. If even all are not enough, it ends none."""
-        if num_pages > self.table.num_yielding_pages:
+    def _end_holds(self, num_pages: int, pages: RequestTable | WindowGroup | None = None) -> bool:
+        """Ends holds, the oldest first, until so many pages are free, or in a group of layers with a window can be.
+
+        If even all are not enough, it ends none.
+        """
+        pages = pages or self.table
+        if num_pages > pages.num_yielding_pages:
             return False
-        wanted = self.table.num_available_pages + num_pages
-        while self.table.num_available_pages < wanted:
+        wanted = pages.num_available_pages + num_pages
+        while pages.num_available_pages < wanted:
             self.break_holds(1)
         return True
 
@@ -147,6 +153,9 @@ class Scheduler:
             return None
         self.joins.begin_step()
         self._estimate.step()
+        if self.table.windows:
+            least = self.table.pages_for(self._config.buckets.chunk) + self._config.max_running
+            self.table.move_windows([placement(running) for running in self.running], least)
         if not self._make_room_to_decode():
             return None
         decoding = self._plan_decode()
@@ -287,7 +296,8 @@ class Scheduler:
         else:
             place = self.table.admit(running)
             must_wait = self.table.vision.must_wait(running.request, place.num_dispatched)
-            if must_wait or not self._have_room(self._expected_pages(running, place.num_dispatched)):
+            expected = self._expected_pages(running, place.num_dispatched)
+            if must_wait or not self._have_room(expected) or not self._have_windows(running, place):
                 self.table.release(place)
                 return False
             self._requests.admit(running, place, now_s)
@@ -307,10 +317,28 @@ class Scheduler:
             return True
         return self._end_holds(missing)
 
+    def _have_windows(self, running: RunningRequest, place: Placement) -> bool:
+        """Whether layers with a window have room for a request beside those that run. Ends holds to make room.
+
+        Each of them may take in a whole window, and the prompt of the request a chunk.
+        """
+        if not self.running:
+            return True
+        places = [(running, place), *((other, placement(other)) for other in self.running)]
+        chunk = min(self._config.buckets.chunk, max(running.num_known - place.num_dispatched, 0))
+        for group in self.table.windows:
+            growth = sum(group.growth(p.num_dispatched, self._expected_tokens(r, p.num_dispatched)) for r, p in places)
+            missing = growth + self.table.pages_for(chunk) - group.num_available_pages
+            if missing > 0 and not self._end_holds(missing, group):
+                return False
+        return True
+
     def _expected_pages(self, running: RunningRequest, num_there: int) -> int:
         """How many pages a request is expected to need behind its first `num_there` tokens."""
-        remaining = max(running.num_known - num_there, 0)
-        return self.table.pages_for(remaining + int(running.num_to_come * self._estimate.fraction))
+        return self.table.pages_for(self._expected_tokens(running, num_there))
+
+    def _expected_tokens(self, running: RunningRequest, num_there: int) -> int:
+        return max(running.num_known - num_there, 0) + int(running.num_to_come * self._estimate.fraction)
 
     def _plan_chunk(self, running: RunningRequest, budget: int, chunks: list[BatchEntry]) -> int:
         """Appends the next chunk of a prompt, as far as budget and memory allow; returns its number of tokens."""

@@ -3,12 +3,13 @@
 import dataclasses
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from jsg.cache.allocator import PageAllocator
-from jsg.cache.radix import RadixCache
+from jsg.cache.radix import PrefixMatch, RadixCache
+from jsg.cache.windows import GroupedAllocator, WindowGroup
 from jsg.sched.positions import PositionWords, spans
 from jsg.sched.request import KeptPrefix, Placement, RunningRequest
 from jsg.sched.vision_store import VisionShape, VisionStore
@@ -16,6 +17,8 @@ from jsg.types import CacheReport, Request
 
 POOL_TERMS = ("free", "evictable", "protected", "uncached")
 """What the pages of the pool are, each exactly one of these."""
+WINDOW_TERMS = ("free", "evictable", "in use")
+"""What the parts of pages are in a group of layers with a window, each exactly one of these."""
 COLUMNS_PER_NODE = 128
 """In the time that it takes to visit a node, so many columns of a row are copied for the device."""
 
@@ -26,7 +29,8 @@ class RequestTable:
     The leading `num_tree_pages` of a row belong to the tree or to branches and are locked. The other pages, up to the
     last dispatched position, are the row's own. The device has a copy of the table.
 
-    Invariant: free + evictable + protected + uncached == total, in pages.
+    Invariants: free + evictable + protected + uncached == total, in pages. Each page group of layers with a window has
+    such an equation of its own (`WindowGroup`).
 
     Attributes:
         words: The words by which the tree finds tokens whose positions are not their indices.
@@ -35,9 +39,11 @@ class RequestTable:
         pages: int32 [rows, pages of a row], the page numbers.
         dirty_rows: Rows whose copy on the device lacks something that no forward pass writes.
         copies: By row, the KV slots to copy before the row is read: sources and targets.
+        lacking: By row, see `Batch.lacking`.
+        windows: The groups of layers with a window, with the parts that pages have in them.
+        maps: For each page group of the device, what says by page its number there; None for the page itself.
         num_uncached_pages: How many pages in use the tree does not own.
         num_kept: How many kept prefixes were not dropped yet.
-        num_pages: How many pages the pool has, without page 0.
     """
 
     def __init__(
@@ -55,12 +61,21 @@ class RequestTable:
         self.pages = _zeros(max_running + 1, -(-max_context // self.page_size))
         self.dirty_rows: set[int] = set()
         self.copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.lacking: dict[int, Sequence[np.ndarray]] = {}
+        self.windows: tuple[WindowGroup, ...] = ()
+        self.maps: tuple[np.ndarray | None, ...] = (None,)
+        if isinstance(allocator, GroupedAllocator):
+            self.windows, self.maps = allocator.windows, allocator.maps
         self.num_uncached_pages = 0
         self.num_kept = self._num_set_rows = 0
-        self.num_pages = allocator.num_total
         self._allocator = allocator
         self._cache = cache
         self._free_rows = list(range(max_running, 0, -1))
+
+    @property
+    def num_pages(self) -> int:
+        """How many pages the pool has, without page 0."""
+        return self._allocator.num_total
 
     @property
     def num_free_rows(self) -> int:
@@ -69,8 +84,9 @@ class RequestTable:
 
     @property
     def num_available_pages(self) -> int:
-        """Pages that are free, or that an eviction frees."""
-        return self._allocator.num_free + self._cache.num_evictable
+        """Pages that rows can get: those that are free or that an eviction frees, if they can get all their parts."""
+        available = self._allocator.num_free + self._cache.num_evictable
+        return min(available, *(group.num_available_pages for group in self.windows)) if self.windows else available
 
     @property
     def tree_work(self) -> int:
@@ -80,7 +96,11 @@ class RequestTable:
     @property
     def num_yielding_pages(self) -> int:
         """Pages that would become available if all holds ended."""
-        return self._cache.num_yielding
+        if not self.windows:
+            return self._cache.num_yielding
+        most = self._allocator.num_free + self._cache.num_evictable + self._cache.num_yielding
+        most = min(most, *(group.num_available_pages + group.num_yielding_pages for group in self.windows))
+        return most - self.num_available_pages
 
     def pages_for(self, num_tokens: int) -> int:
         """How many pages so many tokens take."""
@@ -98,14 +118,50 @@ class RequestTable:
         """Gives a request a row and locks its longest cached prefix. There must be a free row."""
         assert running.watch is not None, "a request waits until it is admitted"
         match = self._cache.match_watched(running.watch)
-        if (num_trusted := running.trusted(match.num_tokens, self.page_size)) < match.num_tokens:
-            match = self._cache.match(running.key[:num_trusted], running.request.namespace)
+        if (num_usable := self._num_usable(running, match)) < match.num_tokens:
+            match = self._cache.match(running.key[:num_usable], running.request.namespace)
         row = self._free_rows.pop()
         self.pages[row, : len(match.pages)] = match.pages
         if len(match.pages):
             self.dirty_rows.add(row)
             self._num_set_rows += 1
-        return Placement(row, self._cache.lock(match), len(match.pages), match.num_tokens)
+        seen_from = [max(len(match.pages) - group.num_needed, 0) for group in self.windows]
+        for group, first in zip(self.windows, seen_from, strict=True):
+            group.use(match.pages[first:])
+        return Placement(row, self._cache.lock(match), len(match.pages), match.num_tokens, seen_from=seen_from)
+
+    def _num_usable(self, running: RunningRequest, match: PrefixMatch) -> int:
+        """How many tokens of a cached prefix a request can use. The last window before its end must be there."""
+        usable = running.trusted(match.num_tokens, self.page_size)
+        while self.windows:
+            pages = match.pages[: usable // self.page_size]
+            fewer = min(group.num_usable(pages) for group in self.windows) * self.page_size
+            fewer = running.trusted(fewer, self.page_size)
+            if fewer == usable:
+                break
+            usable = fewer
+        return usable
+
+    def _seen(self, place: Placement) -> Iterator[tuple[WindowGroup, int]]:
+        """Each group of layers with a window, with the first page that counts as in the window of a row."""
+        return zip(self.windows, place.seen_from, strict=True)
+
+    def move_windows(self, places: Sequence[Placement], least: int) -> None:
+        """Moves the windows of rows on to where these are now, so that other pages can get the parts behind them.
+
+        It is called before a step is planned: what the step before it reads may be written by the next one only. As
+        long as `least` pages are available, a window moves by several pages at a time.
+        """
+        for index, group in enumerate(self.windows):
+            stride = group.stride if group.num_available_pages >= least else 0
+            left = []
+            for place in places:
+                first = group.first_seen(place.num_dispatched)
+                if first > place.seen_from[index] + stride:
+                    left.append(self.pages[place.row, place.seen_from[index] : first])
+                    place.seen_from[index] = first
+            if left:
+                group.leave(np.concatenate(left))
 
     def num_branch_pages(self, request: Request) -> int:
         """Pages that the branches of a joined request need until it has its row."""
@@ -163,6 +219,8 @@ class RequestTable:
         start = place.first_page * self.page_size
         tokens = running.key[start : running.match_limit]
         report = self.words.readable(self._cache.explain(place.lock.node, tokens, running.namespace))
+        if self.windows and self._cache.matched_len(tokens, running.namespace) > report.matched_tokens:
+            report = CacheReport(matched_tokens=report.matched_tokens, matchable_tokens=report.matchable_tokens)
         behind = None if report.first_difference is None else start + report.first_difference
         matched, matchable = start + report.matched_tokens, start + report.matchable_tokens
         return dataclasses.replace(report, matched_tokens=matched, matchable_tokens=matchable, first_difference=behind)
@@ -190,16 +248,23 @@ class RequestTable:
         num_pages = self.pages_for(place.num_dispatched) if keeps_own else place.num_tree_pages
         row = self.pages[place.row]
         pages, own = row[first_page:num_pages].copy(), row[place.num_tree_pages : num_pages].copy()
+        firsts = [max(first, group.first_seen(place.num_dispatched)) for group, first in self._seen(place)]
+        seen = tuple(row[first : place.num_tree_pages].copy() for first in firsts)
+        for group, its_pages in zip(self.windows, seen, strict=True):
+            group.use(its_pages, yields=yields)
         if keeps_own:
+            assert not self.windows, "joined requests need layers that see all tokens"
             place.num_dispatched = place.num_tree_pages * self.page_size
         self.release(place)
         self.num_kept += 1
-        return KeptPrefix(lock, pages, own, first_page)
+        return KeptPrefix(lock, pages, own, first_page, seen)
 
     def drop(self, kept: KeptPrefix) -> None:
         """Gives back a prefix that `keep` has kept. It must be called once."""
         self._allocator.free(kept.own)
         self.num_uncached_pages -= len(kept.own)
+        for group, pages in zip(self.windows, kept.seen, strict=True):
+            group.leave(pages, yields=kept.lock.yields)
         self._cache.unlock(kept.lock)
         self.num_kept -= 1
 
@@ -213,6 +278,8 @@ class RequestTable:
         own = self.pages[place.row, place.num_tree_pages : self.pages_for(place.num_dispatched)]
         self._allocator.free(own)
         self.num_uncached_pages -= len(own)
+        for group, first in self._seen(place):
+            group.leave(self.pages[place.row, first : place.num_tree_pages])
         for kept in place.before:
             self.drop(kept)
         self._cache.unlock(place.lock)
@@ -223,6 +290,7 @@ class RequestTable:
         self._free_rows.append(place.row)
         self.dirty_rows.discard(place.row)
         self.copies.pop(place.row, None)
+        self.lacking.pop(place.row, None)
 
     def grow(self, place: Placement, num_tokens: int) -> None:
         """Gives a row pages for new tokens, of which there may be `room`. Evicts other pages if it must."""
@@ -273,12 +341,19 @@ class RequestTable:
         key = running.key[begin * self.page_size : count * self.page_size]
         result = self._cache.extend(place.lock, key, own, (begin - place.first_page) * self.page_size)
         if result.num_existing:  # if copies to these pages are still to be made, they come before any step that writes
+            self._hand_over(place.row, begin, own[: result.num_existing], result.pages[: result.num_existing])
             self._allocator.free(own[: result.num_existing])
             self.pages[place.row, begin:count] = result.pages
             self.dirty_rows.add(place.row)
         self.num_uncached_pages -= count - begin
         place.num_tree_pages = count
         return (begin + result.num_existing) * self.page_size
+
+    def _hand_over(self, row: int, begin: int, own: np.ndarray, others: np.ndarray) -> None:
+        """Lets pages of the tree, some of which may lack parts, take the place of a row's pages from `begin` on."""
+        lacking = [begin + np.flatnonzero(group.hand_over(own, others)) for group in self.windows]
+        if any(map(len, lacking)):
+            self.lacking[row] = [np.empty(0, np.int64), *lacking][-len(self.maps) :]
 
     def _num_shared(self, running: RunningRequest, num_tokens: int) -> int:
         """How many of the first tokens of a row may go into the tree. All tokens of a text may.
@@ -297,12 +372,12 @@ class RequestTable:
     @property
     def page_counts(self) -> tuple[int, ...]:
         """The pages of each of `POOL_TERMS`, which together are all."""
-        return (
-            self._allocator.num_free,
-            self._cache.num_evictable,
-            self._cache.num_protected,
-            self.num_uncached_pages,
-        )
+        return (self.num_free_pages, self._cache.num_evictable, self._cache.num_protected, self.num_uncached_pages)
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that nobody owns."""
+        return self._allocator.num_free
 
     def check_integrity(self) -> None:
         """Asserts the equation of pages, and that nothing is locked when nothing runs. It takes under a microsecond."""
@@ -310,9 +385,14 @@ class RequestTable:
         assert sum(counts) == self.num_pages, (
             f"{' + '.join(POOL_TERMS)} = {counts} must add up to {self.num_pages} pages"
         )
+        for group in self.windows:
+            assert sum(group.counts) == group.num_total, (
+                f"{' + '.join(WINDOW_TERMS)} = {group.counts} must add up to {group.num_total} parts"
+            )
         if self.num_free_rows == len(self.pages) - 1:
             assert self.num_kept or not self._cache.num_protected, "a prefix is locked, but no request runs"
             assert self.num_kept or not self.num_uncached_pages, "a row has pages, but no request runs"
+            assert self.num_kept or not any(group.num_in_use for group in self.windows), "a window was not left"
 
 
 def _zeros(*shape: int) -> np.ndarray:

@@ -162,7 +162,7 @@ async def _serve(
     opening = asyncio.create_task(_open(client, engine, server, telemetry, directories, door.threads))
     dying = asyncio.create_task(client.death())
     ending = asyncio.create_task(told_to_end.is_made.wait())
-    warming: asyncio.Task[None] | None = None
+    warming = asyncio.create_task(client.grammars.warm())  # while the engine loads
     try:
         await asyncio.wait({serving, opening, ending}, return_when=asyncio.FIRST_COMPLETED)
         if not opening.done():
@@ -170,7 +170,6 @@ async def _serve(
         door.front = await opening
         greet(_greeting(door.front, listener, time.monotonic() - started_at))
         notify(READY)
-        warming = asyncio.create_task(_warm(client))
         await asyncio.wait({serving, dying, ending}, return_when=asyncio.FIRST_COMPLETED)
         if not dying.done():
             draining = asyncio.create_task(drain(told_to_end, door, lambda: bool(http.server_state.tasks)))
@@ -183,8 +182,7 @@ async def _serve(
         http.should_exit = True
         await serving
         for task in (opening, dying, ending, warming):
-            if task is not None:
-                task.cancel()
+            task.cancel()
         door.threads.close()
 
 
@@ -220,12 +218,6 @@ async def _tidy(client: ServedEngine) -> None:
         await client.ready()
         await asyncio.sleep(FIRST_REQUEST_S)
         await collect_garbage()
-
-
-async def _warm(client: ServedEngine) -> None:
-    """Prepares what the first requests with a grammar or a pattern would wait for, after the very first request."""
-    await asyncio.sleep(FIRST_REQUEST_S)
-    await client.grammars.warm()
 
 
 @final

@@ -9,6 +9,7 @@ from jsg.cache.node import Node, path_up
 from jsg.cache.radix import RadixCache, _join_pages
 from jsg.cache.watch import Watch, WatchGroup, _common
 from jsg.cache.watch_index import WatchIndex
+from jsg.cache.windows import GroupedAllocator, WindowGroup
 
 
 def check_cache(cache: RadixCache) -> None:
@@ -112,3 +113,23 @@ def check_allocator(allocator: PageAllocator) -> None:
     assert (allocator._index[free] == np.arange(allocator.num_free)).all(), "a free page is misplaced"
     assert (allocator._index != _USED).sum() == allocator.num_free, "a page in use has an index among the free ones"
     assert allocator._index[0] == _USED, "page 0 is free"
+    for group in allocator.windows if isinstance(allocator, GroupedAllocator) else ():
+        check_window_group(group)
+        assert not group.parts[free].any(), "a free page has a part"
+
+
+def check_window_group(group: WindowGroup) -> None:
+    """Asserts the invariants. Walks all pages and the queue."""
+    check_allocator(group._numbers)
+    there = np.flatnonzero(group.parts)
+    parts = group.parts[there]
+    assert len(np.unique(parts)) == len(parts), "two pages have one part"
+    assert not group._numbers.is_free(parts).any() and not group.parts[0], "a part in use is free, or page 0 has one"
+    in_use = group._users > 0
+    assert (group.parts[in_use] > 0).all() and (group._users >= group._holds).all() and (group._holds >= 0).all()
+    counts = len(there) - in_use.sum(), in_use.sum(), (in_use & (group._users == group._holds)).sum()
+    assert (group.num_evictable, group.num_in_use, group.num_yielding_pages) == counts, "parts are counted wrongly"
+    assert sum(group.counts) == group.num_total
+    entries = [page for turn, pages in group._queue for page in pages[group._turns[pages] == turn].tolist()]
+    assert sorted(entries) == np.flatnonzero((group.parts > 0) & ~in_use).tolist(), "the queue and the pages differ"
+    assert group._num_entries == sum(len(pages) for _, pages in group._queue)

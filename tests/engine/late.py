@@ -141,6 +141,6 @@ class LateCore(EngineCore):
             super().__init__(*args, **options)
 
 
-def _pool_of_one_size(kv_shapes: Any, num_pages: int, page_size: int, *args: Any, **options: Any) -> Any:
+def _pool_of_one_size(kv_shapes: Any, num_pages: list[int], page_size: int, *args: Any, **options: Any) -> Any:
     least = -(-POOL_TOKENS // page_size) + 1
-    return make_pool(kv_shapes, max(num_pages, least), page_size, *args, **options)
+    return make_pool(kv_shapes, [max(count, least) for count in num_pages], page_size, *args, **options)

@@ -69,6 +69,7 @@ def test_devices_that_are_not_here_hold_as_much_as_those_that_are(tmp_path, tp_s
 def test_an_8b_llama_on_an_h200_and_on_smaller_cards(tmp_path):
     made = report(write(tmp_path, LLAMA_8B) / "config.json")
     assert (made.problems, made.kv_bytes, made.context_length) == ((), 131_072, 16_384)
+    assert made.request_bytes == 131_072 * 16_384
     tokens = {(fit.card, fit.quantization, fit.tp_size): fit for fit in made.fits}
     assert len(tokens) == len(made.fits) == len(NAMES) * 16
     assert tokens["l4", "none", 1].tokens < 16_384 and not tokens["l4", "none", 1].fits
@@ -78,6 +79,13 @@ def test_an_8b_llama_on_an_h200_and_on_smaller_cards(tmp_path):
     shown = str(made)
     assert "LlamaForCausalLM, 32 layers of width 4096" in shown and "15.0 GiB in bfloat16" in shown
     assert f"({tokens['l4', 'none', 1].tokens})" in shown
+
+
+def test_layers_with_a_window_keep_a_part_of_a_request(tmp_path):
+    window = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 1024}
+    made = report(write(tmp_path, LLAMA_8B | window | {"rope_parameters": None}), chunked_prefill_size=2048)
+    assert (made.problems, made.kv_bytes, made.request_bytes) == ((), 131_072, 131_072 * (1024 + 2048))
+    assert "384.0 MiB for a request of 16384 tokens" in str(made)
 
 
 def test_the_bound_of_a_step_leaves_nearly_what_compiled_programs_leave(tmp_path):

@@ -130,16 +130,16 @@ def test_the_timed_step_reads_what_it_says(core: EngineCore, steps: DecodeSteps)
     assert pages.shape == core.scheduler.table.pages.shape
     assert len(set(used.flat)) == used.size
     assert used.min() >= 1
-    assert used.max() <= steps.pool_tokens
+    assert used.max() < min(steps.num_pages)
     assert not pages[key.num_rows + 1 :].any()
 
 
 def test_a_row_is_as_long_as_context_and_pool_allow(steps: DecodeSteps):
     one, four = steps.keys()
-    assert dataclasses.replace(steps, context_length=9999, pool_tokens=9999).context(one) == selfcheck.CONTEXT
-    assert dataclasses.replace(steps, pool_tokens=100).context(four) == 24
-    assert dataclasses.replace(steps, pool_tokens=128, page_size=16).context(four) == 31
-    nothing = dataclasses.replace(steps, pool_tokens=7)
+    assert dataclasses.replace(steps, context_length=9999, num_pages=(10_000,)).context(one) == selfcheck.CONTEXT
+    assert dataclasses.replace(steps, num_pages=(500, 101)).context(four) == 24
+    assert dataclasses.replace(steps, num_pages=(9,), page_size=16).context(four) == 31
+    nothing = dataclasses.replace(steps, num_pages=(8,))
     assert nothing.time(four, Rates(1.0, 1.0), time.monotonic()) is None
 
 

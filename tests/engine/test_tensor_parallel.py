@@ -19,13 +19,18 @@ NUM_NEW = 24
 FAMILIES = {
     "llama_gqa_head_dim": (2, 4),  # two key-value heads: on four devices each is there twice
     "llama_tied": (4,),  # one
+    "deepseek_v3": (2,),  # each device has all latent rows
     "gpt_oss": (2,),  # a sink for each head, and biases of experts
     "mistral_window": (4,),
     "mixtral": (2,),
     "qwen2": (2,),
     "qwen2_moe": (2,),
+    "granitemoe": (2,),  # experts in one tensor
+    "glm4_moe": (2,),
+    "minimax_m2": (2,),  # norms of all heads together, of which a part is turned
+    "ernie4_5_moe": (2,),
     "gemma2": (2,),
-    "gemma3_nested": (2,),
+    "gemma3": (2,),
     "olmo2": (2,),  # norms of all heads together
     "phi3": (2,),  # fused projections
     "glm4": (2,),  # the same, and neighbours are turned together
@@ -91,7 +96,7 @@ def test_the_memory_plan_is_that_of_each_device(family):
 def test_a_step_adds_up_twice_a_layer_and_once_for_the_embedding(family):
     """And once more a layer for norms of all heads together; XLA adds up two blocks side by side at once."""
     variant, by_count = family
-    each = {"olmo2": 3, "cohere2": 1}.get(variant, 2)
+    each = {"olmo2": 3, "minimax_m2": 3, "cohere2": 1}.get(variant, 2)
     num_layers = VARIANTS[variant]["num_hidden_layers"]
     assert by_count[1]["collectives"]["forward"] == [0, 0, 0]
     for count in FAMILIES[variant]:
@@ -152,15 +157,19 @@ def test_they_add_up_as_often_and_say_what_they_share(by_experts):
 
 
 @pytest.mark.slow
-def test_experts_of_their_own_in_8_bits_and_bit_for_bit(tmp_path: Path, compile_cache_dir: str):
+@pytest.mark.parametrize(("variant", "count"), [("mixtral", 4), ("glm4_moe", 2)])
+def test_experts_of_their_own_in_8_bits_and_bit_for_bit(
+    tmp_path: Path, compile_cache_dir: str, variant: str, count: int
+):
     """Deterministically an answer has the same bits alone, and from other chunks, as beside others.
 
     All engines are deterministic, because such ones run a third of the programs.
     """
-    write_checkpoint(tmp_path, "mixtral", random_tensors("mixtral", 0))
-    common = {"variant": "mixtral", "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 12}
+    write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
+    common = {"variant": variant, "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 12}
     knobs = {"quantization": "int8", **small.DETERMINISTIC}
-    runs = [{**common, "tp_size": count, "knobs": knobs | {"ep_size": groups}} for count, groups in ((1, 1), (4, 2))]
+    counts = ((1, 1), (count, 2))
+    runs = [{**common, "tp_size": devices, "knobs": knobs | {"ep_size": groups}} for devices, groups in counts]
     alone, several = answers(runs)
     assert several["tokens"] == alone["tokens"]
     assert several["scored_alone"] == several["prompt_logprobs"] + several["logprobs"]

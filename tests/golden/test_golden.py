@@ -38,6 +38,7 @@ class Golden(Recorded):
 
 
 FAST = (
+    "cohere2",
     "gemma3_nested",
     "llama_biases",
     "llama_tied",

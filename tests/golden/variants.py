@@ -17,7 +17,7 @@ from tests.golden.other_families import OTHERS, VOCAB
 
 SHAPES = Path(__file__).parent / "data" / "shapes.json"
 """Names and shapes of the tensors of the variants in `OTHERS`, as transformers saves them."""
-NORMS_ADD_ONE = ("gemma2", "gemma3_text")
+NORMS_ADD_ONE = ("gemma2", "gemma3", "gemma3_text")
 """`model_type` of families whose norms scale by 1 + the weight."""
 NORMS = ("norm.weight", "layer_norm1.weight", "layer_norm2.weight")
 
@@ -210,9 +210,14 @@ def random_numbers(key: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def random_tensor(key: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A projection keeps the size of what it is given; norms scale by about 1; biases are small."""
+    """A projection keeps the size of what it is given; norms scale by about 1; biases are small.
+
+    Those of choices of experts are so small that no expert is left out.
+    """
     uniform = random_numbers(key, shape)
-    if len(shape) == 3:  # the kernels of all experts, in either order of their axes
+    if name.endswith("e_score_correction_bias"):
+        values = 0.04 * uniform
+    elif len(shape) == 3:  # the kernels of all experts, in either order of their axes
         values = uniform * shape[-1] ** -0.5
     elif len(shape) > 1:
         values = uniform * math.prod(shape[1:]) ** -0.5

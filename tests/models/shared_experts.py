@@ -1,7 +1,7 @@
 """The sparse block on one device and shared out over several: `python -m tests.models.shared_experts DIRECTORY`.
 
 A process of its own, because JAX decides how many CPU devices it makes up when it starts. Standard input has a list of
-cases, each {"implementation", "groups", "quantization"}; standard output has what came of each.
+cases, each {"implementation", "devices", "groups", "quantization"}; standard output has what came of each.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ from jsg.models.experts import SparseFeedForward
 from jsg.models.loading import load_model
 from jsg.models.tensor_parallel import make_mesh, spec_of
 
-DEVICES = 4
+MOST_DEVICES = 4
 TOKENS = 24
 
 
 def run(directory: Path, count: int, case: dict[str, Any], tokens: list[np.ndarray]) -> list[np.ndarray]:
-    """The first layer's block over all tokens; every device's result, which must be the same."""
+    """The first sparse block over all tokens; every device's result, which must be the same."""
     groups = case["groups"] if count > 1 else 1
     config, mesh = read_spec(directory).over_devices(count, groups), make_mesh(count, groups)
     model = cast(Any, load_model(directory, config, quantization=case["quantization"], mesh=mesh))
-    graph, state = nnx.split(cast(SparseFeedForward, model.layers[0].mlp))
+    graph, state = nnx.split(next(layer.mlp for layer in model.layers if isinstance(layer.mlp, SparseFeedForward)))
 
     def block(state: nnx.State, x: jax.Array) -> jax.Array:
         return nnx.merge(graph, state)(x)
@@ -58,7 +58,7 @@ def answer(directory: Path, case: dict[str, Any]) -> dict[str, Any]:
     broken[3, 5], broken[4], broken[9, 0] = np.nan, np.nan, np.inf
     uses = {"triton": mock.patch.dict(ops.BEST, cpu="triton"), "reference": contextlib.nullcontext()}
     with uses[case["implementation"]]:
-        several = run(directory, DEVICES, case, [mixed, alike, broken])
+        several = run(directory, case["devices"], case, [mixed, alike, broken])
     alone = run(directory, 1, case, [mixed, alike, broken])
     is_broken = ~np.isfinite(several[2]).all(1)
     return {
@@ -70,7 +70,7 @@ def answer(directory: Path, case: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     cases, directory = json.load(sys.stdin), Path(sys.argv[1])
-    jax.config.update("jax_num_cpu_devices", DEVICES)
+    jax.config.update("jax_num_cpu_devices", MOST_DEVICES)
     json.dump([answer(directory, case) for case in cases], sys.stdout)
 
 

@@ -84,7 +84,11 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "Glm4ForCausalLM": (2, 1e4, 1.5625e-7, 131072, {None}, None),
         "Gemma2ForCausalLM": (4, 1e4, 1e-6, 8192, {4096, None}, 2),
         "Gemma3ForCausalLM": (4, 1e4, 1e-6, 131072, {4096, None}, 2),
+        "Olmo3ForCausalLM": (32, 5e5, 1e-5, 2048, {4096, None}, None),
+        "Exaone4ForCausalLM": (32, 1e4, 1e-5, 2048, {4096, None}, 0),
+        "HunYuanDenseV1ForCausalLM": (32, 1e4, 1e-5, 2048, {None}, 1),
         "GraniteMoeForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
+        "DeepseekV3ForCausalLM": (1, 1e4, 1e-6, 4096, {None}, 0),
         "Glm4MoeForCausalLM": (8, 1e4, 1e-5, 131072, {None}, None),
         "MiniMaxM2ForCausalLM": (8, 5e6, 1e-6, 196608, {None}, 200034),
         "Ernie4_5_MoeForCausalLM": (4, 5e5, 1e-5, 131072, {None}, 1),
@@ -99,7 +103,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         windows,
         bos,
     )
-    family_head_dim = FAMILIES[architecture].defaults["head_dim"]
+    family_head_dim = FAMILIES[architecture].defaults.get("head_dim")
     half = read(tmp_path, {"architectures": [architecture], "hidden_size": 64 * config.layers[0].attention.heads})
     assert half.layers[0].attention.head_dim == (family_head_dim or 64)
 
@@ -154,6 +158,7 @@ def test_a_family_reads_what_it_declares_and_nothing_else(tmp_path, monkeypatch)
 
 
 READ_FOR_ALL = (
+    "alpha",
     "pad_token_id",
     "auto_map",
     "is_causal",

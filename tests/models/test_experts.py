@@ -1,6 +1,8 @@
 """The sparse feed-forward block against a loop over tokens, and what keeps its tokens apart."""
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,10 @@ import pytest
 from flax import nnx
 
 from jsg.errors import ModelError
+from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.choice_spec import ChoiceSpec
+from jsg.kernels_pallas.reference_routes import Routes
+from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec, RouterSpec, SharedExpertSpec
 from jsg.models.experts import SparseFeedForward
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
 from tests.models.test_config import read
@@ -23,9 +29,16 @@ def block(tmp_path_factory: pytest.TempPathFactory) -> SparseFeedForward:
     config = read(tmp_path_factory.mktemp("config"), CONFIG)
     assert (config.hidden_size, config.layers[0].mlp.inner) == (WIDTH, INNER)
     assert (config.layers[0].mlp.count, config.layers[0].mlp.router.choice.per_token) == (EXPERTS, CHOSEN)
-    block = SparseFeedForward(config.layers[0].mlp, "", WIDTH, jnp.float32)
+    return random_block(config.layers[0].mlp, jnp.float32)
+
+
+def random_block(spec: ExpertsSpec, dtype: jax.typing.DTypeLike) -> SparseFeedForward:
+    """A block whose projections keep the size of what they are given, with biases of up to about 1/2."""
+    block = SparseFeedForward(spec, "", WIDTH, dtype)
     for index, param in enumerate(jax.tree.leaves(nnx.state(block), is_leaf=lambda leaf: isinstance(leaf, nnx.Param))):
-        param.set_value(jax.random.normal(jax.random.key(index), param.shape) * param.shape[-2] ** -0.5)
+        summed = max([16, *param.shape[-2:-1]])
+        value = jax.random.normal(jax.random.key(index), param.shape) * summed**-0.5
+        param.set_value(value.astype(param.get_value().dtype))
     return block
 
 
@@ -82,6 +95,65 @@ def test_a_token_that_is_not_finite_stays_alone(run):
         assert np.array_equal(np.delete(out, 3, 0), np.delete(clean, 3, 0))
 
 
+ROUTER = RouterSpec(
+    choice=ChoiceSpec(per_token=CHOSEN, score="sigmoid", least_sum=1e-3, factor=2.5),
+    has_bias=True,
+    choice_bias="choice",
+)
+SHARED = SharedExpertSpec(block=FeedForwardSpec(inner=32))
+
+
+def test_a_router_with_biases_and_a_shared_block_without_a_gate():
+    """The bias of the projection counts in the weights, that of the choice does not."""
+    block = random_block(ExpertsSpec(count=EXPERTS, inner=INNER, router=ROUTER, shared=SHARED), jnp.float32)
+    x = tokens(40)
+    exact = x.astype(np.float64)
+    logits = exact @ np.asarray(block.router[...], np.float64) + np.asarray(block.router_bias[...], np.float64)
+    scores = 1 / (1 + np.exp(-logits))
+    chosen = np.argsort(-(scores + np.asarray(block.choice_bias[...], np.float64)), axis=1)[:, :CHOSEN]
+    assert (chosen != np.argsort(-scores, axis=1)[:, :CHOSEN]).any()
+    weights = np.take_along_axis(scores, chosen, 1)
+    weights *= 2.5 / weights.sum(1, keepdims=True)
+    kernels = [np.asarray(getattr(block, name)[...], np.float64) for name in ("gate", "up", "down")]
+    gate, up = np.moveaxis(np.asarray(block.shared.gate_up.kernel[...], np.float64), 1, 0)
+    expected = gated_by_hand(exact, gate, up, np.asarray(block.shared.down.kernel[...], np.float64))
+    for row, experts, shares in zip(range(40), chosen, weights, strict=True):
+        for expert, share in zip(experts, shares, strict=True):
+            expected[row] += share * gated_by_hand(exact[row], *(kernel[expert] for kernel in kernels))
+    np.testing.assert_allclose(np.asarray(block(jnp.asarray(x))), expected, rtol=0, atol=5e-5)
+
+
+def gated_by_hand(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.ndarray:
+    return (x @ gate / (1 + np.exp(-(x @ gate))) * (x @ up)) @ down
+
+
+def test_what_stays_float32_in_a_model_of_bfloat16(monkeypatch: pytest.MonkeyPatch):
+    """The bias of a choice always; a router and the weights if the record says so."""
+    given: list[jax.Array] = []
+    routes = ops.expert_routes
+
+    def noted(logits: jax.Array, choice: ChoiceSpec, **how: Any) -> Routes:
+        given.append(logits)
+        return routes(logits, choice, **how)
+
+    monkeypatch.setattr(ops, "expert_routes", noted)
+    plain = RouterSpec(choice=ChoiceSpec(per_token=CHOSEN), choice_bias="choice")
+    long = dataclasses.replace(plain, is_float32=True)
+    unrounded = dataclasses.replace(long, rounds_weights=False)
+    made = [
+        random_block(ExpertsSpec(count=EXPERTS, inner=INNER, router=router), jnp.bfloat16)
+        for router in (plain, long, unrounded)
+    ]
+    assert [block.choice_bias[...].dtype for block in made] == [jnp.float32] * 3
+    assert [block.router[...].dtype for block in made] == [jnp.bfloat16, jnp.float32, jnp.float32]
+    x = jnp.asarray(tokens(40)).astype(jnp.bfloat16)
+    results = [np.asarray(block(x).astype(jnp.float32)) for block in made]
+    exact = np.asarray(x, np.float64) @ np.asarray(made[1].router[...], np.float64)
+    errors = [np.abs(np.asarray(logits, np.float64) - exact).max() for logits in given]
+    assert errors[0] > 1e-3 > 1e-5 > errors[1] == errors[2]
+    assert not np.array_equal(results[1], results[2]) and np.abs(results[1] - results[2]).max() < 0.05
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -94,17 +166,21 @@ def test_numbers_of_experts_are_checked(tmp_path, changes: dict, message: str):
         read(tmp_path, CONFIG | changes)
 
 
+DEVICES = {"mixtral": 4, "gpt_oss": 4, "glm4_moe": 2}
+"""Which share out a small model of each family."""
+
+
 @pytest.mark.parametrize(
     ("variant", "implementation", "quantization", "groups"),
     [
+        ("mixtral", "reference", "none", (2,)),
+        ("glm4_moe", "reference", "none", (2,)),
         ("gpt_oss", "reference", "none", (2,)),  # each group of two devices adds its biases once
+        pytest.param("mixtral", "triton", "int8", (1, 2, 4), marks=pytest.mark.slow),
+        pytest.param("glm4_moe", "triton", "int8", (1, 2), marks=pytest.mark.slow),
         *(
-            pytest.param("mixtral", *case, (1, 2, 4), marks=[pytest.mark.slow, *more])
-            for case, more in (
-                (("reference", "none"), [pytest.mark.long]),
-                (("triton", "none"), [pytest.mark.long]),
-                (("triton", "int8"), []),
-            )
+            pytest.param("mixtral", name, "none", (1, 2, 4), marks=[pytest.mark.slow, pytest.mark.long])
+            for name in ("reference", "triton")
         ),
         pytest.param("gpt_oss", "triton", "int8", (1, 4), marks=pytest.mark.slow),
     ],
@@ -112,13 +188,14 @@ def test_numbers_of_experts_are_checked(tmp_path, changes: dict, message: str):
 def test_devices_with_experts_of_their_own_make_what_one_makes(
     tmp_path, variant: str, implementation: str, quantization: str, groups: tuple[int, ...]
 ):
-    """Four devices in one, two and four groups; some of them without a token. What is not finite stays alone.
+    """In one group and in several; some devices without a token. What is not finite stays alone.
 
-    In one, two and four groups it is long without quantisation.
+    GLM-4.5 has groups of experts, a bias of the choice, and a block that all tokens use. Mixtral in one, two and four
+    groups is long without quantisation.
     """
     write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
-    told = [{"implementation": implementation, "quantization": quantization, "groups": count} for count in groups]
-    for result in said("tests.models.shared_experts", str(tmp_path), told=told):
+    case = {"implementation": implementation, "quantization": quantization, "devices": DEVICES[variant]}
+    for result in said("tests.models.shared_experts", str(tmp_path), told=[case | {"groups": n} for n in groups]):
         assert max(result["differences"]) < 1e-5
         assert result["broken"] == [3, 4, 9]
         assert result["others_are_as_before"]

@@ -57,6 +57,27 @@ def test_scores_depend_on_the_distance_only():
     assert score(7, 3) != pytest.approx(score(7, 4), abs=1e-2)
 
 
+@pytest.mark.parametrize("is_interleaved", [False, True])
+@pytest.mark.parametrize("rotated", [None, 12])
+def test_heads_in_another_order_are_turned_as_in_the_file(rotated: int | None, is_interleaved: bool):
+    """Pairs of the file are turned and scaled; what is behind them stays as it is."""
+    width, position, scale = rotated or 16, 9, 1.25
+    factors = tuple(1.0 + i / 4 for i in range(width // 2))
+    rope = RopeSpec(
+        type="longrope", factors=factors, attention_factor=scale, rotated=rotated, is_interleaved=is_interleaved
+    )
+    head = np.random.default_rng(0).standard_normal(16)
+    pairs = [(2 * i, 2 * i + 1) if is_interleaved else (i, i + width // 2) for i in range(width // 2)]
+    wanted = head.copy()
+    for i, (first, second) in enumerate(pairs):
+        turn = scale * np.exp(1j * position / factors[i] / 1e4 ** (2 * i / width)) * complex(head[first], head[second])
+        wanted[first], wanted[second] = turn.real, turn.imag
+    order = list(rope.row_order(16) or range(16))
+    x = jnp.asarray(head[order], jnp.float32)[None, None]
+    found = rotate(x, *rotation(jnp.array([position]), rope, 16))
+    np.testing.assert_allclose(found[0, 0], wanted[order], atol=1e-5)
+
+
 def test_bfloat16_heads_are_turned_in_float32():
     x = jnp.ones((1, 1, 8), jnp.bfloat16)
     turned = rotate(x, *rotation(jnp.array([1001]), RopeSpec(), 8))

@@ -85,6 +85,10 @@ def test_what_the_whole_file_may_not_say(tmp_path):
         read(tmp_path, whole(text, audio_config={"x": 1}))
     with pytest.raises(ModelError, match="use_bidirectional_attention must be false"):
         read(tmp_path, whole(text | {"use_bidirectional_attention": True}))
+    with pytest.raises(ModelError, match="has no field 'attn_logit_softcapping'"):
+        read(tmp_path, whole(text | {"attn_logit_softcapping": 50.0}))
+    with pytest.raises(ModelError, match="rope_parameters must have an object for each kind of layer"):
+        read(tmp_path, whole(text | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}))
 
 
 ROPE = {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024, "model_type": "gemma3_text"}

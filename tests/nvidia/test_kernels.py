@@ -156,10 +156,11 @@ def test_page_size_does_not_change_the_inner_loop(nvdisasm):
     }
 
 
-@pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize("norms", [None, "bfloat16", "float32"])
 @pytest.mark.parametrize(("pool_dtype", "page_size"), [("bfloat16", 1), ("bfloat16", 16), ("float8_e4m3fn", 1)])
-def test_rotate_and_write_is_in_place(pool_dtype: str, page_size: int, has_norms: bool):
-    program = rotation(pool_dtype, page_size, has_norms)
+def test_rotate_and_write_is_in_place(pool_dtype: str, page_size: int, norms: str | None):
+    """`norms` is the type of their weights. Those in float32 come after rotation here."""
+    program = rotation(pool_dtype, page_size, norms)
     _, kv_heads, head_dim = MODELS[LLAMA]
     elements = POOL_TOKENS * kv_heads * head_dim
     assert program.aliased_bytes == 2 * elements * jnp.dtype(pool_dtype).itemsize
@@ -169,23 +170,23 @@ def test_rotate_and_write_is_in_place(pool_dtype: str, page_size: int, has_norms
 
 
 @functools.cache
-def rotation(pool_dtype: str, page_size: int, has_norms: bool) -> Program:
+def rotation(pool_dtype: str, page_size: int, norms: str | None) -> Program:
     heads, kv_heads, head_dim = MODELS[LLAMA]
     pool = array(POOL_TOKENS // page_size, page_size, kv_heads, head_dim, dtype=pool_dtype)
     angles = array(ROWS, head_dim // 2, dtype="float32")
 
     def fn(qkv, cos, sin, slots, pools, weights):
-        norms = HeadNorms(*weights, 1e-6) if has_norms else None
-        return rotate_and_write(qkv, cos, sin, slots, pools, norms)
+        head_norms = HeadNorms(*weights, 1e-6, is_late=norms == "float32") if norms else None
+        return rotate_and_write(qkv, cos, sin, slots, pools, head_norms)
 
     joint = array(ROWS, kv_heads, (heads // kv_heads + 2) * head_dim)
     slots = array(ROWS, dtype="int32")
-    weights = (array(head_dim), array(head_dim)) if has_norms else ()
+    weights = (array(head_dim, dtype=norms), array(head_dim, dtype=norms)) if norms else ()
     return compile_for("h200", fn, joint, angles, angles, slots, (pool, pool), weights, donate=(4,))
 
 
 def test_rotate_and_write_instructions(nvdisasm):
-    counts = rotation("bfloat16", 1, True).instructions("rotate_and_write_kernel", nvdisasm)
+    counts = rotation("bfloat16", 1, "bfloat16").instructions("rotate_and_write_kernel", nvdisasm)
     assert having(counts, "LDL|STL") == set()
     assert having(counts, r"LDG\.E\.128") and having(counts, r"STG\.E\.128"), "heads are moved 16 bytes at a time"
 
@@ -307,7 +308,7 @@ CHOICES = {
     "qwen3-moe": (ChoiceSpec(per_token=8), False, 128, {8: 1, 256: 2, 8192: 2}),
     "glm-4.5": (ChoiceSpec(per_token=8, score="sigmoid", factor=2.5), True, 160, {8: 1, 256: 2}),
     "deepseek-v3": (
-        ChoiceSpec(per_token=8, score="sigmoid", groups=8, kept_groups=4, factor=2.5), True, 256, {8: 1, 8192: 2}
+        ChoiceSpec(per_token=8, score="sigmoid", groups=8, kept_groups=4, factor=2.5), True, 256, {4: 1, 8192: 2}
     ),
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ from jsg.engine.device.memory import SAMPLED_BYTES, copied_head_bytes, extend_bo
 from jsg.engine.device.programs import GREEDY, VARIANTS, Variant
 from jsg.sched.buckets import BucketKey, Phase
 from tests.models.test_published_shapes import published
+from tests.models.test_published_text_configs import PUBLISHED
 
 MAX_LAUNCHES = 10
 """Of a dense layer: two norms, four matmuls, rotation with the write to the pool, the activation, and attention in two:
@@ -140,6 +141,30 @@ COMMAND_R7B = {name: value for name, value in _OTHER_FIELDS.items() if name != "
     "sliding_window_pattern": 2,
     "tie_word_embeddings": True,
 }
+GEMMA3_12B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "vocab_size": 262_208,
+    "hidden_size": 3840,
+    "intermediate_size": 15_360,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 16_384,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 2,  # so that two layers are one of each kind
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
+GEMMA2_9B = GEMMA3_12B | {
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "vocab_size": 256_000,
+    "hidden_size": 3584,
+    "intermediate_size": 14_336,
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+    "sliding_window_pattern": None,
+    "rope_scaling": None,
+}
 LLAVA_NEXT_7B = llava_next_video(MISTRAL_7B | {"sliding_window": None}, CLIP_L_336)
 SHORTER = {"max_position_embeddings": 16_384}
 """As the 8B Llama: with a longer context the page table would be larger than what experts make of a step."""
@@ -149,12 +174,19 @@ FAMILIES = {
     "head-norms": (QWEN3_4B, {}),
     "biases": (QWEN2_7B, {}),
     "window": (MISTRAL_7B, {}),
+    "two-ropes": (GEMMA3_12B, {}),
+    "softcap": (GEMMA2_9B, {}),
     "experts": (MIXTRAL_8X7B, SHORTER),
     "larger-experts": (MIXTRAL_8X22B, SHORTER),
     "sinks": (GPT_OSS_20B, SHORTER),
     "images": (LLAVA_NEXT_7B, {}),
     "shared-expert": (published("qwen2_moe", "qwen2-57b-a14b"), SHORTER),
+    # With 128 experts and more, of which a token uses 8; the first of GLM's layers has none.
     "many-experts": (QWEN3_30B_A3B, SHORTER),
+    "sigmoids": (PUBLISHED["glm-4.5-air"][0], SHORTER),
+    "sigmoids-and-norms": (PUBLISHED["minimax-m2"][0], {**SHORTER, "attn_type_list": [1, 1]}),
+    "float32-router": (PUBLISHED["ernie-4.5-21b-a3b"][0], SHORTER),
+    "experts-in-one-tensor": (PUBLISHED["powermoe-3b"][0], SHORTER),
     "growing-queries": (published("ministral3", "ministral-3-8b"), SHORTER),
     "norms-over-heads": (published("olmo2", "olmo-2-13b"), {}),
     "no-rope": (published("smollm3", "smollm3-3b-base"), SHORTER | {"no_rope_layers": [1, 0]}),
@@ -164,7 +196,7 @@ FAMILIES = {
 }
 """A family that is not here has the records of one that is, up to sizes: Seed-OSS those of "biases", Ministral and
 Mistral Small those of "window"."""
-LONG = ("part-of-heads", "blocks-side-by-side")
+LONG = ("sigmoids-and-norms", "float32-router", "experts-in-one-tensor", "part-of-heads", "blocks-side-by-side")
 NAMES = [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in FAMILIES]
 
 

@@ -6,11 +6,13 @@ early, handed out twice or not told to the device holds a wrong hash.
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
+from jsg.cache.windows import GroupedAllocator, WindowGroup
 from jsg.engine.device import packing
 from jsg.engine.device.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
 from jsg.kernels_pallas.tile import GROUP_TILE, MIN_GROUP, QUERY_TILE, SHORT_TILE
@@ -61,12 +63,15 @@ def make_test_buckets(
 class SimulatedDevice:
     """Does with packed arrays what `step.forward` and `step.sample` do, at once, and checks all that it reads."""
 
-    def __init__(self, model: TokenModel, buckets: Buckets, num_pages: int, page_size: int, rows: int, columns: int):
+    def __init__(self, model: TokenModel, buckets: Buckets, allocator: PageAllocator, table: RequestTable):
         self._model = model
         self._buckets = buckets
-        self._page_size = page_size
-        self._kv = np.zeros(num_pages * page_size, np.int64)
-        self._page_table = np.zeros((rows, columns), np.int32)
+        self._page_size = table.page_size
+        rows, columns = table.pages.shape
+        self._windows = [None if numbers is None else group for numbers, group in groups_of(allocator, table)]
+        sizes = [(group or allocator).num_total + 1 for group in self._windows]
+        self._kvs = [np.zeros(size * table.page_size, np.int64) for size in sizes]
+        self._page_tables = [np.zeros((rows, columns), np.int32) for _ in sizes]
         self._last_token = np.zeros(rows, np.int32)
         self._vision = np.zeros(1000, np.int64)
         self._vision[NEWLINE_ROW] = NEWLINE
@@ -80,19 +85,23 @@ class SimulatedDevice:
             assert running.place is not None, "a request that does not run is to be admitted"
             self._owners[running.place.row] = running.place
         assert all(self._owners[entry.place.row] is entry.place for entry in batch.entries), "a row was not prepared"
-        for row in batch.dirty_rows:
-            self._page_table[row] = table.pages[row]
+        for page_table, numbers in zip(self._page_tables, table.maps, strict=True):
+            for row in batch.dirty_rows:
+                page_table[row] = table.pages[row] if numbers is None else numbers[table.pages[row]]
         for source, target in batch.copies:
             assert self._page_size > 1, "slots are copied that could be shared"
-            self._kv[target] = self._kv[source]
+            for kv in self._kvs:
+                kv[target] = kv[source]
         written = [row for encoding in batch.encodings for row in encoding.rows.tolist()]
         assert len(written) == len(set(written)) and not {DUMP_ROW, NEWLINE_ROW} & set(written)
         for encoding in batch.encodings:
             self._vision[encoding.rows] = features(encoding.pixels, is_video=encoding.is_video)
         key = self._program(batch)
-        packed = packing.pack_forward(batch, key, table.pages, self._page_size)
-        assert packed.dtype == np.int32 and len(packed) == sum(packed_sizes(key))
-        parts = PackedInputs(*np.split(packed, np.cumsum(packed_sizes(key))[:-1]))  # pyright: ignore[reportArgumentType]
+        packed = packing.pack_forward(batch, key, table.pages, self._page_size, table.maps)
+        sizes = packed_sizes(key, len(table.maps))
+        assert packed.dtype == np.int32 and len(packed) == sum(sizes)
+        parts = PackedInputs(*np.split(packed, np.cumsum(sizes)[:-1]))  # pyright: ignore[reportArgumentType]
+        parts = parts._replace(slots=np.asarray(parts.slots).reshape(len(table.maps), -1))  # pyright: ignore[reportArgumentType]
         check_packing(batch, key, parts)
         assert key.phase is Phase.EXTEND or (np.asarray(parts.token_ids) < VOCAB).all(), "a decode step has an image"
         self._write(batch, parts)
@@ -105,8 +114,10 @@ class SimulatedDevice:
 
     def forget_free_pages(self, allocator: PageAllocator) -> None:
         """Overwrites every free page: nothing may be read from it, not even by luck what was there before."""
-        free = np.flatnonzero(allocator.is_free(np.arange(len(self._kv) // self._page_size)))
-        self._kv.reshape(-1, self._page_size)[free] = 0
+        for kv, group in zip(self._kvs, self._windows, strict=True):
+            numbers = allocator if group is None else group._numbers
+            free = np.flatnonzero(numbers.is_free(np.arange(len(kv) // self._page_size)))
+            kv.reshape(-1, self._page_size)[free] = 0
 
     def _program(self, batch: Batch) -> BucketKey:
         """Every other step runs in the largest shape, as if the right one were not compiled yet."""
@@ -121,10 +132,11 @@ class SimulatedDevice:
 
     def _write(self, batch: Batch, parts: PackedInputs) -> None:
         """Tells the page table of the new tokens and writes their hashes, of all entries before anything is read."""
-        slots, rows, places = np.asarray(parts.slots), np.asarray(parts.rows), np.asarray(parts.positions)
-        written = slots[slots > 0]
-        assert len(np.unique(written)) == len(written), "two tokens of a step are written to one slot"
-        self._page_table[np.where(slots > 0, rows, 0), places // self._page_size] = slots // self._page_size
+        rows, places = np.asarray(parts.rows), np.asarray(parts.positions)
+        for slots, page_table in zip(parts.slots, self._page_tables, strict=True):
+            written = slots[slots > 0]
+            assert len(np.unique(written)) == len(written), "two tokens of a step are written to one slot"
+            page_table[np.where(slots > 0, rows, 0), places // self._page_size] = slots // self._page_size
         offset = 0
         for entry in batch.entries:
             row, end = entry.place.row, entry.start + entry.num_new
@@ -144,19 +156,25 @@ class SimulatedDevice:
                 assert (shown == expected).all(), "the model is shown another token, or another image"
                 hashes = prefix_hashes(entry.running.tokens[:end], request)
                 self._hashes[row] = hashes
-            for index, slot in enumerate(slots[offset : offset + entry.num_new].tolist()):
-                assert (slot > 0) == (entry.start + index >= entry.write_start)
-                if slot:
-                    self._kv[slot] = hashes[entry.start + index]
+            for group, (kv, slots) in enumerate(zip(self._kvs, parts.slots, strict=True)):
+                lacking = batch.lacking[row][group].tolist() if row in batch.lacking else []
+                for index, slot in enumerate(slots[offset : offset + entry.num_new].tolist(), entry.start):
+                    is_written = index >= entry.write_start or index // self._page_size in lacking
+                    assert (slot > 0) == is_written
+                    if slot:
+                        kv[slot] = hashes[index]
             offset += entry.num_new
 
     def _check_row(self, entry: BatchEntry) -> None:
         """Every position that the entry attends to holds its own hash."""
-        positions = np.arange(entry.start + entry.num_new)
-        pages = self._page_table[entry.place.row, positions // self._page_size]
-        found = self._kv[pages * self._page_size + positions % self._page_size]
-        wrong = np.flatnonzero(found != self._hashes[entry.place.row])
-        assert not len(wrong), f"{entry.running.request.rid} reads something else's keys at positions {wrong}"
+        hashes = np.array(self._hashes[entry.place.row])
+        for kv, page_table, group in zip(self._kvs, self._page_tables, self._windows, strict=True):
+            first = 0 if group is None else max(entry.start - group.window + 1, 0)
+            positions = np.arange(first, entry.start + entry.num_new)
+            pages = page_table[entry.place.row, positions // self._page_size]
+            found = kv[pages * self._page_size + positions % self._page_size]
+            wrong = positions[found != hashes[positions]]
+            assert not len(wrong), f"{entry.running.request.rid} reads something else's keys at positions {wrong}"
 
     def _check_group_tiles(self, batch: Batch, parts: PackedInputs) -> None:
         """Every member of a tile has its own hashes in the pages that the tile reads, and is in no other tile."""
@@ -165,8 +183,8 @@ class SimulatedDevice:
         for row, length, members in zip(parts.group_rows, parts.group_lens, members_of, strict=True):
             positions, real = np.arange(int(length)), members[members >= 0]
             assert (members[: len(real)] == real).all() and len(real) > 1 if length else not len(real)
-            pages = self._page_table[int(row), positions // self._page_size]
-            found = self._kv[pages * self._page_size + positions % self._page_size]
+            pages = self._page_tables[0][int(row), positions // self._page_size]
+            found = self._kvs[0][pages * self._page_size + positions % self._page_size]
             for member in real.tolist():
                 hashes = self._hashes[batch.entries[member].place.row]
                 assert length < len(hashes) and (found == hashes[: int(length)]).all(), "a group reads something else"
@@ -196,6 +214,12 @@ class SimulatedDevice:
         return result
 
 
+def groups_of(allocator: PageAllocator, table: RequestTable) -> Iterator[tuple[np.ndarray | None, WindowGroup | None]]:
+    """The map and the group of each page group of the device; None for layers that see all tokens."""
+    windows = allocator.windows if isinstance(allocator, GroupedAllocator) else ()
+    yield from ((numbers, next((g for g in windows if g.parts is numbers), None)) for numbers in table.maps)
+
+
 def check_packing(batch: Batch, key: BucketKey, parts: PackedInputs) -> None:
     """Asserts that every new token is in exactly one place, that padding is harmless, and that shapes suffice."""
     lens = [entry.num_new for entry in batch.entries]
@@ -203,7 +227,7 @@ def check_packing(batch: Batch, key: BucketKey, parts: PackedInputs) -> None:
     assert num_tokens <= key.num_tokens and sum(entry.num_rows for entry in batch.entries) <= key.num_rows
     assert num_singles == batch.num_singles <= key.num_singles and num_tiles <= key.num_tiles
     assert lens[:num_singles] == [1] * num_singles
-    for part in (parts.token_ids, parts.positions, parts.model_positions, parts.slots, parts.rows):
+    for part in (parts.token_ids, parts.positions, parts.model_positions, *parts.slots, parts.rows):
         assert not np.asarray(part)[num_tokens:].any(), "padding is not all zero"
     rows = np.repeat([entry.place.row for entry in batch.entries], lens)
     positions = np.concatenate([np.arange(e.start, e.start + e.num_new) for e in batch.entries])
@@ -258,7 +282,7 @@ class EngineShape:
     """The knobs of a simulated engine. Units are tokens, of the pool pages.
 
     With `draft_len` so many tokens at most are proposed for every request, and of them that part is right. There may be
-    images where there are `vision_rows`.
+    images where there are `vision_rows`. Layers have these `windows`, or see all tokens if `has_full_layers`.
     """
 
     num_pages: int = 32
@@ -279,6 +303,20 @@ class EngineShape:
     draft_len: int = 0
     right_drafts: float = 0.8
     vision_rows: int = 0
+    windows: tuple[int, ...] = ()
+    part_rate: float = 1.0
+    has_full_layers: bool = True
+
+    def allocator(self) -> PageAllocator:
+        """With windows there are parts for that share of the pages, and at least for a window and a chunk."""
+        if not self.windows:
+            return PageAllocator(self.num_pages + 1)
+        groups = []
+        for window in self.windows:
+            least = -(-(window - 1) // self.page_size) + 1 + -(-self.chunk // self.page_size)
+            num_parts = min(max(int(self.num_pages * self.part_rate), least), self.num_pages)
+            groups.append(WindowGroup(window, self.num_pages + 1, num_parts + 1, self.page_size))
+        return GroupedAllocator(self.num_pages + 1, groups, has_layers=self.has_full_layers)
 
     @property
     def vision(self) -> VisionShape | None:
@@ -297,7 +335,7 @@ class SimulatedEngine:
     def __init__(self, shape: EngineShape, model: TokenModel | None = None):
         self.shape = shape
         self.model = model or TokenModel()
-        self.allocator = PageAllocator(shape.num_pages + 1)
+        self.allocator = shape.allocator()
         self.cache = RadixCache(shape.page_size, self.allocator, enabled=shape.has_cache)
         buckets = make_test_buckets(
             shape.max_running, shape.chunk, has_decode=shape.has_decode, shares_prefixes=shape.shares_prefixes
@@ -317,8 +355,7 @@ class SimulatedEngine:
             vision=shape.vision,
         )
         self.scheduler = Scheduler(config, self.allocator, self.cache)
-        rows, columns = self.scheduler.table.pages.shape
-        self.device = SimulatedDevice(self.model, buckets, shape.num_pages + 1, shape.page_size, rows, columns)
+        self.device = SimulatedDevice(self.model, buckets, self.allocator, self.scheduler.table)
         self.answers: dict[str, Answer] = {}
         self.batches: list[Batch] = []
         self._in_flight: tuple[Batch, StepResult] | None = None

@@ -272,6 +272,9 @@ def play(data: st.DataObject) -> None:
         max_holds=data.draw(st.sampled_from([2, 1000])),
         conservativeness=data.draw(st.sampled_from([0.01, 1.0])),
         policy=data.draw(st.sampled_from(["lpm", "dfs-weight"])),
+        windows=data.draw(st.sampled_from([(), (), (3,), (2, 6)])),
+        part_rate=data.draw(st.sampled_from([0.0, 0.5])),
+        has_full_layers=data.draw(st.booleans()),
     )
     engine = SimulatedEngine(shape, TokenModel(broken_every=10**9))
     for number in range(data.draw(st.integers(1, 14))):

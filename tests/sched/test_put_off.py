@@ -109,10 +109,16 @@ def test_what_is_put_off_changes_no_answer(num_examples: int, monkeypatch: pytes
     happened: Counter[str] = Counter()
 
     @settings(max_examples=num_examples, suppress_health_check=[HealthCheck.too_slow])
-    @given(shape=shapes, traffic=traffics, mode=st.sampled_from([(0, True), (0, False), (5, False)]))
-    def play_all(shape: EngineShape, traffic: Traffic, mode: tuple[int, bool]) -> None:
+    @given(
+        shape=shapes,
+        traffic=traffics,
+        mode=st.sampled_from([(0, True), (0, False), (5, False)]),
+        windows=st.sampled_from([(), (1,), (4,)]),
+    )
+    def play_all(shape: EngineShape, traffic: Traffic, mode: tuple[int, bool], windows: tuple[int, ...]) -> None:
         draft_len, overlaps = mode
-        engine = PuttingOff(dataclasses.replace(shape, draft_len=draft_len, overlaps=overlaps))
+        changes = {"draft_len": draft_len, "overlaps": overlaps, "windows": windows, "part_rate": 0.3}
+        engine = PuttingOff(dataclasses.replace(shape, **changes))
         play(engine, traffic)
         happened.update(engine.happened)
 

@@ -132,6 +132,7 @@ def play_traffic(num_examples: int, **fields: st.SearchStrategy[Any]) -> Counter
         happened["aborts"] += sum(answer.is_aborted for answer in answers)
         happened["passed"] += sum(answer.num_bypassed > shape.max_bypass_tokens for answer in answers)
         happened["drafts"] += engine.num_drafts
+        happened["lacking"] += sum(len(batch.lacking) for batch in engine.batches)
         happened["drafts beside chunks"] += sum(
             batch.has_drafts and any(entry.num_new > 1 + entry.num_drafts for entry in batch.entries)
             for batch in engine.batches
@@ -207,3 +208,23 @@ def test_a_recorded_trace_replays_exactly(policy: str):
     first = record(1)
     assert first == record(1)
     assert first != record(2)
+
+
+WINDOWS = {
+    "windows": st.sampled_from([(1,), (2,), (5,), (9,), (3, 8)]),
+    "part_rate": st.sampled_from([0.0, 0.3, 0.6]),
+    "has_full_layers": st.booleans(),
+    "draft_len": st.sampled_from([0, 0, 3]),
+}
+
+
+def test_freeing_pages_behind_windows_changes_no_answer():
+    """Layers with windows, whose pages are freed and found again, with retracts, aborts, drafts and evictions."""
+    happened = play_traffic(40, policy=ANY_POLICY, overlaps=st.booleans(), **WINDOWS)
+    check_wild(happened, (*COMMON, "drafts", "lacking"), 20)
+
+
+@pytest.mark.slow
+def test_freeing_pages_behind_windows_changes_no_answer_at_length():
+    happened = play_traffic(150, policy=ANY_POLICY, overlaps=st.booleans(), **WINDOWS)
+    check_wild(happened, (*COMMON, "drafts", "lacking"), 50)

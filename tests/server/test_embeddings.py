@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import httpx
+import msgspec
 import numpy as np
 import openai
 import pytest
@@ -16,6 +17,7 @@ from jsg.config import EngineConfig
 from jsg.engine.core import EngineCore
 from jsg.errors import AbortedError
 from jsg.processing.vectors import to_vector
+from jsg.server.http import failures
 from jsg.types import Embedder
 from tests.engine.late import late_programs
 from tests.golden.embedding import QUERY, TEXTS, write_embedding_model
@@ -93,6 +95,25 @@ def test_the_forms_of_an_input_and_of_a_vector(embedding: RunningServer) -> None
         assert embed(embedding, input=form).json()["data"] == [one]
     (coded,) = embed(embedding, encoding_format="base64").json()["data"]
     assert np.frombuffer(base64.b64decode(coded["embedding"]), "<f4").tolist() == one["embedding"]
+
+
+def test_the_vectors_of_a_response_become_json_one_by_one(
+    embedding: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The encoder lets no other thread run, and a thousand vectors took it a quarter of a second."""
+    (one,) = embed(embedding).json()["data"]
+    sizes, encode = list[int](), msgspec.json.encode
+
+    def counted(*args: Any, **options: Any) -> bytes:
+        made = encode(*args, **options)
+        sizes.append(len(made))
+        return made
+
+    monkeypatch.setattr(msgspec.json, "encode", counted)
+    monkeypatch.setattr(failures, "PIECE_BYTES", 5000)
+    data = embed(embedding, input=["ab"] * 20).json()["data"]
+    assert data == [one | {"index": index} for index in range(20)]
+    assert max(sizes) < 2 * len(encode(one)) < sum(sizes) / 5
 
 
 @pytest.mark.parametrize(

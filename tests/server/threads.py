@@ -6,6 +6,7 @@ the engine's loop, with ZeroMQ and msgpack between them. A process costs seconds
 
 import asyncio
 import contextlib
+import functools
 import os
 import tempfile
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jsg.config import EngineConfig, ServerConfig
+from jsg.constrained.compiler import compile_tables
 from jsg.engine.child.heartbeat import HeartbeatSender, LoopClock
 from jsg.engine.child.process import END_FLUSH_MS, FrontLink, serve
 from jsg.engine.child.protocol import Failure, FromEngine, Progress
@@ -212,7 +214,7 @@ class ServerThread(RunningServer):
         client = open_engines(self.engines, engine)
         client.grammars.warm = _nothing  # a grammar that comes starts its process, which costs most of a second
         client.grammars.check = _nothing  # nor does one that a probe of the health sends
-        client.grammars._cache.put(health.GRAMMAR.key, _Known(b"tables", None))
+        client.grammars._cache.put(health.GRAMMAR.key, _Known(_probe_tables(), None))
         try:
             await serve_until(self._told_to_end, client, engine, server, directories, time.monotonic(), self._greet)
         finally:
@@ -223,6 +225,12 @@ class ServerThread(RunningServer):
     def _greet(self, greeting: str) -> None:
         self.greeting = greeting
         self._is_greeted.set()
+
+
+@functools.cache
+def _probe_tables() -> bytes:
+    """The tables of the grammar of a probe, for engines that are real."""
+    return compile_tables(health.GRAMMAR).to_bytes()
 
 
 async def _nothing(*_: object) -> None:

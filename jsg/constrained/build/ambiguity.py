@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from jsg.constrained import tables
 from jsg.constrained.build.finish import Firsts, Parts, Positions
-from jsg.constrained.build.one_count import have_one_count
+from jsg.constrained.build.one_count import Backwards, have_one_count
 
 _FUEL = 300_000
 """The number of pairs of ways that the search may compare. It then takes less than a tenth of a second."""
@@ -73,13 +73,14 @@ _Start = tuple[Iterable[int], Stack, Stack, int]
 the level of the base."""
 
 
-def several_counts(parts: Parts, firsts: Firsts, repeats: Iterable[int]) -> set[int]:
+def several_counts(parts: Parts, firsts: Firsts, repeats: Iterable[int], known: Backwards | None = None) -> set[int]:
     """The loops that may have several counts at once, or be open beside more loops than a machine follows.
 
-    `repeats` are the loops that matter. If their frames hold no counts, there is no search.
+    `repeats` are the loops that matter. If their frames hold no counts, there is no search. `known` has the first
+    rules, if these were read backwards before.
     """
     counting = [number for number in repeats if _counts(parts, number)]
-    if not counting or have_one_count(parts, counting, _MOST_TOGETHER):
+    if not counting or have_one_count(parts, counting, _MOST_TOGETHER, known):
         return set()
     return _Search(_Levels(parts, firsts)).run()
 

@@ -5,12 +5,11 @@ expression is a node, and every way in which the property can hold for it is a c
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from types import MappingProxyType
 
 from jsg.constrained import ir
 from jsg.constrained.automata import live_states
-from jsg.constrained.build.pieces import Piece
 from jsg.constrained.limits import Limits, check
 from jsg.errors import GrammarError
 
@@ -24,7 +23,8 @@ class Facts:
         nullable: Identities of expressions that match the empty text.
         productive: Identities of expressions that match some text.
         expressions: All expressions. They are kept alive here, so that no other object gets the identity of one.
-        pieces: Those of the rules that are built already. Their expressions are not among the others.
+        built: The rules that are built already, in the library's order, each with whether it may be empty. Their
+            expressions are not among the others.
         live: For automata, by identity, the states on a way from state 0 to an accepting one; an automaton of which
             that is not known yet is left out.
     """
@@ -33,7 +33,7 @@ class Facts:
     nullable: frozenset[int]
     productive: frozenset[int]
     expressions: list[ir.Expr]
-    pieces: Mapping[str, Piece]
+    built: Mapping[str, bool]
     live: Mapping[int, Set[int]]
 
     def is_nullable(self, expr: ir.Expr) -> bool:
@@ -46,32 +46,32 @@ class Facts:
 
     def is_rule_nullable(self, name: str) -> bool:
         """Whether a rule matches the empty text."""
-        return self.pieces[name].is_nullable if name in self.pieces else self.is_nullable(self.rules[name])
+        return self.built[name] if name in self.built else self.is_nullable(self.rules[name])
 
     def is_rule_productive(self, name: str) -> bool:
         """Whether a rule matches some text."""
-        return name in self.pieces or self.is_productive(self.rules[name])
+        return name in self.built or self.is_productive(self.rules[name])
 
 
-def analyse(grammar: ir.Grammar, limits: Limits, pieces: Mapping[str, Piece] = MappingProxyType({})) -> Facts:
-    """The facts of a grammar. `pieces` are rules that are built already.
+def analyse(grammar: ir.Grammar, limits: Limits, built: Mapping[str, bool] = MappingProxyType({})) -> Facts:
+    """The facts of a grammar. `built` has the rules of its library that are built already; see `Facts`.
 
     Raises:
         GrammarError: A rule that is called does not exist, or an expression cannot be built.
     """
-    rules, expressions, index = _reachable(grammar, limits, pieces)
-    pieces = {name: pieces[name] for name in rules if name in pieces}
-    roots = {name: index[id(expr)] for name, expr in rules.items() if name not in pieces}
-    roots |= {name: number for number, name in enumerate(pieces, len(expressions))}
-    clauses = _Properties(expressions, index, roots, pieces)
+    rules, expressions, index = _reachable(grammar, limits, built)
+    built = {name: is_nullable for name, is_nullable in built.items() if name in rules}
+    roots = {name: index[id(expr)] for name, expr in rules.items() if name not in built}
+    roots |= {name: number for number, name in enumerate(built, len(expressions))}
+    clauses = _Properties(expressions, index, roots, built)
     nullable, productive = clauses.solve()
-    facts = Facts(rules, nullable, productive, expressions, pieces, clauses.live)
+    facts = Facts(rules, nullable, productive, expressions, built, clauses.live)
     _check_empty_parts(facts)
     return facts
 
 
 def _reachable(
-    grammar: ir.Grammar, limits: Limits, pieces: Mapping[str, Piece]
+    grammar: ir.Grammar, limits: Limits, built: Collection[str]
 ) -> tuple[dict[str, ir.Expr], list[ir.Expr], dict[int, int]]:
     """The rules that the start rule reaches, the expressions of those that are not built, and their numbers."""
     rules: dict[str, ir.Expr] = {}
@@ -86,8 +86,8 @@ def _reachable(
         if name not in grammar.rules:
             raise GrammarError(f"rule {name!r}, which {caller} calls, does not exist; define it")
         rules[name] = grammar.rules[name]
-        if name in pieces:
-            wanted.extend((callee, f"rule {name!r}") for callee in pieces[name].callees)
+        if name in built and grammar.library is not None:
+            rules |= {callee: grammar.rules[callee] for callee in grammar.library.reached[name]}
             continue
         todo = [rules[name]]
         while todo:
@@ -124,16 +124,16 @@ class _Properties:
         expressions: list[ir.Expr],
         index: Mapping[int, int],
         roots: Mapping[str, int],
-        pieces: Mapping[str, Piece],
+        built: Mapping[str, bool],
     ):
-        num_nodes = len(expressions) + len(pieces)
+        num_nodes = len(expressions) + len(built)
         self.empty, self.some = _Clauses(num_nodes), _Clauses(num_nodes)
-        self.solid = {roots[name] for name, piece in pieces.items() if not piece.is_nullable}
+        self.solid = {roots[name] for name, is_nullable in built.items() if not is_nullable}
         self.live: dict[int, Set[int]] = {}
         self._expressions, self._index, self._roots = expressions, index, roots
         self._added: set[int] = set()
-        for name, piece in pieces.items():
-            if piece.is_nullable:
+        for name, is_nullable in built.items():
+            if is_nullable:
                 self.empty.add(roots[name])
                 self.some.add(roots[name])
         others: list[int] = []

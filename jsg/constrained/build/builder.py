@@ -9,15 +9,15 @@ Expressions that never match are left out first (`analysis.py`), so that no posi
 
 import functools
 import itertools
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from jsg.constrained import ir, tables
 from jsg.constrained.automata import live_states
 from jsg.constrained.build.ambiguity import several_counts
 from jsg.constrained.build.analysis import Facts, analyse, with_skips
-from jsg.constrained.build.finish import MOST_COPIED, Loop, Parts, Positions, finish, first_bytes
-from jsg.constrained.build.pieces import Piece, Place, cut, moved, moved_loop
+from jsg.constrained.build.finish import MOST_COPIED, Loop, Parts, Positions, Rows, finish, first_bytes
+from jsg.constrained.build.one_count import Backwards
 from jsg.constrained.build.repeats import Plan, Repeats, is_single
 from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.tables import StaticTables
@@ -50,41 +50,71 @@ def build(grammar: ir.Grammar, limits: Limits = LIMITS) -> StaticTables:
     Raises:
         GrammarError: The grammar matches no text, is left-recursive, calls a rule that does not exist, or is too large.
     """
-    facts = analyse(grammar, limits, _built(grammar.library) if grammar.library else {})
+    library = grammar.library
+    facts = analyse(grammar, limits, _nullable_rules(library) if library else {})
     if not facts.is_rule_productive(grammar.start):
         raise GrammarError(
             grammar.contradiction
             or f"the grammar matches no text: rule {grammar.start!r} can never be completed; give it an end"
         )
+    taken = _taken(library, tuple(facts.built)) if library else None
     written_out: dict[int, ir.Repeat] = {}
     while True:
-        builder = _Builder(facts, limits, written_out)
+        builder = _Builder(facts, limits, written_out, taken)
         for name in facts.rules:
             builder.add_rule(name)
         parts = builder.parts(grammar.start)
         firsts = first_bytes(parts)
         counted = {number: loop.origin for number, loop in enumerate(parts.loops) if loop.origin is not None}
-        several = several_counts(parts, firsts, counted)
+        several = several_counts(parts, firsts, counted, taken.backwards if taken else None)
         ambiguous = {id(repeat): repeat for number, repeat in counted.items() if number in several}
         if not ambiguous:
-            return finish(parts, firsts, facts.is_rule_nullable(grammar.start), limits)
+            is_nullable = facts.is_rule_nullable(grammar.start)
+            return finish(parts, firsts, is_nullable, limits, taken.rows if taken else None)
         written_out |= ambiguous
-        if any(id(loop.origin) in ambiguous for piece in facts.pieces.values() for loop in piece.loops):
-            facts = analyse(grammar, limits)  # a rule of the library must be built in another way
+        if taken and any(id(loop.origin) in ambiguous for loop in taken.parts.loops):
+            facts, taken = analyse(grammar, limits), None  # a rule of the library must be built in another way
+
+
+class Taken(NamedTuple):
+    """Rules of a library that are built. They come first in each grammar that has these rules of the library.
+
+    Attributes:
+        parts: Their positions.
+        rows: Their rows of the tables.
+        backwards: What may come before each of the positions.
+        num_branches, num_edges: What the builder counts.
+    """
+
+    parts: Parts
+    rows: Rows
+    backwards: Backwards
+    num_branches: int
+    num_edges: int
 
 
 @functools.lru_cache(maxsize=64)
-def _built(library: ir.Library) -> dict[str, Piece]:
-    """The rules of a library, each as a piece."""
+def _taken(library: ir.Library, names: tuple[str, ...]) -> Taken | None:
+    """Rules of a library, which call no others; None if there are none."""
+    if not names:
+        return None
+    rules = {name: library.rules[name] for name in names}
+    builder = _Builder(analyse(ir.Grammar("", rules | {"": ir.either(*map(ir.Call, names))}), LIMITS), LIMITS, {}, None)
+    return builder.taken(names)
+
+
+@functools.lru_cache(maxsize=64)
+def _nullable_rules(library: ir.Library) -> dict[str, bool]:
+    """For each rule of a library whether it may be empty."""
     every = ir.Grammar("", {**library.rules, "": ir.either(*map(ir.Call, library.rules))})
-    builder = _Builder(analyse(every, LIMITS), LIMITS, {})
-    return builder.pieces(library.rules)
+    facts = analyse(every, LIMITS)
+    return {name: facts.is_rule_nullable(name) for name in library.rules}
 
 
 class _Builder:
     """Collects the positions of all rules."""
 
-    def __init__(self, facts: Facts, limits: Limits, written_out: Mapping[int, ir.Repeat]):
+    def __init__(self, facts: Facts, limits: Limits, written_out: Mapping[int, ir.Repeat], taken: Taken | None):
         """Makes a builder; `written_out` has the repeats that may not be counted, by identity."""
         self._facts = facts
         self._limits = limits
@@ -93,20 +123,24 @@ class _Builder:
         self._follow: list[list[Positions]] = [[]]
         self._loops: list[Loop] = []
         self._rules: list[tuple[str, Positions, int]] = []
-        self._numbers = {name: number for number, name in enumerate(facts.rules)}
         self._repeats = Repeats(facts, written_out)
         self._arcs: dict[int, list[Arc]] = {}
         self._branches = 0
         self._edges = 0
+        if taken is not None:
+            parts, self._branches, self._edges = taken.parts, taken.num_branches, taken.num_edges
+            self._kinds, self._arguments, self._follow = [*parts.kinds], [*parts.arguments], [*parts.follow]
+            self._loops, self._rules = [*parts.loops], [*parts.rules]
+        names = [*facts.built, *(name for name in facts.rules if name not in facts.built)]
+        self._numbers = {name: number for number, name in enumerate(names)}
 
     def parts(self, start: str) -> Parts:
         """Everything collected."""
         return Parts(self._kinds, self._arguments, self._follow, self._loops, self._rules, self._numbers[start])
 
     def add_rule(self, name: str) -> None:
-        """Builds the rule. Rules must be added in the order of `Facts.rules`."""
-        if name in self._facts.pieces:
-            self._put(name, self._facts.pieces[name])
+        """Builds the rule, unless it is built. Rules must be added in the order of `Facts.rules`."""
+        if name in self._facts.built:
             return
         root = self._facts.rules[name]
         if not self._facts.is_productive(root):
@@ -120,32 +154,15 @@ class _Builder:
         self._join(fragment.last, (end,))
         self._rules.append((name, fragment.first, end))
 
-    def pieces(self, library: Collection[str]) -> dict[str, Piece]:
-        """Builds all rules, and gives those of the library as pieces."""
-        pieces: dict[str, Piece] = {}
-        names = list(self._facts.rules)
+    def taken(self, names: Sequence[str]) -> Taken:
+        """Builds these rules for grammars that take them from a library."""
+        self._numbers = {name: number for number, name in enumerate(names)}
         for name in names:
-            begin, edges = self._place(), self._edges
             self.add_rule(name)
-            is_nullable, end = self._facts.is_rule_nullable(name), self._place()
-            rest = (self._loops, self._rules[-1], names, is_nullable, self._edges - edges)
-            pieces[name] = cut(begin, end, self._kinds, self._arguments, self._follow, *rest)
-        return {name: pieces[name] for name in library}
-
-    def _put(self, name: str, piece: Piece) -> None:
-        """Adds a rule that is built."""
-        place = self._place()
-        check(place.positions + len(piece.kinds), self._limits.positions, "positions")
-        self._spend(piece.num_edges)
-        self._kinds.extend(piece.kinds)
-        self._arguments.extend(piece.moved_arguments(place, [self._numbers[callee] for callee in piece.callees]))
-        self._follow.extend(piece.moved_follow(place.positions))
-        self._loops.extend([moved_loop(loop, place.positions) for loop in piece.loops])
-        self._branches += piece.num_branches
-        self._rules.append((name, moved(piece.first, place.positions), piece.end + place.positions))
-
-    def _place(self) -> Place:
-        return Place(len(self._kinds), len(self._loops), self._branches)
+        parts = self.parts(names[0])
+        rows = Rows(self._limits)
+        rows.fill(parts, first_bytes(parts))
+        return Taken(parts, rows, Backwards(parts), self._branches, self._edges)
 
     # -- Folding
 
@@ -233,7 +250,7 @@ class _Builder:
         position = (self._position(kind, argument),)
         return Fragment(False, position, position)
 
-    def _join(self, last: Positions, first: Positions) -> None:
+    def _join(self, last: Sequence[int], first: Positions) -> None:
         """Lets each of `first` follow each of `last`."""
         if first:
             self._spend(len(last))
@@ -385,14 +402,25 @@ class _Builder:
         return [option for option in options if self._facts.is_productive(option)]
 
     def _automaton(self, automaton: ir.Automaton, parts: list[Fragment]) -> Fragment:
-        out: dict[int, list[tuple[ir.Expr, Positions]]] = {}
         into: dict[int, list[int]] = {}
-        for arc, part in zip(self._arcs_of(automaton), parts, strict=True):
+        arcs = self._arcs_of(automaton)
+        for arc, part in zip(arcs, parts, strict=True):
+            into.setdefault(arc.target, []).extend(part.last)
+        if not automaton.skips:
+            starts: dict[int, list[int]] = {}
+            for arc, part in zip(arcs, parts, strict=True):
+                for state in arc.sources:
+                    starts.setdefault(state, []).extend(part.first)
+            for state, first in starts.items():
+                self._join(into.get(state, ()), tuple(first))
+            last = [position for state in sorted(automaton.accepting) for position in into.get(state, ())]
+            return Fragment(0 in automaton.accepting, tuple(starts.get(0, ())), tuple(last))
+        out: dict[int, list[tuple[ir.Expr, Positions]]] = {}
+        for arc, part in zip(arcs, parts, strict=True):
             for state in arc.sources:
                 out.setdefault(state, []).append((arc.label, part.first))
-            into.setdefault(arc.target, []).extend(part.last)
         skips, accepting = dict(automaton.skips), set(automaton.accepting)
-        open_ends = {position for last in into.values() for position in last} if skips else set[int]()
+        open_ends = {position for last in into.values() for position in last}
         begins: dict[int, Positions] = {}
         for state in sorted({*out, *skips}, reverse=True):  # a skip leads to a higher state
             own = out.get(state, ())
@@ -403,7 +431,7 @@ class _Builder:
                 accepting |= {state} if skips[state] in accepting else set()
                 for label, first in own:
                     begins[state] = self._beside(first, _num_literal(label), begins[state], open_ends)
-            self._join(tuple(into.get(state, ())), begins[state])
+            self._join(into.get(state, ()), begins[state])
         last = [position for state in sorted(accepting) for position in into.get(state, ())]
         return Fragment(0 in accepting, begins.get(0, ()), tuple(last))
 

@@ -1,5 +1,6 @@
 """The last step of building: it finds first bytes and classes of bytes, and fills the flat arrays."""
 
+import array
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -79,48 +80,109 @@ Firsts = list[tuple[int, int]]
 before its first byte."""
 
 
-def finish(parts: Parts, firsts: Firsts, is_start_nullable: bool, limits: Limits) -> StaticTables:
-    """The tables of a grammar with these positions. `firsts` is the result of `first_bytes`.
+def finish(
+    parts: Parts, firsts: Firsts, is_start_nullable: bool, limits: Limits, rows: "Rows | None" = None
+) -> StaticTables:
+    """The tables of a grammar with these positions.
+
+    Args:
+        parts: The positions.
+        firsts: The result of `first_bytes`.
+        is_start_nullable: Whether the empty text is one of the grammar's texts.
+        limits: The limits of the work.
+        rows: The rows of the rules and positions with the lowest numbers, if they are made already.
 
     Raises:
         GrammarError: The grammar has too many sets of bytes or too many transitions.
     """
-    num_rules = len(parts.rules)
-    lists = _Lists(limits, len(parts.kinds))
-    lists.number([(0,)])
-    rule_lists = [lists.number([first]) for _, first, _ in parts.rules]
-    sets: dict[int, int] = {}
-    rows = [
-        (
-            kind,
-            rule_lists[argument] if kind == CALL else 0 if kind == BYTE else argument,
-            sets.setdefault(argument if kind == BYTE else _bits_of(kind, argument, firsts, num_rules), len(sets)),
-            lists.number(groups),
-        )
-        for kind, argument, groups in zip(parts.kinds, parts.arguments, parts.follow, strict=True)
-    ]
+    rows = Rows(limits) if rows is None else rows.copied(limits)
+    rows.fill(parts, firsts)
+    lists, sets = rows.lists, rows.sets
     loops, branches = _loop_arrays(parts.loops, lists)
     _, first, end = parts.rules[parts.start]
-    start_list = lists.number([(end,), first]) if is_start_nullable else rule_lists[parts.start]
-    rows += [(LINK, 0, sets.setdefault(0, len(sets)), lists.number([group])) for group in lists.links]
+    start_list = lists.number([(end,), first]) if is_start_nullable else rows.rules[parts.start]
+    for group in lists.links:
+        rows.add(LINK, 0, 0, lists.number([group]))
     check(len(sets), MAX_SETS, "different sets of bytes")
     classes, members = _byte_classes(list(sets))
     list_start, list_items = lists.arrays()
     rule_ends = np.zeros(len(list_start) - 1, np.int32)
-    rule_ends[rule_lists] = [end for _, _, end in parts.rules]
+    rule_ends[rows.rules] = [end for _, _, end in parts.rules]
     return StaticTables(
         classes=classes,
         sets=members,
-        positions=np.array(rows, np.int32).reshape(-1, 4),
+        positions=rows.array(),
         list_start=list_start,
         list_items=list_items,
         loops=loops,
         branches=branches,
         rule_ends=rule_ends,
         start=start_list,
-        num_rules=num_rules,
+        num_rules=len(parts.rules),
         max_push=max(depth for _, depth in firsts),
     )
+
+
+class Rows:
+    """The rows of `StaticTables.positions` while they are made. Those of a library are made once, and copied.
+
+    Attributes:
+        lists: The lists of positions that the rows name.
+        sets: The number of each set of bytes.
+        rules: For each rule the list of the positions that begin it.
+    """
+
+    def __init__(self, limits: Limits):
+        self.lists = _Lists(limits)
+        self.lists.number([(0,)])
+        self.sets: dict[int, int] = {}
+        self.rules: list[int] = []
+        self._columns: tuple[list[int], ...] = ([], [], [], [])
+
+    def copied(self, limits: Limits) -> "Rows":
+        """The same rows, to which others may be added."""
+        other = Rows.__new__(Rows)
+        other.lists, other.sets, other.rules = self.lists.copied(limits), self.sets.copy(), self.rules.copy()
+        other._columns = tuple([column.copy() for column in self._columns])
+        return other
+
+    def fill(self, parts: Parts, firsts: Firsts) -> None:
+        """Adds the rules and the positions that are new."""
+        lists, numbers, sets, rules, num_rules = self.lists, self.lists.numbers, self.sets, self.rules, len(parts.rules)
+        lists.num_positions = len(parts.kinds)
+        rules.extend([lists.number([first]) for _, first, _ in parts.rules[len(rules) :]])
+        kinds, arguments, members, follows = self._columns
+        begin = len(kinds)
+        kinds.extend(parts.kinds[begin:])
+        for kind, argument, groups in zip(kinds[begin:], parts.arguments[begin:], parts.follow[begin:], strict=True):
+            if kind == BYTE:
+                arguments.append(0)
+                bits = argument
+            else:
+                arguments.append(rules[argument] if kind == CALL else argument)
+                bits = _bits_of(kind, argument, firsts, num_rules)
+            number = sets.get(bits)
+            if number is None:
+                number = sets[bits] = len(sets)
+            members.append(number)
+            if len(groups) == 1 and len(groups[0]) == 1:  # the most common case
+                follow = numbers.get(groups[0])
+                follows.append(lists.number_of(groups[0]) if follow is None else follow)
+            else:
+                follows.append(lists.number(groups))
+
+    def add(self, kind: int, argument: int, bits: int, follow: int) -> None:
+        """Adds one position."""
+        row = (kind, argument, self.sets.setdefault(bits, len(self.sets)), follow)
+        for column, value in zip(self._columns, row, strict=True):
+            column.append(value)
+
+    def array(self) -> np.ndarray:
+        """The rows."""
+        result = np.empty((len(self._columns[0]), len(self._columns)), np.int32)
+        for number, column in enumerate(self._columns):
+            result[:, number] = _ints(column)
+        return result
 
 
 class _Lists:
@@ -128,25 +190,33 @@ class _Lists:
 
     Attributes:
         links: What the links behind the last position stand for. Many lists have the same long group among others.
+        num_positions: The number of the first of these links.
+        numbers: The number of each list.
     """
 
-    def __init__(self, limits: Limits, num_positions: int):
+    def __init__(self, limits: Limits):
         self.links: list[Positions] = []
-        self._num_positions = num_positions
+        self.num_positions = 0
         self._link_of: dict[int, Positions] = {}
         self._limits = limits
-        self._numbers: dict[Positions, int] = {}
+        self.numbers: dict[Positions, int] = {}
         self._by_identity: dict[int | tuple[int, ...], int] = {}
         self._starts = [0]
         self._items: list[int] = []
         self._work = 0
 
+    def copied(self, limits: Limits) -> "_Lists":
+        """The same lists, to which others may be added. There are no links yet."""
+        assert not self.links, "their numbers would be those of other positions"
+        other = _Lists(limits)
+        other.numbers, other._by_identity = self.numbers.copy(), self._by_identity.copy()
+        other._starts, other._items, other._work = self._starts.copy(), self._items.copy(), self._work
+        return other
+
     def number(self, groups: list[Positions]) -> int:
         """The number of the list with the positions of all groups; without groups, of the list with position 0."""
         if not groups:
             return 0
-        if len(groups) == 1 and len(groups[0]) == 1:  # the most common case
-            return self._number_of(groups[0])
         # Groups outlive this object, so identities are unique.
         key = id(groups[0]) if len(groups) == 1 else tuple(map(id, groups))
         known = self._by_identity.get(key)
@@ -155,18 +225,19 @@ class _Lists:
                 groups = [group if len(group) <= MOST_COPIED else self._linked(group) for group in groups]
                 self._work += sum(map(len, groups))
             merged = tuple(dict.fromkeys(itertools.chain.from_iterable(groups)))
-            known = self._by_identity[key] = self._number_of(merged)
+            known = self._by_identity[key] = self.number_of(merged)
         return known
 
     def _linked(self, group: Positions) -> Positions:
         """The link to a group."""
         if id(group) not in self._link_of:
-            self._link_of[id(group)] = (self._num_positions + len(self.links),)
+            self._link_of[id(group)] = (self.num_positions + len(self.links),)
             self.links.append(group)
         return self._link_of[id(group)]
 
-    def _number_of(self, items: Positions) -> int:
-        numbers = self._numbers
+    def number_of(self, items: Positions) -> int:
+        """The number of the list with these positions."""
+        numbers = self.numbers
         number = numbers.get(items)
         if number is None:
             number = numbers[items] = len(numbers)
@@ -179,7 +250,12 @@ class _Lists:
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """The place where each list begins, and the positions of all lists."""
-        return np.array(self._starts, np.int32), np.array(self._items, np.int32)
+        return _ints(self._starts), _ints(self._items)
+
+
+def _ints(values: list[int]) -> np.ndarray:
+    """The values as int32, in a third of the time that numpy takes."""
+    return np.frombuffer(array.array("i", values), np.int32)
 
 
 def _bits_of(kind: int, argument: int, firsts: Firsts, num_rules: int) -> int:

@@ -32,29 +32,32 @@ class _OutOfFuelError(Exception):
     """The proof takes too long."""
 
 
-def have_one_count(parts: Parts, repeats: Collection[int], most_together: int) -> bool:
+def have_one_count(
+    parts: Parts, repeats: Collection[int], most_together: int, known: "Backwards | None" = None
+) -> bool:
     """Whether no text has any of these loops at two counts; False where there is no short proof.
 
     It is also False where one of them is in a rule with more than `most_together` loops, all of which may be open in
-    different readings.
+    different readings. `known` has the rules that come first, if these were read backwards before.
     """
     if len(parts.loops) > most_together and _are_many(parts, repeats, most_together):
         return False
     try:
-        return all(map(_Backwards(parts).has_one_count, repeats))
+        return all(map(Backwards(parts, known).has_one_count, repeats))
     except _OutOfFuelError:
         return False
 
 
 def _are_many(parts: Parts, repeats: Collection[int], most: int) -> bool:
     """Whether a rule with one of these loops has more loops than `most`."""
-    ends = [end for _, _, end in parts.rules]  # a rule's positions come one after another, its END last
+    # A rule's positions come one after another, its END last. A rule that matches nothing has none.
+    ends = [*itertools.accumulate([end for _, _, end in parts.rules], max)]
     rules = [bisect_left(ends, loop.first_end) for loop in parts.loops]
     sizes = Counter(rules)
     return any(sizes[rules[loop]] > most for loop in repeats)
 
 
-class _Backwards:
+class Backwards:
     """Reads a grammar backwards.
 
     Attributes:
@@ -67,26 +70,32 @@ class _Backwards:
         known: What `_before` has found.
     """
 
-    def __init__(self, parts: Parts):
+    def __init__(self, parts: Parts, known: "Backwards | None" = None):
+        """Reads the grammar of `parts`. Its first positions are those of `known`, which nothing but calls leads to."""
         self.parts = parts
         self.fuel = _FUEL
         self.known: dict[tuple[int, int | None], _Before] = {}
-        self.sources: dict[int, list[list[int]]] = {}
-        users: dict[int, list[int]] = {}
-        for position, row in enumerate(parts.follow):
-            if _goes_on(row, position):
-                continue
-            for group in row:
-                known = users.get(id(group))
-                if known is not None:
-                    known.append(position)
-                    continue
-                known = users[id(group)] = [position]
-                for item in group:
-                    self.sources.setdefault(item, []).append(known)
+        self.sources: dict[int, list[list[int]]] = {} if known is None else known.sources.copy()
         self.callers: dict[int, list[int]] = {}
         self.places: dict[int, int] = {}
-        for position, kind in enumerate(parts.kinds):
+        begin = 0
+        if known is not None:
+            begin = len(known.parts.kinds)
+            self.callers |= {rule: [*callers] for rule, callers in known.callers.items()}
+            self.places |= known.places
+        users: dict[int, list[int]] = {}
+        for position, row in enumerate(parts.follow[begin:], begin):
+            if len(row) == 1 and len(row[0]) == 1 and row[0][0] == position + 1:
+                continue
+            for group in row:
+                sources = users.get(id(group))
+                if sources is not None:
+                    sources.append(position)
+                    continue
+                sources = users[id(group)] = [position]
+                for item in group:
+                    self.sources.setdefault(item, []).append(sources)
+        for position, kind in enumerate(parts.kinds[begin:], begin):
             if kind == tables.CALL:
                 self.callers.setdefault(parts.arguments[position], []).append(position)
             elif kind == tables.LOOP:
@@ -204,7 +213,8 @@ class _Backwards:
             at = todo.pop()
             more: list[int] = []
             sources = [*itertools.chain.from_iterable(self.sources.get(at, ()))]
-            sources += (at - 1,) if at and _goes_on(parts.follow[at - 1], at - 1) else ()
+            if at and parts.follow[at - 1] == [(at,)]:
+                sources.append(at - 1)
             for source in sources:
                 kind, argument = parts.kinds[source], parts.arguments[source]
                 if kind == tables.BYTE:
@@ -247,8 +257,3 @@ class _Backwards:
 def _items(loop: Loop) -> Positions:
     """The positions that begin the items of a loop."""
     return tuple(itertools.chain.from_iterable(first for first, _ in loop.branches))
-
-
-def _goes_on(row: list[Positions], position: int) -> bool:
-    """Whether the position behind this one, and nothing else, follows it."""
-    return len(row) == 1 and row[0] == (position + 1,)

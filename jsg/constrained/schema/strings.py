@@ -279,7 +279,7 @@ def _trie(scope: Scope, dfa: CharDfa, words: frozenset[str]) -> tuple[list[dict[
     places, ends = [0], set[int]()
     classes: dict[str, int] = {}
     for word in sorted(words):
-        node = 0
+        node, known = 0, len(trie)
         for sign in word:
             target = trie[node].get(sign)
             if target is None:
@@ -292,13 +292,12 @@ def _trie(scope: Scope, dfa: CharDfa, words: frozenset[str]) -> tuple[list[dict[
                 target = trie[node][sign] = len(trie)
                 trie.append({})
                 places.append(place)
-                scope.limits.spend(len(dfa.classes))
-                check(
-                    len(trie), scope.limits.positions, "characters of names under properties, to tell others from them"
-                )
             node = target
         else:
             ends.add(node)
+        if len(trie) > known:
+            scope.limits.spend((len(trie) - known) * len(dfa.classes))
+            check(len(trie), scope.limits.positions, "characters of names under properties, to tell others from them")
     return trie, places, ends
 
 

@@ -4,6 +4,9 @@ It gives each line time, level and source, and writes it to the real stderr. Wha
 (`log.py`). What others write (C++, libraries, the interpreter) gets the time of its arrival, the level that its words
 suggest, and the source `other`. In the format `json` a record of several lines, such as a trace, is one object.
 
+Several engines start with the same options on the same machine. A warning that one of them has just written is left out
+where another one repeats it.
+
 It reads until the last of the processes has ended, so that the last words of one that crashes are there as well. It
 imports nothing of jsg and starts within 20 ms.
 """
@@ -25,11 +28,14 @@ HOLD_S = 1.0  # the longest time for which a record waits for more, where lines 
 MAX_LINE_BYTES = 2**16
 MAX_LINES = 1000  # of a record
 MAX_LEVEL_CHARS = 500  # of a line that are searched for its level
+REPEAT_S = 60.0  # for so long a warning of one engine is left out where another engine writes it
+MAX_WARNINGS = 1000  # that are remembered
 OTHER = "other"  # the source of lines that no logger of jsg has written
 
 _OWN = re.compile(
     rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w-]+)([:|]) (.*)", re.DOTALL
 )
+_ONE_OF_SEVERAL = re.compile(rb"engine-\d+")
 _LINE_END = re.compile(rb"\r?\n|\r")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _GLOG = (
@@ -85,6 +91,8 @@ class Relay:
         self._as_json = as_json
         self._records: dict[str, tuple[str, str, list[str]]] = {}  # source → time, level and lines of its last record
         self._is_in_trace = False  # of the last record of another source
+        self._warned: dict[bytes, tuple[bytes, float]] = {}  # text → the engine that wrote it last, and when
+        self._left_out: set[bytes] = set()  # the engines whose last record was
 
     @property
     def has_records(self) -> bool:
@@ -106,11 +114,32 @@ class Relay:
             return
         if own.start():  # another process was in the middle of a line
             self._add_other(line[: own.start()].decode(errors="backslashreplace"))
+        if self._is_repeated(*own.groups()[1:]):
+            return
         if not self._as_json:
             self.output += line[own.start() :] + b"\n"
             return
         at, level, source, mark, text = (part.decode(errors="backslashreplace") for part in own.groups())
         self._add(at, level, source, text, is_more=mark == "|")
+
+    def _is_repeated(self, level: bytes, source: bytes, mark: bytes, text: bytes) -> bool:
+        """Whether a line belongs to a warning that another engine has just written."""
+        if _ONE_OF_SEVERAL.fullmatch(source) is None:
+            return False
+        if mark == b"|":
+            return source in self._left_out
+        self._left_out.discard(source)
+        if level != b"WARNING":
+            return False
+        now_s = time.monotonic()
+        other, at_s = self._warned.setdefault(text, (source, now_s))
+        if other != source and now_s - at_s < REPEAT_S:
+            self._left_out.add(source)
+            return True
+        self._warned[text] = source, now_s
+        if len(self._warned) > MAX_WARNINGS:
+            del self._warned[next(iter(self._warned))]
+        return False
 
     def _add_other(self, line: str) -> None:
         """Indented lines belong to the line before, and so do a trace and the error at its end."""

@@ -9,6 +9,7 @@ from jsg.config import EngineConfig
 from jsg.engine.device.devices import Device
 from jsg.engine.device.host_memory import available_bytes
 from jsg.engine.device.mask_pool import NUM_MASKS, num_words
+from jsg.engine.device.pool_sizes import WindowPool, pool_sizes
 from jsg.errors import ConfigError, MemoryPlanError
 from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS
 from jsg.models.block_spec import ExpertsSpec
@@ -49,6 +50,7 @@ class MemoryPlan:
         reserve_bytes: Memory that is not planned.
         pool_tokens: KV slots, without the dump page.
         bytes_per_token: Keys and values of one token in all layers.
+        windows: The pools of layers with a window, which hold fewer tokens.
         advice: What would leave much more for the KV pool, as a clause for people; empty if nothing would.
     """
 
@@ -60,6 +62,7 @@ class MemoryPlan:
     pool_tokens: int
     bytes_per_token: int
     vision_bytes: int = 0
+    windows: tuple[WindowPool, ...] = ()
     advice: str = ""
 
     @property
@@ -76,12 +79,25 @@ class MemoryPlan:
             "tables": self.table_bytes,
             **({"encoded images": self.vision_bytes} if self.vision_bytes else {}),
             "reserve": self.reserve_bytes,
-            "KV pool": self.pool_tokens * self.bytes_per_token,
+            "KV pool": self.pool_bytes,
         }
+
+    @property
+    def pool_bytes(self) -> int:
+        """The bytes of the KV pool, without dump pages."""
+        spared = sum((self.pool_tokens - pool.tokens) * pool.bytes_per_token for pool in self.windows)
+        return self.pool_tokens * self.bytes_per_token - spared
+
+    def num_pages(self, page_size: int) -> dict[int | None, int]:
+        """By window the pages of the pool of its layers, with the dump page, and for None those of all tokens."""
+        tokens = {None: self.pool_tokens} | {pool.window: pool.tokens for pool in self.windows}
+        return {window: count // page_size + 1 for window, count in tokens.items()}
 
     def __str__(self) -> str:
         shown = " + ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in self.parts.items())
         pool = f"{self.pool_tokens} tokens of {self.bytes_per_token} bytes"
+        for window in self.windows:
+            pool += f", {window.bytes_per_token} of them in layers with a window of {window.window} for {window.tokens}"
         return (
             f"memory plan: {shown} ({pool}) of {self.limit_bytes / 2**20:.0f} MiB{self.advice and f'; {self.advice}'}"
         )
@@ -181,29 +197,42 @@ def plan_memory(
     temporary_bytes: int,
     max_running: int,
     context_length: int,
+    chunk: int,
     vision_bytes: int = 0,
     num_devices: int = 1,
 ) -> MemoryPlan:
     """Sizes the KV pool: `--max-total-tokens`, or all memory that is left, up to what running requests could ever use.
 
-    All bytes are those of one device. Several devices share the key-value heads.
+    All bytes are those of one device. Several devices share the key-value heads. `chunk` are the new tokens of a step
+    at most.
 
     Raises:
         MemoryPlanError: What is left does not hold one request of the context length, or not the tokens asked for.
     """
     columns = -(-context_length // page_size)
-    tables = (max_running + 1) * (4 * columns + PENALTY_BYTES * model.vocab_size)
+    sizes = pool_sizes(
+        model,
+        kv_itemsize,
+        num_devices=num_devices,
+        page_size=page_size,
+        chunk=chunk,
+        max_running=max_running,
+        context_length=context_length,
+    )
+    num_groups = len(sizes.bytes_per_token)
+    tables = (max_running + 1) * (4 * columns * num_groups + PENALTY_BYTES * model.vocab_size)
     tables += NUM_MASKS * 4 * num_words(model.vocab_size)
     per_token = model.kv_bytes_per_token(kv_itemsize) // num_devices
     reserve = 0 if platform == "cpu" else int(limit_bytes * RESERVE_FRACTION)
     left = limit_bytes - weights_bytes - temporary_bytes - tables - vision_bytes - reserve
-    fits = max(left, 0) // per_token // page_size * page_size - page_size
+    fits = sizes.tokens_in(max(left, 0) - page_size * per_token) // page_size * page_size
     if platform == "gpu" and kv_itemsize == 1:
         largest = max(shape.heads // num_devices * shape.head_dim for shape in model.kv_shapes)
         fits = min(fits, MAX_POOL_ELEMENTS // (largest * page_size) * page_size - page_size)
-    wanted = config.max_total_tokens
+    wanted, room = config.max_total_tokens, 0
     if wanted is None:
-        roof = CPU_POOL_BYTES // (per_token * num_devices) if platform == "cpu" else fits
+        room = min(left, CPU_POOL_BYTES // num_devices) if platform == "cpu" else left
+        roof = sizes.tokens_in(CPU_POOL_BYTES // num_devices) if platform == "cpu" else fits
         wanted = max(min(fits, roof, max_running * columns * page_size), context_length)
     pool_tokens = -(-wanted // page_size) * page_size
     is_cut = config.max_total_tokens is None and platform != "cpu" and fits < max_running * columns * page_size
@@ -216,7 +245,8 @@ def plan_memory(
         pool_tokens=pool_tokens,
         bytes_per_token=per_token,
         vision_bytes=vision_bytes,
-        advice=_advice(config, weights_bytes, max(fits, 0) * per_token) if is_cut else "",
+        windows=sizes.window_pools(pool_tokens, room - page_size * per_token),
+        advice=_advice(config, weights_bytes, sizes.num_bytes(max(fits, 0))) if is_cut else "",
     )
     if pool_tokens > fits:
         raise MemoryPlanError(

@@ -20,14 +20,16 @@ from jsg.types import SamplingParams
 FROM_DEVICE = -1
 
 
-def empty_step(key: BucketKey) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def empty_step(key: BucketKey, num_groups: int = 1) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The int32 array of `step.PackedInputs` for a step of this shape, all zeros, and views of its parts by name."""
-    sizes = packed_sizes(key)
+    sizes = packed_sizes(key, num_groups)
     packed = np.zeros(sum(sizes), np.int32)
     return packed, dict(zip(PackedInputs._fields, np.split(packed, np.cumsum(sizes)[:-1]), strict=True))
 
 
-def pack_forward(batch: Batch, key: BucketKey, pages: np.ndarray, page_size: int) -> np.ndarray:
+def pack_forward(
+    batch: Batch, key: BucketKey, pages: np.ndarray, page_size: int, maps: Sequence[np.ndarray | None] = (None,)
+) -> np.ndarray:
     """The int32 array of `step.PackedInputs`.
 
     Args:
@@ -35,8 +37,9 @@ def pack_forward(batch: Batch, key: BucketKey, pages: np.ndarray, page_size: int
         key: The shape to pad to, at least that of the batch.
         pages: The host's page table, [rows, pages of a row].
         page_size: KV slots in one page.
+        maps: See `RequestTable.maps`.
     """
-    packed, parts = empty_step(key)
+    packed, parts = empty_step(key, len(maps))
     counts, token_ids, positions, model_positions, slots, rows, logit_index, *rest = parts.values()
     groups, tiles = rest[:4], rest[4:]
     lens = np.array([entry.num_new for entry in batch.entries])
@@ -49,7 +52,13 @@ def pack_forward(batch: Batch, key: BucketKey, pages: np.ndarray, page_size: int
     _fill_token_ids(token_ids, batch, ends)
     is_written = positions[:num_tokens] >= np.repeat([entry.write_start for entry in batch.entries], lens)
     page = pages[rows[:num_tokens], positions[:num_tokens] // page_size]
-    slots[:num_tokens] = np.where(is_written, page * page_size + positions[:num_tokens] % page_size, 0)
+    offset = positions[:num_tokens] % page_size
+    for index, (numbers, part) in enumerate(zip(maps, slots.reshape(len(maps), -1), strict=True)):
+        if numbers is None:
+            part[:num_tokens] = np.where(is_written, page * page_size + offset, 0)
+        else:
+            is_lacking = _is_lacking(batch, index, lens, positions[:num_tokens] // page_size)
+            part[:num_tokens] = np.where(is_written | is_lacking, numbers[page] * page_size + offset, 0)
     if batch.has_drafts:
         last = [end - 1 - k for entry, end in zip(batch.entries, ends, strict=True) for k in _backwards(entry)]
         logit_index[: len(last)] = last
@@ -71,9 +80,18 @@ def pack_encodings(encodings: Sequence[Encoding], num_tiles: int) -> tuple[np.nd
     return pixels, rows
 
 
-def pack_padding(key: BucketKey) -> np.ndarray:
+def _is_lacking(batch: Batch, index: int, lens: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Which new tokens the tree has, but not in the layers of a page group: bool [new tokens]."""
+    if not batch.lacking:
+        return np.zeros(len(columns), bool)
+    lacking = [batch.lacking[row][index] if (row := e.place.row) in batch.lacking else () for e in batch.entries]
+    parts = zip(np.split(columns, np.cumsum(lens)[:-1]), lacking, strict=True)
+    return np.concatenate([np.isin(own, pages) for own, pages in parts])
+
+
+def pack_padding(key: BucketKey, num_groups: int = 1) -> np.ndarray:
     """A step of this shape in which every token is padding and no group has members."""
-    packed, parts = empty_step(key)
+    packed, parts = empty_step(key, num_groups)
     parts["group_members"][:] = -1
     return packed
 

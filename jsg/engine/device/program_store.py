@@ -21,6 +21,7 @@ import jax
 from jax.experimental import serialize_executable
 
 from jsg.engine.device.memory import MemoryPlan
+from jsg.engine.device.pool_sizes import WindowPool
 from jsg.errors import ConfigError
 from jsg.kernels_pallas import ops
 
@@ -163,7 +164,8 @@ def _read_manifest(directory: Path, manifest: Any) -> ProgramStore | None:
         case {"format": int(number)} if number != FORMAT:
             raise ConfigError(f"--programs {directory} was written by another version of jsg; run jsg compile again")
         case {"format": int(), "conditions": dict(conditions), "plan": dict(plan), "programs": dict(programs)}:
-            types = {field.name: field.type for field in dataclasses.fields(MemoryPlan)}
+            plan = {**plan, "windows": _window_pools(plan.get("windows"))}
+            types = {field.name: field.type for field in dataclasses.fields(MemoryPlan)} | {"windows": tuple}
             is_plan = {name: type(value) for name, value in plan.items()} == types
             are_files = all(
                 isinstance(pair, list) and [type(each) for each in pair] == [str] * 2 for pair in programs.values()
@@ -171,4 +173,12 @@ def _read_manifest(directory: Path, manifest: Any) -> ProgramStore | None:
             if is_plan and are_files and all(isinstance(value, str) for value in conditions.values()):
                 files = {name: (file, checksum) for name, (file, checksum) in programs.items()}
                 return ProgramStore(directory, conditions, MemoryPlan(**plan), files)
+    return None
+
+
+def _window_pools(found: Any) -> tuple[WindowPool, ...] | None:
+    """The pools of layers with a window, as JSON has them; None if they have another form."""
+    match found:
+        case list() if all(isinstance(pool, list) and [type(each) for each in pool] == [int] * 3 for pool in found):
+            return tuple(WindowPool(*pool) for pool in found)
     return None

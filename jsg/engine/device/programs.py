@@ -83,8 +83,8 @@ class DeviceState(NamedTuple):
 class RunnerConfig:
     """Shapes of the programs, and the tokens that end an answer.
 
-    `num_rows` includes the dump row, `columns` are the pages of one row, `vision` is None for a text model, and
-    `embeds` says that the engine gives the vector of each prompt.
+    `num_rows` includes the dump row, `columns` are the pages of one row, `vision` is None for a text model, `embeds`
+    says that the engine gives the vector of each prompt, and `num_groups` are the page groups of the model.
     """
 
     vocab_size: int
@@ -94,6 +94,7 @@ class RunnerConfig:
     eos_token_ids: frozenset[int]
     vision: VisionShape | None = None
     embeds: bool = False
+    num_groups: int = 1
 
     @property
     def num_top(self) -> int:
@@ -113,7 +114,7 @@ def make_state(
     masks = zeros((NUM_MASKS, num_words(config.vocab_size)), jnp.uint32)
     return DeviceState(
         pool=pool,
-        page_table=zeros((config.num_rows, config.columns), jnp.int32),
+        page_table=zeros((config.num_groups * config.num_rows, config.columns), jnp.int32),
         last_token=zeros((config.num_rows,), jnp.int32),
         penalties=PenaltyTables(
             output_counts=zeros(shape, jnp.int32), in_prompt=zeros(shape, bool), bias=zeros(shape, jnp.float32)
@@ -245,8 +246,8 @@ class Programs:
         declare = functools.partial(self.executables.declare, name)
         match name:
             case ("forward", BucketKey() as key):
-                run = functools.partial(step.forward, self._merge, key)
-                packed = _host(sum(step.packed_sizes(key)))
+                run = functools.partial(step.forward, self._merge, key, num_groups=config.num_groups)
+                packed = _host(sum(step.packed_sizes(key, config.num_groups)))
                 tables = state.pool, state.page_table, state.last_token
                 specs = (COLUMNS, WHOLE, HEADS, WHOLE)
                 declare(run, self._leaf_shapes, *tables, packed, *seen(state, key), donate=(1, 2), out_specs=specs)

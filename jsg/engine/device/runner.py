@@ -82,14 +82,14 @@ class ModelRunner:
         failed = [running for running in batch.admitted if not self._admit(running)]
         rows = np.array([entry.place.row for entry in batch.entries])
         failed += self._end_minimum(batch, rows)
-        self._write_rows(batch.dirty_rows, table.pages)
+        self.write_pages(batch.dirty_rows, table.pages, table.maps)
         for source, target in batch.copies:
             self._copy_slots(source, target)
         self._encode(batch.encodings)
         scores_prompt = any(entry.scores_prompt for entry in batch.entries)
         needed = Variant(*np.any(self._needs[rows], axis=0).tolist())
         key, variant = self._ready(batch, needed, scores_prompt)
-        packed = packing.pack_forward(batch, key, table.pages, self._config.page_size)
+        packed = packing.pack_forward(batch, key, table.pages, self._config.page_size, table.maps)
         self.calls.call(("forward", key), packed)
         scores = self._prompt_logprobs(batch, key) if scores_prompt else None
         vectors = self._vectors(batch, key) if self._config.embeds else None
@@ -240,10 +240,6 @@ class ModelRunner:
         sampling = np.zeros((key.num_rows, step.SAMPLING_COLUMNS), np.int32)
         return self.calls.call(("sample", key.num_rows, GREEDY), sampling).tokens
 
-    def write_pages(self, pages: np.ndarray) -> None:
-        """Fills the device's page table, [rows, pages of a row]; only while no request runs."""
-        self._write_rows(range(1, self._config.num_rows), pages)
-
     def _run_on_padding(self, name: Hashable) -> None:
         self.calls.call(name, *self._padding(name))
 
@@ -252,7 +248,7 @@ class ModelRunner:
         zeros: list[np.ndarray] = [np.zeros(shape.shape, shape.dtype) for shape in self._executables.host_shapes(name)]
         match name:
             case ("forward", BucketKey() as key):
-                return [packing.pack_padding(key)]
+                return [packing.pack_padding(key, self._config.num_groups)]
             case ("encode", *_):
                 return [zeros[0], zeros[1] + DUMP_ROW]
             case ("sample", _, Variant(has_masks=True)):
@@ -339,14 +335,23 @@ class ModelRunner:
     def _write_bias(self, row: int, bias: tuple[np.ndarray, np.ndarray]) -> None:
         self.calls.call(("write_bias",), np.array(row, np.int32), *bias)
 
-    def _write_rows(self, dirty: Sequence[int], pages: np.ndarray) -> None:
+    def write_pages(self, dirty: Sequence[int], pages: np.ndarray, maps: Sequence[np.ndarray | None]) -> None:
+        """Brings rows of the device's page table up to date, in all page groups.
+
+        Args:
+            dirty: The rows.
+            pages: The host's page table, [rows, pages of a row].
+            maps: See `RequestTable.maps`.
+        """
         largest = ROWS_AT_A_TIME[-1]
         for start in range(0, len(dirty), largest):
             part = dirty[start : start + largest]
             k = next(k for k in ROWS_AT_A_TIME if k >= len(part))
             rows = np.zeros(k, np.int32)
             rows[: len(part)] = part
-            self.calls.call(("write_rows", k), rows, pages[rows])
+            for index, numbers in enumerate(maps):
+                written = rows + index * self._config.num_rows if index else rows
+                self.calls.call(("write_rows", k), written, pages[rows] if numbers is None else numbers[pages[rows]])
 
     def _copy_slots(self, source: np.ndarray, target: np.ndarray) -> None:
         for start in range(0, len(source), COPY_CHUNK):

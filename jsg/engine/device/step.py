@@ -26,7 +26,7 @@ from jsg.engine.device.sampling import (
 )
 from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups
 from jsg.kernels_pallas.tile import GROUP_TILE
-from jsg.models.inputs import ForwardInputs
+from jsg.models.inputs import ForwardInputs, WindowInputs
 from jsg.models.llava import Llava
 from jsg.models.model import Model
 from jsg.models.tensor_parallel import gather_columns, num_parts
@@ -58,7 +58,8 @@ class PackedInputs(NamedTuple):
             rows of the vision pool.
         positions: Index of each new token in its row.
         model_positions: Position of each new token for the model: its index, except with position jumps or branches.
-        slots: KV slot of each new token; 0 for tokens that must not be written.
+        slots: KV slot of each new token; 0 for tokens that must not be written. Those of each page group one after
+            another (see `ModelSpec.page_groups`).
         rows: Request row of each new token.
         logit_index: Index of the token that each row of logits belongs to.
         shared_lens, group_rows, group_lens, group_members: See `PrefixGroups`; the members of all tiles one after
@@ -70,7 +71,7 @@ class PackedInputs(NamedTuple):
     token_ids: Int[Array, " T"]
     positions: Int[Array, " T"]
     model_positions: Int[Array, " T"]
-    slots: Int[Array, " T"]
+    slots: Int[Array, " GT"]
     rows: Int[Array, " T"]
     logit_index: Int[Array, " B"]
     shared_lens: Int[Array, " S"]
@@ -83,11 +84,12 @@ class PackedInputs(NamedTuple):
     tile_positions: Int[Array, " Q"]
 
 
-def packed_sizes(key: BucketKey) -> tuple[int, ...]:
-    """Length of each part of `PackedInputs` in a step of this shape."""
+def packed_sizes(key: BucketKey, num_groups: int = 1) -> tuple[int, ...]:
+    """Length of each part of `PackedInputs` in a step of this shape, for a model with so many page groups."""
     shared = key.num_singles if key.num_groups else 0
     groups = (shared, key.num_groups, key.num_groups, key.num_groups * GROUP_TILE)
-    return (3, *(key.num_tokens,) * 5, key.num_rows, *groups, *(key.num_tiles,) * 4)
+    tokens = key.num_tokens
+    return (3, *(tokens,) * 3, tokens * num_groups, tokens, key.num_rows, *groups, *(key.num_tiles,) * 4)
 
 
 def forward(
@@ -95,28 +97,39 @@ def forward(
     key: BucketKey,
     leaves: Sequence[Array],
     pool: KVPool,
-    page_table: Int[Array, "R C"],
+    page_table: Int[Array, "GR C"],
     last_token: Int[Array, " R"],
     packed: Int[Array, " n"],
     vision: Float[Array, "I D"] | None = None,
-) -> tuple[Float[Array, "B V"], Float[Array, "T D"], KVPool, Int[Array, "R C"]]:
+    *,
+    num_groups: int = 1,
+) -> tuple[Float[Array, "B V"], Float[Array, "T D"], KVPool, Int[Array, "GR C"]]:
     """Logits of each request's last new token, all hidden states, and pool and page table after the step.
 
     It writes the pages of new tokens into the page table, so a decode step needs no other transfer. The vision pool is
-    needed only where there may be tokens of images.
+    needed only where there may be tokens of images. The page table has the rows of each page group one after another.
     """
     model = merge(leaves)
-    sizes = packed_sizes(key)
+    sizes = packed_sizes(key, num_groups)
     parts = PackedInputs(*jnp.split(packed, [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]))
-    written = jnp.where(parts.slots > 0, parts.rows, 0)
-    page_table = page_table.at[written, parts.positions // pool.page_size].set(parts.slots // pool.page_size)
-    inputs = _forward_inputs(key, parts, page_table, last_token)._replace(vision=vision)
+    slots = [parts.slots] if num_groups == 1 else jnp.split(parts.slots, num_groups)
+    first_rows = [index * (len(page_table) // num_groups) for index in range(num_groups)]
+    for first, of_group in zip(first_rows, slots, strict=True):
+        written = jnp.where(of_group > 0, parts.rows + first if first else parts.rows, first)
+        page_table = page_table.at[written, parts.positions // pool.page_size].set(of_group // pool.page_size)
+    inputs = _forward_inputs(key, parts._replace(slots=slots[0]), page_table, last_token)
+    attention = inputs.attention
+    windows = tuple(
+        WindowInputs(of_group, attention.single_rows + first, attention.tile_rows + first)
+        for first, of_group in zip(first_rows[1:], slots[1:], strict=True)
+    )
+    inputs = inputs._replace(vision=vision, windows=windows)
     hidden, pool = model(inputs, pool)
     return model.logits(hidden[parts.logit_index]), hidden, pool, page_table
 
 
 def _forward_inputs(
-    key: BucketKey, parts: PackedInputs, page_table: Int[Array, "R C"], last_token: Int[Array, " R"]
+    key: BucketKey, parts: PackedInputs, page_table: Int[Array, "GR C"], last_token: Int[Array, " R"]
 ) -> ForwardInputs:
     is_single = jnp.arange(key.num_singles) < parts.counts[2]
     members = parts.group_members.reshape(-1, GROUP_TILE)

@@ -4,13 +4,13 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import final
 
 from jsg.constrained.jit import default_kernel_cache, use_kernel_cache
 from jsg.constrained.run import kernel_cache
 from jsg.engine.child.kernel_process import fill_elsewhere
+from jsg.engine.grammars.begun import Begun
 from jsg.engine.private_directory import PROGRAMS_WHY, private_directory, temporary_directory, why_unwritable
 from jsg.errors import ConfigError
 
@@ -36,22 +36,16 @@ class KernelFolder:
         """
         self._directory = default_kernel_cache() if cache_directory is None else _kernel_directory(cache_directory)
         self._temporary = contextlib.ExitStack()
-        self._filled: Future[Path | None] = Future()
+        self._filling = Begun("kernels", self._run)
         self._is_closing = threading.Event()
-        self._beginning = threading.Lock()
-        self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
         """Starts to fill the folder in a thread, if nobody has."""
-        with self._beginning:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="kernels", daemon=True)
-                self._thread.start()
+        self._filling.begin()
 
     def wait(self) -> Path | None:
         """The folder, once all kernels are in it; None where it cannot have them, or this was closed."""
-        self.begin()
-        return self._filled.result()
+        return self._filling.result()
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
@@ -64,12 +58,12 @@ class KernelFolder:
         """Ends what fills the folder."""
         self._is_closing.set()
 
-    def _run(self) -> None:
+    def _run(self) -> Path | None:
         try:
-            self._filled.set_result(self._fill())
+            return self._fill()
         except Exception:
             logger.exception("the folder for the kernels of grammars could not be filled")
-            self._filled.set_result(None)
+            return None
 
     def _fill(self) -> Path | None:
         """As `wait`. If nothing can be kept, the folder is a temporary one, so that this process compiles nothing."""

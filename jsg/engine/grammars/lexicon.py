@@ -5,19 +5,15 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import final
 
 from jsg.constrained.run.vocab import Vocabulary
+from jsg.engine.grammars.begun import Begun
 from jsg.engine.grammars.kernel_folder import KernelFolder
 from jsg.errors import EngineDeadError, JsgError, ModelError, RequestError
 
 logger = logging.getLogger(__name__)
-
-FIRST_REQUEST_S = 1.0
-"""Loading begins so long after the engine is ready, unless a grammar comes earlier. It takes the interpreter lock for
-half a second, which the request that the engine was started for should not feel."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,7 +33,7 @@ class Lexicon:
 
 @final
 class LexiconLoader:
-    """Loads a lexicon in a thread when the engine is ready, because the first answer may need no grammar.
+    """Loads a lexicon in a thread beside the long work of a start, so that the first grammar waits for nothing.
 
     A model without a tokenizer has no lexicon, which is an error only for a request that needs it.
     """
@@ -55,38 +51,28 @@ class LexiconLoader:
         self._directory = directory
         self._vocab_size = vocab_size
         self._eos_ids = [token for token in eos_token_ids if token < vocab_size]
-        self._future: Future[Lexicon | Exception] = Future()
-        self._is_needed = threading.Event()
+        self._loading = Begun("lexicon", self._run)
         self._is_closing = threading.Event()
-        self._beginning = threading.Lock()
-        self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Starts the thread, which waits `FIRST_REQUEST_S` before it loads. The engine is ready."""
-        with self._beginning:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="lexicon", daemon=True)
-                self._thread.start()
+        """Starts to load in a thread, if nobody has."""
+        self._loading.begin()
 
     @property
     def is_loaded(self) -> bool:
         """Whether `get` returns without waiting."""
-        return self._future.done()
+        return self._loading.is_done
 
     def wait(self) -> None:
-        """Returns when loading has ended, with or without success. Loading begins at once. Any thread may wait."""
-        if not self.is_loaded:
-            self._is_needed.set()
-            self.begin()
-            self._future.result()
+        """Returns when loading has ended, with or without success. Any thread may wait."""
+        self._loading.result()
 
     def close(self, *, waits: bool = True) -> None:
         """Ends loading, and waits for the thread if `waits` is set."""
         self._is_closing.set()
-        self._is_needed.set()
         self._kernels.close()
-        if waits and self._thread is not None:
-            self._thread.join()
+        if waits:
+            self._loading.join()
 
     def get(self) -> Lexicon:
         """The lexicon. Waits until it is loaded.
@@ -95,23 +81,21 @@ class LexiconLoader:
             RequestError: The model has no tokenizer.
             JsgError: It could not be loaded.
         """
-        self.wait()
-        loaded = self._future.result()
+        loaded = self._loading.result()
         if isinstance(loaded, ModelError):
             raise RequestError(f"a grammar needs the model's tokenizer, but {loaded}", param="grammar")
         if isinstance(loaded, Exception):
             raise JsgError("grammars cannot be used, because the engine could not load what they need; see its log")
         return loaded
 
-    def _run(self) -> None:
-        self._is_needed.wait(FIRST_REQUEST_S)
+    def _run(self) -> Lexicon | Exception:
         try:
-            self._future.set_result(self._load())
+            return self._load()
         except (ModelError, EngineDeadError) as error:  # the first is told to clients, the second to nobody
-            self._future.set_result(error)
+            return error
         except Exception as error:
             logger.exception("what grammars need could not be loaded")
-            self._future.set_result(error)
+            return error
 
     def _check_open(self) -> None:
         if self._is_closing.is_set():

@@ -55,13 +55,13 @@ def paged_attention(
     """See `ops.paged_attention`. Sums are float32. Where bfloat16 are multiplied, weights are rounded to it.
 
     Raises:
-        NotImplementedError: The pool has 8 bits, heads are wide or no multiple of `LANES`, or scores are capped.
+        NotImplementedError: The pool has 8 bits, or heads are wide or no multiple of `LANES`.
     """
     head_dim, kind = queries.shape[-1], str(keys.dtype)
-    if kind not in KINDS or head_dim % LANES or head_dim > HEAD_DIMS[-1] or scoring.softcap is not None:
+    if kind not in KINDS or head_dim % LANES or head_dim > HEAD_DIMS[-1]:
         raise NotImplementedError(
-            f"the CPU's kernel reads float32 and bfloat16, heads of a multiple of {LANES} up to {HEAD_DIMS[-1]} "
-            "numbers, and no softcap"
+            f"the CPU's kernel reads float32 and bfloat16, and heads of a multiple of {LANES} up to "
+            f"{HEAD_DIMS[-1]} numbers"
         )
     queries = queries if str(queries.dtype) in KINDS else queries.astype(jnp.float32)
     is_short = queries.dtype == jnp.bfloat16 and kind == "bfloat16"
@@ -71,8 +71,13 @@ def paged_attention(
         _unit(head_dim) if is_short else "",
         has_sinks=sinks is not None,
         max_head_dim=next(width for width in HEAD_DIMS if width >= head_dim),
+        softcap=scoring.softcap,
     )
-    others = "sinks" if types.has_sinks else "", "" if types.max_head_dim == HEAD_DIMS[0] else "wide"
+    others = [
+        "sinks" if types.has_sinks else "",
+        "" if types.max_head_dim == HEAD_DIMS[0] else "wide",
+        "" if types.softcap is None else f"capped_{types.softcap}",
+    ]
     name = "_".join(filter(None, ("jsg_attention", types.unit, types.queries, types.pool, *others)))
     name = library.registered(name, functools.partial(_emit, types))
     return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(queries.shape, queries.dtype))(
@@ -346,7 +351,7 @@ def _emit_row_weights(
     before = load_panel(function, state.largest, at)
     scores, largest = [], before
     for panel in panels:
-        score = load_panel(function, row_scores, panel * PANEL_BYTES)
+        score = _capped(types, function, call, load_panel(function, row_scores, panel * PANEL_BYTES))
         scores.append(score if seen is None else function.chosen(seen[panel], score, function.like(score, MASKED)))
         largest = function.larger(scores[-1], largest)
     largest = function.largest(largest)
@@ -361,6 +366,14 @@ def _emit_row_weights(
         function.store(value, kept, at)
 
 
+def _capped(types: AttentionTypes, function: Function, call: Call, score: Value) -> Value:
+    """Scores, within the bound if there is one. These are scaled."""
+    if types.softcap is None:
+        return score
+    score = score * function.spread(load_number(function, call.scale.data, 0)) if types.is_short else score
+    return function.tanh(score * (1 / types.softcap)) * types.softcap
+
+
 def _exponential(
     types: AttentionTypes, function: Function, call: Call, before: Value, largest: Value
 ) -> tuple[Callable[[Value], Value], Value]:
@@ -368,7 +381,9 @@ def _exponential(
     if not types.is_short:
         return lambda score: function.exp(score - largest), function.exp(before - largest)
     # Queries in bfloat16 are not scaled, and processors that multiply them raise 2 to a power faster than e.
-    scale = function.spread(load_number(function, call.scale.data, 0) * LOG2_E)
+    scale = function.like(largest, LOG2_E)
+    if types.leaves_scale:
+        scale = function.spread(load_number(function, call.scale.data, 0) * LOG2_E)
     subtracted = function.zeros() - largest * scale
     shrink = function.power_of_2((before - largest) * scale)
     return lambda score: function.power_of_2(function.fused(score, scale, subtracted)), shrink
@@ -423,7 +438,7 @@ def _with_sink(
     A sink far above all scores makes it infinite, and the result zero.
     """
     largest = load_panel(function, state.largest, row * PANEL_BYTES)
-    if types.is_short:  # scores are not scaled then
+    if types.leaves_scale:
         largest = largest * function.spread(load_number(function, call.scale.data, 0))
     _, head = _token_and_head(rows, row)
     difference = function.spread(load_number(function, call.sinks.data, head * 4)) - largest

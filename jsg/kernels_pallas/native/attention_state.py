@@ -49,6 +49,7 @@ class AttentionTypes(NamedTuple):
             "bfloat16", and so are the weights of values.
         has_sinks: Each query head has a sink: see `ops.paged_attention`.
         max_head_dim: One of `HEAD_DIMS`.
+        softcap: See `Scoring`.
     """
 
     queries: str
@@ -56,11 +57,17 @@ class AttentionTypes(NamedTuple):
     unit: str
     has_sinks: bool = False
     max_head_dim: int = HEAD_DIMS[0]
+    softcap: float | None = None
 
     @property
     def is_short(self) -> bool:
         """Whether bfloat16 are multiplied."""
         return bool(self.unit)
+
+    @property
+    def leaves_scale(self) -> bool:
+        """Whether scores are scaled only when their exponentials are taken."""
+        return self.is_short and self.softcap is None
 
     @property
     def query_bytes(self) -> int:

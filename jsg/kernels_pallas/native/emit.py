@@ -25,6 +25,9 @@ EXP_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.166579589
 """(exp(r) - 1 - r) / r² for |r| <= ln(2) / 2, highest power first: Cephes' `expf`."""
 POWER_POLYNOMIAL = (5.50082841e-2, 0.242211054, 0.693283007)
 """(2^r - 1) / r for |r| <= 1 / 2, highest power first. Fitted for the least relative error of 2^r: at most 1e-4."""
+TANH_POLYNOMIAL = (62 / 2835, -17 / 315, 2 / 15, -1 / 3, 1.0)
+TANH_NEAR = 0.25
+"""Below it tanh(x) is x times its series in x², highest power first, because 1 - exp(-2 x) would lose digits."""
 LEAST_EXPONENT = -87.0
 """Below it exp is smaller than the least normal float32, and is 0 here."""
 
@@ -281,6 +284,17 @@ class Function:
         is_tiny = Value(self, self.builder.fcmp_ordered("<", x.ir, self.like(x, LEAST_EXPONENT).ir))
         is_nan = Value(self, self.builder.fcmp_unordered("uno", x.ir, x.ir))
         return self.chosen(is_nan, x, self.chosen(is_tiny, self.zeros(), raised))
+
+    def tanh(self, x: Value) -> Value:
+        """The hyperbolic tangent of a vector, to a few units in the last place. NaN stays NaN."""
+        is_negative = x < 0.0
+        size = self.chosen(is_negative, self.zeros() - x, x)
+        decay = self.exp(size * -2.0)
+        curve = (self.like(decay, 1.0) - decay) / (decay + 1.0)
+        square, near = x * x, self.like(x, TANH_POLYNOMIAL[0])
+        for factor in TANH_POLYNOMIAL[1:]:
+            near = self.fused(near, square, self.like(x, factor))
+        return self.chosen(size < TANH_NEAR, near * x, self.chosen(is_negative, self.zeros() - curve, curve))
 
     def power_of_2(self, x: Value) -> Value:
         """2 to a vector of any numbers, by an instruction of AVX-512, with a relative error of 1e-4.

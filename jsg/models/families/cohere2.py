@@ -7,14 +7,14 @@ from jsg.models.block_spec import NormSpec
 from jsg.models.families import llama
 from jsg.models.family import Family
 from jsg.models.parts import (
+    FULL,
     MAX_LAYERS,
     SLIDING,
-    num_layers,
+    of_kinds,
     read_attention,
     read_feed_forward,
-    read_layer_types,
+    read_layer_kinds,
     read_model,
-    read_window,
 )
 from jsg.models.spec import LayerSpec, ModelSpec
 
@@ -23,21 +23,15 @@ def spec(config: Fields) -> ModelSpec:
     """`attention_bias` means all four projections of attention. A head is as wide as the number of heads makes it."""
     has_bias = config.flag("attention_bias", default=False)
     attention = read_attention(config.under({"head_dim": None}), is_interleaved=True)
-    full = dataclasses.replace(attention, rope=None, qkv_bias=has_bias, output_bias=has_bias)
+    attention = dataclasses.replace(attention, qkv_bias=has_bias, output_bias=has_bias)
+    kinds = read_layer_kinds(config, config.integer("sliding_window_pattern", high=MAX_LAYERS))
     mlp, norm = read_feed_forward(config), _layer_norm(config, "input_layernorm")
-    every = config.integer("sliding_window_pattern", high=MAX_LAYERS)
-    kinds = read_layer_types(config) or [SLIDING if i % every else "" for i in range(1, num_layers(config) + 1)]
-    window = read_window(config) if SLIDING in kinds else None
-    sliding = dataclasses.replace(full, rope=attention.rope, window=window)
-    layers = [sliding if kind == SLIDING else full for kind in kinds]
-    return dataclasses.replace(
-        read_model(
-            config,
-            [LayerSpec(before_attention=norm, attention=layer, mlp=mlp, is_parallel=True) for layer in layers],
-            _layer_norm(config, "model.norm"),
-        ),
-        logit_factor=config.number("logit_scale"),
-    )
+    layers = [
+        LayerSpec(before_attention=norm, attention=layer, mlp=mlp, is_parallel=True)
+        for layer in of_kinds(config, kinds, attention, {SLIDING: attention.rope, FULL: None})
+    ]
+    model = read_model(config, layers, _layer_norm(config, "model.norm"))
+    return dataclasses.replace(model, logit_factor=config.number("logit_scale"))
 
 
 def _layer_norm(config: Fields, name: str) -> NormSpec:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from jsg.fields import Fields
-from jsg.models.block_spec import AttentionSpec, FeedForwardSpec, NormSpec
+from jsg.models.block_spec import AttentionSpec, FeedForwardSpec, NormSpec, RopeSpec
 from jsg.models.families import llama
 from jsg.models.family import Family
 from jsg.models.parts import (
@@ -46,7 +46,8 @@ DEFAULTS: dict[str, Any] = {name: value for name, value in llama.DEFAULTS.items(
 def spec(config: Fields) -> ModelSpec:
     """The model of a file."""
     attention = dataclasses.replace(heads(config), softcap=_cap(config, "attn_logit_softcapping"))
-    ropes = dict.fromkeys(LAYER_KINDS, read_rope(config))
+    rope = read_rope(config, head_dim=attention.head_dim)
+    ropes: dict[str, RopeSpec | None] = dict.fromkeys(LAYER_KINDS, rope)
     return read_gemma(config, of_kinds(config, read_layer_kinds(config, full_every=2), attention, ropes))
 
 

@@ -17,7 +17,7 @@ def spec(config: Fields) -> ModelSpec:
     attention = dataclasses.replace(gemma2.heads(config), qk_norm=norm)
     thetas = {FULL: config.number("rope_theta", low=1.0), SLIDING: config.number("rope_local_base_freq", low=1.0)}
     kinds = read_layer_kinds(config, config.integer("sliding_window_pattern", high=MAX_LAYERS))
-    layers = of_kinds(config, kinds, attention, read_ropes(config, thetas))
+    layers = of_kinds(config, kinds, attention, read_ropes(config, thetas, attention.head_dim))
     return gemma2.read_gemma(config, layers, scales_context=False)
 
 

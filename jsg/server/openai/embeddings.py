@@ -2,9 +2,10 @@
 
 import base64
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
+import msgspec
 from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
@@ -18,7 +19,7 @@ from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_ANSWERS, new_rid
 from jsg.server.http.body import Body, Prompts, is_prompt_list
 from jsg.server.http.event_stream import until_disconnect
-from jsg.server.http.failures import json_response
+from jsg.server.http.failures import joined_json
 from jsg.server.http.json_body import new_router
 from jsg.server.shared.fields import END_USER, MAX_NAME_CHARS, MODEL
 from jsg.server.shared.reading import check_inputs, prompt_usage
@@ -77,16 +78,18 @@ async def embeddings(body: EmbeddingsBody, request: Request, call: CurrentCall, 
     states = [answer.vector for answer in generation.answers]
     usage = prompt_usage(generation.answers)
 
-    def respond() -> Response:  # in a thread: a thousand long vectors are hundreds of megabytes of JSON
-        data: list[dict[str, Any]] = []
+    def pieces() -> Iterator[bytes]:
+        yield b'{"object":"list","data":['
         for index, state in enumerate(states):
             vector = to_vector(state, embedder, body.dimensions)
             is_base64 = body.encoding_format == "base64"
             shown = base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_base64 else vector.tolist()
-            data.append({"object": "embedding", "index": index, "embedding": shown})
-        return json_response({"object": "list", "data": data, "model": front.model_name, "usage": usage})
+            entry = {"object": "embedding", "index": index, "embedding": shown}
+            yield (b"," if index else b"") + msgspec.json.encode(entry)
+        yield b"]," + msgspec.json.encode({"model": front.model_name, "usage": usage})[1:]
 
-    return await front.threads.run(respond, 4 * embedder.width * len(states))
+    # In a thread: a thousand long vectors are hundreds of megabytes of JSON.
+    return await front.threads.run(lambda: joined_json(pieces()), 4 * embedder.width * len(states))
 
 
 async def _encode(body: EmbeddingsBody, front: Front) -> list[tuple[int, ...] | PromptIds]:

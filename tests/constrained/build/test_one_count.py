@@ -17,9 +17,9 @@ class Asked(list):
         super().__init__()
         monkeypatch.setattr("jsg.constrained.build.builder.several_counts", self.ask)
 
-    def ask(self, parts, firsts, repeats):
+    def ask(self, parts, firsts, repeats, known):
         counting = [number for number in repeats if ambiguity._counts(parts, number)]
-        proved = ambiguity.have_one_count(parts, counting, ambiguity._MOST_TOGETHER)
+        proved = ambiguity.have_one_count(parts, counting, ambiguity._MOST_TOGETHER, known)
         found = ambiguity._Search(ambiguity._Levels(parts, firsts)).run() & set(counting)
         self.append((proved, found))
         return set()  # so that a grammar is not built again with longer parts

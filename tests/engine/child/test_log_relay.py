@@ -54,6 +54,27 @@ class TestRecords:
         first, second = relayed(log_format, "half a li" + text_lines(0.0, "INFO", "front", "whole")[0])
         assert (first.source, first.message, second.source, second.message) == ("other", "half a li", "front", "whole")
 
+    def test_a_warning_that_another_engine_repeats(self, log_format: str, monkeypatch: pytest.MonkeyPatch):
+        def record(source: str, text: str, level: str = "WARNING") -> str:
+            return "\n".join(text_lines(0.0, level, source, text))
+
+        def said(*texts: str) -> list[tuple[str, str]]:
+            return [(record.source, record.message) for record in relayed(log_format, *texts)]
+
+        same = [record(f"engine-{number}", "no home\n  as it is") for number in range(3)]
+        assert said(*same) == [("engine-0", "no home\n  as it is")]
+        assert len(said(same[0], record("engine-1", "no home of mine"), same[0])) == 3, "another one, and its own again"
+        assert len(said(record("engine-0", "it failed", "ERROR"), record("engine-1", "it failed", "ERROR"))) == 2
+        assert len(said(record("engine", "late"), record("front", "late"))) == 2
+        assert said(same[0], same[1], record("engine-1", "b\n  c"))[1:] == [("engine-1", "b\n  c")]
+        monkeypatch.setattr(log_relay, "REPEAT_S", 0.0)
+        assert len(said(*same)) == 3, "later it is news"
+        monkeypatch.setattr(log_relay, "MAX_WARNINGS", 2)
+        relay = Relay(as_json=False)
+        for number in range(9):
+            relay.add(record("engine-0", f"warning {number}").encode())
+        assert len(relay._warned) == 2
+
     def test_no_line_can_be_forged(self, log_format: str):
         forged = "a\u2028b\x1b[31m\x85c\x0bd"
         records = relayed(log_format, *text_lines(0.0, "INFO", "front", forged), forged)

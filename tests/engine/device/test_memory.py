@@ -45,6 +45,7 @@ def plan(
         temporary_bytes=GIB,
         max_running=256,
         context_length=8192,
+        chunk=8192,
     )
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from jsg.constrained.grammar import GrammarMasker
 from jsg.constrained.limits import STEP_STEPS
 from jsg.engine.core import EngineCore
 from jsg.engine.device.mask_pool import MaskPool
+from jsg.engine.grammars.begun import Begun
 from jsg.engine.grammars.constraints import Constraints
 from jsg.engine.grammars.lexicon import Lexicon, LexiconLoader
 from jsg.sched.batch import Batch, BatchEntry
@@ -211,8 +211,7 @@ def constraints_of(specs: list[GrammarSpec]) -> Constraints:
     lexicon = object.__new__(Lexicon)
     object.__setattr__(lexicon, "vocabulary", tekken())
     loader = object.__new__(LexiconLoader)
-    loader._future = Future()
-    loader._future.set_result(lexicon)
+    loader._loading = Begun("lexicon", lambda: lexicon)
     constraints = Constraints(loader, tekken().size, frozenset(tekken().eos_ids), "off")
     constraints._tokens = object()  # pyright: ignore[reportAttributeAccessIssue] - of drafts, which there are none
     for spec in specs:

@@ -9,6 +9,7 @@ from jsg.engine import startup
 from jsg.engine.core import EngineCore
 from jsg.engine.grammars import kernel_folder
 from jsg.engine.grammars.kernel_folder import KernelFolder
+from jsg.engine.grammars.lexicon import LexiconLoader
 from tests.engine import small
 
 
@@ -55,18 +56,29 @@ def test_whatever_goes_wrong_is_in_the_log_and_stops_no_start(owned, monkeypatch
 
 @pytest.mark.slow
 def test_an_engine_is_ready_when_its_kernels_are(small_model, compile_cache_dir, monkeypatch):
-    """On a busy machine the kernels take a minute, for which a client with a schema would not wait."""
+    """On a busy machine the kernels take a minute, for which a client with a schema would not wait.
+
+    The lexicon is loaded meanwhile too, so that the first of them waits for nothing.
+    """
     order: list[str] = []
 
     def noting(owner, name):
         real = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *given: order.append(name) or real(*given))
+
+        def noted(*given):
+            if threading.current_thread() is threading.main_thread():
+                order.append(f"{owner.__name__}.{name}")
+            return real(*given)
+
+        monkeypatch.setattr(owner, name, noted)
 
     noting(KernelFolder, "begin")
+    noting(LexiconLoader, "begin")
     noting(startup, "_make_runner")
     noting(KernelFolder, "wait")
     EngineCore(small.make_config(small_model, compile_cache_dir)).close()
-    assert order[:3] == ["begin", "_make_runner", "wait"]
+    begun = ["KernelFolder.begin", "LexiconLoader.begin"]
+    assert order[:4] == [*begun, "jsg.engine.startup._make_runner", "KernelFolder.wait"]
 
 
 def test_a_folder_is_filled_beside_other_work(owned, monkeypatch):

@@ -1,13 +1,13 @@
 """The grammars of an engine core: one of each, bound when needed, and bounded in what they take together."""
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
 from jsg.constrained.compiler import compile_grammar, compile_tables
 from jsg.engine.grammars import store as grammar_store
+from jsg.engine.grammars.begun import Begun
 from jsg.engine.grammars.lexicon import Lexicon, LexiconLoader
 from jsg.engine.grammars.store import GrammarStore, StoredGrammar
 from jsg.errors import QueueFullError, RequestError
@@ -23,8 +23,7 @@ def loader() -> LexiconLoader:
     lexicon = object.__new__(Lexicon)
     object.__setattr__(lexicon, "vocabulary", VOCABULARY)
     made = object.__new__(LexiconLoader)
-    made._future = Future()
-    made._future.set_result(lexicon)
+    made._loading = Begun("lexicon", lambda: lexicon)
     return made
 
 

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from jsg.constrained.build import builder
 from jsg.constrained.build.builder import build
 from jsg.constrained.run.machine import Machine
 from jsg.constrained.schema.front import schema_grammar
@@ -47,3 +48,16 @@ def test_a_library_saves_only_work(schema, whitespace, order):
 def test_a_grammar_has_only_the_rules_that_it_needs():
     grammar = schema_grammar('{"type": "array", "items": {"type": "string"}}')
     assert set(grammar.rules) == {"#", "string", "rest of a string"}
+
+
+def test_a_selection_of_a_library_is_built_once(monkeypatch):
+    """Grammars that need the same rules of the library begin with the same rows, which no grammar changes."""
+    grammars = [schema_grammar(json.dumps({"properties": {name: {"type": "string"}}})) for name in ("a", "bb", "a")]
+    first, other, again = map(build, grammars)
+    size = min(len(first.positions), len(other.positions)) // 2
+    assert (first.positions[:size] == other.positions[:size]).all()
+    assert first.to_bytes() == again.to_bytes()
+    built = []
+    monkeypatch.setattr(builder._Builder, "taken", lambda *_: built.append(1))
+    build(schema_grammar('{"properties": {"c": {"type": "string"}}}'))
+    assert not built

@@ -1,0 +1,248 @@
+"""Page groups of layers with a window: which pages have keys and values there, and which lose these first.
+
+A layer with a window sees the last tokens only, so it need not keep what lies further back. The layers of one window
+are a group with numbers and memory of its own. A page of tokens that has keys and values in them has a *part* in the
+group. Tree, rows and requests know pages; what parts these have stands here, and nowhere else on the host.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import numpy as np
+
+from jsg.cache.allocator import PageAllocator
+
+SPARE_ENTRIES = 1024
+"""How many stale entries the queue of a group may have, beside one for each of its parts."""
+STRIDES = 8
+"""While a group has room, the window of a request moves on by this part of itself at a time."""
+
+
+@final
+class WindowGroup:
+    """The parts of pages in the layers of one window.
+
+    A page is *in use* while the window of a request, or of a held prompt, reaches it. Outside of all windows its part
+    stays until another page needs it, whether the radix tree or a row owns the page. The part that has been outside for
+    longest goes first. So the end of a prefix that is matched again and again stays.
+
+    Invariants: free + evictable + in use == total, in parts. A page in use has a part. A page that has a part and is
+    not in use is in the queue once with the turn that `_turns` names. Entries with other turns are stale.
+
+    Attributes:
+        window: How many last positions a token sees, with its own.
+        num_needed: How many pages before the end of a cached prefix must have parts, so that the prefix can go on.
+        parts: int32, by page the number of its part; 0 for none.
+        num_evictable: Parts outside of all windows.
+        num_in_use: Parts that a window reaches.
+        num_yielding_pages: Parts in use that only holds reach.
+    """
+
+    def __init__(self, window: int, num_pages: int, num_parts: int, page_size: int):
+        """Starts without parts. The pages are those of tokens, page 0 included, and the parts include part 0."""
+        assert window >= 1, f"a window has its own position at least, but got {window}"
+        self.window = window
+        self.num_needed = -(-(window - 1) // page_size)
+        self.parts = np.zeros(num_pages, np.int32)
+        self.num_evictable = self.num_in_use = self.num_yielding_pages = 0
+        self._page_size = page_size
+        self._numbers = PageAllocator(num_parts)
+        self._users = np.zeros(num_pages, np.int32)
+        self._holds = np.zeros(num_pages, np.int32)
+        self._turns = np.zeros(num_pages, np.int64)
+        self._turn = itertools.count(1)
+        self._queue: deque[tuple[int, np.ndarray]] = deque()
+        self._num_entries = 0
+
+    @property
+    def stride(self) -> int:
+        """Pages that a window moves on by while there is room."""
+        return self.num_needed // STRIDES
+
+    @property
+    def num_total(self) -> int:
+        """Parts that there are, without part 0, which takes the writes of padding."""
+        return self._numbers.num_total
+
+    @property
+    def num_available_pages(self) -> int:
+        """Pages that can get a part."""
+        return self._numbers.num_free + self.num_evictable
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Parts that are free, evictable and in use. Together they are all."""
+        return self._numbers.num_free, self.num_evictable, self.num_in_use
+
+    def first_seen(self, position: int) -> int:
+        """The first page that a request may still read whose next token is at `position`, or at the one before."""
+        return max(position - self.window, 0) // self._page_size
+
+    def growth(self, num_there: int, num_more: int) -> int:
+        """How many more pages a window reaches at its end if a row of some tokens gets more."""
+        most = self.num_needed + 1
+        before, after = (min(-(-count // self._page_size), most) for count in (num_there, num_there + num_more))
+        return after - before
+
+    def num_usable(self, pages: np.ndarray) -> int:
+        """How many leading pages of a cached prefix can be used: the most behind which no part is missing.
+
+        Only the last `num_needed` of them need parts.
+        """
+        count = len(pages)
+        if (self.parts[pages[max(count - self.num_needed, 0) :]] > 0).all():
+            return count
+        missing = np.flatnonzero(self.parts[pages] == 0)
+        starts, ends = np.append(0, missing + 1), np.append(missing, count)
+        is_enough = (ends - starts >= self.num_needed) | (starts == 0)
+        return int(ends[is_enough].max())
+
+    # Pages come into windows and leave them.
+
+    def add(self, pages: np.ndarray) -> None:
+        """Gives new pages a part each. They are in use. So many must be available."""
+        assert len(pages) <= self.num_available_pages, "the plan asks only for parts that are available"
+        self._evict(len(pages) - self._numbers.num_free)
+        if (parts := self._numbers.allocate(len(pages))) is not None:
+            self.parts[pages] = parts
+        self._users[pages] = 1
+        self.num_in_use += len(pages)
+
+    def use(self, pages: np.ndarray, *, yields: bool = False) -> None:
+        """Notes that one more window reaches these pages, which differ and have parts; with `yields` that of a hold."""
+        assert (self.parts[pages] > 0).all(), "a window reaches a page whose keys and values are gone"
+        new = pages[self._users[pages] == 0]
+        self._turns[new] = 0
+        self.num_evictable -= len(new)
+        self.num_in_use += len(new)
+        self._count(pages, 1, yields=yields)
+
+    def leave(self, pages: np.ndarray, *, yields: bool = False) -> None:
+        """Notes that windows no longer reach these pages. A page is given once for each window that has reached it."""
+        distinct, first, counts = np.unique(pages, return_index=True, return_counts=True)
+        self._count(distinct, -counts, yields=yields)
+        pages = distinct[np.argsort(first)]  # in their order, so that the end of a prefix goes last
+        self._put(pages[self._users[pages] == 0])
+
+    def _put(self, pages: np.ndarray) -> None:
+        """Makes pages evictable that were in use."""
+        if not len(pages):
+            return
+        self.num_in_use -= len(pages)
+        self.num_evictable += len(pages)
+        self._queue.append((turn := next(self._turn), pages))
+        self._turns[pages] = turn
+        self._num_entries += len(pages)
+        if self._num_entries > 2 * self.num_total + SPARE_ENTRIES:
+            valid = ((turn, pages[self._turns[pages] == turn]) for turn, pages in self._queue)
+            self._queue = deque(entry for entry in valid if len(entry[1]))
+            self._num_entries = self.num_evictable
+
+    def _count(self, pages: np.ndarray, change: int | np.ndarray, *, yields: bool) -> None:
+        before = self._num_yielding(pages)
+        self._users[pages] += change
+        if yields:
+            self._holds[pages] += change
+        self.num_yielding_pages += self._num_yielding(pages) - before
+
+    def _num_yielding(self, pages: np.ndarray) -> int:
+        holds = self._holds[pages]
+        return int(((holds > 0) & (holds == self._users[pages])).sum())
+
+    def _evict(self, count: int) -> None:
+        """Frees so many parts outside of all windows, those that were left first."""
+        while count > 0:
+            turn, pages = self._queue.popleft()
+            self._num_entries -= len(pages)
+            pages = pages[self._turns[pages] == turn]
+            if len(pages) > count:
+                self._queue.appendleft((turn, pages[count:]))
+                self._num_entries += len(pages) - count
+                pages = pages[:count]
+            self._turns[pages] = 0
+            self.num_evictable -= len(pages)
+            self._take_parts(pages)
+            count -= len(pages)
+
+    def _take_parts(self, pages: np.ndarray) -> None:
+        self._numbers.free(self.parts[pages])
+        self.parts[pages] = 0
+
+    # Pages go, or others take their place.
+
+    def drop(self, pages: np.ndarray) -> None:
+        """Frees the parts of pages that are freed. At most one window reaches each of them, that of its row."""
+        pages = pages[self.parts[pages] > 0]
+        users = self._users[pages]
+        assert (users <= 1).all() and not self._holds[pages].any(), "a page is freed that a window reaches"
+        num_in_use = int(users.sum())
+        self.num_in_use -= num_in_use
+        self.num_evictable -= len(pages) - num_in_use
+        self._users[pages] = self._turns[pages] = 0
+        self._take_parts(pages)
+
+    def hand_over(self, own: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """Lets pages of the tree take the place of those of a row, which hold the same tokens and are freed next.
+
+        A page of the tree that has no part gets that of the row.
+
+        Returns:
+            Which of the tree's pages did: bool [n]. What the row computes of them is written.
+        """
+        is_new = (self.parts[others] == 0) & (self.parts[own] > 0)
+        is_used = self._users[own] > 0
+        self.use(others[is_used & ~is_new])
+        givers, takers = own[is_new], others[is_new]
+        for numbers in (self.parts, self._users):
+            numbers[takers], numbers[givers] = numbers[givers], 0
+        self._turns[givers] = 0
+        idle = takers[self._users[takers] == 0]
+        self.num_evictable -= len(idle)
+        self.num_in_use += len(idle)
+        self._put(idle)
+        return is_new
+
+
+@final
+class GroupedAllocator(PageAllocator):
+    """Hands out pages with a part in each group of layers with a window.
+
+    Attributes:
+        windows: The groups.
+        has_layers: Whether layers see all tokens, so that each page has keys and values under its own number too.
+    """
+
+    def __init__(self, num_pages: int, windows: Sequence[WindowGroup], *, has_layers: bool):
+        super().__init__(num_pages)
+        self.windows = tuple(windows)
+        self.has_layers = has_layers
+
+    @property
+    def maps(self) -> tuple[np.ndarray | None, ...]:
+        """For each page group of the device, what says by page its number there; None for the page itself."""
+        return (*([None] if self.has_layers else []), *(group.parts for group in self.windows))
+
+    def allocate(self, n: int) -> np.ndarray | None:
+        """See `PageAllocator`. If there are pages, there must be parts."""
+        pages = super().allocate(n)
+        if pages is not None:
+            for group in self.windows:
+                group.add(pages)
+        return pages
+
+    def free(self, pages: np.ndarray) -> None:
+        """See `PageAllocator`."""
+        super().free(pages)
+        for group in self.windows:
+            group.drop(pages)
+
+
+def make_allocator(num_pages: Mapping[int | None, int], page_size: int, *, has_layers: bool) -> PageAllocator:
+    """What hands out pages. By window they are those of its group, and for None all pages, with the dump page each."""
+    total = num_pages[None]
+    windows = [
+        WindowGroup(window, total, count, page_size) for window, count in num_pages.items() if window is not None
+    ]
+    return GroupedAllocator(total, windows, has_layers=has_layers) if windows else PageAllocator(total)

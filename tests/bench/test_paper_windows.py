@@ -1,0 +1,71 @@
+"""The paper's programs on models with a window: hits are the optimum, although pages behind the window are freed."""
+
+import contextlib
+import json
+import pathlib
+import shutil
+from typing import Any, cast
+
+import pytest
+
+import jsg
+from bench.paper.measure import timed
+from bench.paper.programs import WORKLOADS
+from bench.paper.recorded import NotedModel, RecordedBackend, Ways
+from bench.paper.sequences import Sequences
+from bench.paper.texts import Texts
+from jsg.lang.tokens.session import TokenSession
+from tests.engine.late import late_programs
+
+TINY = pathlib.Path(jsg.__file__).parent / "assets" / "tiny"
+WINDOW, POOL_TOKENS = 64, 8192
+MODELS = {
+    "some layers": {
+        "architectures": ["MinistralForCausalLM"],
+        "model_type": "ministral",
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "all layers": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": WINDOW},
+}
+PROGRAMS = ("mmlu", "judge", "tips", "chains", "chat-short", "gsm8k")
+
+
+class Noted:
+    """An engine as a backend, whose prompts `sequences` gets."""
+
+    def __init__(self, engine: jsg.Engine, sequences: Sequences):
+        self._model = NotedModel(lambda: engine.as_backend()._model, sequences)
+
+    def open(self, *, num_api_spec_tokens: int | None = None) -> TokenSession:
+        return TokenSession(self._model)
+
+
+def counts_of(engine: jsg.Engine) -> dict[str, int]:
+    return engine.get_server_info()["internal_states"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_computed_is_the_least(tmp_path: pathlib.Path, name: str):
+    """In a pool whose layers with a window have room for a part of the tokens, so that parts are evicted."""
+    directory = tmp_path / "model"
+    shutil.copytree(TINY, directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | MODELS[name]))
+    with late_programs():
+        engine = jsg.Engine(str(directory), max_total_tokens=POOL_TOKENS, max_running_requests=8)
+    num_gone = 0
+    with contextlib.closing(engine):
+        texts = Texts("0", lambda text: len(text) // 3)
+        (group,) = engine._driver._core.scheduler.table.windows
+        assert group.num_total < POOL_TOKENS // 2
+        for program in PROGRAMS:
+            assert engine.flush_cache()
+            sequences, workload, before = Sequences(), WORKLOADS[program], counts_of(engine)
+            backend = RecordedBackend(cast(Any, Noted(engine, sequences)), Ways())
+            timed(workload, workload.runs(texts, 2 / workload.count), backend)
+            grown = {key: counts_of(engine)[key] - before[key] for key in ("prompt_tokens", "cached_tokens")}
+            assert grown["prompt_tokens"] - grown["cached_tokens"] == sequences.least(), program
+            num_gone += counts_of(engine)["num_cached_tokens"] - group.num_evictable
+    assert num_gone > 1000, "no part was evicted, so nothing was tried"
