@@ -137,9 +137,8 @@ class Layer(nnx.Module):
         mlp, where = spec.mlp, (prefix, width, dtype)
         self.spec = spec
         self.attention_norm = norm(spec.before_attention)
-        attention = spec.attention
-        kind = LatentAttention if isinstance(attention, LatentSpec) else Attention
-        self.attention = kind(attention, *where)
+        of = spec.attention
+        self.attention = LatentAttention(of, *where) if isinstance(of, LatentSpec) else Attention(of, *where)
         self.attention_post_norm = norm(spec.after_attention)
         self.mlp_norm = norm(spec.before_mlp)
         self.mlp = SparseFeedForward(mlp, *where) if isinstance(mlp, ExpertsSpec) else FeedForward(mlp, *where)

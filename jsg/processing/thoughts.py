@@ -76,7 +76,10 @@ MARKERS: Mapping[str, Markers] = {
     "seed-oss": _SEED,
     "step3": _THINK_INSIDE,
 }
-"""The markers by the name of the parser, which is the `model_type` of `separate_reasoning` in the language."""
+"""The markers by the name of the parser, which is the `model_type` of `separate_reasoning` in the language.
+
+A program may run against any endpoint, so some are of models that jsg does not load: Kimi-VL, Nemotron 3 and Step 3.
+"""
 
 MARKER_TOKENS = frozenset(
     itertools.chain(
