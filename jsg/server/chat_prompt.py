@@ -20,6 +20,7 @@ from jsg.processing.client_text import Guard, Marks, Stretch, encode_stretches
 from jsg.processing.encode_parts import EncodedPrompt
 from jsg.processing.media_prompt import MediaReader, PromptMedia, fill_placeholders
 from jsg.processing.tokenizer import Tokenizer
+from jsg.prompt_ids import PromptIds
 
 MAX_TEMPLATE_KWARGS = 32
 MAX_TEMPLATE_KWARG_CHARS = 4096
@@ -59,7 +60,7 @@ class ChatPrompt:
             tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
         )
 
-    def encode(self, messages: Sequence[Message], **options: Any) -> tuple[int, ...]:
+    def encode(self, messages: Sequence[Message], **options: Any) -> tuple[int, ...] | PromptIds:
         """The prompt tokens of a conversation without pictures; takes and raises what `prompt` does."""
         return self.prompt(messages, **options).input_ids
 

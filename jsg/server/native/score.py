@@ -80,7 +80,8 @@ async def _prompts(body: ScoreBody, call: CurrentCall, front: Front) -> list[Pro
         return (item, query) if body.item_first else (query, item)
 
     def join_ids() -> list[PromptIds | tuple[()]]:  # the query is checked once, and its ids are copied as they are
-        query, *others = map(PromptIds.of_any, (body.query, *items))
+        given: tuple[Any, ...] = (body.query, *items)
+        query, *others = map(PromptIds.of_any, given)
         return [PromptIds.joined(*joined(query, item)) for item in others]
 
     if isinstance(body.query, str):

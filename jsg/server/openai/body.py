@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from jsg.errors import RequestError
 from jsg.processing.answer import Prompt
+from jsg.prompt_ids import PromptIds
 from jsg.server.caller import ApiCall
 from jsg.server.generation import new_rid
 from jsg.server.http.body import GRAMMAR, Body, Rid, client_names
@@ -179,7 +180,7 @@ class OpenAIBody(with_sampling(Body, "openai")):
         self,
         call: ApiCall,
         rid: str,
-        input_ids: tuple[int, ...],
+        input_ids: tuple[int, ...] | PromptIds,
         *,
         max_new_tokens: int,
         tools: ToolUse | None = None,
