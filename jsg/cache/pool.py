@@ -63,11 +63,13 @@ def make_pool(
     """
 
     def layer(
-        count: int, kv_heads: int, head_dim: int, has_values: bool = True
+        count: int, kv_shape: tuple[int, int] | tuple[int, int, bool]
     ) -> tuple[Float[Array, "P page_size heads H"], ...]:
+        kv_heads, head_dim = kv_shape[:2]
+        has_values = len(kv_shape) == 2 or bool(kv_shape[2])
         arrays = 2 if has_values and not is_interleaved else 1
         shape = (count, page_size, kv_heads * (2 if has_values else 1) // arrays, head_dim)
         return tuple(jnp.zeros(shape, dtype, device=sharding) for _ in range(arrays))
 
     counts = [num_pages] * len(kv_shapes) if isinstance(num_pages, int) else num_pages
-    return KVPool(tuple(layer(count, *shape) for count, shape in zip(counts, kv_shapes, strict=True)))
+    return KVPool(tuple(layer(count, shape) for count, shape in zip(counts, kv_shapes, strict=True)))

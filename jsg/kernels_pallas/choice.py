@@ -3,6 +3,8 @@
 The kernel gives a block of tokens, so nothing here is but arithmetic and sums over experts. t tokens, e experts.
 """
 
+import functools
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -39,7 +41,7 @@ def choice_scores(
         before = [jnp.where(other >= own, 1, 0) for other in sums[:i]]  # of equal groups the first counts
         better = [*before, *(jnp.where(other > own, 1, 0) for other in sums[i + 1 :])]
         is_in = (expert >= i * length) & (expert < (i + 1) * length)
-        is_kept |= is_in & (sum(better) < spec.kept_groups)[:, None]
+        is_kept |= is_in & (functools.reduce(jnp.add, better) < spec.kept_groups)[:, None]
     return jnp.where(is_kept, biased, max(spec.masked_score, LEAST))
 
 

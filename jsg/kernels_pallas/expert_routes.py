@@ -46,11 +46,11 @@ class Tokens(NamedTuple):
     """A block of tokens.
 
     Attributes:
-        index: Their numbers.
+        number: Their numbers.
         is_token: Whether they are less than T.
     """
 
-    index: Int[Array, " t"]
+    number: Int[Array, " t"]
     is_token: Bool[Array, " t"]
 
 
@@ -58,11 +58,11 @@ class Own(NamedTuple):
     """The experts of this device.
 
     Attributes:
-        index: The place of each expert behind the first of them.
+        place: The place of each expert behind the first of them.
         is_own: Whether it is one of them.
     """
 
-    index: Int[Array, " e"]
+    place: Int[Array, " e"]
     is_own: Bool[Array, " e"]
 
 
@@ -153,7 +153,7 @@ def choose_kernel(
     scores, experts = _choose(choice, logits, biases, some, padded)
     _store_weights(choice, weights, some, scores, experts, _own(first, padded, num_own))
     for column, expert in enumerate(experts):
-        plgpu.store(chosen.at[some.index, column], expert, mask=some.is_token)
+        plgpu.store(chosen.at[some.number, column], expert, mask=some.is_token)
     expert = jnp.arange(padded)
     plgpu.store(counts.at[index, expert], _copies(experts, some, padded).sum(0), mask=expert < num_experts)
 
@@ -193,7 +193,7 @@ def place_kernel(
 
     some = _block(index, block, num_tokens)
     columns = range(per_token)
-    experts = [plgpu.load(chosen.at[some.index, column], mask=some.is_token, other=0) for column in columns]
+    experts = [plgpu.load(chosen.at[some.number, column], mask=some.is_token, other=0) for column in columns]
     _place(places, tokens, some, experts, _starts(totals, own) + before)
 
 
@@ -215,7 +215,7 @@ def _choose(
     expert = jnp.arange(padded)
     is_expert = expert < num_experts
     mask = some.is_token[:, None] & is_expert[None, :]
-    found = plgpu.load(logits.at[some.index[:, None], expert[None, :]], mask=mask, other=-jnp.inf)
+    found = plgpu.load(logits.at[some.number[:, None], expert[None, :]], mask=mask, other=-jnp.inf)
     scores = scores_of(choice, jnp.where(some.is_token[:, None], found, 0.0), is_expert[None, :])
     bias = plgpu.load(biases[0].at[expert], mask=is_expert, other=0) if biases else None
     left = jnp.where(is_expert[None, :], choice_scores(choice, scores, bias, num_experts), 2 * LEAST)
@@ -249,20 +249,20 @@ def _store_weights(
     """Stores the weights of experts of this device, and zeros for those of others."""
     total = functools.reduce(jnp.add, scores)
     for column, (score, expert) in enumerate(zip(scores, experts, strict=True)):
-        is_here = (_hot(expert, some, len(own.index)) * own.is_own).sum(1) > 0
+        is_here = (_hot(expert, some, len(own.place)) * own.is_own).sum(1) > 0
         weight = jnp.where(is_here, weights_of(choice, score, total), 0.0)
-        plgpu.store(weights.at[some.index, column], weight, mask=some.is_token)
+        plgpu.store(weights.at[some.number, column], weight, mask=some.is_token)
 
 
 def _store_sizes(sizes: jax.Ref, totals: Int[Array, " e"], own: Own) -> None:
-    plgpu.store(sizes.at[jnp.where(own.is_own, own.index, len(sizes))], totals, mask=own.is_own)
+    plgpu.store(sizes.at[jnp.where(own.is_own, own.place, len(sizes))], totals, mask=own.is_own)
 
 
 def _starts(totals: Int[Array, " e"], own: Own) -> Int[Array, " e"]:
     """The first place of each expert's copies. Those of the experts before this device's come last."""
     before = jnp.cumsum(totals, 0) - totals
-    others = jnp.where(own.index < 0, totals, 0).sum()
-    return before - others + jnp.where(own.index < 0, totals.sum(), 0)
+    others = jnp.where(own.place < 0, totals, 0).sum()
+    return before - others + jnp.where(own.place < 0, totals.sum(), 0)
 
 
 def _place(
@@ -277,6 +277,6 @@ def _place(
     behind = next_places[None, :] + jnp.cumsum(in_block, 0) - in_block
     for column, expert in enumerate(experts):
         at = jnp.where(some.is_token, (_hot(expert, some, len(next_places)) * behind).sum(1), len(tokens))
-        plgpu.store(places.at[some.index, column], at, mask=some.is_token)
-        plgpu.store(tokens.at[at], some.index, mask=some.is_token)
+        plgpu.store(places.at[some.number, column], at, mask=some.is_token)
+        plgpu.store(tokens.at[at], some.number, mask=some.is_token)
     return next_places + in_block.sum(0)

@@ -7,6 +7,9 @@ from tests.golden.families import one_of_each
 from tests.golden.variants import VARIANTS
 from tests.own_process import said
 
+ODD = {"GraniteMoeForCausalLM", "MiniMaxM2ForCausalLM"}
+"""Families all of whose variants have an odd number of experts."""
+
 
 def test_every_family_has_a_variant_that_stands_for_it():
     assert {VARIANTS[variant]["architectures"][0] for variant in one_of_each()} == (
@@ -17,9 +20,8 @@ def test_every_family_has_a_variant_that_stands_for_it():
 @pytest.mark.slow
 def test_two_devices_compute_what_hugging_face_computes():
     sparse = {VARIANTS[name]["architectures"][0] for name, spec in one_of_each().items() if spec.has_experts}
-    assert sparse == {VARIANTS[name]["architectures"][0] for name in one_of_each(is_sparse=True)}, (
-        "a variant of each family with experts has an even number of them"
-    )
+    shared = {VARIANTS[name]["architectures"][0] for name in one_of_each(is_sparse=True)}
+    assert sparse - shared <= ODD, "a variant of each family with experts has an even number of them"
     cases = [(variant, 1) for variant in one_of_each()] + [(variant, 2) for variant in one_of_each(is_sparse=True)]
     found = said("tests.models.family_devices", told=cases)
     assert {case: far for case, far in zip(cases, found, strict=True) if not 0 < far <= MAX_DIFFERENCE} == {}

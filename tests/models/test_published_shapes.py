@@ -141,10 +141,13 @@ AROUND: dict[str, dict[str, list[Row]]] = {
 """Text halves of models that are published around one."""
 FEWER = {
     "Ernie4_5ForCausalLM": 2,
+    "Exaone4ForCausalLM": 2,
     "Gemma3ForCausalLM": 2,
-    "MinistralForCausalLM": 1,
-    "SmolLM3ForCausalLM": 2,
+    "HunYuanDenseV1ForCausalLM": 2,
     "LlavaForConditionalGeneration": 2,
+    "MinistralForCausalLM": 1,
+    "Olmo3ForCausalLM": 2,
+    "SmolLM3ForCausalLM": 2,
 }
 """Families of which fewer than three models are remembered."""
 ARCHITECTURES = {family.model_type: architecture for architecture, family in FAMILIES.items()}

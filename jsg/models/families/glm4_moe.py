@@ -74,8 +74,9 @@ def read_choice(config: Fields, experts: ExpertsSpec) -> ChoiceSpec:
 
 def shared_experts(inner: int) -> SharedExpertSpec:
     """The block that every token uses, of the width of several experts."""
-    names = {name: f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")}
-    return SharedExpertSpec(block=FeedForwardSpec(inner=inner, **names))
+    name = "mlp.shared_experts"
+    block = FeedForwardSpec(inner=inner, gate=f"{name}.gate_proj", up=f"{name}.up_proj", down=f"{name}.down_proj")
+    return SharedExpertSpec(block=block)
 
 
 FAMILY = Family(
