@@ -152,7 +152,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "deepseek_v3": small(
         "DeepseekV3ForCausalLM",
         "deepseek_v3",
-        **_LATENT,
+        **_LATENT | {"qk_nope_head_dim": 12},
         q_lora_rank=24,
         num_hidden_layers=3,
         n_group=3,
