@@ -31,8 +31,6 @@ UNKNOWN = {
     "qwen3.5": shape("Qwen3_5ForConditionalGeneration", text_config={**TEXT, "model_type": "qwen3_5_text"}),
     "qwen3.5-fp8": shape("Qwen3_5MoeForConditionalGeneration", text_config=TEXT, quantization_config=FP8),
     "qwen2.5-vl": shape("Qwen2_5_VLForConditionalGeneration", **TEXT, vision_config={"depth": 32}),
-    "deepseek-v3": shape("DeepseekV3ForCausalLM", **TEXT, kv_lora_rank=512, quantization_config=FP8),
-    "kimi-k2": shape("DeepseekV3ForCausalLM", model_type="kimi_k2", auto_map={"AutoConfig": "x.Y"}),
     "kimi-k2.5": shape("KimiK25ForConditionalGeneration", text_config={"quantization_config": PACKED}),
     "gemma4": shape("Gemma4ForConditionalGeneration", text_config=TEXT, audio_config=None),
     "llama-4": shape("Llama4ForConditionalGeneration", text_config=TEXT, boi_token_index=200080),

@@ -169,8 +169,8 @@ MODELS = (
     Mutation(
         "models: gate and up of an expert are exchanged",
         "jsg/models/experts.py",
-        "self.gate = _stacked(names(spec.gate)",
-        "self.gate = _stacked(names(spec.up)",
+        "self.gate = kernels(spec.gate",
+        "self.gate = kernels(spec.up",
         "tests/models tests/golden",
     ),
     Mutation(

@@ -118,7 +118,7 @@ def rendered(prompt: Prompt) -> dict[str, Any]:
         raise RequestError(
             "a prompt with pictures or videos is not rendered, because tokens do not name them; leave them out"
         )
-    return {"token_ids": prompt.input_ids, "features": None}
+    return {"token_ids": list(prompt.input_ids), "features": None}
 
 
 def usage(answers: Sequence[Answer], n: int) -> dict[str, Any]:
