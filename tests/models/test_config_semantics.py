@@ -44,10 +44,14 @@ FIELDS: dict[str, list[Any]] = {
 }
 
 
+OTHERWISE = {"Cohere2ForCausalLM", "DeepseekV3ForCausalLM", "Ernie4_5_MoeForCausalLM", "Glm4MoeForCausalLM"}
+"""Families with other names of fields, no head_dim of the file, or first layers unlike others. Goldens compare them."""
+
+
 @pytest.mark.slow
 @hypothesis.settings(max_examples=300, suppress_health_check=list(hypothesis.HealthCheck), deadline=None)
 @hypothesis.given(
-    architecture=st.sampled_from(sorted(FAMILIES)),
+    architecture=st.sampled_from(sorted(FAMILIES.keys() - OTHERWISE)),
     fields=st.fixed_dictionaries({name: st.sampled_from([GONE, GONE, *values]) for name, values in FIELDS.items()}),
 )
 def test_a_file_means_what_it_means_in_transformers_or_is_refused(
