@@ -71,13 +71,23 @@ class _Outbox:
         return ToEngine(**fields)
 
 
-async def receive_waiting(socket: zmq.asyncio.Socket) -> list[bytes]:
+async def receive_waiting(socket: zmq.asyncio.Socket, rescue: Callable[[bytes], None]) -> list[bytes]:
     """The next message, and those that have arrived behind it: together at most `MAX_MESSAGES`.
 
     Where the engine is faster than the front, each stream then sends the tokens of several steps in one event. If each
     step were taken by itself, steps would pile up in the socket, and every stream would be late by all of them.
+
+    Args:
+        socket: The socket.
+        rescue: Takes a message that has arrived when the call is cancelled. It may say why the engine ended.
     """
-    messages = [await socket.recv()]
+    arriving = asyncio.ensure_future(socket.recv())
+    try:
+        messages = [await arriving]
+    except asyncio.CancelledError:
+        if arriving.done() and not arriving.cancelled():
+            rescue(arriving.result())
+        raise
     while len(messages) < MAX_MESSAGES and cast(int, socket.get(zmq.EVENTS)) & zmq.POLLIN:
         messages.append(await socket.recv())
     return messages
@@ -417,6 +427,7 @@ class EngineClient:
         status = await exited
         reading.cancel()
         watching.cancel()
+        await asyncio.wait({reading})
         decoder = msgspec.msgpack.Decoder(FromEngine)
         try:
             with contextlib.suppress(msgspec.MsgspecError):
@@ -466,7 +477,7 @@ class EngineClient:
     async def _read(self) -> None:
         decoder = msgspec.msgpack.Decoder(FromEngine)
         while True:
-            for message in await receive_waiting(self._socket):
+            for message in await receive_waiting(self._socket, lambda message: self._take(decoder.decode(message))):
                 self._take(decoder.decode(message))
                 if len(message) > LONG_BYTES:
                     await asyncio.sleep(0)

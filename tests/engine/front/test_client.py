@@ -481,20 +481,47 @@ def test_steps_that_wait_are_taken_together():
     """Otherwise a front that is slower than the engine falls behind without end, and no event has several tokens."""
 
     async def main() -> list[int]:
+        rescued: list[bytes] = []
         context = zmq.asyncio.Context()
         with context.socket(zmq.PAIR) as front, context.socket(zmq.PAIR) as engine:
             front.bind("inproc://steps")
             engine.connect("inproc://steps")
             for number in range(MAX_MESSAGES + 3):
                 await engine.send(b"%d" % number)
-            taken = [await receive_waiting(front), await receive_waiting(front)]
+            taken = [await receive_waiting(front, rescued.append) for _ in range(2)]
             await engine.send(b"%d" % (MAX_MESSAGES + 3))
-            taken.append(await receive_waiting(front))
+            taken.append(await receive_waiting(front, rescued.append))
         context.term()
         assert [int(number) for part in taken for number in part] == [*range(MAX_MESSAGES + 4)]
         return [len(part) for part in taken]
 
     assert asyncio.run(main()) == [MAX_MESSAGES, 3, 1]
+
+
+def test_a_message_that_has_arrived_when_reading_is_cancelled_is_not_lost():
+    """The last one of an engine that cannot start says why, and may come with the end of its process."""
+
+    class Arriving:
+        def __init__(self) -> None:
+            self.future = asyncio.get_running_loop().create_future()
+
+        def recv(self) -> asyncio.Future[bytes]:
+            return self.future
+
+    async def main():
+        rescued: list[bytes] = []
+        for arrives in (True, False):
+            socket = Arriving()
+            reading = asyncio.create_task(receive_waiting(socket, rescued.append))
+            await asyncio.sleep(0)
+            if arrives:
+                socket.future.set_result(b"why")
+            reading.cancel()
+            await asyncio.wait({reading})
+            assert reading.cancelled()
+        return rescued
+
+    assert asyncio.run(main()) == [b"why"]
 
 
 def test_config_survives_the_command_line():
