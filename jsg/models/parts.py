@@ -15,6 +15,7 @@ from jsg.models.latent_spec import LatentSpec
 from jsg.models.rope_fields import MAX_CONTEXT_LEN, context_field, read_context, read_rope
 from jsg.models.spec import LayerSpec, ModelSpec
 from jsg.models.without_effect import ROPE_DICTS
+from jsg.window import Window
 
 MAX_LAYERS = 1024
 MAX_HEADS = 4096
@@ -70,7 +71,7 @@ def read_layer(config: Fields, attention: AttentionSpec | LatentSpec, mlp: FeedF
     )
 
 
-def with_windows(layer: LayerSpec, windows: Iterable[int | None]) -> Iterable[LayerSpec]:
+def with_windows(layer: LayerSpec, windows: Iterable[Window | None]) -> Iterable[LayerSpec]:
     """A layer for each window, which differs in nothing else."""
     return (
         dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=window)) for window in windows
@@ -201,9 +202,9 @@ def require_silu(config: Fields) -> None:
     config.require(is_silu, "hidden_act", "be silu, the only supported activation", activation)
 
 
-def read_window(config: Fields) -> int:
-    """How many last positions a token sees, in a layer with a window."""
-    return config.integer("sliding_window", high=MAX_CONTEXT_LEN)
+def read_window(config: Fields) -> Window:
+    """The last tokens, in a layer with a window."""
+    return Window(config.integer("sliding_window", high=MAX_CONTEXT_LEN))
 
 
 def read_layer_types(config: Fields) -> list[str] | None:

@@ -19,6 +19,7 @@ from jsg.models.parts import (
     with_windows,
 )
 from jsg.models.spec import LayerSpec, ModelSpec
+from jsg.window import Window
 
 
 def spec(config: Fields) -> ModelSpec:
@@ -56,7 +57,7 @@ def _experts(config: Fields) -> ExpertsSpec:
     )
 
 
-def _windows(config: Fields) -> list[int | None]:
+def _windows(config: Fields) -> list[Window | None]:
     """By `layer_types`; without it every other layer has a window, from the first on."""
     count = num_layers(config)
     kinds = read_layer_types(config) or [SLIDING, "full_attention"] * ((count + 1) // 2)

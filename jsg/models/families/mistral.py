@@ -13,6 +13,7 @@ from jsg.models.parts import (
     with_windows,
 )
 from jsg.models.spec import ModelSpec
+from jsg.window import Window
 
 DEFAULTS = llama.DEFAULTS | {
     "intermediate_size": 14336,
@@ -28,7 +29,7 @@ def spec(config: Fields) -> ModelSpec:
     return read_model(config, with_windows(layer, windows(config)))
 
 
-def windows(config: Fields) -> list[int | None]:
+def windows(config: Fields) -> list[Window | None]:
     """The window of each layer, all of them alike. Qwen's switch, which some files have, has no effect."""
     window = None if config.get("sliding_window") is None else read_window(config)
     if window is not None and config.get("use_sliding_window") is not None:

@@ -19,6 +19,7 @@ from jsg.models.parts import (
 )
 from jsg.models.rope_fields import MAX_CONTEXT_LEN
 from jsg.models.spec import LayerSpec, ModelSpec
+from jsg.window import Window
 
 DEFAULTS = llama.DEFAULTS | {
     "vocab_size": 151936,
@@ -54,7 +55,7 @@ def read_qwen(config: Fields, layers: Iterable[LayerSpec]) -> ModelSpec:
     return dataclasses.replace(model, max_position_embeddings=min(context_len, chunk_len))
 
 
-def windows(config: Fields) -> list[int | None]:
+def windows(config: Fields) -> list[Window | None]:
     """The window of each layer, if the switch is on: of those that `layer_types` names, or else of the last layers."""
     kinds, count = read_layer_types(config), num_layers(config)
     if config.get("sliding_window") is None or not config.flag("use_sliding_window", default=False):

@@ -17,6 +17,7 @@ from jsg.models.parts import (
     read_layer_types,
 )
 from jsg.models.spec import ModelSpec
+from jsg.window import Window
 
 EXPERTS = {
     "num_experts": 60,
@@ -61,7 +62,7 @@ def blocks(config: Fields, shared: SharedExpertSpec | None) -> list[FeedForwardS
     return [dense if layer in whole or (layer + 1) % step else experts for layer in range(count)]
 
 
-def _windows(config: Fields) -> list[int | None]:
+def _windows(config: Fields) -> list[Window | None]:
     """As Qwen2's, but `max_window_layers` counts the first layers, and every other one of them has a window."""
     if read_layer_types(config) is not None or not config.flag("use_sliding_window", default=False):
         return qwen2.windows(config)

@@ -17,6 +17,7 @@ from jsg.models.parts import (
     read_window,
 )
 from jsg.models.spec import ModelSpec
+from jsg.window import Window
 
 
 def spec(config: Fields) -> ModelSpec:
@@ -43,7 +44,7 @@ def _ropes(config: Fields) -> list[bool]:
     return [bool(value) for value in named]
 
 
-def _windows(config: Fields, ropes: list[bool]) -> list[int | None]:
+def _windows(config: Fields, ropes: list[bool]) -> list[Window | None]:
     """The window of each layer, if the switch is on: of those that `layer_types` names, or else that have no rope."""
     kinds = read_layer_types(config)
     if config.get("sliding_window") is None or not config.flag("use_sliding_window", default=False):
