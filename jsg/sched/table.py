@@ -125,7 +125,7 @@ class RequestTable:
         if len(match.pages):
             self.dirty_rows.add(row)
             self._num_set_rows += 1
-        seen_from = [max(len(match.pages) - group.num_needed, 0) for group in self.windows]
+        seen_from = [int(group.first_needed(len(match.pages))) for group in self.windows]
         for group, first in zip(self.windows, seen_from, strict=True):
             group.use(match.pages[first:])
         return Placement(row, self._cache.lock(match), len(match.pages), match.num_tokens, seen_from=seen_from)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from jsg.errors import ModelError
+from jsg.window import Window
 from tests.models.sizes import num_parameters
 from tests.models.test_config import read
 
@@ -833,4 +834,4 @@ def test_experts_of_gpt_oss_in_mxfp4_are_refused_by_name(tmp_path):
 
 def test_windows_of_gpt_oss_are_those_of_every_other_layer(tmp_path):
     spec = read(tmp_path, PUBLISHED["gpt-oss-20b-bf16"][0])
-    assert spec.layer_windows == (128, None) * 12
+    assert spec.layer_windows == (Window(128), None) * 12
