@@ -22,7 +22,8 @@ from jsg.config import EngineConfig
 from jsg.engine.device import cards
 from jsg.engine.device.memory import largest_step_bound, usable_bytes
 from jsg.engine.device.pool_sizes import pool_sizes
-from jsg.engine.startup import ACCELERATOR_CHUNK, plan_of, settle
+from jsg.engine.shapes import ACCELERATOR_CHUNK
+from jsg.engine.startup import plan_of, settle
 from jsg.errors import ConfigError, JsgError, MemoryPlanError, ModelError
 from jsg.models.block_spec import ExpertsSpec
 from jsg.models.decoder import Decoder
