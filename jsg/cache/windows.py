@@ -7,7 +7,7 @@ group. Tree, rows and requests know pages; what parts these have stands here, an
 
 import itertools
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -21,16 +21,21 @@ STRIDES = 8
 """While a group has room, the window of a request moves on by this part of itself at a time."""
 
 
+type Queue = deque[tuple[int, np.ndarray]]
+"""Pages outside of all windows, those first that were left first, with the turns in which they were."""
+
+
 @final
 class WindowGroup:
     """The parts of pages in the layers of one window.
 
     A page is *in use* while the window of a request, or of a held prompt, reaches it. Outside of all windows its part
-    stays until another page needs it, whether the radix tree or a row owns the page. The part that has been outside for
-    longest goes first. So the end of a prefix that is matched again and again stays.
+    stays until another page needs it, whether the radix tree or a row owns the page. Parts that a prompt can hardly
+    need again go first, and of the others that which has been outside for longest. So the end of a prefix that is
+    matched again and again stays.
 
     Invariants: free + evictable + in use == total, in parts. A page in use has a part. A page that has a part and is
-    not in use is in the queue once with the turn that `_turns` names. Entries with other turns are stale.
+    not in use is in one of the two queues once with the turn that `_turns` names. Entries with other turns are stale.
 
     Attributes:
         window: Which tokens a token sees.
@@ -54,7 +59,7 @@ class WindowGroup:
         self._holds = np.zeros(num_pages, np.int32)
         self._turns = np.zeros(num_pages, np.int64)
         self._turn = itertools.count(1)
-        self._queue: deque[tuple[int, np.ndarray]] = deque()
+        self._queues: tuple[Queue, Queue] = (deque(), deque())  # those that go first, and the others
         self._num_entries = 0
 
     @property
@@ -123,25 +128,45 @@ class WindowGroup:
         self.num_in_use += len(new)
         self._count(pages, 1, yields=yields)
 
-    def leave(self, pages: np.ndarray, *, yields: bool = False) -> None:
-        """Notes that windows no longer reach these pages. A page is given once for each window that has reached it."""
+    def leave(self, pages: np.ndarray, *, yields: bool = False, goes_first: bool = False) -> None:
+        """Notes that windows no longer reach these pages. A page is given once for each window that has reached it.
+
+        With `goes_first` their parts are evicted before those of other pages.
+        """
         distinct, first, counts = np.unique(pages, return_index=True, return_counts=True)
         self._count(distinct, -counts, yields=yields)
         pages = distinct[np.argsort(first)]  # in their order, so that the end of a prefix goes last
-        self._put(pages[self._users[pages] == 0])
+        self._put(pages[self._users[pages] == 0], goes_first=goes_first)
 
-    def _put(self, pages: np.ndarray) -> None:
+    def keep_longest(self, prefixes: Iterable[np.ndarray]) -> None:
+        """Lets what it takes to use these cached prefixes, given as pages, go last."""
+        ends = []
+        for pages in prefixes:
+            count = self.num_usable(pages)
+            ends.append(pages[self.first_needed(count) : count])
+        if ends:
+            self.touch(np.unique(np.concatenate(ends)))
+
+    def touch(self, pages: np.ndarray) -> None:
+        """Lets those of the pages that have parts outside of all windows go last."""
+        pages = pages[(self.parts[pages] > 0) & (self._users[pages] == 0)]
+        self.use(pages)
+        self.leave(pages)
+
+    def _put(self, pages: np.ndarray, *, goes_first: bool = False) -> None:
         """Makes pages evictable that were in use."""
         if not len(pages):
             return
         self.num_in_use -= len(pages)
         self.num_evictable += len(pages)
-        self._queue.append((turn := next(self._turn), pages))
+        self._queues[not goes_first].append((turn := next(self._turn), pages))
         self._turns[pages] = turn
         self._num_entries += len(pages)
         if self._num_entries > 2 * self.num_total + SPARE_ENTRIES:
-            valid = ((turn, pages[self._turns[pages] == turn]) for turn, pages in self._queue)
-            self._queue = deque(entry for entry in valid if len(entry[1]))
+            for queue in self._queues:
+                valid = [(turn, pages[self._turns[pages] == turn]) for turn, pages in queue]
+                queue.clear()
+                queue.extend(entry for entry in valid if len(entry[1]))
             self._num_entries = self.num_evictable
 
     def _count(self, pages: np.ndarray, change: int | np.ndarray, *, yields: bool) -> None:
@@ -156,13 +181,14 @@ class WindowGroup:
         return int(((holds > 0) & (holds == self._users[pages])).sum())
 
     def _evict(self, count: int) -> None:
-        """Frees so many parts outside of all windows, those that were left first."""
+        """Frees parts outside of all windows: those that go first, and of them those that were left first."""
         while count > 0:
-            turn, pages = self._queue.popleft()
+            queue = self._queues[0] or self._queues[1]
+            turn, pages = queue.popleft()
             self._num_entries -= len(pages)
             pages = pages[self._turns[pages] == turn]
             if len(pages) > count:
-                self._queue.appendleft((turn, pages[count:]))
+                queue.appendleft((turn, pages[count:]))
                 self._num_entries += len(pages) - count
                 pages = pages[:count]
             self._turns[pages] = 0

@@ -44,6 +44,32 @@ def test_the_part_that_is_outside_of_windows_for_longest_goes_first():
     assert group.num_available_pages == 0
 
 
+def test_what_goes_first_goes_before_all_others():
+    group, allocator = make()
+    pages = allocator.allocate(7)
+    group.leave(pages[:3])
+    group.leave(pages[3:6], goes_first=True)
+    group.touch(pages[[0, 4, 6]])  # the last of them is in use
+    for gone in ([3], [3, 5], [3, 5, 1], [3, 5, 1, 2], [3, 5, 1, 2, 0]):
+        allocator.allocate(1)
+        assert np.flatnonzero(group.parts[pages] == 0).tolist() == sorted(gone)
+        check_allocator(allocator)
+
+
+def test_the_ends_of_awaited_prefixes_go_last():
+    group, allocator = make()
+    pages = allocator.allocate(7)
+    group.leave(pages)
+    group.keep_longest([pages[:3], pages[:5]])  # a token sees two before it: of pages 1 and 2, and of 3 and 4
+    allocator.allocate(3)
+    assert np.flatnonzero(group.parts[pages] == 0).tolist() == [0, 5, 6]
+    group.keep_longest([pages[:6]])  # what is left of it ends earlier
+    assert group.num_usable(pages[:6]) == 5
+    allocator.allocate(2)
+    assert group.num_usable(pages[:6]) == 5
+    check_allocator(allocator)
+
+
 def test_a_page_is_in_use_until_the_last_window_leaves_it():
     group, allocator = make()
     pages = allocator.allocate(3)
@@ -160,32 +186,34 @@ def test_random_traffic_matches_a_model(data: st.DataObject):
     """Rows that get pages, move on and end, and windows that reach pages of others again."""
     group, allocator = make(num_pages=16, num_parts=9)
     users: dict[int, int] = {}
-    left: list[int] = []  # pages with parts that no window reaches, in the order in which they were left
+    first: list[int] = []  # pages with parts that no window reaches, in the order in which they were left
+    last: list[int] = []
 
     for _ in range(data.draw(st.integers(1, 40))):
-        action = data.draw(st.sampled_from(["allocate", "use", "leave", "free"]))
+        action, left = data.draw(st.sampled_from(["allocate", "use", "leave", "free"])), first + last
         if action == "allocate":
             count = data.draw(st.integers(1, 3))
             if count <= min(allocator.num_free, group.num_available_pages):
                 gone = max(count - group.counts[0], 0)
                 pages = allocator.allocate(count)
-                del left[:gone]
+                first, last = first[gone:], last[max(gone - len(first), 0) :]
                 users |= dict.fromkeys(pages.tolist(), 1)
         elif action == "use" and left:
             page = data.draw(st.sampled_from(left))
             group.use(_pages(page))
-            left.remove(page)
+            (first if page in first else last).remove(page)
             users[page] = 1
         elif action == "leave" and users:
             pages = data.draw(st.lists(st.sampled_from(sorted(users)), min_size=1, unique=True))
-            group.leave(_pages(*pages))
-            left += [page for page in pages if users[page] == 1]
+            goes_first = data.draw(st.booleans())
+            group.leave(_pages(*pages), goes_first=goes_first)
+            (first if goes_first else last).extend(page for page in pages if users[page] == 1)
             users = {page: count - (page in pages) for page, count in users.items() if count > (page in pages)}
         elif action == "free":
             pages = [p for p in range(1, 16) if not allocator.is_free(_pages(p))[0] and data.draw(st.booleans())]
             allocator.free(_pages(*pages))
             users = {page: count for page, count in users.items() if page not in pages}
-            left = [page for page in left if page not in pages]
-        assert set(np.flatnonzero(group.parts).tolist()) == {*users, *left}
-        assert (group.num_evictable, group.num_in_use) == (len(left), len(users))
+            first, last = ([page for page in left if page not in pages] for left in (first, last))
+        assert set(np.flatnonzero(group.parts).tolist()) == {*users, *first, *last}
+        assert (group.num_evictable, group.num_in_use) == (len(first) + len(last), len(users))
         check_allocator(allocator)
