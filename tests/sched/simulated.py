@@ -21,6 +21,7 @@ from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
 from jsg.sched.buckets import BucketKey, Buckets, Phase
 from jsg.sched.config import SchedulerConfig
 from jsg.sched.request import Placement
+from jsg.sched.rounds import ROUND
 from jsg.sched.scheduler import Scheduler
 from jsg.sched.table import RequestTable
 from jsg.sched.vision_store import DUMP_ROW, NEWLINE_ROW, VisionShape
@@ -482,8 +483,12 @@ class SimulatedEngine:
         return [self.answers[rid] for rid, r in self.scheduler._requests.live.items() if r.place is None]
 
     def _count_bypassed(self, batch: Batch, waited: list[Answer]) -> None:
-        """Charges the chunks of a step to the earlier arrivals that waited before and after it."""
-        still_waiting = {answer.request.rid for answer in self._waiting()}
+        """Charges the chunks of a step to the requests of earlier places that waited before and after it.
+
+        The prompts that a post has beyond its part of the next round are not charged before that comes.
+        """
+        last = (self.scheduler._requests._rounds.now + 2) * ROUND
+        still_waiting = {answer.request.rid for answer in self._waiting() if answer.arrival < last}
         for answer in waited:
             if answer.request.rid in still_waiting:
                 later = [
