@@ -27,19 +27,6 @@ def prompt(rid: str, first: int, length: int, *more: int, **fields: object) -> R
     return make_request(rid, (first, *tokens.tolist(), *more), **fields)  # pyright: ignore[reportArgumentType]
 
 
-def test_an_answer_pushes_no_prompt_out():
-    engine = make_engine(30)
-    engine.add(prompt("asked", 2, 20, max_new=1))
-    engine.run_until_idle()
-    engine.add(prompt("told", 3, 1, max_new=40))
-    engine.run_until_idle()
-    engine.add(prompt("asked again", 2, 20, 3, max_new=1))
-    engine.run_until_idle()
-    assert len(engine.answers["told"].tokens) > 20, "too short to push anything out"
-    assert engine.answers["asked again"].cached_tokens == 20
-    engine.check_answers()
-
-
 @pytest.mark.parametrize("waits", [False, True])
 def test_what_a_waiting_request_needs_goes_last(waits: bool):
     engine = make_engine(30)
