@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from jsg.types import Request
+from jsg.window import Window
 from tests.sched.simulated import EngineShape, SimulatedEngine
 from tests.sched.test_scheduler import make_request
 
-WINDOW = 4
+WINDOW = Window(4)
 
 
 def make_engine(num_parts: int, **knobs: object) -> SimulatedEngine:
