@@ -26,6 +26,7 @@ from jsg.engine.startup import ACCELERATOR_CHUNK, plan_of, settle
 from jsg.errors import ConfigError, JsgError, MemoryPlanError, ModelError
 from jsg.models.block_spec import ExpertsSpec
 from jsg.models.decoder import Decoder
+from jsg.models.delta_spec import DeltaSpec
 from jsg.models.embedder import read_embedder
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, resolve_dtype, resolve_kv_dtype
@@ -289,12 +290,18 @@ def _num_bytes(module: nnx.Module) -> int:
 
 def _described(model: ModelSpec) -> list[str]:
     """The shape of a model, for people."""
-    heads = sorted({(spec.heads, spec.kv_heads, spec.head_dim) for spec in (layer.attention for layer in model.layers)})
+    mixers = {layer.attention for layer in model.layers}
+    heads = sorted({(spec.heads, spec.kv_heads, spec.head_dim) for spec in mixers if not isinstance(spec, DeltaSpec)})
     windows = collections.Counter(window for window in model.layer_windows if window is not None)
     experts = {layer.mlp for layer in model.layers if isinstance(layer.mlp, ExpertsSpec)}
     text = f"model:   {model.architecture}, {model.num_layers} layers of width {model.hidden_size}"
     text += "".join(f", {heads} heads of {dim} ({kv_heads} of keys and values)" for heads, kv_heads, dim in heads)
     text += "".join(f", {count} layers with a window of {window}" for window, count in windows.items())
+    if model.state_shapes:
+        size = model.state_bytes(2) / 2**20
+        text += (
+            f", {len(model.state_shapes)} layers of linear attention with a state of {size:.1f} MiB for each request"
+        )
     text += "".join(f", {mlp.count} experts of which a token uses {mlp.router.choice.per_token}" for mlp in experts)
     text += ", and a tower that sees images" if model.vision is not None else ""
     return [text, f"context: {model.max_position_embeddings} tokens", *(f"note:    {note}" for note in model.notes)]

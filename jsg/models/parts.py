@@ -11,9 +11,8 @@ from typing import Any
 from jsg.fields import Fields
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, NormSpec, RopeSpec, RouterSpec
-from jsg.models.latent_spec import LatentSpec
 from jsg.models.rope_fields import MAX_CONTEXT_LEN, context_field, read_context, read_rope
-from jsg.models.spec import LayerSpec, ModelSpec
+from jsg.models.spec import LayerSpec, Mixer, ModelSpec
 from jsg.models.without_effect import ROPE_DICTS
 
 MAX_LAYERS = 1024
@@ -60,7 +59,7 @@ def num_layers(config: Fields) -> int:
     return config.integer("num_hidden_layers", high=MAX_LAYERS)
 
 
-def read_layer(config: Fields, attention: AttentionSpec | LatentSpec, mlp: FeedForwardSpec | ExpertsSpec) -> LayerSpec:
+def read_layer(config: Fields, attention: Mixer, mlp: FeedForwardSpec | ExpertsSpec) -> LayerSpec:
     """A layer with a norm before each of its two blocks."""
     return LayerSpec(
         before_attention=read_norm(config, "input_layernorm"),

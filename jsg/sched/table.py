@@ -30,7 +30,7 @@ class RequestTable:
     last dispatched position, are the row's own. The device has a copy of the table.
 
     Invariants: free + evictable + protected + uncached == total, in pages. Each page group of layers with a window has
-    such an equation of its own (`WindowGroup`).
+    such an equation of its own (`WindowGroup`). With states, free + running == total in slots.
 
     Attributes:
         words: The words by which the tree finds tokens whose positions are not their indices.
@@ -54,6 +54,8 @@ class RequestTable:
         allocator: PageAllocator,
         cache: RadixCache,
         vision: VisionShape | None = None,
+        *,
+        has_states: bool = False,
     ):
         self.words = PositionWords(vocab_size, cache)
         self.vision = VisionStore(vision, vocab_size)
@@ -71,6 +73,12 @@ class RequestTable:
         self._allocator = allocator
         self._cache = cache
         self._free_rows = list(range(max_running, 0, -1))
+        self._states = PageAllocator(max_running + 1) if has_states else None
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the model keeps a state of each request, in a slot of the request's placement."""
+        return self._states is not None
 
     @property
     def num_pages(self) -> int:
@@ -128,7 +136,12 @@ class RequestTable:
         seen_from = [max(len(match.pages) - group.num_needed, 0) for group in self.windows]
         for group, first in zip(self.windows, seen_from, strict=True):
             group.use(match.pages[first:])
-        return Placement(row, self._cache.lock(match), len(match.pages), match.num_tokens, seen_from=seen_from)
+        place = Placement(row, self._cache.lock(match), len(match.pages), match.num_tokens, seen_from=seen_from)
+        if self._states is not None:
+            slots = self._states.allocate(1)
+            assert slots is not None and not match.num_tokens, "there is a slot for each row, and no state is cached"
+            place.state_slot = int(slots[0])
+        return place
 
     def _num_usable(self, running: RunningRequest, match: PrefixMatch) -> int:
         """How many tokens of a cached prefix a request can use. The last window before its end must be there."""
@@ -287,6 +300,8 @@ class RequestTable:
             for lock in (*(kept.lock for kept in place.before), place.lock):
                 self._cache.forget(lock)
         self.vision.unpin(place)
+        if self._states is not None:
+            self._states.free(np.array([place.state_slot], np.int32))
         self._free_rows.append(place.row)
         self.dirty_rows.discard(place.row)
         self.copies.pop(place.row, None)
@@ -389,6 +404,9 @@ class RequestTable:
             assert sum(group.counts) == group.num_total, (
                 f"{' + '.join(WINDOW_TERMS)} = {group.counts} must add up to {group.num_total} parts"
             )
+        if self._states is not None:
+            counts = self._states.num_free, len(self.pages) - 1 - self.num_free_rows
+            assert sum(counts) == self._states.num_total, f"free + running = {counts} must be all slots of states"
         if self.num_free_rows == len(self.pages) - 1:
             assert self.num_kept or not self._cache.num_protected, "a prefix is locked, but no request runs"
             assert self.num_kept or not self.num_uncached_pages, "a row has pages, but no request runs"

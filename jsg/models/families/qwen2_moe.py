@@ -32,7 +32,16 @@ EXPERTS = {
 def spec(config: Fields) -> ModelSpec:
     """The model of a file."""
     attention = dataclasses.replace(read_attention(config), qkv_bias=config.flag("qkv_bias", default=True))
-    shared = SharedExpertSpec(
+    layers = [
+        read_layer(config, dataclasses.replace(attention, window=window), mlp)
+        for window, mlp in zip(_windows(config), blocks(config, shared(config)), strict=True)
+    ]
+    return qwen2.read_qwen(config, layers)
+
+
+def shared(config: Fields) -> SharedExpertSpec:
+    """The block that all tokens use, times a sigmoid."""
+    return SharedExpertSpec(
         block=FeedForwardSpec(
             inner=config.integer("shared_expert_intermediate_size"),
             gate="mlp.shared_expert.gate_proj",
@@ -41,17 +50,12 @@ def spec(config: Fields) -> ModelSpec:
         ),
         gate="mlp.shared_expert_gate",
     )
-    layers = [
-        read_layer(config, dataclasses.replace(attention, window=window), mlp)
-        for window, mlp in zip(_windows(config), blocks(config, shared), strict=True)
-    ]
-    return qwen2.read_qwen(config, layers)
 
 
-def blocks(config: Fields, shared: SharedExpertSpec | None) -> list[FeedForwardSpec | ExpertsSpec]:
+def blocks(config: Fields, beside: SharedExpertSpec | None) -> list[FeedForwardSpec | ExpertsSpec]:
     """The feed-forward block of each layer. The file says which have experts; the others are of another width."""
     count, dense = num_layers(config), read_feed_forward(config)
-    experts = dataclasses.replace(read_experts(config, "num_experts", "moe_intermediate_size"), shared=shared)
+    experts = dataclasses.replace(read_experts(config, "num_experts", "moe_intermediate_size"), shared=beside)
     is_renormed = config.flag("norm_topk_prob", default=False)
     choice = dataclasses.replace(experts.router.choice, is_renormed=is_renormed)
     experts = dataclasses.replace(experts, router=dataclasses.replace(experts.router, choice=choice))
