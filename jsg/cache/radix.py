@@ -365,6 +365,11 @@ class RadixCache:
         """
         return self._watches.drain_changed()
 
+    def awaited_pages(self, most: int) -> Iterator[np.ndarray]:
+        """The pages of cached prefixes that waiting prompts match, of so many such prefixes at most."""
+        for node, matched in itertools.islice(self._watches.ends(), most):
+            yield _join_pages(_path_to_root(node)[::-1])[: matched // self.page_size]
+
     def observe(self, observer: TreeObserver) -> None:
         """Tells `observer` of each change from now on."""
         self._observers += (observer,)

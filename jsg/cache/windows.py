@@ -7,12 +7,13 @@ group. Tree, rows and requests know pages; what parts these have stands here, an
 
 import itertools
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, final
 
 import numpy as np
 
 from jsg.cache.allocator import PageAllocator
+from jsg.window import Window
 
 SPARE_ENTRIES = 1024
 """How many stale entries the queue of a group may have, beside one for each of its parts."""
@@ -20,31 +21,36 @@ STRIDES = 8
 """While a group has room, the window of a request moves on by this part of itself at a time."""
 
 
+type Queue = deque[tuple[int, np.ndarray]]
+"""Pages outside of all windows, those first that were left first, with the turns in which they were."""
+
+
 @final
 class WindowGroup:
     """The parts of pages in the layers of one window.
 
     A page is *in use* while the window of a request, or of a held prompt, reaches it. Outside of all windows its part
-    stays until another page needs it, whether the radix tree or a row owns the page. The part that has been outside for
-    longest goes first. So the end of a prefix that is matched again and again stays.
+    stays until another page needs it, whether the radix tree or a row owns the page. Parts that a prompt can hardly
+    need again go first, and of the others that which has been outside for longest. So the end of a prefix that is
+    matched again and again stays.
 
     Invariants: free + evictable + in use == total, in parts. A page in use has a part. A page that has a part and is
-    not in use is in the queue once with the turn that `_turns` names. Entries with other turns are stale.
+    not in use is in one of the two queues once with the turn that `_turns` names. Entries with other turns are stale.
 
     Attributes:
-        window: How many last positions a token sees, with its own.
-        num_needed: How many pages before the end of a cached prefix must have parts, so that the prefix can go on.
+        window: Which tokens a token sees.
+        num_needed: How many pages before the end of a cached prefix may have to have parts: see `first_needed`.
         parts: int32, by page the number of its part; 0 for none.
         num_evictable: Parts outside of all windows.
         num_in_use: Parts that a window reaches.
         num_yielding_pages: Parts in use that only holds reach.
     """
 
-    def __init__(self, window: int, num_pages: int, num_parts: int, page_size: int):
+    def __init__(self, window: Window, num_pages: int, num_parts: int, page_size: int):
         """Starts without parts. The pages are those of tokens, page 0 included, and the parts include part 0."""
-        assert window >= 1, f"a window has its own position at least, but got {window}"
+        assert window.length >= 1, f"a window has its own position at least, but got {window}"
         self.window = window
-        self.num_needed = -(-(window - 1) // page_size)
+        self.num_needed = -(-(window.length - 1) // page_size)
         self.parts = np.zeros(num_pages, np.int32)
         self.num_evictable = self.num_in_use = self.num_yielding_pages = 0
         self._page_size = page_size
@@ -53,7 +59,7 @@ class WindowGroup:
         self._holds = np.zeros(num_pages, np.int32)
         self._turns = np.zeros(num_pages, np.int64)
         self._turn = itertools.count(1)
-        self._queue: deque[tuple[int, np.ndarray]] = deque()
+        self._queues: tuple[Queue, Queue] = (deque(), deque())  # those that go first, and the others
         self._num_entries = 0
 
     @property
@@ -78,7 +84,14 @@ class WindowGroup:
 
     def first_seen(self, position: int) -> int:
         """The first page that a request may still read whose next token is at `position`, or at the one before."""
-        return max(position - self.window, 0) // self._page_size
+        return max(self.window.first(position - 1), 0) // self._page_size
+
+    def first_needed(self, num_pages: Any) -> Any:
+        """The first page of a cached prefix of so many that must have a part, so that the prefix can go on.
+
+        All behind it must, too. It is one number of pages, or an array of them.
+        """
+        return np.maximum(self.window.first(num_pages * self._page_size), 0) // self._page_size
 
     def growth(self, num_there: int, num_more: int) -> int:
         """How many more pages a window reaches at its end if a row of some tokens gets more."""
@@ -87,17 +100,13 @@ class WindowGroup:
         return after - before
 
     def num_usable(self, pages: np.ndarray) -> int:
-        """How many leading pages of a cached prefix can be used: the most behind which no part is missing.
-
-        Only the last `num_needed` of them need parts.
-        """
+        """How many leading pages of a cached prefix can be used: the most of which those that are needed have parts."""
         count = len(pages)
-        if (self.parts[pages[max(count - self.num_needed, 0) :]] > 0).all():
+        if (self.parts[pages[self.first_needed(count) :]] > 0).all():
             return count
-        missing = np.flatnonzero(self.parts[pages] == 0)
-        starts, ends = np.append(0, missing + 1), np.append(missing, count)
-        is_enough = (ends - starts >= self.num_needed) | (starts == 0)
-        return int(ends[is_enough].max())
+        ends = np.arange(count + 1)
+        behind_missing = np.maximum.accumulate(np.append(0, np.where(self.parts[pages] == 0, ends[1:], 0)))
+        return int(np.flatnonzero(self.first_needed(ends) >= behind_missing)[-1])
 
     # Pages come into windows and leave them.
 
@@ -119,25 +128,45 @@ class WindowGroup:
         self.num_in_use += len(new)
         self._count(pages, 1, yields=yields)
 
-    def leave(self, pages: np.ndarray, *, yields: bool = False) -> None:
-        """Notes that windows no longer reach these pages. A page is given once for each window that has reached it."""
+    def leave(self, pages: np.ndarray, *, yields: bool = False, goes_first: bool = False) -> None:
+        """Notes that windows no longer reach these pages. A page is given once for each window that has reached it.
+
+        With `goes_first` their parts are evicted before those of other pages.
+        """
         distinct, first, counts = np.unique(pages, return_index=True, return_counts=True)
         self._count(distinct, -counts, yields=yields)
         pages = distinct[np.argsort(first)]  # in their order, so that the end of a prefix goes last
-        self._put(pages[self._users[pages] == 0])
+        self._put(pages[self._users[pages] == 0], goes_first=goes_first)
 
-    def _put(self, pages: np.ndarray) -> None:
+    def keep_longest(self, prefixes: Iterable[np.ndarray]) -> None:
+        """Lets what it takes to use these cached prefixes, given as pages, go last."""
+        ends = []
+        for pages in prefixes:
+            count = self.num_usable(pages)
+            ends.append(pages[self.first_needed(count) : count])
+        if ends:
+            self.touch(np.unique(np.concatenate(ends)))
+
+    def touch(self, pages: np.ndarray) -> None:
+        """Lets those of the pages that have parts outside of all windows go last."""
+        pages = pages[(self.parts[pages] > 0) & (self._users[pages] == 0)]
+        self.use(pages)
+        self.leave(pages)
+
+    def _put(self, pages: np.ndarray, *, goes_first: bool = False) -> None:
         """Makes pages evictable that were in use."""
         if not len(pages):
             return
         self.num_in_use -= len(pages)
         self.num_evictable += len(pages)
-        self._queue.append((turn := next(self._turn), pages))
+        self._queues[not goes_first].append((turn := next(self._turn), pages))
         self._turns[pages] = turn
         self._num_entries += len(pages)
         if self._num_entries > 2 * self.num_total + SPARE_ENTRIES:
-            valid = ((turn, pages[self._turns[pages] == turn]) for turn, pages in self._queue)
-            self._queue = deque(entry for entry in valid if len(entry[1]))
+            for queue in self._queues:
+                valid = [(turn, pages[self._turns[pages] == turn]) for turn, pages in queue]
+                queue.clear()
+                queue.extend(entry for entry in valid if len(entry[1]))
             self._num_entries = self.num_evictable
 
     def _count(self, pages: np.ndarray, change: int | np.ndarray, *, yields: bool) -> None:
@@ -152,13 +181,14 @@ class WindowGroup:
         return int(((holds > 0) & (holds == self._users[pages])).sum())
 
     def _evict(self, count: int) -> None:
-        """Frees so many parts outside of all windows, those that were left first."""
+        """Frees parts outside of all windows: those that go first, and of them those that were left first."""
         while count > 0:
-            turn, pages = self._queue.popleft()
+            queue = self._queues[0] or self._queues[1]
+            turn, pages = queue.popleft()
             self._num_entries -= len(pages)
             pages = pages[self._turns[pages] == turn]
             if len(pages) > count:
-                self._queue.appendleft((turn, pages[count:]))
+                queue.appendleft((turn, pages[count:]))
                 self._num_entries += len(pages) - count
                 pages = pages[:count]
             self._turns[pages] = 0
@@ -239,7 +269,7 @@ class GroupedAllocator(PageAllocator):
             group.drop(pages)
 
 
-def make_allocator(num_pages: Mapping[int | None, int], page_size: int, *, has_layers: bool) -> PageAllocator:
+def make_allocator(num_pages: Mapping[Window | None, int], page_size: int, *, has_layers: bool) -> PageAllocator:
     """What hands out pages. By window they are those of its group, and for None all pages, with the dump page each."""
     total = num_pages[None]
     windows = [

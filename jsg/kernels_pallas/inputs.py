@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from jaxtyping import Array, Float, Int, Num
 
+from jsg.window import Window
+
 LayerCache = tuple[Float[Array, "P page_size heads H"], ...]
 """One layer of the KV pool: keys and values, `[P, page_size, K, H]` each. On a TPU it is one array
 `[P, page_size, 2·K, H]`, in which the key and the value of each head stand side by side. A layer whose values are the
@@ -90,12 +92,12 @@ class Scoring(NamedTuple):
 
     Attributes:
         scale: Multiplies queries · keys; above zero.
-        window: A token sees the last `window` positions, its own included; None for all.
+        window: Which positions up to its own a token sees; None for all.
         softcap: Scores become softcap * tanh(score / softcap); None for none.
     """
 
     scale: float
-    window: int | None = None
+    window: Window | None = None
     softcap: float | None = None
 
 

@@ -36,6 +36,7 @@ from jsg.kernels_pallas.inputs import (
     StateCache,
 )
 from jsg.kernels_pallas.reference_routes import Routes
+from jsg.window import Window
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ def paged_attention(
     inputs: AttentionInputs,
     *,
     scale: float,
-    window: int | None = None,
+    window: Window | None = None,
     softcap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
     implementation: str | None = None,
@@ -136,7 +137,7 @@ def paged_attention(
         cache: The layer's part of the pool, in which the new tokens' own keys and values are written already.
         inputs: Which tokens each token sees.
         scale: Multiplies queries · keys.
-        window: A token sees the last `window` positions, its own included; None for all.
+        window: Which positions up to its own a token sees; None for all.
         softcap: Scores become softcap * tanh(score / softcap); None for none.
         sinks: For each query head one more score, which is neither scaled nor capped, and whose value is zero. So the
             weights of a token's keys sum to less than one. None for none.
@@ -428,7 +429,7 @@ def _triton_attention(
     inputs: AttentionInputs,
     *,
     scale: float,
-    window: int | None,
+    window: Window | None,
     softcap: float | None,
     sinks: Float[Array, " N"] | None,
 ) -> Float[Array, "T N H"]:

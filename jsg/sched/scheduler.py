@@ -155,7 +155,7 @@ class Scheduler:
         self._estimate.step()
         if self.table.windows:
             least = self.table.pages_for(self._config.buckets.chunk) + self._config.max_running
-            self.table.move_windows([placement(running) for running in self.running], least)
+            self.table.move_windows(self.running, least)
         if not self._make_room_to_decode():
             return None
         decoding = self._plan_decode()

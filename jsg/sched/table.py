@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -19,6 +19,8 @@ POOL_TERMS = ("free", "evictable", "protected", "uncached")
 """What the pages of the pool are, each exactly one of these."""
 WINDOW_TERMS = ("free", "evictable", "in use")
 """What the parts of pages are in a group of layers with a window, each exactly one of these."""
+MOST_AWAITED = 64
+"""So many cached prefixes at most are kept longer in layers with a window because waiting requests match them."""
 COLUMNS_PER_NODE = 128
 """In the time that it takes to visit a node, so many columns of a row are copied for the device."""
 
@@ -133,7 +135,7 @@ class RequestTable:
         if len(match.pages):
             self.dirty_rows.add(row)
             self._num_set_rows += 1
-        seen_from = [max(len(match.pages) - group.num_needed, 0) for group in self.windows]
+        seen_from = [int(group.first_needed(len(match.pages))) for group in self.windows]
         for group, first in zip(self.windows, seen_from, strict=True):
             group.use(match.pages[first:])
         place = Placement(row, self._cache.lock(match), len(match.pages), match.num_tokens, seen_from=seen_from)
@@ -159,22 +161,30 @@ class RequestTable:
         """Each group of layers with a window, with the first page that counts as in the window of a row."""
         return zip(self.windows, place.seen_from, strict=True)
 
-    def move_windows(self, places: Sequence[Placement], least: int) -> None:
+    def move_windows(self, running: Iterable[RunningRequest], least: int) -> None:
         """Moves the windows of rows on to where these are now, so that other pages can get the parts behind them.
 
         It is called before a step is planned: what the step before it reads may be written by the next one only. As
         long as `least` pages are available, a window moves by several pages at a time.
+
+        Prompts seldom branch off inside of an answer. So what a window leaves of an answer goes first.
         """
+        rows = [(r.place, self.pages_for(r.num_prompt)) for r in running if r.place is not None]
         for index, group in enumerate(self.windows):
             stride = group.stride if group.num_available_pages >= least else 0
-            left = []
-            for place in places:
-                first = group.first_seen(place.num_dispatched)
-                if first > place.seen_from[index] + stride:
-                    left.append(self.pages[place.row, place.seen_from[index] : first])
-                    place.seen_from[index] = first
-            if left:
-                group.leave(np.concatenate(left))
+            left: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+            for place, num_prompt in rows:
+                begin, end = place.seen_from[index], group.first_seen(place.num_dispatched)
+                if end > begin + stride:
+                    answer = max(begin, min(num_prompt, end))
+                    left[0].append(self.pages[place.row, begin:answer])
+                    left[1].append(self.pages[place.row, answer:end])
+                    place.seen_from[index] = end
+            for is_answer, pages in enumerate(left):
+                if pages:
+                    group.leave(np.concatenate(pages), goes_first=bool(is_answer))
+            if group.counts[0] < least:
+                group.keep_longest(self._cache.awaited_pages(MOST_AWAITED))
 
     def num_branch_pages(self, request: Request) -> int:
         """Pages that the branches of a joined request need until it has its row."""
@@ -292,7 +302,9 @@ class RequestTable:
         self._allocator.free(own)
         self.num_uncached_pages -= len(own)
         for group, first in self._seen(place):
-            group.leave(self.pages[place.row, first : place.num_tree_pages])
+            row = self.pages[place.row, : place.num_tree_pages]
+            group.touch(row[max(first - group.stride, 0) : first])  # of a prompt that is cut shortly before the end
+            group.leave(row[first:])
         for kept in place.before:
             self.drop(kept)
         self._cache.unlock(place.lock)

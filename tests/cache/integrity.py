@@ -130,6 +130,7 @@ def check_window_group(group: WindowGroup) -> None:
     counts = len(there) - in_use.sum(), in_use.sum(), (in_use & (group._users == group._holds)).sum()
     assert (group.num_evictable, group.num_in_use, group.num_yielding_pages) == counts, "parts are counted wrongly"
     assert sum(group.counts) == group.num_total
-    entries = [page for turn, pages in group._queue for page in pages[group._turns[pages] == turn].tolist()]
+    queued = [*group._queues[0], *group._queues[1]]
+    entries = [page for turn, pages in queued for page in pages[group._turns[pages] == turn].tolist()]
     assert sorted(entries) == np.flatnonzero((group.parts > 0) & ~in_use).tolist(), "the queue and the pages differ"
-    assert group._num_entries == sum(len(pages) for _, pages in group._queue)
+    assert group._num_entries == sum(len(pages) for _, pages in queued)

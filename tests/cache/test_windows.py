@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jsg.cache.windows import GroupedAllocator, WindowGroup
+from jsg.window import Window
 from tests.cache.integrity import check_allocator
 
 
@@ -13,8 +14,8 @@ def _pages(*pages: int) -> np.ndarray:
     return np.array(pages, np.int32)
 
 
-def make(window: int = 3, num_pages: int = 20, num_parts: int = 8, page_size: int = 1):
-    group = WindowGroup(window, num_pages, num_parts, page_size)
+def make(window: int = 3, num_pages: int = 20, num_parts: int = 8, page_size: int = 1, *, is_aligned: bool = False):
+    group = WindowGroup(Window(window, is_aligned), num_pages, num_parts, page_size)
     return group, GroupedAllocator(num_pages, (group,), has_layers=True)
 
 
@@ -41,6 +42,32 @@ def test_the_part_that_is_outside_of_windows_for_longest_goes_first():
         assert np.flatnonzero(group.parts[pages] == 0).tolist() == sorted(gone)
         check_allocator(allocator)
     assert group.num_available_pages == 0
+
+
+def test_what_goes_first_goes_before_all_others():
+    group, allocator = make()
+    pages = allocator.allocate(7)
+    group.leave(pages[:3])
+    group.leave(pages[3:6], goes_first=True)
+    group.touch(pages[[0, 4, 6]])  # the last of them is in use
+    for gone in ([3], [3, 5], [3, 5, 1], [3, 5, 1, 2], [3, 5, 1, 2, 0]):
+        allocator.allocate(1)
+        assert np.flatnonzero(group.parts[pages] == 0).tolist() == sorted(gone)
+        check_allocator(allocator)
+
+
+def test_the_ends_of_awaited_prefixes_go_last():
+    group, allocator = make()
+    pages = allocator.allocate(7)
+    group.leave(pages)
+    group.keep_longest([pages[:3], pages[:5]])  # a token sees two before it: of pages 1 and 2, and of 3 and 4
+    allocator.allocate(3)
+    assert np.flatnonzero(group.parts[pages] == 0).tolist() == [0, 5, 6]
+    group.keep_longest([pages[:6]])  # what is left of it ends earlier
+    assert group.num_usable(pages[:6]) == 5
+    allocator.allocate(2)
+    assert group.num_usable(pages[:6]) == 5
+    check_allocator(allocator)
 
 
 def test_a_page_is_in_use_until_the_last_window_leaves_it():
@@ -82,6 +109,32 @@ def test_a_prefix_can_be_used_as_far_as_its_last_window_is_there(window: int, pa
     allocator.allocate(len(gone))
     assert np.flatnonzero(group.parts[pages] == 0).tolist() == sorted(gone)
     assert group.num_usable(pages) == usable
+
+
+@pytest.mark.parametrize(
+    ("window", "page_size", "gone", "usable"),
+    [
+        (4, 1, [0, 1, 2, 3, 4, 5, 6, 7], 10),  # the last window began at 8
+        (4, 1, [8], 8),  # where a window begins, nothing before is seen
+        (4, 1, [8, 7], 8),
+        (4, 1, [8, 4, 3, 2], 8),
+        (5, 1, list(range(10)), 10),
+        (7, 4, [7], 10),  # a window begins at token 35, inside of page 8, and the one before it at 28, with page 7
+        (7, 4, [9, 7], 9),
+        (7, 4, [8], 8),
+        (7, 4, [8, 7, 6], 7),
+        (100, 1, [9], 9),
+        (100, 1, [0], 0),
+    ],
+)
+def test_of_a_window_that_is_aligned_only_what_is_in_it_is_needed(window: int, page_size: int, gone: list, usable: int):
+    group, allocator = make(window, num_pages=30, num_parts=11, page_size=page_size, is_aligned=True)
+    pages = allocator.allocate(10)
+    group.leave(pages)
+    group.use(np.delete(pages, gone))
+    allocator.allocate(len(gone))
+    assert group.num_usable(pages) == usable
+    assert [group.first_seen(position) for position in (0, window, window + 1)] == [0, 0, window // page_size]
 
 
 def test_pages_of_the_tree_get_the_parts_that_they_lack():
@@ -133,32 +186,34 @@ def test_random_traffic_matches_a_model(data: st.DataObject):
     """Rows that get pages, move on and end, and windows that reach pages of others again."""
     group, allocator = make(num_pages=16, num_parts=9)
     users: dict[int, int] = {}
-    left: list[int] = []  # pages with parts that no window reaches, in the order in which they were left
+    first: list[int] = []  # pages with parts that no window reaches, in the order in which they were left
+    last: list[int] = []
 
     for _ in range(data.draw(st.integers(1, 40))):
-        action = data.draw(st.sampled_from(["allocate", "use", "leave", "free"]))
+        action, left = data.draw(st.sampled_from(["allocate", "use", "leave", "free"])), first + last
         if action == "allocate":
             count = data.draw(st.integers(1, 3))
             if count <= min(allocator.num_free, group.num_available_pages):
                 gone = max(count - group.counts[0], 0)
                 pages = allocator.allocate(count)
-                del left[:gone]
+                first, last = first[gone:], last[max(gone - len(first), 0) :]
                 users |= dict.fromkeys(pages.tolist(), 1)
         elif action == "use" and left:
             page = data.draw(st.sampled_from(left))
             group.use(_pages(page))
-            left.remove(page)
+            (first if page in first else last).remove(page)
             users[page] = 1
         elif action == "leave" and users:
             pages = data.draw(st.lists(st.sampled_from(sorted(users)), min_size=1, unique=True))
-            group.leave(_pages(*pages))
-            left += [page for page in pages if users[page] == 1]
+            goes_first = data.draw(st.booleans())
+            group.leave(_pages(*pages), goes_first=goes_first)
+            (first if goes_first else last).extend(page for page in pages if users[page] == 1)
             users = {page: count - (page in pages) for page, count in users.items() if count > (page in pages)}
         elif action == "free":
             pages = [p for p in range(1, 16) if not allocator.is_free(_pages(p))[0] and data.draw(st.booleans())]
             allocator.free(_pages(*pages))
             users = {page: count for page, count in users.items() if page not in pages}
-            left = [page for page in left if page not in pages]
-        assert set(np.flatnonzero(group.parts).tolist()) == {*users, *left}
-        assert (group.num_evictable, group.num_in_use) == (len(left), len(users))
+            first, last = ([page for page in left if page not in pages] for left in (first, last))
+        assert set(np.flatnonzero(group.parts).tolist()) == {*users, *first, *last}
+        assert (group.num_evictable, group.num_in_use) == (len(first) + len(last), len(users))
         check_allocator(allocator)

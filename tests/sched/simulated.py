@@ -26,6 +26,7 @@ from jsg.sched.table import RequestTable
 from jsg.sched.vision_store import DUMP_ROW, NEWLINE_ROW, VisionShape
 from jsg.token_scores import TokenScores
 from jsg.types import CacheReport, FinishReason, FinishType, Request, RequestOutput, TokenLogprob
+from jsg.window import Window
 from tests.cache.integrity import check_allocator, check_cache
 from tests.sched.integrity import check_scheduler
 from tests.sched.token_model import (
@@ -169,7 +170,7 @@ class SimulatedDevice:
         """Every position that the entry attends to holds its own hash."""
         hashes = np.array(self._hashes[entry.place.row])
         for kv, page_table, group in zip(self._kvs, self._page_tables, self._windows, strict=True):
-            first = 0 if group is None else max(entry.start - group.window + 1, 0)
+            first = 0 if group is None else max(group.window.first(entry.start), 0)
             positions = np.arange(first, entry.start + entry.num_new)
             pages = page_table[entry.place.row, positions // self._page_size]
             found = kv[pages * self._page_size + positions % self._page_size]
@@ -303,7 +304,7 @@ class EngineShape:
     draft_len: int = 0
     right_drafts: float = 0.8
     vision_rows: int = 0
-    windows: tuple[int, ...] = ()
+    windows: tuple[Window, ...] = ()
     part_rate: float = 1.0
     has_full_layers: bool = True
 
@@ -313,7 +314,7 @@ class EngineShape:
             return PageAllocator(self.num_pages + 1)
         groups = []
         for window in self.windows:
-            least = -(-(window - 1) // self.page_size) + 1 + -(-self.chunk // self.page_size)
+            least = -(-(window.length - 1) // self.page_size) + 1 + -(-self.chunk // self.page_size)
             num_parts = min(max(int(self.num_pages * self.part_rate), least), self.num_pages)
             groups.append(WindowGroup(window, self.num_pages + 1, num_parts + 1, self.page_size))
         return GroupedAllocator(self.num_pages + 1, groups, has_layers=self.has_full_layers)

@@ -3,27 +3,31 @@
 import dataclasses
 
 from jsg.fields import Fields
-from jsg.models.families import qwen2_moe, qwen3_5, qwen3_next
-from jsg.models.family import Family
-from jsg.models.parts import num_layers, read_experts
-from jsg.models.spec import ModelSpec
+from jsg.models.block_spec import ExpertsSpec
+from jsg.models.families import qwen2_moe, qwen3_5
+from jsg.models.parts import read_experts
 
 
-def spec(config: Fields) -> ModelSpec:
+def mlp(config: Fields) -> ExpertsSpec:
     """All layers have experts, and the block that all tokens use beside them."""
-    experts = read_experts(config, "num_experts", "moe_intermediate_size")
-    experts = dataclasses.replace(experts, shared=qwen2_moe.shared(config))
-    return qwen3_next.read_hybrid(config, qwen3_5.read_delta(config), [experts] * num_layers(config))
+    return read_experts(config, "num_experts", "moe_intermediate_size", shared=qwen2_moe.shared(config))
 
 
-FAMILY = Family(
+FAMILY = qwen3_5.FAMILY.variant(
     architecture="Qwen3_5MoeForCausalLM",
     model_type="qwen3_5_moe_text",
-    defaults={name: value for name, value in qwen3_5.DEFAULTS.items() if name != "intermediate_size"}
-    | qwen3_next.EXPERTS
-    | {"num_hidden_layers": 40, "num_experts": 256, "num_experts_per_tok": 8},
-    spec=spec,
-    ignored=qwen3_next.LATER | {"intermediate_size", "decoder_sparse_step", "mlp_only_layers", "norm_topk_prob"},
+    defaults={
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+    },
+    without="intermediate_size",
+    ignored=qwen3_5.FAMILY.ignored | {"intermediate_size", "decoder_sparse_step", "mlp_only_layers", "norm_topk_prob"},
+    mlp=mlp,
 )
 
 WRAPPER = dataclasses.replace(qwen3_5.WRAPPER, text_type="qwen3_5_moe_text")
