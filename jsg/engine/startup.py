@@ -228,8 +228,7 @@ def start(config: EngineConfig, report: Report) -> Parts:
     eos_ids = frozenset(settings.model.eos_token_ids)
     kernels = KernelFolder(kernel_cache_of(settings.config))
     lexicon = _lexicon_loader(settings, kernels)  # before the long work, because the tokenizer may be missing
-    kernels.begin()  # these two beside the long work
-    lexicon.begin()
+    kernels.begin()  # beside the long work, in another process
     runner, plan = _make_runner(settings, report)
     if isinstance(settings.party, Leader):
         settings.party.open(runner.replica, runner.programs.executables)
@@ -238,6 +237,7 @@ def start(config: EngineConfig, report: Report) -> Parts:
     allocator = make_allocator(num_pages, settings.page_size, has_layers=None in groups)
     cache = RadixCache(settings.page_size, allocator, enabled=not config.disable_radix_cache)
     kernels.wait()
+    lexicon.begin()  # last: it is Python, in whose time nothing else of the start goes on
     return Parts(
         info=_info(settings, plan),
         decode_steps=_decode_steps(settings, plan, runner),
