@@ -27,6 +27,7 @@ from jsg.kernels_pallas.attention_block import Attended, Ref
 from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.kernels_pallas.tuning import attention_sizes, fitting
+from jsg.window import Window
 
 
 class Sizes(NamedTuple):
@@ -86,7 +87,7 @@ def ragged_paged_attention(
     inputs: AttentionInputs,
     *,
     scale: float,
-    window: int | None = None,
+    window: Window | None = None,
     softcap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
     value_dim: int | None = None,
@@ -229,7 +230,7 @@ def _kernel(
             pools,
             page_table,
             items.rows[item],
-            0 if scoring.window is None else jnp.maximum(position + 1 - scoring.window, 0),
+            0 if scoring.window is None else jnp.maximum(scoring.window.first(position), 0),
             position + length,
             scoring=scoring,
             block_k=block_k,
