@@ -1,48 +1,23 @@
 """EXAONE 4 (1.2B, 32B): norms of what blocks add and of each head, and rope in layers with a window only."""
 
-import dataclasses
-
 from jsg.fields import Fields
-from jsg.models.block_spec import QueryKeyNormSpec
+from jsg.models.block_spec import AttentionSpec
 from jsg.models.families import llama
 from jsg.models.family import Family
-from jsg.models.parts import (
-    FULL,
-    MAX_LAYERS,
-    SLIDING,
-    num_layers,
-    of_kinds,
-    read_attention,
-    read_eps,
-    read_feed_forward,
-    read_layer_kinds,
-    read_layer_types,
-    read_model,
-    read_norm,
-)
-from jsg.models.spec import LayerSpec, ModelSpec
+from jsg.models.parts import all_full, read_attention, read_kinds, read_layer_types, rope_where_sliding
 
 
-def spec(config: Fields) -> ModelSpec:
+def attention(config: Fields) -> AttentionSpec | list[AttentionSpec]:
     """A model without windows has rope in all layers."""
-    attention = dataclasses.replace(read_attention(config), qk_norm=QueryKeyNormSpec(eps=read_eps(config)))
-    has_windows = config.get("sliding_window") is not None
-    ropes = {SLIDING: attention.rope, FULL: None if has_windows else attention.rope}
-    norms = [read_norm(config, name) for name in ("post_attention_layernorm", "post_feedforward_layernorm")]
-    mlp = read_feed_forward(config)
-    layers = [
-        LayerSpec(attention=each, after_attention=norms[0], mlp=mlp, after_mlp=norms[1])
-        for each in of_kinds(config, _kinds(config, has_windows=has_windows), attention, ropes)
-    ]
-    return read_model(config, layers)
+    plain = read_attention(config, qk_norm={})
+    return plain if config.get("sliding_window") is None else rope_where_sliding(plain, kinds(config))
 
 
-def _kinds(config: Fields, *, has_windows: bool) -> list[str]:
+def kinds(config: Fields) -> list[str]:
     """The kind of each layer. Files that name kinds may have a pattern of letters, such as LLLG."""
-    kinds = read_layer_types(config)
-    if kinds is None and has_windows:
-        return read_layer_kinds(config, config.integer("sliding_window_pattern", high=MAX_LAYERS))
-    return kinds or [FULL] * num_layers(config)
+    if config.get("sliding_window") is None:
+        return read_layer_types(config) or all_full(config)
+    return read_kinds(config, "sliding_window_pattern")
 
 
 FAMILY = Family(
@@ -59,5 +34,7 @@ FAMILY = Family(
         "layer_types": None,
         "bos_token_id": 0,
     },
-    spec=spec,
+    attention=attention,
+    kinds=kinds,
+    norms={"after_attention": "post_attention_layernorm", "after_mlp": "post_feedforward_layernorm"},
 )

@@ -1,25 +1,10 @@
 """GLM-4-0414 and GLM-Z1 (9B, 32B): four norms, fused gates, and half of each head is turned, neighbours together."""
 
-import dataclasses
+from functools import partial
 
-from jsg.fields import Fields
 from jsg.models.families import llama
 from jsg.models.family import Family
-from jsg.models.parts import num_layers, read_attention, read_feed_forward, read_layer, read_model, read_norm
-from jsg.models.spec import ModelSpec
-
-
-def spec(config: Fields) -> ModelSpec:
-    """`attention_bias` means queries, keys and values."""
-    attention = read_attention(config, is_partial=True, is_interleaved=True)
-    attention = dataclasses.replace(attention, qkv_bias=config.flag("attention_bias", default=False))
-    layer = dataclasses.replace(
-        read_layer(config, attention, read_feed_forward(config, is_fused=True)),
-        after_attention=read_norm(config, "post_self_attn_layernorm"),
-        after_mlp=read_norm(config, "post_mlp_layernorm"),
-    )
-    return read_model(config, [layer] * num_layers(config))
-
+from jsg.models.parts import read_attention, read_feed_forward
 
 FAMILY = Family(
     architecture="Glm4ForCausalLM",
@@ -38,5 +23,12 @@ FAMILY = Family(
         "bos_token_id": None,
         "eos_token_id": [151329, 151336, 151338],
     },
-    spec=spec,
+    attention=partial(read_attention, qkv_bias="attention_bias", is_partial=True, is_interleaved=True),
+    mlp=partial(read_feed_forward, is_fused=True),
+    norms={
+        "before_attention": "input_layernorm",
+        "after_attention": "post_self_attn_layernorm",
+        "before_mlp": "post_attention_layernorm",
+        "after_mlp": "post_mlp_layernorm",
+    },
 )

@@ -1,23 +1,17 @@
 """Seed-OSS: Llama with biases that the file names one by one."""
 
-import dataclasses
+from functools import partial
 
 from jsg.fields import Fields
+from jsg.models.block_spec import AttentionSpec
 from jsg.models.families import llama
 from jsg.models.family import Family
-from jsg.models.parts import num_layers, read_attention, read_feed_forward, read_layer, read_model
-from jsg.models.spec import ModelSpec
+from jsg.models.parts import is_on, read_attention, read_feed_forward
 
 
-def spec(config: Fields) -> ModelSpec:
+def attention(config: Fields) -> AttentionSpec:
     """`attention_bias` means queries, keys and values, `attention_out_bias` the projection after attention."""
-    attention = dataclasses.replace(
-        read_attention(config),
-        qkv_bias=config.flag("attention_bias", default=False),
-        output_bias=config.flag("attention_out_bias", default=False),
-    )
-    mlp = dataclasses.replace(read_feed_forward(config), has_bias=config.flag("mlp_bias", default=False))
-    return read_model(config, [read_layer(config, attention, mlp)] * num_layers(config))
+    return read_attention(config, qkv_bias="attention_bias", output_bias=is_on(config, "attention_out_bias"))
 
 
 FAMILY = Family(
@@ -37,5 +31,6 @@ FAMILY = Family(
         "mlp_bias": False,
         "bos_token_id": 0,
     },
-    spec=spec,
+    attention=attention,
+    mlp=partial(read_feed_forward, bias="mlp_bias"),
 )
