@@ -80,7 +80,7 @@ class Attention(nnx.Module):
         qkv = self.qkv(x) if self.joint_norm is None else self.joint_norm(self.qkv(x))
         queries, cache = ops.rotate_and_write(qkv, turn.cos, turn.sin, inputs.slots, cache, norms=self.norms)
         if (growth := self.spec.query_scale) is not None:
-            steps = jnp.floor(inputs.positions.astype(jnp.float32) / growth.length)
+            steps = jnp.floor((inputs.positions + growth.offset).astype(jnp.float32) / growth.length)
             queries *= (1 + growth.beta * jnp.log1p(steps)).astype(queries.dtype)[:, None, None]
         spec, sinks = self.spec, None if self.sinks is None else self.sinks[...]
         gathered = ops.paged_attention(

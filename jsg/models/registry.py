@@ -19,6 +19,7 @@ from jsg.models.families import (
     granitemoe,
     hunyuan_v1_dense,
     llama,
+    llama4,
     llava,
     minimax_m2,
     ministral,
@@ -45,6 +46,7 @@ MAX_NAMED = 12
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": llama.FAMILY,
+    "Llama4ForCausalLM": llama4.FAMILY,
     "MistralForCausalLM": mistral.FAMILY,
     "MixtralForCausalLM": mixtral.FAMILY,
     "Qwen2ForCausalLM": qwen2.FAMILY,
@@ -78,6 +80,7 @@ FAMILIES: dict[str, Family] = {
 ALIASES = {name.replace("ForCausalLM", "Model"): name for name in FAMILIES} | {
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "Gemma3TextModel": "Gemma3ForCausalLM",
+    "Llama4TextModel": "Llama4ForCausalLM",
 }
 """Other names of architectures: those of models that were saved without their head, and the first name of Llama."""
 
@@ -88,6 +91,7 @@ WRAPPERS: dict[str, Wrapper] = {
     **dict.fromkeys(VISION_KINDS, llava.WRAPPER),
     "Mistral3ForConditionalGeneration": mistral3.WRAPPER,
     "Gemma3ForConditionalGeneration": gemma3.WRAPPER,
+    "Llama4ForConditionalGeneration": llama4.WRAPPER,
 }
 """Architecture of a model around one of these → how its files are read."""
 

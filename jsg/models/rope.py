@@ -74,7 +74,8 @@ def _llama3(fast: Float[np.ndarray, " half"], rope: RopeSpec) -> Float[np.ndarra
     """Keeps short waves, slows long ones by `factor`, and blends in between."""
     turns = np.float32(rope.original_max_position_embeddings) / (np.float32(2.0 * math.pi) / fast)
     slow = fast / np.float32(rope.factor)
-    share = (turns - np.float32(rope.low_freq_factor)) / np.float32(rope.high_freq_factor - rope.low_freq_factor)
+    span = (rope.high_freq_factor - rope.low_freq_factor) or 1.0  # Llama 4 Scout blends nothing
+    share = (turns - np.float32(rope.low_freq_factor)) / np.float32(span)
     blend = (np.float32(1.0) - share) * fast / np.float32(rope.factor) + share * fast
     return np.where(turns < rope.low_freq_factor, slow, np.where(turns > rope.high_freq_factor, fast, blend))
 

@@ -95,6 +95,25 @@ _MISTRAL3 = {"vision_config": _TOWER, "image_token_index": 10, "spatial_merge_si
 _GLM4_MOE = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "pad_token_id": 0}
 _ERNIE_MOE = {"moe_intermediate_size": 32, "head_dim": None, "hidden_size": 96, "rope_theta": 500.0}
 
+_LLAMA4 = {
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 96,
+    "floor_scale": 16,
+    "attn_scale": 0.4,
+    "pad_token_id": 0,
+}
+_LLAMA4_TOWER = {
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "intermediate_size": 64,
+    "vision_output_dim": 32,
+    "projector_input_dim": 32,
+    "projector_output_dim": 32,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
 _COHERE = {
     "hidden_size": 96,
     "head_dim": None,
@@ -521,5 +540,45 @@ OTHERS: dict[str, dict[str, Any]] = {
         moe_layer_interval=2,
         moe_norm_min=0.7,
         num_key_value_heads=3,
+    ),
+    "llama4": small(
+        "Llama4ForCausalLM",
+        "llama4_text",
+        **_LLAMA4,
+        num_hidden_layers=3,
+        no_rope_layer_interval=2,
+        attention_chunk_size=24,
+        num_local_experts=6,
+        moe_layers=[0, 1],
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 1.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "llama4_around": around(
+        "Llama4ForConditionalGeneration",
+        "llama4",
+        small(
+            "Llama4ForCausalLM",
+            "llama4_text",
+            **_LLAMA4,
+            num_hidden_layers=4,
+            head_dim=32,
+            num_key_value_heads=3,
+            no_rope_layers=[1, 0, 1, 1],
+            attention_chunk_size=35,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            interleave_moe_layer_step=2,
+            use_qk_norm=False,
+        ),
+        vision_config=_LLAMA4_TOWER,
+        boi_token_index=501,
+        eoi_token_index=502,
+        image_token_index=500,
+        tie_word_embeddings=False,
     ),
 }

@@ -66,6 +66,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
     config = read(tmp_path, {"architectures": [architecture]})
     kv_heads, theta, eps, context_len, windows, bos = {
         "LlamaForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
+        "Llama4ForCausalLM": (8, 5e5, 1e-5, 131072, {None, Window(8192, is_aligned=True)}, 1),
         "MistralForCausalLM": (8, 1e4, 1e-6, 131072, {4096}, 1),
         "MixtralForCausalLM": (8, 1e6, 1e-5, 131072, {None}, 1),
         "Qwen2ForCausalLM": (32, 1e4, 1e-6, 32768, {None}, None),
@@ -101,7 +102,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
     )
     assert (config.max_position_embeddings, set(config.layer_windows), config.bos_token_id) == (
         context_len,
-        {window and Window(window) for window in windows},
+        {Window(window) if isinstance(window, int) else window for window in windows},
         bos,
     )
     family_head_dim = FAMILIES[architecture].defaults.get("head_dim")

@@ -155,6 +155,7 @@ OTHER: dict[str, Any] = {
     "scale": 0.5,
     "beta": 0.2,
     "length": 32,
+    "offset": 3,
     "residual_factor": 0.5,
     "window": Window(9),
     "softcap": 5.0,

@@ -129,6 +129,7 @@ PUBLISHED: dict[str, list[Row]] = {
 GEMMA3 = {"hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 131072, "sliding_window": 1024, **TIED}
 GEMMA3 |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
 WIDE_HEADS = {"head_dim": 128, "query_pre_attn_scalar": 168}
+LLAMA4 = (5120, 8192, 48, 40, 8, 202048)
 AROUND: dict[str, dict[str, list[Row]]] = {
     "Mistral3ForConditionalGeneration": {"ministral3": PUBLISHED["ministral3"]},
     "Gemma3ForConditionalGeneration": {
@@ -136,6 +137,13 @@ AROUND: dict[str, dict[str, list[Row]]] = {
             Row("gemma-3-4b-it", (2560, 10240, 34, 8, 4, 262208), GEMMA3, 3.880),
             Row("gemma-3-12b-it", (3840, 15360, 48, 16, 8, 262208), GEMMA3, 11.766),
             Row("gemma-3-27b-it", (5376, 21504, 62, 32, 16, 262208), GEMMA3 | WIDE_HEADS, 27.009),
+        ]
+    },
+    "Llama4ForConditionalGeneration": {
+        "llama4_text": [
+            Row("llama-4-scout", LLAMA4, {"num_local_experts": 16}, 107.77),
+            Row("llama-4-maverick", LLAMA4, {"num_local_experts": 128, "interleave_moe_layer_step": 2}, 400.71),
+            Row("llama-guard-4-12b", LLAMA4, {"moe_layers": [], "intermediate_size_mlp": 8192}, 11.13),
         ]
     },
 }

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from jsg.errors import ModelError
+from jsg.models.block_spec import ExpertsSpec
 from jsg.window import Window
 from tests.models.sizes import num_parameters
 from tests.models.test_config import read
@@ -377,6 +378,29 @@ _cohere2 = functools.partial(
     use_parallel_embedding=True,
 )
 _COMMAND_R7B, _COMMAND_A = (4096, 14336, 32, 32, 8, 256000), (12288, 36864, 64, 96, 8, 256000)
+_llama4 = functools.partial(
+    file,
+    "Llama4ForCausalLM",
+    "llama4_text",
+    attention_bias=False,
+    attention_chunk_size=8192,
+    attention_dropout=0.0,
+    bos_token_id=200000,
+    eos_token_id=[200001, 200007, 200008],
+    for_llm_compressor=False,
+    head_dim=128,
+    intermediate_size_mlp=16384,
+    num_experts_per_tok=1,
+    output_router_logits=False,
+    pad_token_id=200018,
+    rms_norm_eps=1e-5,
+    rope_theta=500000.0,
+    router_aux_loss_coef=0.001,
+    router_jitter_noise=0.0,
+)
+"""Text halves of published files, which are those of models around them."""
+_SCOUT_ROPE = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+_SCOUT_ROPE |= {"factor": 16.0, "original_max_position_embeddings": 8192}
 PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
     # The file, the parameters of the model, its context.
     "qwen1.5-moe-a2.7b": (
@@ -518,6 +542,49 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
         _glm4((6144, 23040, 61, 48, 2, 151552), max_position_embeddings=131072),
         32_566_081_536,
         131072,
+    ),
+    "llama-4-scout": (
+        _llama4(
+            (5120, 8192, 48, 40, 8, 202048),
+            interleave_moe_layer_step=1,
+            max_position_embeddings=10485760,
+            no_rope_layers=[1, 1, 1, 0] * 12,
+            num_local_experts=16,
+            rope_scaling=_SCOUT_ROPE,
+            use_qk_norm=True,
+        ),
+        107_769_861_120,
+        10485760,
+    ),
+    "llama-4-maverick": (
+        _llama4(
+            (5120, 8192, 48, 40, 8, 202048),
+            interleave_moe_layer_step=2,
+            max_position_embeddings=1048576,
+            moe_layers=list(range(1, 48, 2)),
+            no_rope_layers=[],
+            num_local_experts=128,
+            rope_scaling=None,
+            use_qk_norm=False,
+        ),
+        400_711_848_960,
+        1048576,
+    ),
+    "llama-guard-4-12b": (
+        _llama4(
+            (5120, 8192, 48, 40, 8, 202048),
+            interleave_moe_layer_step=0,
+            intermediate_size_mlp=8192,
+            max_position_embeddings=10485760,
+            moe_layers=[],
+            num_experts_per_tok=0,
+            no_rope_layers=[1, 1, 1, 0] * 12,
+            num_local_experts=0,
+            rope_scaling=_SCOUT_ROPE,
+            use_qk_norm=True,
+        ),
+        11_129_164_800,
+        10485760,
     ),
     "deepseek-v3": (
         _deepseek_v3(
@@ -835,3 +902,20 @@ def test_experts_of_gpt_oss_in_mxfp4_are_refused_by_name(tmp_path):
 def test_windows_of_gpt_oss_are_those_of_every_other_layer(tmp_path):
     spec = read(tmp_path, PUBLISHED["gpt-oss-20b-bf16"][0])
     assert spec.layer_windows == (Window(128), None) * 12
+
+
+def test_layers_of_llama_4_are_of_several_kinds(tmp_path):
+    """Those with rope have windows and norms, and others growing queries; Maverick has experts in every other one."""
+    scout, maverick = (read(tmp_path, PUBLISHED[f"llama-4-{name}"][0]) for name in ("scout", "maverick"))
+    window = Window(8192, is_aligned=True)
+    for spec, has_norms in ((scout, True), (maverick, False)):
+        assert spec.layer_windows == (window, window, window, None) * 12
+        kinds = [(x.rope is None, x.qk_norm is None, x.query_scale is None) for x in (y.attention for y in spec.layers)]
+        assert kinds == ([(False, not has_norms, True)] * 3 + [(True, True, False)]) * 12
+    assert [isinstance(layer.mlp, ExpertsSpec) for layer in maverick.layers] == [False, True] * 24
+    kinds = ["full_attention"] * 47 + ["chunked_attention"]
+    named = read(tmp_path, PUBLISHED["llama-4-scout"][0] | {"layer_types": kinds, "attn_temperature_tuning": False})
+    assert named.layer_windows == (None,) * 47 + (window,)
+    assert {layer.attention.query_scale for layer in named.layers} == {None}
+    with pytest.raises(ModelError, match="moe_layers must be a list of numbers of layers below 48"):
+        read(tmp_path, PUBLISHED["llama-4-scout"][0] | {"moe_layers": [48]})
