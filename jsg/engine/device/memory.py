@@ -91,9 +91,8 @@ class MemoryPlan:
 
     def num_pages(self, page_size: int) -> dict[Window | None, int]:
         """By window the pages of the pool of its layers, with the dump page, and for None those of all tokens."""
-        tokens: dict[Window | None, int] = {None: self.pool_tokens} | {
-            pool.window: pool.tokens for pool in self.windows
-        }
+        tokens: dict[Window | None, int] = {None: self.pool_tokens}
+        tokens |= {pool.window: pool.tokens for pool in self.windows}
         return {window: count // page_size + 1 for window, count in tokens.items()}
 
     def __str__(self) -> str:

@@ -4,9 +4,8 @@ import dataclasses
 
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, QueryScaleSpec, StackSpec
-from jsg.models.families import llama
 from jsg.models.families.smollm3 import read_roped_layers
-from jsg.models.family import Family
+from jsg.models.family import PLAIN
 from jsg.models.parts import (
     FULL,
     MAX_LAYERS,
@@ -74,11 +73,10 @@ def _experts(config: Fields) -> ExpertsSpec:
     )
 
 
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="Llama4ForCausalLM",
     model_type="llama4_text",
-    defaults=llama.DEFAULTS
-    | {
+    defaults={
         "vocab_size": 202048,
         "hidden_size": 5120,
         "intermediate_size": 8192,
