@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
-from jsg.models.block_spec import RopeSpec
+from jsg.models.block_spec import QueryScaleSpec, RopeSpec
 
 
 class Rotation(NamedTuple):
@@ -36,6 +36,16 @@ def rotation(positions: Int[Array, " T"], rope: RopeSpec | None, head_dim: int) 
         scale = np.where(np.arange(len(frequencies)) < rope.rotated // 2, scale, 1.0).astype(np.float32)
     turn = Rotation(jnp.cos(angles) * scale, jnp.sin(angles) * scale)
     return lax.optimization_barrier(turn) if ops.target_platform() == "cpu" else turn
+
+
+def grown(
+    queries: Float[Array, "T N H"], positions: Int[Array, " T"], growth: QueryScaleSpec | None
+) -> Float[Array, "T N H"]:
+    """Queries times what grows with their position, if anything does."""
+    if growth is None:
+        return queries
+    steps = jnp.floor((positions + growth.offset).astype(jnp.float32) / growth.length)
+    return queries * (1 + growth.beta * jnp.log1p(steps)).astype(queries.dtype)[:, None, None]
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Float[np.ndarray, " half"]:

@@ -22,8 +22,10 @@ from tests.models.test_published_llavas import VISION
 
 FEWER = {
     "Ernie4_5ForCausalLM": 2,
+    "Glm4MoeLiteForCausalLM": 2,
     "LlavaForConditionalGeneration": 2,
     "MinistralForCausalLM": 1,
+    "Mistral4ForCausalLM": 1,
     "SmolLM3ForCausalLM": 2,
 }
 """Families of which fewer than three models are remembered."""
