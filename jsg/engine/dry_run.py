@@ -24,7 +24,6 @@ from jsg.engine.device.memory import largest_step_bound, usable_bytes
 from jsg.engine.device.pool_sizes import pool_sizes
 from jsg.engine.startup import ACCELERATOR_CHUNK, plan_of, settle
 from jsg.errors import ConfigError, JsgError, MemoryPlanError, ModelError
-from jsg.models.block_spec import ExpertsSpec
 from jsg.models.decoder import Decoder
 from jsg.models.embedder import read_embedder
 from jsg.models.llava import Llava
@@ -291,7 +290,7 @@ def _described(model: ModelSpec) -> list[str]:
     """The shape of a model, for people."""
     heads = sorted({(spec.heads, spec.kv_heads, spec.head_dim) for spec in (layer.attention for layer in model.layers)})
     windows = collections.Counter(window for window in model.layer_windows if window is not None)
-    experts = {layer.mlp for layer in model.layers if isinstance(layer.mlp, ExpertsSpec)}
+    experts = {layer.experts for layer in model.layers} - {None}
     text = f"model:   {model.architecture}, {model.num_layers} layers of width {model.hidden_size}"
     text += "".join(f", {heads} heads of {dim} ({kv_heads} of keys and values)" for heads, kv_heads, dim in heads)
     text += "".join(f", {count} layers with a window of {window}" for window, count in windows.items())

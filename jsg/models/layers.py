@@ -186,7 +186,7 @@ class RMSNorm(nnx.Module):
         order: tuple[int, ...] | None = None,
     ):
         """Declares the weight. `order` is its `Part.order`."""
-        names = [f"{prefix}{spec.name}.weight"]
+        names = [f"{prefix}{spec.name}{spec.suffix}"]
         self.weight = parameter((width,), dtype, Origin(side_by_side(names, [width], (), [1], [order])))
         self.eps = spec.eps
         self.is_wide = spec.is_wide

@@ -12,6 +12,7 @@ from jsg.models.families import (
     exaone4,
     gemma2,
     gemma3,
+    gemma4,
     glm4,
     glm4_moe,
     gpt_oss,
@@ -59,6 +60,7 @@ FAMILIES: dict[str, Family] = {
     "GraniteForCausalLM": granite.FAMILY,
     "Gemma2ForCausalLM": gemma2.FAMILY,
     "Gemma3ForCausalLM": gemma3.FAMILY,
+    "Gemma4ForCausalLM": gemma4.FAMILY,
     "Olmo3ForCausalLM": olmo3.FAMILY,
     "Exaone4ForCausalLM": exaone4.FAMILY,
     "HunYuanDenseV1ForCausalLM": hunyuan_v1_dense.FAMILY,
@@ -78,6 +80,7 @@ FAMILIES: dict[str, Family] = {
 ALIASES = {name.replace("ForCausalLM", "Model"): name for name in FAMILIES} | {
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "Gemma3TextModel": "Gemma3ForCausalLM",
+    "Gemma4TextModel": "Gemma4ForCausalLM",
 }
 """Other names of architectures: those of models that were saved without their head, and the first name of Llama."""
 
@@ -88,6 +91,7 @@ WRAPPERS: dict[str, Wrapper] = {
     **dict.fromkeys(VISION_KINDS, llava.WRAPPER),
     "Mistral3ForConditionalGeneration": mistral3.WRAPPER,
     "Gemma3ForConditionalGeneration": gemma3.WRAPPER,
+    "Gemma4ForConditionalGeneration": gemma4.WRAPPER,
 }
 """Architecture of a model around one of these → how its files are read."""
 

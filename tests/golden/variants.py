@@ -19,7 +19,10 @@ SHAPES = Path(__file__).parent / "data" / "shapes.json"
 """Names and shapes of the tensors of the variants in `OTHERS`, as transformers saves them."""
 NORMS_ADD_ONE = ("gemma2", "gemma3", "gemma3_text")
 """`model_type` of families whose norms scale by 1 + the weight."""
-NORMS = ("norm.weight", "layer_norm1.weight", "layer_norm2.weight")
+UNSCALED = ("gemma4", "gemma4_text")
+"""`model_type` of families that learn the scale of scores in the norms of queries."""
+NORMS = ("norm.weight", "layer_norm1.weight", "layer_norm2.weight", "layer_scalar", "router.scale", "expert_scale")
+"""The ends of names of what scales."""
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -199,6 +202,8 @@ def random_tensors(variant: str, seed: int) -> dict[str, np.ndarray]:
         # Not those of what blocks add, which is twice as large so: else a tied head would repeat what it reads.
         shifted = [name for name in tensors if name.endswith(NORMS) and ".post_" not in name]
         tensors |= {name: tensors[name] - np.float32(1) for name in shifted}
+    if VARIANTS[variant]["model_type"] in UNSCALED:
+        tensors |= {name: tensors[name] / np.float32(4) for name in tensors if name.endswith("q_norm.weight")}
     return tensors
 
 

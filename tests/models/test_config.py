@@ -84,6 +84,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "Glm4ForCausalLM": (2, 1e4, 1.5625e-7, 131072, {None}, None),
         "Gemma2ForCausalLM": (4, 1e4, 1e-6, 8192, {4096, None}, 2),
         "Gemma3ForCausalLM": (4, 1e4, 1e-6, 131072, {4096, None}, 2),
+        "Gemma4ForCausalLM": (4, 1e4, 1e-6, 131072, {512, None}, 2),
         "Olmo3ForCausalLM": (32, 5e5, 1e-5, 2048, {4096, None}, None),
         "Exaone4ForCausalLM": (32, 1e4, 1e-5, 2048, {4096, None}, 0),
         "HunYuanDenseV1ForCausalLM": (32, 1e4, 1e-5, 2048, {None}, 1),

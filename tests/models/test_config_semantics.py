@@ -44,8 +44,15 @@ FIELDS: dict[str, list[Any]] = {
 }
 
 
-OTHERWISE = {"Cohere2ForCausalLM", "DeepseekV3ForCausalLM", "Ernie4_5_MoeForCausalLM", "Glm4MoeForCausalLM"}
-"""Families with other names of fields, no head_dim of the file, or first layers unlike others. Goldens compare them."""
+OTHERWISE = {
+    "Cohere2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "Ernie4_5_MoeForCausalLM",
+    "Gemma4ForCausalLM",
+    "Glm4MoeForCausalLM",
+}
+"""Families with other names of fields, no head_dim of the file, first layers unlike others, or a switch for experts.
+Goldens compare them."""
 
 
 @pytest.mark.slow

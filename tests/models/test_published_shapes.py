@@ -127,6 +127,28 @@ PUBLISHED: dict[str, list[Row]] = {
 }
 GEMMA3 = {"hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 131072, "sliding_window": 1024, **TIED}
 GEMMA3 |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+GEMMA4 = {"final_logit_softcapping": 30.0, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", **TIED}
+GEMMA4_SMALL = GEMMA4 | {"hidden_size_per_layer_input": 256, "max_position_embeddings": 131072, "sliding_window": 512}
+GEMMA4_E2B = GEMMA4_SMALL | {
+    "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+    "num_kv_shared_layers": 20,
+    "use_double_wide_mlp": True,
+}
+GEMMA4_LARGE = GEMMA4 | {
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "max_position_embeddings": 262144,
+    "num_global_key_value_heads": 4,
+    "sliding_window": 1024,
+    "use_bidirectional_attention": "vision",
+}
+GEMMA4_EXPERTS = GEMMA4_LARGE | {
+    "enable_moe_block": True,
+    "moe_intermediate_size": 704,
+    "num_experts": 128,
+    "num_global_key_value_heads": 2,
+    "top_k_experts": 8,
+}
 WIDE_HEADS = {"head_dim": 128, "query_pre_attn_scalar": 168}
 AROUND: dict[str, dict[str, list[Row]]] = {
     "Mistral3ForConditionalGeneration": {"ministral3": PUBLISHED["ministral3"]},
@@ -137,12 +159,21 @@ AROUND: dict[str, dict[str, list[Row]]] = {
             Row("gemma-3-27b-it", (5376, 21504, 62, 32, 16, 262208), GEMMA3 | WIDE_HEADS, 27.009),
         ]
     },
+    "Gemma4ForConditionalGeneration": {
+        "gemma4_text": [
+            Row("gemma-4-e2b-it", (1536, 6144, 35, 8, 1, 262144), GEMMA4_E2B, 4.63),
+            Row("gemma-4-e4b-it", (2560, 10240, 42, 8, 2, 262144), GEMMA4_SMALL | {"num_kv_shared_layers": 18}, 7.46),
+            Row("gemma-4-26b-a4b-it", (2816, 2112, 30, 16, 8, 262144), GEMMA4_EXPERTS, 25.2),
+            Row("gemma-4-31b-it", (5376, 21504, 60, 32, 16, 262144), GEMMA4_LARGE, 30.7),
+        ]
+    },
 }
 """Text halves of models that are published around one."""
 FEWER = {
     "Ernie4_5ForCausalLM": 2,
     "Exaone4ForCausalLM": 2,
     "Gemma3ForCausalLM": 2,
+    "Gemma4ForCausalLM": 0,
     "HunYuanDenseV1ForCausalLM": 2,
     "LlavaForConditionalGeneration": 2,
     "MinistralForCausalLM": 1,

@@ -59,33 +59,35 @@ def heads(config: Fields) -> AttentionSpec:
     return dataclasses.replace(read_heads(config), scale=scale, qkv_bias=has_bias, output_bias=has_bias)
 
 
-def read_gemma(config: Fields, layers: Iterable[AttentionSpec], *, scales_context: bool = True) -> ModelSpec:
-    """A model whose layers have this attention. `scales_context`: see `read_model`."""
+def read_gemma(
+    config: Fields, layers: Iterable[AttentionSpec], *, scales_context: bool = True, adds_one: bool = True
+) -> ModelSpec:
+    """A model whose layers have this attention. `scales_context`: see `read_model`; `adds_one`: see `NormSpec`."""
+
+    def norm(name: str) -> NormSpec:
+        return dataclasses.replace(read_norm(config, name), is_wide=True, adds_one=adds_one)
+
     activation = config.get("hidden_activation")
     is_gelu = activation == "gelu_pytorch_tanh"
     config.require(is_gelu, "hidden_activation", "be gelu_pytorch_tanh, the only supported activation", activation)
     mlp = FeedForwardSpec(inner=config.integer("intermediate_size"), activation="gelu_tanh")
     whole = [
         LayerSpec(
-            before_attention=_norm(config, "input_layernorm"),
+            before_attention=norm("input_layernorm"),
             attention=attention,
-            after_attention=_norm(config, "post_attention_layernorm"),
-            before_mlp=_norm(config, "pre_feedforward_layernorm"),
+            after_attention=norm("post_attention_layernorm"),
+            before_mlp=norm("pre_feedforward_layernorm"),
             mlp=mlp,
-            after_mlp=_norm(config, "post_feedforward_layernorm"),
+            after_mlp=norm("post_feedforward_layernorm"),
         )
         for attention in layers
     ]
     return dataclasses.replace(
         read_model(config, whole, scales_context=scales_context),
-        final_norm=_norm(config, "model.norm"),
+        final_norm=norm("model.norm"),
         embedding_factor=math.sqrt(config.integer("hidden_size")),
         logit_softcap=_cap(config, "final_logit_softcapping"),
     )
-
-
-def _norm(config: Fields, name: str) -> NormSpec:
-    return dataclasses.replace(read_norm(config, name), is_wide=True, adds_one=True)
 
 
 def _cap(config: Fields, name: str) -> float | None:
