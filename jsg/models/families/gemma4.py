@@ -214,6 +214,7 @@ FAMILY = Family(
         "moe_intermediate_size": None,
     },
     spec=spec,
+    ignored=frozenset({"hidden_act"}),
 )
 
 WRAPPER = Wrapper(
