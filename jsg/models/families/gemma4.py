@@ -117,19 +117,19 @@ def _attention(config: Fields, kinds: Sequence[str], sources: Sequence[int | Non
 
 def _shapes(config: Fields, kinds: Sequence[str]) -> list[Fields]:
     """The fields of each layer's heads: a full one has those of `global_head_dim`, or what `per_layer_config` says."""
-    own = config.section("per_layer_config")
+    own = config.get("per_layer_config")
     if own is None:
         wide: dict[str, Any] = {"head_dim": config.get("global_head_dim", 512)}
         kv_heads = config.get("num_global_key_value_heads")
         if kv_heads is not None and config.flag("attention_k_eq_v", default=False):
             wide["num_key_value_heads"] = kv_heads
         return [config.under(wide) if kind == FULL else config for kind in kinds]
-    numbers = {str(i): i for i in range(len(kinds))}
-    for name in sorted(own.names()):
-        fields = own.get(name)
-        ok = name in numbers and isinstance(fields, dict) and set(fields) <= OWN_SHAPE
-        own.require(ok, name, f"be the number of a layer with an object of {' and '.join(sorted(OWN_SHAPE))}", fields)
-    return [config.under(own.get(name, {})) for name in numbers]
+    numbers = [str(i) for i in range(len(kinds))]
+    ok = isinstance(own, dict) and set(own) <= set(numbers)
+    ok = ok and all(isinstance(fields, dict) and set(fields) <= OWN_SHAPE for fields in own.values())
+    rule = f"have numbers of layers up to {numbers[-1]}, each with an object of {' and '.join(sorted(OWN_SHAPE))}"
+    config.require(ok, "per_layer_config", rule, own)
+    return [config.under(own.get(number, {})) for number in numbers]
 
 
 def _norm(config: Fields, name: str) -> NormSpec:
@@ -188,16 +188,13 @@ FAMILY = Family(
     architecture="Gemma4ForCausalLM",
     model_type="gemma4_text",
     defaults={
-        name: value
-        for name, value in gemma2.DEFAULTS.items()
-        if name not in ("query_pre_attn_scalar", "rope_theta", "rope_scaling")
+        name: value for name, value in gemma2.DEFAULTS.items() if name not in ("query_pre_attn_scalar", "rope_theta")
     }
     | {
         "vocab_size": 262144,
         "num_hidden_layers": 30,
         "max_position_embeddings": 131072,
-        "rope_parameters": None,
-        "rope_scaling": None,
+        "rope_parameters": ROPES,
         "sliding_window": 512,
         "use_bidirectional_attention": None,
         "global_head_dim": 512,
