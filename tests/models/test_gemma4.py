@@ -13,18 +13,15 @@ from jsg.models.block_spec import RopeSpec
 from jsg.models.loading import load_model
 from jsg.models.spec import ModelSpec
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
+from tests.models.published import PUBLISHED
 from tests.models.test_config import read
-from tests.models.test_published_shapes import AROUND
-from tests.models.test_published_text_configs import file
 
 ARCHITECTURE = "Gemma4ForConditionalGeneration"
 SMALL, EXPERTS = VARIANTS["gemma4"], VARIANTS["gemma4_experts"]
 
 
 def published(tmp_path, name: str, **fields: Any) -> ModelSpec:
-    (row,) = (row for row in AROUND[ARCHITECTURE]["gemma4_text"] if row.name == name)
-    text = file("", "gemma4_text", row.shape, **row.fields | fields)
-    return read(tmp_path, {"architectures": [ARCHITECTURE], "text_config": text})
+    return read(tmp_path, {"architectures": [ARCHITECTURE], "text_config": PUBLISHED[name].file | fields})
 
 
 @pytest.mark.parametrize(
@@ -43,7 +40,9 @@ def test_what_the_layers_of_published_models_keep(tmp_path, name: str, layers: s
     """The fields are remembered. A token of E2B would take 43 008 bytes if all layers kept theirs."""
     spec = published(tmp_path, name)
     of = [layer.attention for layer in spec.layers]
-    found = collections.Counter((x.heads, x.kv_heads, x.head_dim, len(x.projections), x.window) for x in of)
+    found = collections.Counter(
+        (x.heads, x.kv_heads, x.head_dim, len(x.projections), x.window and x.window.length) for x in of
+    )
     assert {(count, *shape[: 5 if shape[4] else 4]) for shape, count in found.items()} == layers
     assert {x.rope for x in of if x.window is None} == {RopeSpec(type="proportional", theta=1e6, rotated=128)}
     assert {x.rope for x in of if x.window} == {RopeSpec(theta=1e4)}
@@ -104,6 +103,8 @@ def test_the_last_layer_has_no_window_whatever_the_file_says(tmp_path):
         ({"per_layer_config": {"9": {"head_dim": 32}}}, "per_layer_config must have numbers of layers up to 5"),
         ({"per_layer_config": {"1": {"sliding_window": 3}}}, "each with an object of head_dim and num_key_value_heads"),
         ({"per_layer_config": {"5": {"head_dim": 64}}}, "per_layer_config must give layer 5 the shape of layer 1"),
+        ({"per_layer_config": None}, "per_layer_config must have numbers of layers.* is absent or null"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling must be absent"),
         ({"attn_logit_softcapping": 50.0}, "has no field 'attn_logit_softcapping'"),
         ({"enable_moe_block": True}, "num_experts must be an integer"),
     ],

@@ -1,7 +1,6 @@
 """Gemma 4: layers of two shapes, keys and values that later layers read, inputs of layers, experts beside blocks."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from jsg.fields import Fields
@@ -10,25 +9,24 @@ from jsg.models.block_spec import (
     AttentionSpec,
     BesideSpec,
     ExpertsSpec,
+    FeedForwardSpec,
     LayerInputSpec,
     NormSpec,
-    QueryKeyNormSpec,
     RouterSpec,
     StackSpec,
 )
 from jsg.models.families import gemma2
-from jsg.models.family import Family
 from jsg.models.parts import (
     FULL,
     MAX_EXPERTS,
     SLIDING,
+    is_on,
     num_layers,
     read_eps,
     read_heads,
-    read_layer_kinds,
+    read_kinds,
     read_norm,
     read_ropes,
-    read_window,
     with_unread,
 )
 from jsg.models.spec import ModelSpec, TensorNames
@@ -42,89 +40,63 @@ THETA = 10_000.0
 """The base of a rope that is there without one."""
 OWN_SHAPE = frozenset({"head_dim", "num_key_value_heads"})
 """What a layer may have of its own."""
+WIDE = {"is_wide": True}
 
 
-def spec(config: Fields) -> ModelSpec:
-    """The tensors of keys and values that a layer does without may be in a file, and are not read."""
-    config = config.under({"rope_parameters": config.get("rope_parameters", ROPES)})
-    kinds = read_layer_kinds(config, full_every=6)
-    if kinds[-1] != FULL:
-        config.notes.append("config.json gives the last layer a window, but it sees all tokens, as in transformers")
-        kinds[-1] = FULL
-    num_shared = config.integer("num_kv_shared_layers", default=0, low=0, high=num_layers(config) - 1)
-    first = len(kinds) - num_shared
-    sources = _sources(config, kinds, first)
-    model = gemma2.read_gemma(config, _attention(config, kinds, sources), scales_context=False, adds_one=False)
-    widening = 2 if config.flag("use_double_wide_mlp", default=False) else 1
-    beside, own_input = _beside(config), _own_input(config)
-    layers = tuple(
-        dataclasses.replace(
-            layer,
-            kv_source=source,
-            mlp=dataclasses.replace(layer.mlp, inner=layer.mlp.inner * (1 if source is None else widening)),
-            beside=beside,
-            own_input=own_input,
-            scalar="layer_scalar",
-        )
-        for layer, source in zip(model.layers, sources, strict=True)
-    )
-    model = dataclasses.replace(model, layers=layers)
-    numbers = "|".join(map(str, range(first, len(layers))))
-    unread = rf"model\.layers\.({numbers})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*"
-    return with_unread(model, unread) if num_shared else model
+def kinds(config: Fields) -> list[str]:
+    """The kind of each layer's attention. The last is full, whatever the file says, as in transformers."""
+    return [*read_kinds(config, 6)[:-1], FULL]
 
 
-def _sources(config: Fields, kinds: Sequence[str], first: int) -> list[int | None]:
-    """For each layer the one whose keys and values it reads: from the `first` on, the last before it of their kind."""
-    has_kind = set(kinds[:first]) == set(kinds)
-    config.require(has_kind, "num_kv_shared_layers", "leave a layer of each kind before those", len(kinds) - first)
-    last = {kind: i for i, kind in enumerate(kinds[:first])}
-    return [None if i < first else last[kind] for i, kind in enumerate(kinds)]
-
-
-def _attention(config: Fields, kinds: Sequence[str], sources: Sequence[int | None]) -> list[AttentionSpec]:
-    """Of each layer."""
+def attention(config: Fields) -> list[AttentionSpec]:
+    """Of each layer. One that reads keys and values of another has a projection to queries only."""
     two_way = config.get("use_bidirectional_attention")
     rule = "be null or 'vision': attention to text must be causal"  # 'vision' is about pictures, which are refused
     config.require(two_way in (None, False, "vision"), "use_bidirectional_attention", rule, two_way)
-    ropes = config.get("rope_parameters")
-    is_whole = isinstance(ropes, dict) and set(kinds) <= set(ropes)
-    config.require(is_whole, "rope_parameters", f"have an object for each of {', '.join(sorted(set(kinds)))}", ropes)
-    is_key, has_bias = config.flag("attention_k_eq_v", default=False), config.flag("attention_bias", default=False)
+    config = config.under({"rope_parameters": config.get("rope_parameters", ROPES)})
+    ropes, of_layers = config.get("rope_parameters"), kinds(config)
+    rule = "be absent: rope_parameters has an object for each kind of layer"
+    config.require(config.get("rope_scaling") is None, "rope_scaling", rule, config.get("rope_scaling"))
+    is_whole = isinstance(ropes, dict) and set(of_layers) <= set(ropes)
+    config.require(
+        is_whole, "rope_parameters", f"have an object for each of {', '.join(sorted(set(of_layers)))}", ropes
+    )
+    is_key = is_on(config, "attention_k_eq_v")
     layers: list[AttentionSpec] = []
-    for kind, source, shape in zip(kinds, sources, _shapes(config, kinds), strict=True):
-        heads = read_heads(shape)
+    for kind, source, shape in zip(of_layers, _sources(config), _shapes(config), strict=True):
+        heads = read_heads(shape, bias="attention_bias", qk_norm={**WIDE, "norms_values": True})
+        count = 3 if not is_key or kind == SLIDING else 2  # without one to values, these are the keys
         if source is not None:
-            there = layers[source]
+            there, count = layers[source], 1
             is_alike = (heads.kv_heads, heads.head_dim) == (there.kv_heads, there.head_dim)
             rule = f"give layer {len(layers)} the shape of layer {source}, whose keys and values it reads"
             config.require(is_alike, "per_layer_config", rule, config.get("per_layer_config"))
-        projections = heads.projections[:1] if source is not None else heads.projections
-        layers.append(
-            dataclasses.replace(
-                heads,
-                scale=1.0,
-                rope=read_ropes(config, {SLIDING: THETA, FULL: THETA}, heads.head_dim)[kind],
-                window=read_window(config) if kind == SLIDING else None,
-                qk_norm=QueryKeyNormSpec(eps=read_eps(config), is_wide=True, norms_values=True),
-                qkv_bias=has_bias,
-                output_bias=has_bias,
-                projections=projections[:2] if is_key and kind == FULL else projections,
-            )
-        )
+        rope = read_ropes(config, {SLIDING: THETA, FULL: THETA}, heads.head_dim)[kind]
+        layers.append(dataclasses.replace(heads, scale=1.0, rope=rope, projections=heads.projections[:count]))
     return layers
 
 
-def _shapes(config: Fields, kinds: Sequence[str]) -> list[Fields]:
+def _sources(config: Fields) -> list[int | None]:
+    """For each layer the one whose keys and values it reads: the last of its kind that has some of its own."""
+    of_layers = kinds(config)
+    num_shared = config.integer("num_kv_shared_layers", default=0, low=0, high=len(of_layers) - 1)
+    own = of_layers[: len(of_layers) - num_shared]
+    has_kind = set(own) == set(of_layers)
+    config.require(has_kind, "num_kv_shared_layers", "leave a layer of each kind before those", num_shared)
+    last = {kind: i for i, kind in enumerate(own)}
+    return [None if i < len(own) else last[kind] for i, kind in enumerate(of_layers)]
+
+
+def _shapes(config: Fields) -> list[Fields]:
     """The fields of each layer's heads: a full one has those of `global_head_dim`, or what `per_layer_config` says."""
     own = config.get("per_layer_config")
-    if own is None:
+    if own == {}:
         wide: dict[str, Any] = {"head_dim": config.get("global_head_dim", 512)}
         kv_heads = config.get("num_global_key_value_heads")
-        if kv_heads is not None and config.flag("attention_k_eq_v", default=False):
+        if kv_heads is not None and is_on(config, "attention_k_eq_v"):
             wide["num_key_value_heads"] = kv_heads
-        return [config.under(wide) if kind == FULL else config for kind in kinds]
-    numbers = [str(i) for i in range(len(kinds))]
+        return [config.under(wide) if kind == FULL else config for kind in kinds(config)]
+    numbers = [str(i) for i in range(num_layers(config))]
     ok = isinstance(own, dict) and set(own) <= set(numbers)
     ok = ok and all(isinstance(fields, dict) and set(fields) <= OWN_SHAPE for fields in own.values())
     rule = f"have numbers of layers up to {numbers[-1]}, each with an object of {' and '.join(sorted(OWN_SHAPE))}"
@@ -132,8 +104,27 @@ def _shapes(config: Fields, kinds: Sequence[str]) -> list[Fields]:
     return [config.under(own.get(number, {})) for number in numbers]
 
 
-def _norm(config: Fields, name: str) -> NormSpec:
-    return dataclasses.replace(read_norm(config, name), is_wide=True)
+def mlp(config: Fields) -> list[FeedForwardSpec]:
+    """The block of each layer. Layers without keys and values of their own may have one that is twice as wide."""
+    block, widening = gemma2.mlp(config), 2 if is_on(config, "use_double_wide_mlp") else 1
+    wide = dataclasses.replace(block, inner=block.inner * widening)
+    return [block if source is None else wide for source in _sources(config)]
+
+
+def model(config: Fields, plain: ModelSpec) -> ModelSpec:
+    """The tensors of keys and values that a layer does without may be in a file, and are not read."""
+    if read_kinds(config, 6)[-1] != FULL:
+        config.notes.append("config.json gives the last layer a window, but it sees all tokens, as in transformers")
+    sources = _sources(config)
+    of_each: dict[str, Any] = {"beside": _beside(config), "own_input": _own_input(config), "scalar": "layer_scalar"}
+    layers = tuple(
+        dataclasses.replace(layer, kv_source=source, **of_each)
+        for layer, source in zip(plain.layers, sources, strict=True)
+    )
+    whole = gemma2.model(config, dataclasses.replace(plain, layers=layers))
+    numbers = "|".join(str(i) for i, source in enumerate(sources) if source is not None)
+    unread = rf"model\.layers\.({numbers})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*"
+    return with_unread(whole, unread) if numbers else whole
 
 
 def _own_input(config: Fields) -> LayerInputSpec | None:
@@ -148,14 +139,14 @@ def _own_input(config: Fields) -> LayerInputSpec | None:
         width=width,
         vocab_size=rows,
         activation="gelu_tanh",
-        norm=_norm(config, "post_per_layer_input_norm"),
-        table_norm=_norm(config, "model.per_layer_projection_norm"),
+        norm=read_norm(config, "post_per_layer_input_norm", **WIDE),
+        table_norm=read_norm(config, "model.per_layer_projection_norm", **WIDE),
     )
 
 
 def _beside(config: Fields) -> BesideSpec | None:
     """One tensor has all experts. The router norms what it reads, and scales it."""
-    if not config.flag("enable_moe_block", default=False):
+    if not is_on(config, "enable_moe_block"):
         return None
     count = config.integer("num_experts", high=MAX_EXPERTS)
     router = RouterSpec(
@@ -178,28 +169,26 @@ def _beside(config: Fields) -> BesideSpec | None:
     )
     return BesideSpec(
         experts=experts,
-        before=_norm(config, "pre_feedforward_layernorm_2"),
-        after=_norm(config, "post_feedforward_layernorm_2"),
-        after_block=_norm(config, "post_feedforward_layernorm_1"),
+        before=read_norm(config, "pre_feedforward_layernorm_2", **WIDE),
+        after=read_norm(config, "post_feedforward_layernorm_2", **WIDE),
+        after_block=read_norm(config, "post_feedforward_layernorm_1", **WIDE),
     )
 
 
-FAMILY = Family(
+FAMILY = gemma2.FAMILY.variant(
     architecture="Gemma4ForCausalLM",
     model_type="gemma4_text",
     defaults={
-        name: value for name, value in gemma2.DEFAULTS.items() if name not in ("query_pre_attn_scalar", "rope_theta")
-    }
-    | {
         "vocab_size": 262144,
         "num_hidden_layers": 30,
         "max_position_embeddings": 131072,
         "rope_parameters": ROPES,
         "sliding_window": 512,
+        "final_logit_softcapping": None,
         "use_bidirectional_attention": None,
         "global_head_dim": 512,
         "num_global_key_value_heads": None,
-        "per_layer_config": None,
+        "per_layer_config": {},
         "vocab_size_per_layer_input": 262144,
         "hidden_size_per_layer_input": 256,
         "attention_k_eq_v": False,
@@ -210,8 +199,14 @@ FAMILY = Family(
         "top_k_experts": None,
         "moe_intermediate_size": None,
     },
-    spec=spec,
+    without="query_pre_attn_scalar rope_theta attn_logit_softcapping",
     ignored=frozenset({"hidden_act"}),
+    attention=attention,
+    kinds=kinds,
+    mlp=mlp,
+    norm=WIDE,
+    scales_context=False,
+    model=model,
 )
 
 WRAPPER = Wrapper(
