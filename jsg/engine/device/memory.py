@@ -168,7 +168,7 @@ def extend_bound(
         restored_bytes: Bytes of the largest kernel that a step restores from 4 bits; None if kernels are not quantised.
         num_devices: Devices that share the model.
     """
-    blocks = {layer.mlp for layer in model.layers}
+    blocks = {block for layer in model.layers for block in layer.blocks}
     inner = max(mlp.inner * (mlp.router.choice.per_token if isinstance(mlp, ExpertsSpec) else 1) for mlp in blocks)
     kept = 3 if restored_bytes is None else 4
     blocks_bytes = num_tokens * kept * inner * itemsize // num_devices
