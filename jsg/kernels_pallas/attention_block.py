@@ -23,7 +23,7 @@ from jsg.kernels_pallas.tuning import stages_in_memory
 from jsg.window import Window
 
 MIN_ROWS = 16
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 LOWEST = -1e30
 KEY_BYTES = 256
 """The bytes of a key that block sizes are chosen for: 128 dimensions of bfloat16."""
@@ -128,8 +128,11 @@ def shared_bytes(
 
 
 def warps_for(num_warps: int, head_dim: int) -> int:
-    """The warps of a program of many rows: `num_warps`, or more for heads whose sums would not fit in registers."""
-    return num_warps * max(1, padded_head_dim(head_dim) // REGISTER_HEAD_DIM)
+    """The warps of a program of many rows: `num_warps`, or twice as many if sums of heads would not fit in registers.
+
+    Of four times as many each would have too few registers, compiled for an H200 with heads of 512.
+    """
+    return num_warps * (2 if padded_head_dim(head_dim) > REGISTER_HEAD_DIM else 1)
 
 
 def pool_spec(pool: Float[Array, "P page_size K H"], head_axis: int) -> pl.BlockSpec:
