@@ -15,17 +15,20 @@ from jsg.models.families import (
     gemma4,
     glm4,
     glm4_moe,
+    glm4_moe_lite,
     gpt_oss,
     granite,
     granitemoe,
     hunyuan_v1_dense,
     llama,
+    llama4,
     llava,
     minimax_m2,
     ministral,
     ministral3,
     mistral,
     mistral3,
+    mistral4,
     mixtral,
     olmo2,
     olmo3,
@@ -33,7 +36,10 @@ from jsg.models.families import (
     qwen2,
     qwen2_moe,
     qwen3,
+    qwen3_5,
+    qwen3_5_moe,
     qwen3_moe,
+    qwen3_next,
     seed_oss,
     smollm3,
 )
@@ -46,12 +52,16 @@ MAX_NAMED = 12
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": llama.FAMILY,
+    "Llama4ForCausalLM": llama4.FAMILY,
     "MistralForCausalLM": mistral.FAMILY,
     "MixtralForCausalLM": mixtral.FAMILY,
     "Qwen2ForCausalLM": qwen2.FAMILY,
     "Qwen2MoeForCausalLM": qwen2_moe.FAMILY,
     "Qwen3ForCausalLM": qwen3.FAMILY,
     "Qwen3MoeForCausalLM": qwen3_moe.FAMILY,
+    "Qwen3NextForCausalLM": qwen3_next.FAMILY,
+    "Qwen3_5ForCausalLM": qwen3_5.FAMILY,
+    "Qwen3_5MoeForCausalLM": qwen3_5_moe.FAMILY,
     "MinistralForCausalLM": ministral.FAMILY,
     "Ministral3ForCausalLM": ministral3.FAMILY,
     "SeedOssForCausalLM": seed_oss.FAMILY,
@@ -70,6 +80,8 @@ FAMILIES: dict[str, Family] = {
     "GraniteMoeForCausalLM": granitemoe.FAMILY,
     "Glm4MoeForCausalLM": glm4_moe.FAMILY,
     "DeepseekV3ForCausalLM": deepseek_v3.FAMILY,
+    "Glm4MoeLiteForCausalLM": glm4_moe_lite.FAMILY,
+    "Mistral4ForCausalLM": mistral4.FAMILY,
     "MiniMaxM2ForCausalLM": minimax_m2.FAMILY,
     "Ernie4_5_MoeForCausalLM": ernie4_5_moe.FAMILY,
     "Ernie4_5ForCausalLM": ernie4_5.FAMILY,
@@ -81,6 +93,7 @@ ALIASES = {name.replace("ForCausalLM", "Model"): name for name in FAMILIES} | {
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "Gemma3TextModel": "Gemma3ForCausalLM",
     "Gemma4TextModel": "Gemma4ForCausalLM",
+    "Llama4TextModel": "Llama4ForCausalLM",
 }
 """Other names of architectures: those of models that were saved without their head, and the first name of Llama."""
 
@@ -92,6 +105,9 @@ WRAPPERS: dict[str, Wrapper] = {
     "Mistral3ForConditionalGeneration": mistral3.WRAPPER,
     "Gemma3ForConditionalGeneration": gemma3.WRAPPER,
     "Gemma4ForConditionalGeneration": gemma4.WRAPPER,
+    "Qwen3_5ForConditionalGeneration": qwen3_5.WRAPPER,
+    "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe.WRAPPER,
+    "Llama4ForConditionalGeneration": llama4.WRAPPER,
 }
 """Architecture of a model around one of these → how its files are read."""
 
