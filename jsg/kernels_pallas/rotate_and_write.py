@@ -26,7 +26,7 @@ from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
 from jsg.kernels_pallas.reference_write import to_pool_dtype
 from jsg.kernels_pallas.tuning import sizes_for
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 
 
 class Sizes(NamedTuple):

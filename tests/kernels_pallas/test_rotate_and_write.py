@@ -61,6 +61,7 @@ SLOW = (
     Case("head-dim-96", head_dim=96, dtype="bfloat16"),
     Case("head-dim-128", tokens=9, heads=8, head_dim=128, dtype="bfloat16", page_size=16, norms=True),
     Case("head-dim-256", tokens=3, head_dim=256),
+    Case("head-dim-512", tokens=3, head_dim=512, norms=True, norms_values=True),
     Case("group-of-7", heads=14, kv_heads=2, norms=True),
     Case("fp8-e5m2", pool="float8_e5m2"),
     Case("f32-activations-bf16-pool", pool="bfloat16", norms=True),
@@ -71,7 +72,7 @@ SLOW = (
     dataclasses.replace(VALUES, name="values-late-fp8", is_late=True, head_dim=80, pool="float8_e4m3fn"),
     dataclasses.replace(VALUES, name="values-float32", dtype="float32", head_dim=64),
 )
-LONG = ("one-token", "mha", "head-dim-96", "head-dim-256", "group-of-7", "pages-of-64")
+LONG = ("one-token", "mha", "head-dim-96", "head-dim-256", "head-dim-512", "group-of-7", "pages-of-64")
 
 
 def in_ci_or_long(case: Case) -> Any:
