@@ -124,7 +124,9 @@ def test_the_log_says_once_that_kernels_are_compiled_and_where_they_are_kept(tmp
     program = (
         "import sys; from pathlib import Path; from jsg.constrained import jit; jit.use_kernel_cache(Path(sys.argv[1]))"
     )
-    program += "; from jsg.constrained.run import kernel_cache; kernel_cache.load(); print('scipy.linalg' in sys.modules)"
+    program += (
+        "; from jsg.constrained.run import kernel_cache; kernel_cache.load(); print('scipy.linalg' in sys.modules)"
+    )
     ran = [
         subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True)
         for _ in range(2)
