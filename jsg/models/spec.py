@@ -8,12 +8,23 @@ which differ in their parameters only have equal records: such layers are traced
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from jsg.errors import ConfigError
-from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, KVShape, NormSpec, require_divisor
+from jsg.models.block_spec import (
+    AttentionSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    KVShape,
+    NormSpec,
+    StackSpec,
+    StateShape,
+    require_divisor,
+)
+from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.vision_config import VisionConfig
+from jsg.window import Window
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +49,10 @@ class TensorNames:
         return re.fullmatch(self.unread, name) is not None
 
 
+Mixer = AttentionSpec | LatentSpec | DeltaSpec
+"""What mixes the tokens of a request. It declares what it keeps: `kv_shape` of each token, or None, and
+`state_shapes` of each request. Its module takes the arrays of its layer and returns them."""
+
 CAUSAL_NAMES = TensorNames(prefixes={part: f"model.{part}" for part in ("embed_tokens.", "layers.", "norm.")})
 """Those of a text model. One that was saved without its head lacks the part around the layers, too."""
 
@@ -59,7 +74,7 @@ class LayerSpec:
     """
 
     before_attention: NormSpec | None = None
-    attention: AttentionSpec | LatentSpec
+    attention: Mixer
     after_attention: NormSpec | None = None
     before_mlp: NormSpec | None = None
     mlp: FeedForwardSpec | ExpertsSpec
@@ -142,13 +157,31 @@ class ModelSpec:
 
         def limited(layer: LayerSpec) -> LayerSpec:
             attention = layer.attention
-            if attention.window is not None and attention.window >= length:
+            if isinstance(attention, DeltaSpec):
+                return layer
+            if attention.window is not None and attention.window.length >= length:
                 attention = dataclasses.replace(attention, window=None)
             if attention.rope is not None:
                 attention = dataclasses.replace(attention, rope=attention.rope.for_context(length))
             return dataclasses.replace(layer, attention=attention)
 
         return dataclasses.replace(self, layers=tuple(map(functools.cache(limited), self.layers)))
+
+    def with_stacks(self, holds: Callable[[str], bool]) -> "ModelSpec":
+        """The same, with experts in one tensor where a checkpoint that `holds` these names has them so.
+
+        Some checkpoints of Qwen and others have a tensor for each expert, and some one for all experts of a layer.
+        """
+
+        def stored(index: int, layer: LayerSpec) -> LayerSpec:
+            mlp = layer.mlp
+            joint, down = (f"mlp.experts.{name}" for name in ("gate_up_proj", "down_proj"))
+            if not isinstance(mlp, ExpertsSpec) or mlp.stack or not holds(f"model.layers.{index}.{joint}"):
+                return layer
+            mlp = dataclasses.replace(mlp, gate=joint, up=joint, down=down, stack=StackSpec(suffix=""))
+            return dataclasses.replace(layer, mlp=mlp)
+
+        return dataclasses.replace(self, layers=tuple(stored(i, layer) for i, layer in enumerate(self.layers)))
 
     @property
     def num_layers(self) -> int:
@@ -161,9 +194,9 @@ class ModelSpec:
         return any(isinstance(layer.mlp, ExpertsSpec) for layer in self.layers)
 
     @property
-    def layer_windows(self) -> tuple[int | None, ...]:
-        """For each layer, how many last positions a token sees, with its own; None for all."""
-        return tuple(layer.attention.window for layer in self.layers)
+    def layer_windows(self) -> tuple[Window | None, ...]:
+        """For each layer with keys, which tokens a token sees; None for all before it."""
+        return tuple(layer.attention.window for layer in self.layers if layer.attention.kv_shape is not None)
 
     @property
     def has_windows(self) -> bool:
@@ -171,26 +204,35 @@ class ModelSpec:
         return any(window is not None for window in self.layer_windows)
 
     @property
-    def page_groups(self) -> tuple[int | None, ...]:
+    def page_groups(self) -> tuple[Window | None, ...]:
         """The windows that layers have, each once, None for all tokens first. Layers of a group have the same pages."""
         windows = set(self.layer_windows)
         return (*([None] if None in windows else []), *sorted(w for w in windows if w is not None))
 
     @property
     def layer_groups(self) -> tuple[int, ...]:
-        """For each layer the index of its page group."""
+        """For each layer with keys the index of its page group."""
         return tuple(map(self.page_groups.index, self.layer_windows))
 
     @property
     def kv_shapes(self) -> tuple[KVShape, ...]:
-        """What each layer keeps of a token."""
-        return tuple(layer.attention.kv_shape for layer in self.layers)
+        """What each layer with keys keeps of a token."""
+        return tuple(shape for layer in self.layers if (shape := layer.attention.kv_shape) is not None)
+
+    @property
+    def state_shapes(self) -> tuple[tuple[StateShape, ...], ...]:
+        """What each layer without keys keeps of a request."""
+        return tuple(shapes for layer in self.layers if (shapes := layer.attention.state_shapes))
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Bytes of the state of one request in all layers, if a number of activations has so many."""
+        return sum(shape.num_bytes(itemsize) for shapes in self.state_shapes for shape in shapes)
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes of the keys and values of one token in all layers."""
         return sum(self.group_bytes_per_token(dtype_bytes).values())
 
-    def group_bytes_per_token(self, dtype_bytes: int) -> dict[int | None, int]:
+    def group_bytes_per_token(self, dtype_bytes: int) -> dict[Window | None, int]:
         """By page group the bytes of the keys and values of one token in its layers."""
         sizes = dict.fromkeys(self.page_groups, 0)
         for window, shape in zip(self.layer_windows, self.kv_shapes, strict=True):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -54,14 +55,14 @@ class KeptPrefix:
         pages: int32, the pages of the prompt's tokens from page `first_page` on.
         own: The pages that the tree does not own. Some of them may come before `first_page`.
         first_page: The first page that `pages` lists.
-        seen: For each group of layers with a window, the pages that this window reaches from the prompt's end on.
+        states: They give back what is kept of further kinds of state.
     """
 
     lock: PrefixLock
     pages: np.ndarray
     own: np.ndarray
     first_page: int = 0
-    seen: tuple[np.ndarray, ...] = ()
+    states: Sequence[Callable[[], None]] = ()
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -83,6 +84,7 @@ class Placement:
         first_page: The page of the row with which its path in the tree begins. For a joined request it is the first
             page that is not one of `before`.
         seen_from: For each group of layers with a window, the first page of the row that counts as in its window.
+        state_slot: Where its state is; 0 for a model without states.
     """
 
     row: int
@@ -95,6 +97,7 @@ class Placement:
     before: tuple[KeptPrefix, ...] = ()
     first_page: int = 0
     seen_from: list[int] = dataclasses.field(default_factory=list)
+    state_slot: int = 0
 
     @property
     def leading_lock(self) -> PrefixLock:

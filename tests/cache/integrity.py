@@ -128,7 +128,7 @@ def check_window_group(group: WindowGroup) -> None:
     in_use = group._users > 0
     assert (group.parts[in_use] > 0).all() and (group._users >= group._holds).all() and (group._holds >= 0).all()
     counts = len(there) - in_use.sum(), in_use.sum(), (in_use & (group._users == group._holds)).sum()
-    assert (group.num_evictable, group.num_in_use, group.num_yielding_pages) == counts, "parts are counted wrongly"
+    assert (group.num_evictable, group.num_in_use, group.num_yielding) == counts, "parts are counted wrongly"
     assert sum(group.counts) == group.num_total
     entries = [page for turn, pages in group._queue for page in pages[group._turns[pages] == turn].tolist()]
     assert sorted(entries) == np.flatnonzero((group.parts > 0) & ~in_use).tolist(), "the queue and the pages differ"

@@ -17,7 +17,8 @@ from tests.golden.other_families import OTHERS, VOCAB
 
 SHAPES = Path(__file__).parent / "data" / "shapes.json"
 """Names and shapes of the tensors of the variants in `OTHERS`, as transformers saves them."""
-NORMS_ADD_ONE = ("gemma2", "gemma3", "gemma3_text")
+HYBRIDS = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
+NORMS_ADD_ONE = ("gemma2", "gemma3", "gemma3_text", *HYBRIDS)
 """`model_type` of families whose norms scale by 1 + the weight."""
 NORMS = ("norm.weight", "layer_norm1.weight", "layer_norm2.weight")
 
@@ -125,8 +126,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 WIDE: dict[str, dict[str, Any]] = {
     "wide": {**VARIANTS["llama_gqa_head_dim"], "intermediate_size": 256},
     "wide experts": {**VARIANTS["mixtral"], "intermediate_size": 128},
+    "even experts": {**VARIANTS["granitemoe"], "num_local_experts": 6},
 }
-"""Of these, which are not recorded, several devices can share out the inputs in groups of 32."""
+"""Of these, which are not recorded, several devices can share out the inputs in groups of 32, or the experts."""
 
 ROPES: dict[str, dict[str, Any]] = {
     "llama_2": {**LLAMA, "head_dim": 128},
@@ -185,6 +187,9 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def variant_shapes(variant: str) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of a variant."""
+    if variant == "even experts":  # five of something else there are not
+        odd = variant_shapes("granitemoe")
+        return {name: tuple(6 if size == 5 else size for size in shape) for name, shape in odd.items()}
     if variant not in OTHERS:
         return tensor_shapes(VARIANTS[variant])
     return {name: tuple(shape) for name, shape in json.loads(SHAPES.read_text())[variant].items()}
@@ -196,8 +201,9 @@ def random_tensors(variant: str, seed: int) -> dict[str, np.ndarray]:
         name: random_tensor(f"{seed} {variant} {name}", name, shape) for name, shape in variant_shapes(variant).items()
     }
     if VARIANTS[variant]["model_type"] in NORMS_ADD_ONE:
-        # Not those of what blocks add, which is twice as large so: else a tied head would repeat what it reads.
-        shifted = [name for name in tensors if name.endswith(NORMS) and ".post_" not in name]
+        # Of Gemma not those of what blocks add, which is twice as large so: else a tied head would repeat its input.
+        plain = (".linear_attn.",) if VARIANTS[variant]["model_type"] in HYBRIDS else (".post_",)
+        shifted = [name for name in tensors if name.endswith(NORMS) and not any(part in name for part in plain)]
         tensors |= {name: tensors[name] - np.float32(1) for name in shifted}
     return tensors
 

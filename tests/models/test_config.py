@@ -17,6 +17,7 @@ from jsg.models.registry import FAMILIES
 from jsg.models.rope import attention_factor
 from jsg.models.rope_fields import ROPE_FIELDS
 from jsg.models.spec import LayerSpec, ModelSpec
+from jsg.window import Window
 from tests.golden.variants import LLAMA, VARIANTS
 
 QWEN = VARIANTS["qwen2"]
@@ -92,20 +93,25 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "Glm4MoeForCausalLM": (8, 1e4, 1e-5, 131072, {None}, None),
         "MiniMaxM2ForCausalLM": (8, 5e6, 1e-6, 196608, {None}, 200034),
         "Ernie4_5_MoeForCausalLM": (4, 5e5, 1e-5, 131072, {None}, 1),
+        "Qwen3NextForCausalLM": (2, 1e4, 1e-6, 32768, {None}, None),
+        "Qwen3_5ForCausalLM": (4, 1e4, 1e-6, 32768, {None}, None),
+        "Qwen3_5MoeForCausalLM": (2, 1e4, 1e-6, 32768, {None}, None),
     }[architecture]
-    assert (config.layers[0].attention.kv_heads, config.layers[0].attention.rope.theta, config.final_norm.eps) == (
-        kv_heads,
-        theta,
-        eps,
-    )
+    attention = first_attention(config)
+    assert (attention.kv_heads, attention.rope.theta, config.final_norm.eps) == (kv_heads, theta, eps)
     assert (config.max_position_embeddings, set(config.layer_windows), config.bos_token_id) == (
         context_len,
-        windows,
+        {window and Window(window) for window in windows},
         bos,
     )
     family_head_dim = FAMILIES[architecture].defaults.get("head_dim")
-    half = read(tmp_path, {"architectures": [architecture], "hidden_size": 64 * config.layers[0].attention.heads})
-    assert half.layers[0].attention.head_dim == (family_head_dim or 64)
+    half = read(tmp_path, {"architectures": [architecture], "hidden_size": 64 * attention.heads})
+    assert first_attention(half).head_dim == (family_head_dim or 64)
+
+
+def first_attention(spec):
+    """That of the first layer with keys and values."""
+    return next(layer.attention for layer in spec.layers if layer.attention.kv_shape is not None)
 
 
 @pytest.mark.slow
@@ -123,7 +129,8 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
     if "rope_local_base_freq" in ours:
         values["rope_local_base_freq"] = theirs.rope_parameters["sliding_attention"]["rope_theta"]
         values["sliding_window_pattern"] = theirs._sliding_window_pattern
-    values.setdefault("sliding_window_pattern", ours.get("sliding_window_pattern"))  # a 4 in the code of Cohere 2
+    for name in ("sliding_window_pattern", "full_attention_interval", "output_gate_type"):  # numbers in their code
+        values.setdefault(name, ours.get(name))
     if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
         values["sliding_window"] = type(theirs).sliding_window
     derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128}
@@ -153,7 +160,14 @@ def test_a_family_reads_what_it_declares_and_nothing_else(tmp_path, monkeypatch)
     for architecture, names in seen.items():
         family = FAMILIES[architecture]
         assert family.defaults.keys() - names == set(), f"{architecture} has defaults of fields that it does not read"
-        undeclared = names - {*family.defaults, *family.ignored, *family.aliases, *ROPE_FIELDS, *READ_FOR_ALL}
+        undeclared = names - {
+            *family.defaults,
+            *family.only,
+            *family.ignored,
+            *family.aliases,
+            *ROPE_FIELDS,
+            *READ_FOR_ALL,
+        }
         assert undeclared == set(), f"{architecture} reads fields that it would refuse"
 
 
@@ -383,16 +397,16 @@ def test_context_length_counts_rope_scaling(tmp_path, rope, context_len):
 
 def test_windows_of_mistral_and_qwen(tmp_path):
     mistral = {**VARIANTS["mistral_window"], "use_sliding_window": False}
-    assert read(tmp_path, mistral).layer_windows == (32, 32)  # the switch is Qwen's
+    assert read(tmp_path, mistral).layer_windows == (Window(32),) * 2  # the switch is Qwen's
     assert "no such switch" in read(tmp_path, mistral).notes[0]
     qwen = {**QWEN, "sliding_window": 32, "max_window_layers": 1}
     assert read(tmp_path, {**qwen, "use_sliding_window": False}).layer_windows == (None, None)
     without_switch = {name: value for name, value in qwen.items() if name != "use_sliding_window"}
     assert read(tmp_path, without_switch).layer_windows == (None, None)
     switched = read(tmp_path, {**qwen, "use_sliding_window": True})
-    assert (switched.layer_windows, switched.has_windows) == ((None, 32), True)
+    assert (switched.layer_windows, switched.has_windows) == ((None, Window(32)), True)
     named = {**qwen, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
-    assert read(tmp_path, named).layer_windows == (32, None)
+    assert read(tmp_path, named).layer_windows == (Window(32), None)
 
 
 def test_llama_has_no_window(tmp_path):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from jsg.config import POLICIES
 from jsg.sched import admission
 from jsg.types import FinishType, Request, SamplingParams
+from jsg.window import Window
 from tests.sched.simulated import EngineShape, SimulatedEngine
 from tests.sched.token_model import VOCAB
 
@@ -213,8 +214,10 @@ def test_a_recorded_trace_replays_exactly(policy: str):
     assert first != record(2)
 
 
+ALIGNED = (Window(5, is_aligned=True),)
+WINDOW_SETS = [(Window(1),), (Window(2),), (Window(5),), ALIGNED, (Window(9),), (Window(3), Window(8, is_aligned=True))]
 WINDOWS = {
-    "windows": st.sampled_from([(1,), (2,), (5,), (9,), (3, 8)]),
+    "windows": st.sampled_from(WINDOW_SETS),
     "part_rate": st.sampled_from([0.0, 0.3, 0.6]),
     "has_full_layers": st.booleans(),
     "draft_len": st.sampled_from([0, 0, 3]),
