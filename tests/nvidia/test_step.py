@@ -195,7 +195,14 @@ FAMILIES = {
 }
 """A family that is not here has the records of one that is, up to sizes: Seed-OSS those of "biases", Ministral and
 Mistral Small those of "window"."""
-LONG = ("sigmoids-and-norms", "float32-router", "experts-in-one-tensor", "part-of-heads", "blocks-side-by-side")
+LONG = (
+    "larger-experts",
+    "sigmoids-and-norms",
+    "float32-router",
+    "experts-in-one-tensor",
+    "part-of-heads",
+    "blocks-side-by-side",
+)
 NAMES = [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in FAMILIES]
 
 
@@ -239,7 +246,7 @@ matmuls, silu, and the weighted sum."""
     [BucketKey(Phase.DECODE, 64, 64), BucketKey(Phase.EXTEND, programs.CHUNK, 256)],
     ids=lambda key: f"{key.phase}-{key.num_tokens}",
 )
-@pytest.mark.parametrize("name", ["experts", "larger-experts"])
+@pytest.mark.parametrize("name", ["experts", pytest.param("larger-experts", marks=pytest.mark.long)])
 def test_tokens_run_the_experts_that_they_chose(name: str, key: BucketKey):
     """Nothing is computed for each token and each expert, and choosing costs a launch or two."""
     of, (shape, options) = family(name), FAMILIES[name]
