@@ -316,7 +316,10 @@ def _described(model: ModelSpec) -> dict[str, Any]:
         "hidden_size": model.hidden_size,
         "vocab_size": model.vocab_size,
         "context_length": model.max_position_embeddings,
-        "attention": [dict(zip(names, (*kind, count), strict=True)) for kind, count in heads.items()],
+        "attention": [
+            dict(zip(names, (*kind, window and window._asdict(), count), strict=True))
+            for (*kind, window), count in heads.items()
+        ],
         "experts": [
             {"count": mlp.count, "per_token": mlp.router.choice.per_token, "num_layers": count}
             for mlp, count in experts.items()
@@ -330,10 +333,7 @@ def _shown(model: ModelSpec) -> list[str]:
     """The same for people."""
     shape = _described(model)
     heads = sorted({(kind["heads"], kind["kv_heads"], kind["head_dim"]) for kind in shape["attention"]})
-    windows: dict[int, int] = collections.Counter()
-    for kind in shape["attention"]:
-        if kind["window"] is not None:
-            windows[kind["window"]] += kind["num_layers"]
+    windows = collections.Counter(window for window in model.layer_windows if window is not None)
     experts = {(kind["count"], kind["per_token"]): None for kind in shape["experts"]}
     text = f"model:   {model.architecture}, {model.num_layers} layers of width {model.hidden_size}"
     text += "".join(f", {heads} heads of {dim} ({kv_heads} of keys and values)" for heads, kv_heads, dim in heads)

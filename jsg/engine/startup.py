@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from jsg.cache.pool import HEADS_AXIS, make_pool
 from jsg.cache.radix import RadixCache
-from jsg.cache.windows import make_allocator
+from jsg.cache.windows import make_allocator, windows_of
 from jsg.config import EngineConfig, option
 from jsg.engine.child.protocol import ModelInfo, Progress
 from jsg.engine.device import program_store
@@ -222,9 +222,9 @@ def start(config: EngineConfig, report: Report) -> Parts:
     if isinstance(settings.party, Leader):
         settings.party.open(runner.replica, runner.programs.executables)
         runner.calls = settings.party
-    num_pages, groups = plan.num_pages(settings.page_size), settings.model.page_groups
-    allocator = make_allocator(num_pages, settings.page_size, has_layers=None in groups)
-    cache = RadixCache(settings.page_size, allocator, enabled=not config.disable_radix_cache)
+    size, groups = settings.page_size, settings.model.page_groups
+    allocator = make_allocator(plan.num_pages(size), size, has_layers=None in groups)
+    cache = RadixCache(size, allocator, kinds=windows_of(allocator), enabled=not config.disable_radix_cache)
     kernels.wait()
     return Parts(
         info=_info(settings, plan),

@@ -4,7 +4,7 @@ A family takes these, and replaces what is different in its own.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -23,6 +23,7 @@ from jsg.models.block_spec import (
 from jsg.models.rope_fields import MAX_CONTEXT_LEN, read_rope
 from jsg.models.spec import ModelSpec
 from jsg.models.without_effect import ROPE_DICTS
+from jsg.window import Window
 
 MAX_LAYERS = 1024
 MAX_HEADS = 4096
@@ -50,27 +51,21 @@ def read_eps(config: Fields, name: str = "rms_norm_eps") -> float:
 def read_attention(
     config: Fields,
     *,
-    bias: str | bool = False,
-    qkv_bias: str | bool = False,
-    qk_norm: Mapping[str, Any] | None = None,
     is_partial: bool = False,
     is_interleaved: bool = False,
     own_rope_fields: AbstractSet[str] = frozenset(),
-    **own: Any,
+    **of_heads: Any,
 ) -> AttentionSpec:
     """Attention with rope.
 
     Args:
         config: The fields.
-        bias: Whether all four projections have biases, or the field that says so.
-        qkv_bias: The same of queries, keys and values.
-        qk_norm: How queries and keys are normed: fields of `QueryKeyNormSpec`. None for not at all.
         is_partial: Whether the family may turn a part of each head.
         is_interleaved: Whether it turns neighbours together.
         own_rope_fields: Fields of rope that the family reads itself.
-        **own: Other fields of `AttentionSpec`.
+        **of_heads: What `read_heads` is given.
     """
-    heads = read_heads(config, bias=bias, qkv_bias=qkv_bias, qk_norm=qk_norm, **own)
+    heads = read_heads(config, **of_heads)
     rope = read_rope(config, own_rope_fields, heads.head_dim, is_partial=is_partial)
     return dataclasses.replace(heads, rope=dataclasses.replace(rope, is_interleaved=is_interleaved))
 
@@ -80,10 +75,22 @@ def read_heads(
     *,
     bias: str | bool = False,
     qkv_bias: str | bool = False,
+    output_bias: str | bool = False,
+    scale: str | None = None,
     qk_norm: Mapping[str, Any] | None = None,
     **own: Any,
 ) -> AttentionSpec:
-    """Attention without rope. See `read_attention`."""
+    """Attention without rope.
+
+    Args:
+        config: The fields.
+        bias: Whether all four projections have biases, or the field that says so.
+        qkv_bias: The same of queries, keys and values.
+        output_bias: The same of the projection after attention.
+        scale: The field that has the scale; None for 1/√head_dim.
+        qk_norm: How queries and keys are normed: fields of `QueryKeyNormSpec`. None for not at all.
+        **own: Other fields of `AttentionSpec`.
+    """
     width, heads = config.integer("hidden_size"), config.integer("num_attention_heads", high=MAX_HEADS)
     kv_heads = config.integer("num_key_value_heads", default=heads, high=MAX_HEADS)
     config.require(heads % kv_heads == 0, "num_key_value_heads", f"divide {heads} heads", kv_heads)
@@ -94,11 +101,11 @@ def read_heads(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        scale=head_dim**-0.5,
+        scale=head_dim**-0.5 if scale is None else config.number(scale),
         rope=None,
         qk_norm=None if qk_norm is None else QueryKeyNormSpec(eps=read_eps(config), **qk_norm),
         qkv_bias=has_bias or is_on(config, qkv_bias),
-        output_bias=has_bias,
+        output_bias=has_bias or is_on(config, output_bias),
     )
     return dataclasses.replace(plain, **own)
 
@@ -130,10 +137,9 @@ def read_ropes(config: Fields, thetas: Mapping[str, float], head_dim: int) -> di
     return ropes
 
 
-def rope_where_sliding(attention: AttentionSpec, kinds: Iterable[str]) -> list[AttentionSpec]:
-    """The attention of each layer in a family whose layers without windows have no rope."""
-    without = dataclasses.replace(attention, rope=None)
-    return [attention if kind == SLIDING else without for kind in kinds]
+def by_kind(attention: AttentionSpec, ropes: Mapping[str, RopeSpec | None]) -> dict[str, AttentionSpec]:
+    """The attention of each kind of layer, which differs by its rope."""
+    return {kind: dataclasses.replace(attention, rope=rope) for kind, rope in ropes.items()}
 
 
 def all_full(config: Fields) -> list[str]:
@@ -222,13 +228,6 @@ def read_shared_experts(config: Fields, count_field: str, inner: int) -> SharedE
     return shared_expert("mlp.shared_experts", count * inner) if count else None
 
 
-def without_later_layers(config: Fields, model: ModelSpec, *, count_field: str) -> ModelSpec:
-    """The model of a checkpoint that may have so many layers behind the last, which predict later tokens."""
-    count, first = config.integer(count_field, default=0, low=0, high=MAX_LAYERS), len(model.layers)
-    numbers = "|".join(str(layer) for layer in range(first, first + count))
-    return with_unread(model, rf"model\.layers\.({numbers})\..*")
-
-
 def with_unread(model: ModelSpec, pattern: str) -> ModelSpec:
     """A text model in whose checkpoints tensors of this pattern may be, which nothing reads: see `TensorNames`."""
     return dataclasses.replace(model, names=dataclasses.replace(model.names, unread=pattern))
@@ -248,9 +247,9 @@ def require_silu(config: Fields) -> None:
     config.require(is_silu, "hidden_act", "be silu, the only supported activation", activation)
 
 
-def read_window(config: Fields) -> int:
-    """How many last positions a token sees, in a layer with a window."""
-    return config.integer("sliding_window", high=MAX_CONTEXT_LEN)
+def read_window(config: Fields) -> Window:
+    """The last tokens, in a layer with a window."""
+    return Window(config.integer("sliding_window", high=MAX_CONTEXT_LEN))
 
 
 def read_layer_types(config: Fields) -> list[str] | None:

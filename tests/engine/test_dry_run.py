@@ -90,7 +90,10 @@ def test_programs_read_the_same_as_json(tmp_path, capsys):
     assert (shown["kv_bytes_per_token"], shown["kv_bytes_per_request"]) == (made.kv_bytes, made.request_bytes)
     assert shown["weight_bytes"] == made.weights
     alike = {"heads": 32, "kv_heads": 8, "head_dim": 128, "num_layers": 16}
-    assert shown["model"]["attention"] == [{**alike, "window": 512}, {**alike, "window": None}]
+    assert shown["model"]["attention"] == [
+        {**alike, "window": {"length": 512, "is_aligned": False}},
+        {**alike, "window": None},
+    ]
     assert shown["model"]["architecture"] == "Gemma2ForCausalLM"
     assert [fit["card"] for fit in shown["fits"]] == [fit.card for fit in made.fits] and len(made.fits) == len(NAMES)
     for said, fit in zip(shown["fits"], made.fits, strict=True):

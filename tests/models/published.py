@@ -11,6 +11,8 @@ import json
 import pathlib
 from typing import Any
 
+from jsg.window import Window
+
 TABLE = pathlib.Path(__file__).parent / "data" / "published.json"
 SHAPE = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size".split()
 IN_MOST = {"hidden_act": "silu", "initializer_range": 0.02, "torch_dtype": "bfloat16", "use_cache": True}
@@ -34,7 +36,7 @@ class Published:
     parameters: float
     kv_heads: int
     head_dim: int = 128
-    windows: frozenset[int | None] = frozenset({None})
+    windows: frozenset[Window | None] = frozenset({None})
     experts: tuple[int, int] | None = None
     inside: str = ""
 
@@ -59,7 +61,7 @@ def _read() -> dict[str, Published]:
             if "billions" in row:
                 row["parameters"] = row.pop("billions") * 1e9
             if "windows" in row:
-                row["windows"] = frozenset(row["windows"])
+                row["windows"] = frozenset(length and Window(length) for length in row["windows"])
             if "experts" in row:
                 row["experts"] = tuple(row["experts"])
             made[name] = Published(file=_whole(file), **row)

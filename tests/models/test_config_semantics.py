@@ -13,6 +13,7 @@ from jsg.models.block_spec import ExpertsSpec
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.registry import FAMILIES
 from jsg.models.spec import ModelSpec
+from jsg.window import Window
 from tests.golden.variants import LLAMA
 from tests.models.test_config import read
 
@@ -181,13 +182,13 @@ def experts(theirs: Any) -> tuple[int, ...]:
     return (count,) * len(layers)
 
 
-def windows(theirs: Any, ours: ModelSpec) -> tuple[int | None, ...]:
+def windows(theirs: Any, ours: ModelSpec) -> tuple[Window | None, ...]:
     """Those of each layer, as the models of these families take them from a configuration."""
     match theirs.model_type:
         case "llama":
             return (None,) * ours.num_layers
         case "mistral" | "mixtral" | "qwen3_moe":
-            return (theirs.sliding_window,) * ours.num_layers
+            return (theirs.sliding_window and Window(theirs.sliding_window),) * ours.num_layers
     if getattr(theirs, "layer_types", None) is None:  # a family without windows
         return (None,) * ours.num_layers
-    return tuple(theirs.sliding_window if kind == "sliding_attention" else None for kind in theirs.layer_types)
+    return tuple(Window(theirs.sliding_window) if kind == "sliding_attention" else None for kind in theirs.layer_types)

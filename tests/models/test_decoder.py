@@ -32,6 +32,7 @@ from jsg.models.latent_spec import LatentSpec
 from jsg.models.layers import RMSNorm, project
 from jsg.models.loading import load_model
 from jsg.models.spec import LayerSpec, ModelSpec
+from jsg.window import Window
 from tests.models.paged import NUM_ROWS, PagedModel
 
 TOKENS = list(range(100, 190))
@@ -156,7 +157,7 @@ OTHER: dict[str, Any] = {
     "beta": 0.2,
     "length": 32,
     "residual_factor": 0.5,
-    "window": 9,
+    "window": Window(9),
     "softcap": 5.0,
     "type": "linear",
     "theta": 77.0,

@@ -14,6 +14,7 @@ from jsg.errors import ModelError
 from jsg.models.block_spec import ExpertsSpec, RopeSpec
 from jsg.models.registry import FAMILIES, WRAPPERS
 from jsg.models.spec import ModelSpec
+from jsg.window import Window
 from tests.models.published import PUBLISHED, Published
 from tests.models.sizes import num_parameters
 from tests.models.test_config import read
@@ -86,7 +87,7 @@ def test_experts_of_gpt_oss_in_mxfp4_are_refused_by_name(tmp_path: Path):
 
 def test_windows_of_gpt_oss_are_those_of_every_other_layer(tmp_path: Path):
     spec = read(tmp_path, PUBLISHED["gpt-oss-20b-bf16"].file)
-    assert spec.layer_windows == (128, None) * 12
+    assert spec.layer_windows == (Window(128), None) * 12
 
 
 def test_rope_of_mixtral_is_plain(tmp_path: Path):

@@ -1,22 +1,18 @@
 """Command R7B, Command A and their kin: both blocks read the same, and only layers with a window have rope."""
 
 import dataclasses
-from functools import partial
 
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
-from jsg.models.families import llama
-from jsg.models.family import Family
-from jsg.models.parts import read_attention, read_kinds, read_norm, rope_where_sliding
+from jsg.models.family import PLAIN
+from jsg.models.parts import FULL, SLIDING, by_kind, read_attention
 from jsg.models.spec import ModelSpec
 
-kinds = partial(read_kinds, full_every="sliding_window_pattern")
 
-
-def attention(config: Fields) -> list[AttentionSpec]:
-    """The attention of each layer. A head is as wide as the number of heads makes it."""
-    whole = config.under({"head_dim": None})
-    return rope_where_sliding(read_attention(whole, bias="attention_bias", is_interleaved=True), kinds(config))
+def attention(config: Fields) -> dict[str, AttentionSpec]:
+    """The attention of each kind of layer. A head is as wide as the number of heads makes it."""
+    plain = read_attention(config.under({"head_dim": None}), bias="attention_bias", is_interleaved=True)
+    return by_kind(plain, {SLIDING: plain.rope, FULL: None})
 
 
 def model(config: Fields, plain: ModelSpec) -> ModelSpec:
@@ -25,11 +21,10 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
     return dataclasses.replace(plain, layers=layers, logit_factor=config.number("logit_scale"))
 
 
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="Cohere2ForCausalLM",
     model_type="cohere2",
-    defaults={name: value for name, value in llama.DEFAULTS.items() if name != "rms_norm_eps"}
-    | {
+    defaults={
         "vocab_size": 256000,
         "hidden_size": 8192,
         "intermediate_size": 22528,
@@ -46,13 +41,14 @@ FAMILY = Family(
         "bos_token_id": 5,
         "eos_token_id": 255001,
     },
+    without="rms_norm_eps",
     ignored=frozenset(
         "layer_switch order_of_interleaved_layers position_embedding_type rotary_pct use_embedding_sharing "
         "use_gated_activation use_parallel_block use_parallel_embedding".split()
     ),
     attention=attention,
-    kinds=kinds,
+    kinds="sliding_window_pattern",
     norms={"before_attention": "input_layernorm"},
-    norm=partial(read_norm, eps_field="layer_norm_eps", is_wide=True, is_centred=True),
+    norm={"eps_field": "layer_norm_eps", "is_wide": True, "is_centred": True},
     model=model,
 )

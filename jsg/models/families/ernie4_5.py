@@ -1,16 +1,11 @@
 """ERNIE 4.5, dense (0.3B): Llama in which neighbours are turned together. `use_bias` means all projections."""
 
-from functools import partial
+from jsg.models.family import PLAIN
 
-from jsg.models.families import llama
-from jsg.models.family import Family
-from jsg.models.parts import read_attention, read_feed_forward
-
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="Ernie4_5ForCausalLM",
     model_type="ernie4_5",
-    defaults=llama.DEFAULTS
-    | {
+    defaults={
         "vocab_size": 103424,
         "hidden_size": 1024,
         "intermediate_size": 3072,
@@ -24,6 +19,6 @@ FAMILY = Family(
         "use_bias": False,
         "tie_word_embeddings": True,
     },
-    attention=partial(read_attention, bias="use_bias", is_interleaved=True),
-    mlp=partial(read_feed_forward, bias="use_bias"),
+    attention={"bias": "use_bias", "is_interleaved": True},
+    mlp={"bias": "use_bias"},
 )

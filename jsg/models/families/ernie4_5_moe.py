@@ -1,15 +1,11 @@
 """ERNIE 4.5 with experts (21B-A3B, 300B-A47B), whose router is float32; rope turns neighbours together."""
 
-from functools import partial
-
 from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
-from jsg.models.families import llama
-from jsg.models.family import Family
+from jsg.models.family import PLAIN
 from jsg.models.parts import (
     MAX_LAYERS,
     num_layers,
-    read_attention,
     read_experts,
     read_feed_forward,
     read_shared_experts,
@@ -43,12 +39,11 @@ def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
     return [experts if layer in sparse else read_feed_forward(config) for layer in range(count)]
 
 
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="Ernie4_5_MoeForCausalLM",
     model_type="ernie4_5_moe",
     only={"compression_ratio": 1.0, "use_bias": False},  # with biases the head has one, too
-    defaults=llama.DEFAULTS
-    | {
+    defaults={
         "vocab_size": 103424,
         "hidden_size": 2560,
         "intermediate_size": 12288,
@@ -70,7 +65,7 @@ FAMILY = Family(
     },
     ignored=frozenset("moe_capacity moe_gate moe_use_aux_free num_nextn_predict_layers".split()),
     aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
-    attention=partial(read_attention, is_interleaved=True),
+    attention={"is_interleaved": True},
     mlp=mlp,
     model=lambda config, model: with_unread(model, LATER_TOKENS),
 )

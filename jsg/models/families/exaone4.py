@@ -2,15 +2,16 @@
 
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
-from jsg.models.families import llama
-from jsg.models.family import Family
-from jsg.models.parts import all_full, read_attention, read_kinds, read_layer_types, rope_where_sliding
+from jsg.models.family import PLAIN
+from jsg.models.parts import FULL, SLIDING, all_full, by_kind, read_attention, read_kinds, read_layer_types
 
 
-def attention(config: Fields) -> AttentionSpec | list[AttentionSpec]:
+def attention(config: Fields) -> AttentionSpec | dict[str, AttentionSpec]:
     """A model without windows has rope in all layers."""
     plain = read_attention(config, qk_norm={})
-    return plain if config.get("sliding_window") is None else rope_where_sliding(plain, kinds(config))
+    if config.get("sliding_window") is None:
+        return plain
+    return by_kind(plain, {SLIDING: plain.rope, FULL: None})
 
 
 def kinds(config: Fields) -> list[str]:
@@ -20,11 +21,10 @@ def kinds(config: Fields) -> list[str]:
     return read_kinds(config, "sliding_window_pattern")
 
 
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="Exaone4ForCausalLM",
     model_type="exaone4",
-    defaults=llama.DEFAULTS
-    | {
+    defaults={
         "vocab_size": 102400,
         "intermediate_size": 16384,
         "num_key_value_heads": 32,

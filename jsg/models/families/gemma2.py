@@ -2,14 +2,12 @@
 
 import dataclasses
 import math
-from functools import partial
 from typing import Any
 
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec, FeedForwardSpec
-from jsg.models.families import llama
-from jsg.models.family import Family
-from jsg.models.parts import read_heads, read_kinds, read_norm
+from jsg.models.family import PLAIN
+from jsg.models.parts import read_heads
 from jsg.models.rope_fields import read_rope
 from jsg.models.spec import ModelSpec
 
@@ -24,7 +22,8 @@ def heads(config: Fields, **own: Any) -> AttentionSpec:
     """Attention without rope, whose scale the file says. It has these other fields."""
     is_two_way = config.get("use_bidirectional_attention", False)
     config.require(not is_two_way, "use_bidirectional_attention", "be false: attention must be causal", is_two_way)
-    return read_heads(config, bias="attention_bias", scale=config.number("query_pre_attn_scalar") ** -0.5, **own)
+    scale = config.number("query_pre_attn_scalar") ** -0.5
+    return dataclasses.replace(read_heads(config, bias="attention_bias", **own), scale=scale)
 
 
 def mlp(config: Fields) -> FeedForwardSpec:
@@ -46,11 +45,10 @@ def _cap(config: Fields, name: str) -> float | None:
     return None if config.get(name) is None else config.number(name)
 
 
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="Gemma2ForCausalLM",
     model_type="gemma2",
-    defaults={name: value for name, value in llama.DEFAULTS.items() if name != "hidden_act"}
-    | {
+    defaults={
         "vocab_size": 256000,
         "hidden_size": 2304,
         "intermediate_size": 9216,
@@ -71,9 +69,10 @@ FAMILY = Family(
         "final_logit_softcapping": 30.0,
         "use_bidirectional_attention": False,
     },
+    without="hidden_act",
     ignored=frozenset({"hidden_act", "sliding_window_size"}),
     attention=attention,
-    kinds=partial(read_kinds, full_every=2),
+    kinds=2,
     mlp=mlp,
     norms={
         "before_attention": "input_layernorm",
@@ -81,6 +80,6 @@ FAMILY = Family(
         "before_mlp": "pre_feedforward_layernorm",
         "after_mlp": "post_feedforward_layernorm",
     },
-    norm=partial(read_norm, is_wide=True, adds_one=True),
+    norm={"is_wide": True, "adds_one": True},
     model=model,
 )

@@ -1,23 +1,17 @@
 """Gemma 3, the text model: Gemma 2 with norms of queries and keys, and with a rope for each kind of layer."""
 
-import dataclasses
-from functools import partial
-
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
 from jsg.models.families import gemma2
-from jsg.models.parts import FULL, SLIDING, read_kinds, read_ropes
+from jsg.models.parts import FULL, SLIDING, by_kind, read_ropes
 from jsg.models.wrapper import TEXT_NAMES, TEXT_ONLY, Wrapper
 
-kinds = partial(read_kinds, full_every="sliding_window_pattern")
 
-
-def attention(config: Fields) -> list[AttentionSpec]:
-    """The attention of each layer."""
+def attention(config: Fields) -> dict[str, AttentionSpec]:
+    """The attention of each kind of layer."""
     heads = gemma2.heads(config, qk_norm={"is_wide": True, "adds_one": True})
     thetas = {FULL: config.number("rope_theta", low=1.0), SLIDING: config.number("rope_local_base_freq", low=1.0)}
-    ropes = read_ropes(config, thetas, heads.head_dim)
-    return [dataclasses.replace(heads, rope=ropes[kind]) for kind in kinds(config)]
+    return by_kind(heads, read_ropes(config, thetas, heads.head_dim))
 
 
 FAMILY = gemma2.FAMILY.variant(
@@ -34,7 +28,7 @@ FAMILY = gemma2.FAMILY.variant(
     without="attn_logit_softcapping",
     ignored=frozenset({"hidden_act"}),
     attention=attention,
-    kinds=kinds,
+    kinds="sliding_window_pattern",
     scales_context=False,
 )
 

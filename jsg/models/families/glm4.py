@@ -1,16 +1,11 @@
 """GLM-4-0414 and GLM-Z1 (9B, 32B): four norms, fused gates, and half of each head is turned, neighbours together."""
 
-from functools import partial
+from jsg.models.family import PLAIN
 
-from jsg.models.families import llama
-from jsg.models.family import Family
-from jsg.models.parts import read_attention, read_feed_forward
-
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="Glm4ForCausalLM",
     model_type="glm4",
-    defaults=llama.DEFAULTS
-    | {
+    defaults={
         "vocab_size": 151552,
         "intermediate_size": 13696,
         "num_hidden_layers": 40,
@@ -23,8 +18,8 @@ FAMILY = Family(
         "bos_token_id": None,
         "eos_token_id": [151329, 151336, 151338],
     },
-    attention=partial(read_attention, qkv_bias="attention_bias", is_partial=True, is_interleaved=True),
-    mlp=partial(read_feed_forward, is_fused=True),
+    attention={"qkv_bias": "attention_bias", "is_partial": True, "is_interleaved": True},
+    mlp={"is_fused": True},
     norms={
         "before_attention": "input_layernorm",
         "after_attention": "post_self_attn_layernorm",

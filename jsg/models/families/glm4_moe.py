@@ -1,11 +1,8 @@
 """GLM-4.5, 4.6 and 4.7: experts by sigmoids that a bias changes for the choice, and half of each head with rope."""
 
-from functools import partial
-
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec
-from jsg.models.families import llama
-from jsg.models.family import Family
+from jsg.models.family import PLAIN
 from jsg.models.parts import (
     MAX_EXPERTS,
     MAX_LAYERS,
@@ -15,7 +12,6 @@ from jsg.models.parts import (
     read_experts,
     read_feed_forward,
     read_shared_experts,
-    without_later_layers,
 )
 
 LEAST_SUM = 1e-20
@@ -57,11 +53,10 @@ def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
     return [read_feed_forward(config) if layer < dense else experts for layer in range(num_layers(config))]
 
 
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="Glm4MoeForCausalLM",
     model_type="glm4_moe",
-    defaults=llama.DEFAULTS
-    | {
+    defaults={
         "vocab_size": 151552,
         "intermediate_size": 10944,
         "num_hidden_layers": 46,
@@ -89,5 +84,5 @@ FAMILY = Family(
     aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
     attention=attention,
     mlp=mlp,
-    model=partial(without_later_layers, count_field="num_nextn_predict_layers"),
+    later_layers="num_nextn_predict_layers",
 )

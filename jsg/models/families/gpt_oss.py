@@ -1,13 +1,10 @@
 """gpt_oss (20B, 120B): sinks, a window in every other layer, and experts with biases and clamped gates."""
 
-from functools import partial
-
 from jsg.fields import Fields
 from jsg.kernels_pallas.activation import ClampedGate
 from jsg.models.block_spec import ExpertsSpec, StackSpec
-from jsg.models.families import llama
-from jsg.models.family import Family
-from jsg.models.parts import read_attention, read_experts, read_kinds, read_norm
+from jsg.models.family import PLAIN
+from jsg.models.parts import read_experts
 
 
 def mlp(config: Fields) -> ExpertsSpec:
@@ -26,11 +23,10 @@ def mlp(config: Fields) -> ExpertsSpec:
     )
 
 
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="GptOssForCausalLM",
     model_type="gpt_oss",
-    defaults=llama.DEFAULTS
-    | {
+    defaults={
         "vocab_size": 201088,
         "hidden_size": 2880,
         "intermediate_size": 2880,
@@ -61,8 +57,8 @@ FAMILY = Family(
     },
     ignored=frozenset({"experts_per_token", "initial_context_length"}),
     aliases={"num_experts": "num_local_experts"},
-    attention=partial(read_attention, bias="attention_bias", sinks="self_attn.sinks"),
-    kinds=partial(read_kinds, full_every=2),
+    attention={"bias": "attention_bias", "sinks": "self_attn.sinks"},
+    kinds=2,
     mlp=mlp,
-    norm=partial(read_norm, is_wide=True),
+    norm={"is_wide": True},
 )

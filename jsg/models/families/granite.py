@@ -1,19 +1,10 @@
 """Granite 3 (2B, 8B): Llama with a factor of embeddings, of scores, of what blocks add, and of logits."""
 
 import dataclasses
-from functools import partial
 
 from jsg.fields import Fields
-from jsg.models.block_spec import AttentionSpec
-from jsg.models.families import llama
-from jsg.models.family import Family
-from jsg.models.parts import read_attention, read_feed_forward
+from jsg.models.family import PLAIN
 from jsg.models.spec import ModelSpec
-
-
-def attention(config: Fields) -> AttentionSpec:
-    """Attention whose scale the file says."""
-    return read_attention(config, bias="attention_bias", scale=config.number("attention_multiplier"))
 
 
 def model(config: Fields, plain: ModelSpec) -> ModelSpec:
@@ -27,11 +18,10 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
     )
 
 
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="GraniteForCausalLM",
     model_type="granite",
-    defaults=llama.DEFAULTS
-    | {
+    defaults={
         "attention_bias": False,
         "mlp_bias": False,
         "embedding_multiplier": 1.0,
@@ -39,7 +29,7 @@ FAMILY = Family(
         "residual_multiplier": 1.0,
         "attention_multiplier": 1.0,
     },
-    attention=attention,
-    mlp=partial(read_feed_forward, bias="mlp_bias"),
+    attention={"bias": "attention_bias", "scale": "attention_multiplier"},
+    mlp={"bias": "mlp_bias"},
     model=model,
 )

@@ -3,11 +3,8 @@
 The softmax of the chosen logits is that of all, divided by the sum of those that are chosen.
 """
 
-from functools import partial
-
 from jsg.models.block_spec import StackSpec
 from jsg.models.families import granite
-from jsg.models.parts import read_experts
 
 FAMILY = granite.FAMILY.variant(
     architecture="GraniteMoeForCausalLM",
@@ -15,14 +12,13 @@ FAMILY = granite.FAMILY.variant(
     defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
     without="mlp_bias",
     aliases={"num_experts": "num_local_experts"},
-    mlp=partial(
-        read_experts,
-        count_field="num_local_experts",
-        inner_field="intermediate_size",
-        router={"name": "block_sparse_moe.router.layer"},
-        stack=StackSpec(),
-        gate="block_sparse_moe.input_linear",
-        up="block_sparse_moe.input_linear",
-        down="block_sparse_moe.output_linear",
-    ),
+    mlp={
+        "count_field": "num_local_experts",
+        "inner_field": "intermediate_size",
+        "router": {"name": "block_sparse_moe.router.layer"},
+        "stack": StackSpec(),
+        "gate": "block_sparse_moe.input_linear",
+        "up": "block_sparse_moe.input_linear",
+        "down": "block_sparse_moe.output_linear",
+    },
 )

@@ -4,8 +4,7 @@ import dataclasses
 
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec, RopeSpec
-from jsg.models.families import llama
-from jsg.models.family import Family
+from jsg.models.family import PLAIN
 from jsg.models.parts import read_heads
 from jsg.models.rope_fields import read_rope, rope_section
 
@@ -30,10 +29,10 @@ def _rope(config: Fields, head_dim: int) -> RopeSpec:
     return read_rope(config.under({"rope_scaling": None, "rope_parameters": plain}), head_dim=head_dim)
 
 
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="HunYuanDenseV1ForCausalLM",
     model_type="hunyuan_v1_dense",
-    defaults=llama.DEFAULTS | {"vocab_size": 290943, "rms_norm_eps": 1e-5, "attention_bias": False},
+    defaults={"vocab_size": 290943, "rms_norm_eps": 1e-5, "attention_bias": False},
     ignored=frozenset(
         # Of other programs and of other models of the same code. `use_cla`, keys of other layers, is refused.
         "attention_head_dim cla_share_factor class_num dense_list enable_lm_head_fp32 im_end_id im_newline_id "

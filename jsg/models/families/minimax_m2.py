@@ -1,12 +1,10 @@
 """MiniMax-M2 and M2.x: experts by sigmoids, norms over all heads together, and rope on a part of each head."""
 
-from functools import partial
-
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
-from jsg.models.families import llama, mixtral
-from jsg.models.family import Family
-from jsg.models.parts import MAX_HEAD_DIM, read_attention, read_experts, without_later_layers
+from jsg.models.families import mixtral
+from jsg.models.family import PLAIN
+from jsg.models.parts import MAX_HEAD_DIM, read_attention
 
 
 def attention(config: Fields) -> AttentionSpec:
@@ -21,7 +19,7 @@ def attention(config: Fields) -> AttentionSpec:
     return read_attention(config, is_partial=True, qk_norm={"spans_heads": True})
 
 
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="MiniMaxM2ForCausalLM",
     model_type="minimax_m2",
     only={
@@ -32,8 +30,7 @@ FAMILY = Family(
         "layernorm_full_attention_beta": 1.0,
         "layernorm_mlp_beta": 1.0,
     },
-    defaults=llama.DEFAULTS
-    | {
+    defaults={
         "vocab_size": 200064,
         "hidden_size": 3072,
         "intermediate_size": 1536,
@@ -56,17 +53,16 @@ FAMILY = Family(
     ),
     aliases={"num_experts": "num_local_experts"},
     attention=attention,
-    mlp=partial(
-        read_experts,
-        count_field="num_local_experts",
-        inner_field="intermediate_size",
-        choice={"score": "sigmoid"},
-        router={
+    mlp={
+        "count_field": "num_local_experts",
+        "inner_field": "intermediate_size",
+        "choice": {"score": "sigmoid"},
+        "router": {
             "name": "block_sparse_moe.gate",
             "choice_bias": "block_sparse_moe.e_score_correction_bias",
             "rounds_weights": False,
         },
         **mixtral.TENSORS,
-    ),
-    model=partial(without_later_layers, count_field="num_mtp_modules"),
+    },
+    later_layers="num_mtp_modules",
 )

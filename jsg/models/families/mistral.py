@@ -1,8 +1,7 @@
 """Mistral: Llama without biases, with one window for all layers or none."""
 
 from jsg.fields import Fields
-from jsg.models.families import llama
-from jsg.models.family import Family
+from jsg.models.family import PLAIN
 from jsg.models.parts import SLIDING, all_full, num_layers
 
 
@@ -15,11 +14,10 @@ def kinds(config: Fields) -> list[str]:
     return [SLIDING] * num_layers(config)
 
 
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="MistralForCausalLM",
     model_type="mistral",
-    defaults=llama.DEFAULTS
-    | {
+    defaults={
         "intermediate_size": 14336,
         "num_key_value_heads": 8,
         "max_position_embeddings": 131072,

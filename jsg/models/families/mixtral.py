@@ -1,9 +1,6 @@
 """Mixtral: Mistral with a feed-forward block of several experts."""
 
-from functools import partial
-
 from jsg.models.families import mistral
-from jsg.models.parts import read_experts
 
 TENSORS = {
     "gate": "block_sparse_moe.experts.{expert}.w1",
@@ -22,11 +19,10 @@ FAMILY = mistral.FAMILY.variant(
         "num_experts_per_tok": 2,
     },
     aliases={"num_experts": "num_local_experts"},
-    mlp=partial(
-        read_experts,
-        count_field="num_local_experts",
-        inner_field="intermediate_size",
-        router={"name": "block_sparse_moe.gate"},
+    mlp={
+        "count_field": "num_local_experts",
+        "inner_field": "intermediate_size",
+        "router": {"name": "block_sparse_moe.gate"},
         **TENSORS,
-    ),
+    },
 )

@@ -1,20 +1,15 @@
 """OLMo 3 (7B, 32B): OLMo 2 with windows in three of four layers, and a rope for each kind of layer."""
 
-import dataclasses
-from functools import partial
-
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
 from jsg.models.families import olmo2
-from jsg.models.parts import FULL, SLIDING, read_heads, read_kinds, read_ropes
+from jsg.models.parts import FULL, SLIDING, by_kind, read_heads, read_ropes
 
 THETA = 500_000.0
 
-kinds = partial(read_kinds, full_every=4)
 
-
-def attention(config: Fields) -> list[AttentionSpec]:
-    """The attention of each layer."""
+def attention(config: Fields) -> dict[str, AttentionSpec]:
+    """The attention of each kind of layer."""
     theta = config.number("rope_theta", low=1.0)
     heads = read_heads(config, bias="attention_bias", qk_norm={"spans_heads": True})
     ropes = read_ropes(config, {FULL: theta, SLIDING: THETA}, heads.head_dim)
@@ -22,7 +17,7 @@ def attention(config: Fields) -> list[AttentionSpec]:
         config.notes.append(
             f"rope_theta is the base of full layers only, as in transformers; of others it is {THETA:g}"
         )
-    return [dataclasses.replace(heads, rope=ropes[kind]) for kind in kinds(config)]
+    return by_kind(heads, ropes)
 
 
 FAMILY = olmo2.FAMILY.variant(
@@ -30,6 +25,6 @@ FAMILY = olmo2.FAMILY.variant(
     model_type="olmo3",
     defaults={"rope_theta": THETA, "sliding_window": 4096, "layer_types": None},
     attention=attention,
-    kinds=kinds,
+    kinds=4,
     scales_context=False,
 )

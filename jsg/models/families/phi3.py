@@ -1,12 +1,10 @@
 """Phi-3, Phi-3.5, Phi-4 and Phi-4-mini, dense: Llama with fused projections, and longrope in models of long context."""
 
-from functools import partial
-
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
-from jsg.models.families import llama, mistral
-from jsg.models.family import Family
-from jsg.models.parts import read_attention, read_feed_forward
+from jsg.models.families import mistral
+from jsg.models.family import PLAIN
+from jsg.models.parts import read_attention
 from jsg.models.without_effect import ROPE_DICTS
 
 OLD_LONGROPE = ("su", "yarn")
@@ -25,11 +23,10 @@ def attention(config: Fields) -> AttentionSpec:
     return read_attention(config, is_partial=True, projections=("self_attn.qkv_proj",) * 3)
 
 
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="Phi3ForCausalLM",
     model_type="phi3",
-    defaults=llama.DEFAULTS
-    | {
+    defaults={
         "vocab_size": 32064,
         "hidden_size": 3072,
         "intermediate_size": 8192,
@@ -43,5 +40,5 @@ FAMILY = Family(
     ignored=frozenset({"use_sliding_window", "full_attn_mod", "interpolate_factor"}),
     attention=attention,
     kinds=mistral.kinds,
-    mlp=partial(read_feed_forward, is_fused=True),
+    mlp={"is_fused": True},
 )

@@ -4,9 +4,8 @@ import dataclasses
 from functools import partial
 
 from jsg.fields import Fields
-from jsg.models.families import llama
-from jsg.models.family import Family
-from jsg.models.parts import read_attention, read_switched_kinds
+from jsg.models.family import PLAIN
+from jsg.models.parts import read_switched_kinds
 from jsg.models.rope_fields import MAX_CONTEXT_LEN
 from jsg.models.spec import ModelSpec
 
@@ -28,11 +27,10 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
     return dataclasses.replace(plain, max_position_embeddings=min(context_len, chunk_len))
 
 
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="Qwen2ForCausalLM",
     model_type="qwen2",
-    defaults=llama.DEFAULTS
-    | {
+    defaults={
         "vocab_size": 151936,
         "intermediate_size": 22016,
         "num_key_value_heads": 32,
@@ -45,7 +43,7 @@ FAMILY = Family(
         "bos_token_id": None,
         "eos_token_id": None,
     },
-    attention=partial(read_attention, qkv_bias=True),
+    attention={"qkv_bias": True},
     kinds=partial(read_switched_kinds, slides=slides),
     model=model,
 )

@@ -9,7 +9,6 @@ from jsg.models.parts import (
     MAX_LAYERS,
     is_on,
     num_layers,
-    read_attention,
     read_experts,
     read_feed_forward,
     read_switched_kinds,
@@ -62,7 +61,7 @@ FAMILY = qwen2.FAMILY.variant(
         "shared_expert_intermediate_size": 5632,
         "qkv_bias": True,
     },
-    attention=partial(read_attention, qkv_bias="qkv_bias"),
+    attention={"qkv_bias": "qkv_bias"},
     kinds=partial(read_switched_kinds, slides=slides),
     mlp=mlp,
 )

@@ -27,7 +27,7 @@ FAMILY = qwen2.FAMILY.variant(
     },
     without="max_window_layers layer_types",
     ignored=frozenset({"max_window_layers", "layer_types"}),
-    attention=qwen3.normed,
+    attention=qwen3.NORMED,
     kinds=kinds,
     mlp=qwen2_moe.blocks,
 )
