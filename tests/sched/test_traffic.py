@@ -173,7 +173,7 @@ def test_scheduling_changes_no_answer_at_length(policy: str, overlaps: bool):
 
 def test_drafts_change_no_answer():
     """Right or wrong, beside chunks and other requests, with retracts and tokens that end a request on the way."""
-    happened = play_traffic(24, draft_len=st.just(5), right_drafts=st.sampled_from([0.5, 0.9, 1.0]))
+    happened = play_traffic(40, draft_len=st.just(5), right_drafts=st.sampled_from([0.5, 0.9, 1.0]))
     check_wild(happened, ("drafts", "drafts beside chunks", "retracts", "hits"), 20)
 
 
@@ -226,7 +226,7 @@ WINDOWS = {
 
 def test_freeing_pages_behind_windows_changes_no_answer():
     """Layers with windows, whose pages are freed and found again, with retracts, aborts, drafts and evictions."""
-    happened = play_traffic(24, policy=ANY_POLICY, overlaps=st.booleans(), **WINDOWS)
+    happened = play_traffic(40, policy=ANY_POLICY, overlaps=st.booleans(), **WINDOWS)
     check_wild(happened, (*COMMON, "drafts", "lacking"), 20)
 
 
