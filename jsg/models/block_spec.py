@@ -4,6 +4,7 @@ See `jsg/models/spec.py`. Names of tensors are relative to the layer.
 """
 
 import dataclasses
+import math
 from typing import Literal, NamedTuple
 
 from jsg.errors import ConfigError, ModelError
@@ -33,19 +34,37 @@ class KVShape(NamedTuple):
         return self.heads * self.head_dim * (2 if self.has_values else 1)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NormSpec:
-    """A root mean square norm with a weight, or a layer norm.
+class StateShape(NamedTuple):
+    """An array of what a layer keeps of each request.
 
     Attributes:
-        name: The tensor of the weight, without `.weight`.
+        shape: For one request.
+        heads_axis: The axis that devices share out.
+        dtype: Its type; None for that of activations.
+    """
+
+    shape: tuple[int, ...]
+    heads_axis: int
+    dtype: str | None = None
+
+    def num_bytes(self, itemsize: int) -> int:
+        """Bytes for one request, if a number of activations has so many."""
+        return math.prod(self.shape) * (itemsize if self.dtype is None else 4)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NormSpec:
+    """A root mean square norm, or a layer norm.
+
+    Attributes:
+        name: The tensor of the weight, without `.weight`; None for no weight.
         eps: Added to the mean square before the root.
         is_wide: The weight multiplies in float32, before the result is rounded to the type of activations.
         adds_one: What multiplies is 1 + the weight.
         is_centred: The mean is subtracted first, as in a layer norm.
     """
 
-    name: str
+    name: str | None
     eps: float
     is_wide: bool = False
     adds_one: bool = False
@@ -113,7 +132,7 @@ class QueryKeyNormSpec:
     """Norms of queries and keys.
 
     Attributes:
-        query: The tensor of the weight of queries, without `.weight`.
+        query: The tensor of the weight of queries, without `.weight`; None for no weight.
         key: The same of keys.
         eps: Added to the mean square before the root.
         spans_heads: The mean is that of all heads together, and the weight has a number for each of theirs. Such norms
@@ -123,8 +142,8 @@ class QueryKeyNormSpec:
         is_late: Queries and keys are normed after they are rotated, and not before.
     """
 
-    query: str = "self_attn.q_norm"
-    key: str = "self_attn.k_norm"
+    query: str | None = "self_attn.q_norm"
+    key: str | None = "self_attn.k_norm"
     eps: float
     spans_heads: bool = False
     is_wide: bool = False
@@ -143,15 +162,17 @@ class QueryKeyNormSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class QueryScaleSpec:
-    """A factor of queries that grows with the position p: 1 + beta * ln(1 + floor(p / length)).
+    """A factor of queries that grows with the position p: 1 + beta * ln(1 + floor((p + offset) / length)).
 
     Attributes:
         beta: How fast it grows.
         length: Tokens in which it does not grow.
+        offset: What is added to positions.
     """
 
     beta: float
     length: int
+    offset: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +192,8 @@ class AttentionSpec:
         qk_norm: Norms of queries and keys; None for none.
         qkv_bias: The projections to queries, keys and values have biases.
         output_bias: The projection after attention has a bias.
+        has_gate: The tensor of queries has after the rows of each head as many of gates, by whose sigmoid the result of
+            attention is multiplied.
         sinks: The tensor of a score for each head that takes part of the weight of a token's keys; None for none.
         projections: The tensors of the projections to queries, keys and values, without `.weight`. Equal names are one
             tensor, in which their rows stand one after another.
@@ -189,6 +212,7 @@ class AttentionSpec:
     qk_norm: QueryKeyNormSpec | None = None
     qkv_bias: bool = False
     output_bias: bool = False
+    has_gate: bool = False
     sinks: str | None = None
     projections: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output: str = "self_attn.o_proj"
@@ -199,13 +223,18 @@ class AttentionSpec:
         return KVShape(self.kv_heads, self.head_dim)
 
     @property
+    def state_shapes(self) -> tuple[StateShape, ...]:
+        """What the layer keeps of a request: nothing."""
+        return ()
+
+    @property
     def pair_numbers(self) -> int:
         """The products of a new token and a key, in all heads; with those of values there are twice as many."""
         return self.heads * self.head_dim
 
     def num_weights(self, width: int) -> int:
         """The numbers of the kernels, in a model of this width."""
-        return 2 * width * (self.heads + self.kv_heads) * self.head_dim
+        return width * ((3 if self.has_gate else 2) * self.heads + 2 * self.kv_heads) * self.head_dim
 
     def over_devices(self, count: int) -> "AttentionSpec":
         """The same for several devices. Key-value heads are repeated until each device has one."""
@@ -257,6 +286,7 @@ class RouterSpec:
         choice_bias_axes: The axes of this tensor, of which the last is that of experts.
         is_float32: The kernel of the projection stays float32, whatever the type of the model.
         rounds_weights: Weights are rounded to the type of activations before they multiply.
+        weighs_input: They multiply what experts read, and not what they make.
     """
 
     name: str = "mlp.gate"
@@ -266,6 +296,7 @@ class RouterSpec:
     choice_bias_axes: int = 1
     is_float32: bool = False
     rounds_weights: bool = True
+    weighs_input: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
