@@ -205,6 +205,7 @@ FAMILIES = {
 Mistral Small those of "window"."""
 LONG = (
     "experts-beside",
+    "larger-experts",
     "sigmoids-and-norms",
     "float32-router",
     "experts-in-one-tensor",
@@ -254,7 +255,7 @@ matmuls, silu, and the weighted sum."""
     [BucketKey(Phase.DECODE, 64, 64), BucketKey(Phase.EXTEND, programs.CHUNK, 256)],
     ids=lambda key: f"{key.phase}-{key.num_tokens}",
 )
-@pytest.mark.parametrize("name", ["experts", "larger-experts"])
+@pytest.mark.parametrize("name", ["experts", pytest.param("larger-experts", marks=pytest.mark.long)])
 def test_tokens_run_the_experts_that_they_chose(name: str, key: BucketKey):
     """Nothing is computed for each token and each expert, and choosing costs a launch or two."""
     of, (shape, options) = family(name), FAMILIES[name]
