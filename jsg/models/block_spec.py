@@ -190,11 +190,10 @@ class AttentionSpec:
         qk_norm: Norms of queries and keys; None for none.
         qkv_bias: The projections to queries, keys and values have biases.
         output_bias: The projection after attention has a bias.
-        has_gate: The tensor of queries has after the rows of each head as many of gates, by whose sigmoid the result of
-            attention is multiplied.
         sinks: The tensor of a score for each head that takes part of the weight of a token's keys; None for none.
         projections: The tensors of the projections to queries, keys and values, without `.weight`. Equal names are one
-            tensor, in which their rows stand one after another.
+            tensor, in which their rows stand one after another. With a fourth, the tensor of queries has after the rows
+            of each head as many of gates, by whose sigmoid the result of attention is multiplied.
         output: That of the projection after attention.
     """
 
@@ -210,10 +209,14 @@ class AttentionSpec:
     qk_norm: QueryKeyNormSpec | None = None
     qkv_bias: bool = False
     output_bias: bool = False
-    has_gate: bool = False
     sinks: str | None = None
     projections: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output: str = "self_attn.o_proj"
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether the result of attention is multiplied by gates."""
+        return len(self.projections) > 3
 
     @property
     def kv_shape(self) -> KVShape:

@@ -43,7 +43,7 @@ class Attention(nnx.Module):
         query_order = _gated_order(order, heads // kv_heads, head_dim) if spec.has_gate else order
         self.spec = spec
         self.qkv = Linear(
-            tuple(f"{prefix}.{name}" for name in spec.projections),
+            tuple(f"{prefix}.{name}" for name in spec.projections[:3]),
             width,
             (kv_heads, (num_queries * heads // kv_heads + 2) * head_dim),
             dtype,

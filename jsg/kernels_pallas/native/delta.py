@@ -73,7 +73,9 @@ class _Call(NamedTuple):
     @classmethod
     def of(cls, buffers: list[Buffer]) -> "_Call":
         """The buffers in the order in which XLA has them."""
-        return cls(*buffers[:6], buffers[6:12], *buffers[14:])
+        joint, decay, strength, taps, norm, eps, *rest = buffers
+        *pieces, _, _, out, inputs, states = rest
+        return cls(joint, decay, strength, taps, norm, eps, pieces, out, inputs, states)
 
     @property
     def lens(self) -> Buffer:
