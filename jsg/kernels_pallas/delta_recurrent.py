@@ -122,7 +122,8 @@ def delta_kernel(static: _Static, *refs: jax.Ref) -> None:
     rows, columns = jnp.arange(static.values), jnp.arange(static.keys)
     channels = (columns, static.keys + columns, 2 * static.keys + piece.member * static.values + rows)
     place = (head, rows[:, None], columns[None])
-    state = jnp.where(piece.position > 0, plgpu.load(here.states.at[(piece.source, *place)]), 0)
+    is_begun = (piece.position > 0) | (piece.is_known > 0)
+    state = jnp.where(is_begun, plgpu.load(here.states.at[(piece.source, *place)]), 0)
     window = tuple(
         tuple(_kept(static, here, piece, part, back) for back in range(static.taps - 1, 0, -1)) for part in channels
     )
@@ -130,14 +131,15 @@ def delta_kernel(static: _Static, *refs: jax.Ref) -> None:
     def one_token(offset: Int[Array, ""], carry: Any) -> Any:
         return _token(static, here, piece, channels, offset, *carry)
 
+    first = window
     window, state = lax.fori_loop(jnp.int32(0), piece.length, one_token, (window, state))
     target = jnp.where(piece.length > 0, piece.target, 0)
     plgpu.store(here.states.at[(target, *place)], jnp.where(piece.length > 0, state, 0))
     if static.has_one_token:
         padding = jnp.broadcast_to(piece.length == 0, rows.shape)
         plgpu.store(here.out.at[index, head, rows], jnp.zeros(rows.shape, out.dtype), mask=padding)
-        for part, last in zip(channels, window, strict=True):
-            for back, x in enumerate(reversed(last)):
+        for part, before, last in zip(channels, first, window, strict=True):
+            for back, x in enumerate((*reversed(last), before[0])):
                 _keep(static, here, piece, part, target, back, x)
 
 
