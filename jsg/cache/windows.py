@@ -13,16 +13,15 @@ from typing import Any, final
 import numpy as np
 
 from jsg.cache.allocator import PageAllocator
+from jsg.cache.kinds import PrefixMatch
 from jsg.window import Window
 
 SPARE_ENTRIES = 1024
 """How many stale entries the queue of a group may have, beside one for each of its parts."""
+WINDOW_TERMS = ("free", "evictable", "in use")
+"""What the parts of pages are in a group of layers with a window, each exactly one of these."""
 STRIDES = 8
 """While a group has room, the window of a request moves on by this part of itself at a time."""
-
-
-type Queue = deque[tuple[int, np.ndarray]]
-"""Pages outside of all windows, those first that were left first, with the turns in which they were."""
 
 
 @final
@@ -30,12 +29,11 @@ class WindowGroup:
     """The parts of pages in the layers of one window.
 
     A page is *in use* while the window of a request, or of a held prompt, reaches it. Outside of all windows its part
-    stays until another page needs it, whether the radix tree or a row owns the page. Parts that a prompt can hardly
-    need again go first, and of the others that which has been outside for longest. So the end of a prefix that is
-    matched again and again stays.
+    stays until another page needs it, whether the radix tree or a row owns the page. The part that has been outside for
+    longest goes first. So the end of a prefix that is matched again and again stays.
 
     Invariants: free + evictable + in use == total, in parts. A page in use has a part. A page that has a part and is
-    not in use is in one of the two queues once with the turn that `_turns` names. Entries with other turns are stale.
+    not in use is in the queue once with the turn that `_turns` names. Entries with other turns are stale.
 
     Attributes:
         window: Which tokens a token sees.
@@ -43,7 +41,7 @@ class WindowGroup:
         parts: int32, by page the number of its part; 0 for none.
         num_evictable: Parts outside of all windows.
         num_in_use: Parts that a window reaches.
-        num_yielding_pages: Parts in use that only holds reach.
+        num_yielding: Parts in use that only holds reach.
     """
 
     def __init__(self, window: Window, num_pages: int, num_parts: int, page_size: int):
@@ -52,14 +50,14 @@ class WindowGroup:
         self.window = window
         self.num_needed = -(-(window.length - 1) // page_size)
         self.parts = np.zeros(num_pages, np.int32)
-        self.num_evictable = self.num_in_use = self.num_yielding_pages = 0
+        self.num_evictable = self.num_in_use = self.num_yielding = 0
         self._page_size = page_size
         self._numbers = PageAllocator(num_parts)
         self._users = np.zeros(num_pages, np.int32)
         self._holds = np.zeros(num_pages, np.int32)
         self._turns = np.zeros(num_pages, np.int64)
         self._turn = itertools.count(1)
-        self._queues: tuple[Queue, Queue] = (deque(), deque())  # those that go first, and the others
+        self._queue: deque[tuple[int, np.ndarray]] = deque()
         self._num_entries = 0
 
     @property
@@ -73,8 +71,8 @@ class WindowGroup:
         return self._numbers.num_total
 
     @property
-    def num_available_pages(self) -> int:
-        """Pages that can get a part."""
+    def num_available(self) -> int:
+        """See `StateKind`: pages that can get a part."""
         return self._numbers.num_free + self.num_evictable
 
     @property
@@ -93,13 +91,17 @@ class WindowGroup:
         """
         return np.maximum(self.window.first(num_pages * self._page_size), 0) // self._page_size
 
-    def growth(self, num_there: int, num_more: int) -> int:
-        """How many more pages a window reaches at its end if a row of some tokens gets more."""
+    def growth(self, num_there: int, num_more: int, num_next: int) -> int:
+        """See `StateKind`. A window grows up to its size, and reaches all tokens of a step beside."""
         most = self.num_needed + 1
         before, after = (min(-(-count // self._page_size), most) for count in (num_there, num_there + num_more))
-        return after - before
+        return after - before + -(-num_next // self._page_size)
 
-    def num_usable(self, pages: np.ndarray) -> int:
+    def num_usable(self, match: PrefixMatch, num_tokens: int) -> int:
+        """See `StateKind`."""
+        return self._num_usable(match.pages[: num_tokens // self._page_size]) * self._page_size
+
+    def _num_usable(self, pages: np.ndarray) -> int:
         """How many leading pages of a cached prefix can be used: the most of which those that are needed have parts."""
         count = len(pages)
         if (self.parts[pages[self.first_needed(count) :]] > 0).all():
@@ -108,11 +110,18 @@ class WindowGroup:
         behind_missing = np.maximum.accumulate(np.append(0, np.where(self.parts[pages] == 0, ends[1:], 0)))
         return int(np.flatnonzero(self.first_needed(ends) >= behind_missing)[-1])
 
+    def check(self, *, is_idle: bool) -> None:
+        """See `StateKind`."""
+        assert sum(self.counts) == self.num_total, (
+            f"{' + '.join(WINDOW_TERMS)} = {self.counts} must add up to {self.num_total} parts"
+        )
+        assert not is_idle or not self.num_in_use, "a window was not left"
+
     # Pages come into windows and leave them.
 
     def add(self, pages: np.ndarray) -> None:
         """Gives new pages a part each. They are in use. So many must be available."""
-        assert len(pages) <= self.num_available_pages, "the plan asks only for parts that are available"
+        assert len(pages) <= self.num_available, "the plan asks only for parts that are available"
         self._evict(len(pages) - self._numbers.num_free)
         if (parts := self._numbers.allocate(len(pages))) is not None:
             self.parts[pages] = parts
@@ -128,67 +137,59 @@ class WindowGroup:
         self.num_in_use += len(new)
         self._count(pages, 1, yields=yields)
 
-    def leave(self, pages: np.ndarray, *, yields: bool = False, goes_first: bool = False) -> None:
-        """Notes that windows no longer reach these pages. A page is given once for each window that has reached it.
-
-        With `goes_first` their parts are evicted before those of other pages.
-        """
+    def leave(self, pages: np.ndarray, *, yields: bool = False) -> None:
+        """Notes that windows no longer reach these pages. A page is given once for each window that has reached it."""
         distinct, first, counts = np.unique(pages, return_index=True, return_counts=True)
         self._count(distinct, -counts, yields=yields)
         pages = distinct[np.argsort(first)]  # in their order, so that the end of a prefix goes last
-        self._put(pages[self._users[pages] == 0], goes_first=goes_first)
+        self._put(pages[self._users[pages] == 0])
 
-    def keep_longest(self, prefixes: Iterable[np.ndarray]) -> None:
-        """Lets what it takes to use these cached prefixes, given as pages, go last."""
-        ends = []
-        for pages in prefixes:
-            count = self.num_usable(pages)
-            ends.append(pages[self.first_needed(count) : count])
-        if ends:
-            self.touch(np.unique(np.concatenate(ends)))
-
-    def touch(self, pages: np.ndarray) -> None:
-        """Lets those of the pages that have parts outside of all windows go last."""
-        pages = pages[(self.parts[pages] > 0) & (self._users[pages] == 0)]
+    def keep_longest(self, matches: Iterable[PrefixMatch], num_next: int) -> None:
+        """See `StateKind`."""
+        if self._numbers.num_free >= num_next:
+            return
+        ends = [np.empty(0, np.int32)]
+        for match in matches:
+            count = self._num_usable(match.pages)
+            ends.append(match.pages[self.first_needed(count) : count])
+        pages = np.unique(np.concatenate(ends))
+        pages = pages[self._users[pages] == 0]
         self.use(pages)
         self.leave(pages)
 
-    def _put(self, pages: np.ndarray, *, goes_first: bool = False) -> None:
+    def _put(self, pages: np.ndarray) -> None:
         """Makes pages evictable that were in use."""
         if not len(pages):
             return
         self.num_in_use -= len(pages)
         self.num_evictable += len(pages)
-        self._queues[not goes_first].append((turn := next(self._turn), pages))
+        self._queue.append((turn := next(self._turn), pages))
         self._turns[pages] = turn
         self._num_entries += len(pages)
         if self._num_entries > 2 * self.num_total + SPARE_ENTRIES:
-            for queue in self._queues:
-                valid = [(turn, pages[self._turns[pages] == turn]) for turn, pages in queue]
-                queue.clear()
-                queue.extend(entry for entry in valid if len(entry[1]))
+            valid = ((turn, pages[self._turns[pages] == turn]) for turn, pages in self._queue)
+            self._queue = deque(entry for entry in valid if len(entry[1]))
             self._num_entries = self.num_evictable
 
     def _count(self, pages: np.ndarray, change: int | np.ndarray, *, yields: bool) -> None:
-        before = self._num_yielding(pages)
+        before = self._yielding(pages)
         self._users[pages] += change
         if yields:
             self._holds[pages] += change
-        self.num_yielding_pages += self._num_yielding(pages) - before
+        self.num_yielding += self._yielding(pages) - before
 
-    def _num_yielding(self, pages: np.ndarray) -> int:
+    def _yielding(self, pages: np.ndarray) -> int:
         holds = self._holds[pages]
         return int(((holds > 0) & (holds == self._users[pages])).sum())
 
     def _evict(self, count: int) -> None:
-        """Frees parts outside of all windows: those that go first, and of them those that were left first."""
+        """Frees so many parts outside of all windows, those that were left first."""
         while count > 0:
-            queue = self._queues[0] or self._queues[1]
-            turn, pages = queue.popleft()
+            turn, pages = self._queue.popleft()
             self._num_entries -= len(pages)
             pages = pages[self._turns[pages] == turn]
             if len(pages) > count:
-                queue.appendleft((turn, pages[count:]))
+                self._queue.appendleft((turn, pages[count:]))
                 self._num_entries += len(pages) - count
                 pages = pages[:count]
             self._turns[pages] = 0
@@ -276,3 +277,8 @@ def make_allocator(num_pages: Mapping[Window | None, int], page_size: int, *, ha
         WindowGroup(window, total, count, page_size) for window, count in num_pages.items() if window is not None
     ]
     return GroupedAllocator(total, windows, has_layers=has_layers) if windows else PageAllocator(total)
+
+
+def windows_of(allocator: PageAllocator) -> tuple[WindowGroup, ...]:
+    """The groups of layers with a window whose parts pages get when they are allocated."""
+    return allocator.windows if isinstance(allocator, GroupedAllocator) else ()

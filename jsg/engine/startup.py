@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from jsg.cache.pool import HEADS_AXIS, make_pool, make_states
 from jsg.cache.radix import RadixCache
-from jsg.cache.windows import make_allocator
+from jsg.cache.windows import make_allocator, windows_of
 from jsg.config import EngineConfig, option
 from jsg.engine.child.protocol import ModelInfo, Progress
 from jsg.engine.device import program_store
@@ -220,17 +220,17 @@ def start(config: EngineConfig, report: Report) -> Parts:
     eos_ids = frozenset(settings.model.eos_token_ids)
     kernels = KernelFolder(kernel_cache_of(settings.config))
     lexicon = _lexicon_loader(settings, kernels)  # before the long work, because the tokenizer may be missing
-    kernels.begin()  # these two beside the long work
-    lexicon.begin()
+    kernels.begin()  # beside the long work, in another process
     runner, plan = _make_runner(settings, report)
     if isinstance(settings.party, Leader):
         settings.party.open(runner.replica, runner.programs.executables)
         runner.calls = settings.party
-    num_pages, groups = plan.num_pages(settings.page_size), settings.model.page_groups
-    allocator = make_allocator(num_pages, settings.page_size, has_layers=None in groups)
+    size, groups = settings.page_size, settings.model.page_groups
+    allocator = make_allocator(plan.num_pages(size), size, has_layers=None in groups)
     keeps = not config.disable_radix_cache and not settings.model.state_shapes
-    cache = RadixCache(settings.page_size, allocator, enabled=keeps)
+    cache = RadixCache(size, allocator, kinds=windows_of(allocator), enabled=keeps)
     kernels.wait()
+    lexicon.begin()  # last: it is Python, in whose time nothing else of the start goes on
     return Parts(
         info=_info(settings, plan),
         decode_steps=_decode_steps(settings, plan, runner),

@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jsg.cache.kinds import PrefixMatch
+from jsg.cache.node import Root
 from jsg.cache.windows import GroupedAllocator, WindowGroup
 from jsg.window import Window
 from tests.cache.integrity import check_allocator
@@ -19,11 +21,16 @@ def make(window: int = 3, num_pages: int = 20, num_parts: int = 8, page_size: in
     return group, GroupedAllocator(num_pages, (group,), has_layers=True)
 
 
+def match(pages: np.ndarray, page_size: int = 1) -> PrefixMatch:
+    """A cached prefix of these pages."""
+    return PrefixMatch(pages, Root(""), len(pages) * page_size)
+
+
 def test_each_new_page_has_a_part_in_use():
     group, allocator = make()
     pages = allocator.allocate(5)
     assert pages is not None and sorted(group.parts[pages]) == [1, 2, 3, 4, 5]
-    assert group.counts == (2, 0, 5) and group.num_available_pages == 2
+    assert group.counts == (2, 0, 5) and group.num_available == 2
     allocator.free(pages[:2])
     assert group.counts == (4, 0, 3)
     check_allocator(allocator)
@@ -41,32 +48,22 @@ def test_the_part_that_is_outside_of_windows_for_longest_goes_first():
         allocator.allocate(1)
         assert np.flatnonzero(group.parts[pages] == 0).tolist() == sorted(gone)
         check_allocator(allocator)
-    assert group.num_available_pages == 0
-
-
-def test_what_goes_first_goes_before_all_others():
-    group, allocator = make()
-    pages = allocator.allocate(7)
-    group.leave(pages[:3])
-    group.leave(pages[3:6], goes_first=True)
-    group.touch(pages[[0, 4, 6]])  # the last of them is in use
-    for gone in ([3], [3, 5], [3, 5, 1], [3, 5, 1, 2], [3, 5, 1, 2, 0]):
-        allocator.allocate(1)
-        assert np.flatnonzero(group.parts[pages] == 0).tolist() == sorted(gone)
-        check_allocator(allocator)
+    assert group.num_available == 0
 
 
 def test_the_ends_of_awaited_prefixes_go_last():
     group, allocator = make()
     pages = allocator.allocate(7)
     group.leave(pages)
-    group.keep_longest([pages[:3], pages[:5]])  # a token sees two before it: of pages 1 and 2, and of 3 and 4
+    group.keep_longest(
+        [match(pages[:3]), match(pages[:5])], 1
+    )  # a token sees two before it: of pages 1 and 2, and of 3 and 4
     allocator.allocate(3)
     assert np.flatnonzero(group.parts[pages] == 0).tolist() == [0, 5, 6]
-    group.keep_longest([pages[:6]])  # what is left of it ends earlier
-    assert group.num_usable(pages[:6]) == 5
+    group.keep_longest([match(pages[:6])], 1)  # what is left of it ends earlier
+    assert group.num_usable(match(pages[:6]), 6) == 5
     allocator.allocate(2)
-    assert group.num_usable(pages[:6]) == 5
+    assert group.num_usable(match(pages[:6]), 6) == 5
     check_allocator(allocator)
 
 
@@ -76,11 +73,11 @@ def test_a_page_is_in_use_until_the_last_window_leaves_it():
     group.use(pages)
     group.use(pages[1:], yields=True)
     group.leave(np.concatenate([pages, pages[:2]]))
-    assert (group.num_in_use, group.num_evictable, group.num_yielding_pages) == (2, 1, 1)
+    assert (group.num_in_use, group.num_evictable, group.num_yielding) == (2, 1, 1)
     group.leave(pages[2:])
-    assert group.num_yielding_pages == 2
+    assert group.num_yielding == 2
     group.leave(pages[1:], yields=True)
-    assert (group.num_in_use, group.num_yielding_pages) == (0, 0)
+    assert (group.num_in_use, group.num_yielding) == (0, 0)
     check_allocator(allocator)
 
 
@@ -108,7 +105,7 @@ def test_a_prefix_can_be_used_as_far_as_its_last_window_is_there(window: int, pa
     group.use(np.delete(pages, gone))
     allocator.allocate(len(gone))
     assert np.flatnonzero(group.parts[pages] == 0).tolist() == sorted(gone)
-    assert group.num_usable(pages) == usable
+    assert group.num_usable(match(pages, page_size), 10 * page_size) == usable * page_size
 
 
 @pytest.mark.parametrize(
@@ -133,7 +130,7 @@ def test_of_a_window_that_is_aligned_only_what_is_in_it_is_needed(window: int, p
     group.leave(pages)
     group.use(np.delete(pages, gone))
     allocator.allocate(len(gone))
-    assert group.num_usable(pages) == usable
+    assert group.num_usable(match(pages, page_size), 10 * page_size) == usable * page_size
     assert [group.first_seen(position) for position in (0, window, window + 1)] == [0, 0, window // page_size]
 
 
@@ -166,7 +163,8 @@ def test_a_part_that_no_window_reaches_is_handed_over_too():
 def test_first_seen_and_growth():
     group, _ = make(window=10, page_size=4)
     assert [group.first_seen(position) for position in (0, 10, 13, 14, 30)] == [0, 0, 0, 1, 5]
-    assert (group.growth(0, 1000), group.growth(8, 1000), group.growth(40, 8), group.growth(0, 5)) == (4, 2, 0, 2)
+    growths = [group.growth(*counts, 0) for counts in ((0, 1000), (8, 1000), (40, 8), (0, 5))]
+    assert growths == [4, 2, 0, 2] and group.growth(40, 8, 5) == 2
 
 
 def test_the_queue_forgets_stale_entries():
@@ -186,34 +184,32 @@ def test_random_traffic_matches_a_model(data: st.DataObject):
     """Rows that get pages, move on and end, and windows that reach pages of others again."""
     group, allocator = make(num_pages=16, num_parts=9)
     users: dict[int, int] = {}
-    first: list[int] = []  # pages with parts that no window reaches, in the order in which they were left
-    last: list[int] = []
+    left: list[int] = []  # pages with parts that no window reaches, in the order in which they were left
 
     for _ in range(data.draw(st.integers(1, 40))):
-        action, left = data.draw(st.sampled_from(["allocate", "use", "leave", "free"])), first + last
+        action = data.draw(st.sampled_from(["allocate", "use", "leave", "free"]))
         if action == "allocate":
             count = data.draw(st.integers(1, 3))
-            if count <= min(allocator.num_free, group.num_available_pages):
+            if count <= min(allocator.num_free, group.num_available):
                 gone = max(count - group.counts[0], 0)
                 pages = allocator.allocate(count)
-                first, last = first[gone:], last[max(gone - len(first), 0) :]
+                del left[:gone]
                 users |= dict.fromkeys(pages.tolist(), 1)
         elif action == "use" and left:
             page = data.draw(st.sampled_from(left))
             group.use(_pages(page))
-            (first if page in first else last).remove(page)
+            left.remove(page)
             users[page] = 1
         elif action == "leave" and users:
             pages = data.draw(st.lists(st.sampled_from(sorted(users)), min_size=1, unique=True))
-            goes_first = data.draw(st.booleans())
-            group.leave(_pages(*pages), goes_first=goes_first)
-            (first if goes_first else last).extend(page for page in pages if users[page] == 1)
+            group.leave(_pages(*pages))
+            left += [page for page in pages if users[page] == 1]
             users = {page: count - (page in pages) for page, count in users.items() if count > (page in pages)}
         elif action == "free":
             pages = [p for p in range(1, 16) if not allocator.is_free(_pages(p))[0] and data.draw(st.booleans())]
             allocator.free(_pages(*pages))
             users = {page: count for page, count in users.items() if page not in pages}
-            first, last = ([page for page in left if page not in pages] for left in (first, last))
-        assert set(np.flatnonzero(group.parts).tolist()) == {*users, *first, *last}
-        assert (group.num_evictable, group.num_in_use) == (len(first) + len(last), len(users))
+            left = [page for page in left if page not in pages]
+        assert set(np.flatnonzero(group.parts).tolist()) == {*users, *left}
+        assert (group.num_evictable, group.num_in_use) == (len(left), len(users))
         check_allocator(allocator)

@@ -217,6 +217,7 @@ FAMILIES = {
     "blocks-side-by-side": (COMMAND_R7B, {}),
     "linear": (QWEN3_5_9B, SHORTER),
     "linear-experts": (QWEN3_5_35B_A3B, SHORTER),
+    "aligned-window": (PUBLISHED["llama-4-scout"].file, SHORTER | {"no_rope_layers": [1, 0]}),
 }
 """A family that is not here has the records of one that is, up to sizes: Seed-OSS those of "biases", Ministral and
 Mistral Small those of "window"."""

@@ -164,9 +164,9 @@ def test_holds_of_one_prefix_free_it_only_together():
     for number in range(3):
         engine.add(hold(f"held {number}"))
     engine.run_until_idle()
-    assert engine.scheduler.table.num_yielding_pages == 16
+    assert engine.scheduler.table.num_yielding == 16
     engine.abort("held 1")
-    assert engine.scheduler.table.num_yielding_pages == 16
+    assert engine.scheduler.table.num_yielding == 16
     engine.add(make_request("runs", (7,) * 10))
     engine.run_until_idle()
     assert engine.scheduler.totals.num_holds_broken == 2

@@ -154,7 +154,7 @@ def test_pages_that_are_there_already_need_no_room():
         while engine.has_work:
             before = sum(engine.happened.values())
             engine.step()
-            is_full = not engine.scheduler.table.num_available_pages
+            is_full = not engine.scheduler.table.num_available
             num_full += is_full and sum(engine.happened.values()) > before
     engine.check_answers()
     assert num_full > 3 and engine.scheduler.totals.num_retracts == 0

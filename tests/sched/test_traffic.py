@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import zlib
 from collections import Counter
 from typing import Any
 from unittest import mock
@@ -19,6 +20,7 @@ from tests.sched.token_model import VOCAB
 
 NAMESPACES = ("", "", "", "tenant")
 PRIORITIES = (0, 0, 0, 10, -3)
+POSTS = ("", "", "a", "a", "b")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +63,7 @@ def random_request(rng: random.Random, rid: str, shape: EngineShape) -> Request:
         namespace=rng.choice(NAMESPACES),
         priority=rng.choice(PRIORITIES),
         return_cache_info=rng.random() < 0.3,
+        post=POSTS[zlib.crc32(rid.encode()) % len(POSTS)],
     )
 
 
