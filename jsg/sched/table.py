@@ -35,7 +35,6 @@ class RequestTable:
     Attributes:
         words: The words by which the tree finds tokens whose positions are not their indices.
         vision: The rows of images in the vision pool.
-        page_size: Tokens in a page.
         pages: int32 [rows, pages of a row], the page numbers.
         dirty_rows: Rows whose copy on the device lacks something that no forward pass writes.
         copies: By row, the KV slots to copy before the row is read: sources and targets.
@@ -60,8 +59,7 @@ class RequestTable:
     ):
         self.words = PositionWords(vocab_size, cache)
         self.vision = VisionStore(vision, vocab_size)
-        self.page_size = cache.page_size
-        self.pages = _zeros(max_running + 1, -(-max_context // self.page_size))
+        self.pages = _zeros(max_running + 1, -(-max_context // cache.page_size))
         self.dirty_rows: set[int] = set()
         self.copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.lacking: dict[int, Sequence[np.ndarray]] = {}
@@ -76,6 +74,11 @@ class RequestTable:
         self._cache = cache
         self._free_rows = list(range(max_running, 0, -1))
         self._states = PageAllocator(max_running + 1) if has_states else None
+
+    @property
+    def page_size(self) -> int:
+        """Tokens in a page."""
+        return self._cache.page_size
 
     @property
     def has_states(self) -> bool:

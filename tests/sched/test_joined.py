@@ -418,9 +418,10 @@ def test_what_cannot_fit_is_refused():
     engine = make_engine(num_pages=12, page_size=4)
     with pytest.raises(RequestError, match="12 pages"):
         engine.add(joined("copies", max_new=3))
-    engine.scheduler._config = dataclasses.replace(engine.scheduler._config, has_windows=True)
-    with pytest.raises(RequestError, match="sliding window"):
-        engine.add(joined("windows", max_new=3))
+    for attribute, kind in (("windows", "sliding window"), ("_states", "state of each request")):
+        changed = mock.patch.object(engine.scheduler.table, attribute, (object(),))
+        with changed, pytest.raises(RequestError, match=kind):
+            engine.add(joined("kinds", max_new=3))
     assert engine.scheduler.is_idle
 
 

@@ -86,7 +86,7 @@ def test_a_window_that_no_request_leaves_is_none(small_model: pathlib.Path):
         1,
         0,
     )
-    assert not model.for_context(32).has_windows
+    assert not any(model.for_context(32).layer_windows)
     assert windowed(small_model, [64, 64]).page_groups == (Window(64),)
 
 
