@@ -129,7 +129,6 @@ class RadixCache:
         self._watches = WatchIndex(page_size)
         self._uses = UseClock(clock)
         self._serials = itertools.count(1)
-        self._evicted_pages = 0
 
     @property
     def _page_bytes(self) -> int:
@@ -264,7 +263,7 @@ class RadixCache:
         self.num_nodes -= len(leaves)
         self.num_evictable -= len(pages)
         self._allocator.free(pages)
-        self._evicted_pages += len(pages)
+        self._evictions.num_pages += len(pages)
 
     def reset(self) -> bool:
         """Evicts everything. Where anything is locked, returns False and changes nothing."""
@@ -368,6 +367,10 @@ class RadixCache:
         for kind in self.kinds:
             kind.keep_longest(map(self._match_at, itertools.islice(self._watches.places(), MOST_AWAITED)), num_next)
 
+    def note_gain(self) -> None:
+        """Notes that more of what is cached can be used than before, so that waiting prompts get new keys."""
+        self._watches.change_all()
+
     def usable_of(self, group: WatchGroup) -> int:
         """How many tokens of the cached prefix of its watches can be used."""
         return self.usable_len(self._match_at(group.place)) if self.kinds else group.matched
@@ -444,8 +447,8 @@ class RadixCache:
             num_nodes=self.num_nodes,
             num_cached_tokens=num_cached * self.page_size,
             num_namespaces=len(self._roots),
-            inserted_tokens=(num_cached + self._evicted_pages) * self.page_size,
-            evicted_tokens=self._evicted_pages * self.page_size,
+            inserted_tokens=(num_cached + self._evictions.num_pages) * self.page_size,
+            evicted_tokens=self._evictions.num_pages * self.page_size,
         )
 
     # Finding the way.

@@ -10,7 +10,7 @@ import numpy as np
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.kinds import PrefixMatch
 from jsg.cache.radix import RadixCache
-from jsg.cache.windows import GroupedAllocator, windows_of
+from jsg.cache.windows import GroupedAllocator, WindowGroup, windows_of
 from jsg.sched.positions import PositionWords, spans
 from jsg.sched.request import KeptPrefix, Placement, RunningRequest
 from jsg.sched.row_states import RowStates, WindowRows
@@ -40,8 +40,6 @@ class RequestTable:
         dirty_rows: Rows whose copy on the device lacks something that no forward pass writes.
         copies: By row, the KV slots to copy before the row is read: sources and targets.
         lacking: By row, see `Batch.lacking`.
-        windows: The groups of layers with a window, with the parts that pages have in them.
-        maps: For each page group of the device, what says by page its number there; None for the page itself.
         states: What rows have of further kinds of state.
         num_uncached_pages: How many pages in use the tree does not own.
         num_kept: How many kept prefixes were not dropped yet.
@@ -63,16 +61,24 @@ class RequestTable:
         self.dirty_rows: set[int] = set()
         self.copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.lacking: dict[int, Sequence[np.ndarray]] = {}
-        self.windows = windows_of(allocator)
-        self.maps = allocator.maps if isinstance(allocator, GroupedAllocator) else (None,)
         self.states: tuple[RowStates, ...] = ()
-        if self.windows:
-            self.states += (WindowRows(self.windows, self.pages),)
+        if windows := windows_of(allocator):
+            self.states += (WindowRows(windows, self.pages),)
         self.num_uncached_pages = 0
         self.num_kept = self._num_set_rows = 0
         self._allocator = allocator
         self._cache = cache
         self._free_rows = list(range(max_running, 0, -1))
+
+    @property
+    def windows(self) -> tuple[WindowGroup, ...]:
+        """The groups of layers with a window, with the parts that pages have in them."""
+        return windows_of(self._allocator)
+
+    @property
+    def maps(self) -> tuple[np.ndarray | None, ...]:
+        """For each page group of the device, what says by page its number there; None for the page itself."""
+        return self._allocator.maps if isinstance(self._allocator, GroupedAllocator) else (None,)
 
     @property
     def num_pages(self) -> int:
@@ -202,8 +208,12 @@ class RequestTable:
         start = place.first_page * self.page_size
         tokens = running.key[start : running.match_limit]
         report = self.words.readable(self._cache.explain(place.lock.node, tokens, running.namespace))
-        if self.windows and self._cache.matched_len(tokens, running.namespace) > report.matched_tokens:
-            report = CacheReport(matched_tokens=report.matched_tokens, matchable_tokens=report.matchable_tokens)
+        unusable = (
+            self._cache.matched_len(tokens, running.namespace) - report.matched_tokens if self._cache.kinds else 0
+        )
+        if unusable:
+            lengths = {"matched_tokens": report.matched_tokens, "matchable_tokens": report.matchable_tokens}
+            report = CacheReport(**lengths, unusable_tokens=unusable)
         behind = None if report.first_difference is None else start + report.first_difference
         matched, matchable = start + report.matched_tokens, start + report.matchable_tokens
         return dataclasses.replace(report, matched_tokens=matched, matchable_tokens=matchable, first_difference=behind)
@@ -334,6 +344,7 @@ class RequestTable:
         lacking = [begin + np.flatnonzero(group.hand_over(own, others)) for group in self.windows]
         if any(map(len, lacking)):
             self.lacking[row] = [np.empty(0, np.int64), *lacking][-len(self.maps) :]
+            self._cache.note_gain()
 
     def _num_shared(self, running: RunningRequest, num_tokens: int) -> int:
         """How many of the first tokens of a row may go into the tree. All tokens of a text may.

@@ -43,3 +43,35 @@ def test_what_a_waiting_request_needs_goes_last(waits: bool):
     engine.run_until_idle()
     assert engine.answers["later"].cached_tokens == (12 if waits else 0)
     engine.check_answers()
+
+
+def with_a_gone_beginning() -> SimulatedEngine:
+    """The cache has 20 tokens of a prompt that begins with 2, whose first 14 have no parts, and 18 of one with 3."""
+    engine = make_engine(24)
+    for first, length in ((2, 20), (3, 18)):
+        engine.add(prompt(f"cached {first}", first, length, max_new=0))
+        engine.run_until_idle()
+    (group,) = engine.scheduler.table.windows
+    assert (engine.cache.stats().num_cached_tokens, group.counts) == (38, (0, 24, 0))
+    return engine
+
+
+def test_the_order_of_the_queue_goes_by_what_can_be_used():
+    engine = with_a_gone_beginning()
+    for first, length in ((2, 10), (3, 8)):
+        engine.add(prompt(f"{first}", first, length, 6, max_new=1))
+    engine.run_until_idle()
+    order = dict.fromkeys(entry.running.request.rid for batch in engine.batches for entry in batch.entries)
+    assert [*order][-2:] == ["3", "2"], "the longer prefix cannot be used"
+    assert engine.answers["3"].cached_tokens == 8
+    engine.check_answers()
+
+
+def test_a_report_says_how_much_is_cached_in_vain():
+    engine = with_a_gone_beginning()
+    engine.add(prompt("asked", 2, 4, 6, 6, max_new=1, return_cache_info=True))
+    engine.run_until_idle()
+    report = engine.answers["asked"].cache_report
+    assert report is not None and report.first_difference is None
+    assert (report.matched_tokens, report.unusable_tokens, report.matchable_tokens) == (0, 4, 5)
+    engine.check_answers()
