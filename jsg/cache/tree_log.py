@@ -125,8 +125,8 @@ class TreeLog(TreeObserver):
             self._changed[above.serial] = above
         self._check()
 
-    def held(self, node: Node) -> None:
-        """Notes the path, whose holders changed."""
+    def changed(self, node: Node) -> None:
+        """Notes the path, whose holders may have changed."""
         for above in path_up(node):
             self._changed[above.serial] = above
         self._check()

@@ -32,6 +32,10 @@ class RowStates(Protocol):
         """Gives back what a row has. What it has cached is in the tree already."""
         ...
 
+    def check(self, *, is_idle: bool) -> None:
+        """Asserts that the units of each account add up to all, and that nothing is in use when nothing runs."""
+        ...
+
 
 @final
 class WindowRows:
@@ -88,6 +92,11 @@ class WindowRows:
         row = self._pages[place.row, : place.num_tree_pages]
         for group, first in self._seen(place):
             group.leave(row[first:])
+
+    def check(self, *, is_idle: bool) -> None:
+        """See `RowStates`."""
+        for group in self._groups:
+            group.check(is_idle=is_idle)
 
     def _seen(self, place: Placement) -> Iterable[tuple[WindowGroup, int]]:
         """Each group with the first page that counts as in the window of a row."""

@@ -377,8 +377,8 @@ class RequestTable:
             f"{' + '.join(POOL_TERMS)} = {counts} must add up to {self.num_pages} pages"
         )
         is_idle = self.num_free_rows == len(self.pages) - 1
-        for kind in self._cache.kinds:
-            kind.check(is_idle=is_idle and not self.num_kept)
+        for states in self.states:
+            states.check(is_idle=is_idle and not self.num_kept)
         if is_idle:
             assert self.num_kept or not self._cache.num_protected, "a prefix is locked, but no request runs"
             assert self.num_kept or not self.num_uncached_pages, "a row has pages, but no request runs"

@@ -166,13 +166,13 @@ def test_nobody_is_told_after_the_end_or_who_does_not_look(monkeypatch):
     monkeypatch.setattr(tree_log, "MAX_CHANGES", 50)
     traffic = Traffic(3)
     log, copy = TreeLog(traffic.cache), TreeCopy()
-    assert not traffic.cache._observers
+    assert not traffic.cache._observers._each
     take(log, copy)
-    assert traffic.cache._observers == (log,)
+    assert traffic.cache._observers._each == (log,)
     log.look(STOP, with_tokens=False)
-    assert not traffic.cache._observers
+    assert not traffic.cache._observers._each
     take(log, copy)
-    while traffic.cache._observers:  # until too much has changed
+    while traffic.cache._observers._each:  # until too much has changed
         traffic.act()
     assert take(log, copy) is None
     assert told(copy) == tree_of(traffic.cache)
