@@ -554,7 +554,6 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
         max_prefill_tokens=config.max_prefill_tokens,
         max_bypass_tokens=config.max_bypass_tokens,
         max_queued=config.max_queued_requests,
-        has_windows=settings.model.has_windows,
         embeds=settings.embedder is not None,
         vision=settings.vision,
     )

@@ -14,7 +14,10 @@ class RowStates(Protocol):
     """What rows have of one kind of state, or of several. `RequestTable` tells it of each row."""
 
     def admit(self, place: Placement, match: PrefixMatch) -> None:
-        """Notes that a row goes on behind a cached prefix, all of which can be used."""
+        """Notes that a row goes on behind a cached prefix, all of which can be used.
+
+        That of a joined request begins behind the branches, whose states are kept for it (`Placement.before`).
+        """
         ...
 
     def move(self, places: Sequence[Placement], num_next: int) -> None:
@@ -52,9 +55,10 @@ class WindowRows:
 
     def admit(self, place: Placement, match: PrefixMatch) -> None:
         """See `RowStates`."""
-        place.seen_from = [max(len(match.pages) - group.num_needed, 0) for group in self._groups]
-        for group, first in zip(self._groups, place.seen_from, strict=True):
+        firsts = [max(len(match.pages) - group.num_needed, 0) for group in self._groups]
+        for group, first in zip(self._groups, firsts, strict=True):
             group.use(match.pages[first:])
+        place.seen_from = [place.first_page + first for first in firsts]
 
     def move(self, places: Sequence[Placement], num_next: int) -> None:
         """See `RowStates`. Other pages can get the parts behind the windows.

@@ -192,7 +192,10 @@ class RequestTable:
         stem = self._cache.match(running.key[:num_prefix], request.namespace)
         before = (KeptPrefix(self._cache.lock(stem), stem.pages, np.empty(0, np.int32)), *branches)
         self.num_kept += 1
-        match = self._cache.match(running.key[num_whole * size : running.match_limit], running.namespace)
+        key = running.key[num_whole * size : running.match_limit]
+        match = self._cache.match(key, running.namespace)
+        if (num_usable := self._cache.usable_len(match)) < match.num_tokens:
+            match = self._cache.match(key[:num_usable], running.namespace)
         lock, num_there = self._cache.lock(match), num_whole + len(match.pages)
         self.pages[row, num_whole:num_there] = match.pages
         if (num_copied := self.pages_for(num_joined) - num_there) > 0:
@@ -201,7 +204,10 @@ class RequestTable:
             target = np.arange(num_there * size, num_joined)
             target = self.pages[row, target // size] * size + target % size
             self.copies[row] = source[num_there * size :].astype(np.int32), target.astype(np.int32)
-        return Placement(row, lock, num_there, max(num_there * size, num_joined), before=before, first_page=num_whole)
+        place = Placement(row, lock, num_there, max(num_there * size, num_joined), before=before, first_page=num_whole)
+        for states in self.states:
+            states.admit(place, match)
+        return place
 
     def explain(self, running: RunningRequest, place: Placement) -> CacheReport:
         """Says why the cached prefix of a request that was just admitted ends where it does; in tokens of its row."""
@@ -243,7 +249,6 @@ class RequestTable:
         pages, own = row[first_page:num_pages].copy(), row[place.num_tree_pages : num_pages].copy()
         states = [states.keep(place, yields=yields) for states in self.states]
         if keeps_own:
-            assert not self.windows, "joined requests need layers that see all tokens"
             place.num_dispatched = place.num_tree_pages * self.page_size
         self.release(place)
         self.num_kept += 1
