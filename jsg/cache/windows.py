@@ -8,12 +8,13 @@ group. Tree, rows and requests know pages; what parts these have stands here, an
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.kinds import PrefixMatch
+from jsg.window import Window
 
 SPARE_ENTRIES = 1024
 """How many stale entries the queue of a group may have, beside one for each of its parts."""
@@ -35,19 +36,19 @@ class WindowGroup:
     not in use is in the queue once with the turn that `_turns` names. Entries with other turns are stale.
 
     Attributes:
-        window: How many last positions a token sees, with its own.
-        num_needed: How many pages before the end of a cached prefix must have parts, so that the prefix can go on.
+        window: Which tokens a token sees.
+        num_needed: How many pages before the end of a cached prefix may have to have parts: see `first_needed`.
         parts: int32, by page the number of its part; 0 for none.
         num_evictable: Parts outside of all windows.
         num_in_use: Parts that a window reaches.
         num_yielding: Parts in use that only holds reach.
     """
 
-    def __init__(self, window: int, num_pages: int, num_parts: int, page_size: int):
+    def __init__(self, window: Window, num_pages: int, num_parts: int, page_size: int):
         """Starts without parts. The pages are those of tokens, page 0 included, and the parts include part 0."""
-        assert window >= 1, f"a window has its own position at least, but got {window}"
+        assert window.length >= 1, f"a window has its own position at least, but got {window}"
         self.window = window
-        self.num_needed = -(-(window - 1) // page_size)
+        self.num_needed = -(-(window.length - 1) // page_size)
         self.parts = np.zeros(num_pages, np.int32)
         self.num_evictable = self.num_in_use = self.num_yielding = 0
         self._page_size = page_size
@@ -82,7 +83,14 @@ class WindowGroup:
 
     def first_seen(self, position: int) -> int:
         """The first page that a request may still read whose next token is at `position`, or at the one before."""
-        return max(position - self.window, 0) // self._page_size
+        return max(self.window.first(position - 1), 0) // self._page_size
+
+    def first_needed(self, num_pages: Any) -> Any:
+        """The first page of a cached prefix of so many that must have a part, so that the prefix can go on.
+
+        All behind it must, too. It is one number of pages, or an array of them.
+        """
+        return np.maximum(self.window.first(num_pages * self._page_size), 0) // self._page_size
 
     def growth(self, num_there: int, num_more: int, num_next: int) -> int:
         """See `StateKind`. A window grows up to its size, and reaches all tokens of a step beside."""
@@ -95,17 +103,13 @@ class WindowGroup:
         return self._num_usable(match.pages[: num_tokens // self._page_size]) * self._page_size
 
     def _num_usable(self, pages: np.ndarray) -> int:
-        """How many leading pages of a cached prefix can be used: the most behind which no part is missing.
-
-        Only the last `num_needed` of them need parts.
-        """
+        """How many leading pages of a cached prefix can be used: the most of which those that are needed have parts."""
         count = len(pages)
-        if (self.parts[pages[max(count - self.num_needed, 0) :]] > 0).all():
+        if (self.parts[pages[self.first_needed(count) :]] > 0).all():
             return count
-        missing = np.flatnonzero(self.parts[pages] == 0)
-        starts, ends = np.append(0, missing + 1), np.append(missing, count)
-        is_enough = (ends - starts >= self.num_needed) | (starts == 0)
-        return int(ends[is_enough].max())
+        ends = np.arange(count + 1)
+        behind_missing = np.maximum.accumulate(np.append(0, np.where(self.parts[pages] == 0, ends[1:], 0)))
+        return int(np.flatnonzero(self.first_needed(ends) >= behind_missing)[-1])
 
     def observe(self, told: Callable[[np.ndarray, int], None]) -> None:
         """See `StateKind`."""
@@ -152,7 +156,7 @@ class WindowGroup:
         ends = [np.empty(0, np.int32)]
         for match in matches:
             count = self._num_usable(match.pages)
-            ends.append(match.pages[max(count - self.num_needed, 0) : count])
+            ends.append(match.pages[self.first_needed(count) : count])
         pages = np.unique(np.concatenate(ends))
         pages = pages[self._users[pages] == 0]
         self.use(pages)
@@ -275,7 +279,7 @@ class GroupedAllocator(PageAllocator):
             group.drop(pages)
 
 
-def make_allocator(num_pages: Mapping[int | None, int], page_size: int, *, has_layers: bool) -> PageAllocator:
+def make_allocator(num_pages: Mapping[Window | None, int], page_size: int, *, has_layers: bool) -> PageAllocator:
     """What hands out pages. By window they are those of its group, and for None all pages, with the dump page each."""
     total = num_pages[None]
     windows = [

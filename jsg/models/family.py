@@ -1,20 +1,42 @@
 """A family: what the fields of its `config.json` mean. No JAX."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 from jsg.fields import Fields
-from jsg.models.spec import ModelSpec
+from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec
+from jsg.models.latent_spec import LatentSpec
+from jsg.models.parts import (
+    MAX_LAYERS,
+    SLIDING,
+    all_full,
+    num_layers,
+    read_attention,
+    read_experts,
+    read_feed_forward,
+    read_kinds,
+    read_norm,
+    read_window,
+    require_values,
+    with_unread,
+)
+from jsg.models.rope_fields import context_field, read_context
+from jsg.models.spec import LayerSpec, ModelSpec
 from jsg.models.without_effect import refuse_unknown
 
 CAUSAL_RULE = "be true, for a token sees only those before it"
 
+_Attention = AttentionSpec | LatentSpec
+_Block = FeedForwardSpec | ExpertsSpec
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How one family reads its `config.json`.
+    """How one family reads its `config.json`. It is made as a `variant` of another.
+
+    A part that differs by layer is a sequence with one for each.
 
     Attributes:
         architecture: Its name in `architectures`.
@@ -23,18 +45,48 @@ class Family:
         defaults: Each field that it reads, with the value of an absent one, which is that of the configuration class in
             transformers: files leave fields out. A null is not an absence: it says "none", which only some fields can
             be.
-        spec: From the fields, with the defaults of those that are absent, to the model.
+        only: Fields with their only supported value, which an absent one and a null have too.
         ignored: Fields that have no effect in this family.
         aliases: Another name of a field → its name.
+        attention: Attention without windows: what `read_attention` is given, or a function. It may differ by layer, or
+            by kind in a mapping.
+        kinds: The kind of each layer's attention, one of `LAYER_KINDS`, or what `read_kinds` is given.
+        mlp: The feed-forward block: what `read_feed_forward` is given, or `read_experts`, or a function. It may differ
+            by layer.
+        norms: Field of `LayerSpec` → name of the norm.
+        norm: What `read_norm` is given.
+        scales_context: Whether `max_position_embeddings` is without the factor by which rope is scaled.
+        later_layers: The field that says how many layers a checkpoint may have behind the last. They predict later
+            tokens, and nothing reads them.
+        model: The model, made of the one with these layers.
     """
 
     architecture: str
     model_type: str
+    other_types: tuple[str, ...] = ()
     defaults: Mapping[str, Any]
-    spec: Callable[[Fields], ModelSpec]
+    only: Mapping[str, Any]
     ignored: AbstractSet[str] = frozenset()
-    other_types: AbstractSet[str] = frozenset()
-    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    aliases: Mapping[str, str]
+    attention: Mapping[str, Any] | Callable[[Fields], _Attention | Mapping[str, _Attention] | Sequence[_Attention]]
+    kinds: int | str | Callable[[Fields], Sequence[str]] = all_full
+    mlp: Mapping[str, Any] | Callable[[Fields], _Block | Sequence[_Block]]
+    norms: Mapping[str, str]
+    norm: Mapping[str, Any]
+    scales_context: bool = True
+    later_layers: str | None = None
+    model: Callable[[Fields, ModelSpec], ModelSpec] = lambda config, model: model
+
+    def variant(self, *, defaults: Mapping[str, Any], without: str = "", **changes: Any) -> "Family":
+        """The family that differs from this one in these attributes.
+
+        Args:
+            defaults: Those that differ or are new.
+            without: The fields of this family that the other does not read, with spaces between them.
+            **changes: Other attributes.
+        """
+        kept = {name: value for name, value in self.defaults.items() if name not in without.split()}
+        return dataclasses.replace(self, defaults={**kept, **defaults}, **changes)
 
     def read(self, config: Fields) -> ModelSpec:
         """The model of a file.
@@ -44,16 +96,88 @@ class Family:
                 supported, or it has a field that the family does not read and that may change the answers.
         """
         model_type = config.get("model_type", self.model_type)
-        is_own = model_type == self.model_type or model_type in self.other_types
+        is_own = model_type in (self.model_type, *self.other_types)
         config.require(is_own, "model_type", f"be {self.model_type}", model_type)
         is_causal = config.over({"is_causal": True}).get("is_causal")  # transformers takes a null as false
         config.require(is_causal is True, "is_causal", CAUSAL_RULE, is_causal)
-        refuse_unknown(config, {*self.defaults, *self.aliases, *self.ignored}, self.architecture)
+        refuse_unknown(config, {*self.defaults, *self.only, *self.aliases, *self.ignored}, self.architecture)
         renamed = {name: config.get(alias) for alias, name in self.aliases.items() if config.get(alias) is not None}
         own_code = config.section("auto_map")
         if own_code and any(name.startswith("AutoModel") for name in own_code.names()):
             config.notes.append(
                 f"{self.architecture} is computed as in transformers; auto_map's Python code is never run"
             )
-        model = self.spec(config.over(self.defaults).under(renamed))
-        return dataclasses.replace(model, architecture=self.architecture, notes=tuple(config.notes))
+        require_values(config, self.only)
+        config = config.over(self.defaults).under(renamed)
+        model = self.model(config, self._plain_model(config))
+        return dataclasses.replace(model, notes=tuple(config.notes))
+
+    def _plain_model(self, config: Fields) -> ModelSpec:
+        count, windows = num_layers(config), {}
+        attention = self.attention(config) if callable(self.attention) else read_attention(config, **self.attention)
+        mlps = _of_each(self.mlp(config) if callable(self.mlp) else _read_mlp(config, **self.mlp), count)
+        norms: dict[str, Any] = {place: read_norm(config, name, **self.norm) for place, name in self.norms.items()}
+        kinds = self.kinds(config) if callable(self.kinds) else read_kinds(config, self.kinds)
+        if SLIDING in kinds:
+            windows[SLIDING] = {"window": read_window(config)}
+        by_layer = [attention[kind] for kind in kinds] if isinstance(attention, Mapping) else _of_each(attention, count)
+        layers = tuple(
+            LayerSpec(attention=dataclasses.replace(each, **windows.get(kind, {})), mlp=mlp, **norms)
+            for each, mlp, kind in zip(by_layer, mlps, kinds, strict=True)
+        )
+        ropes = {layer.attention.rope for layer in layers} - {None}
+        rope = ropes.pop() if len(ropes) == 1 else None
+        model = ModelSpec(
+            architecture=self.architecture,
+            vocab_size=config.integer("vocab_size"),
+            hidden_size=config.integer("hidden_size"),
+            layers=layers,
+            final_norm=read_norm(config, "model.norm", **self.norm),
+            max_position_embeddings=read_context(config, rope) if self.scales_context else context_field(config),
+            tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
+            eos_token_ids=config.token_ids("eos_token_id"),
+            bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
+        )
+        if self.later_layers is None:
+            return model
+        later = config.integer(self.later_layers, default=0, low=0, high=MAX_LAYERS)
+        numbers = "|".join(str(layer) for layer in range(count, count + later))
+        return with_unread(model, rf"model\.layers\.({numbers})\..*")
+
+
+def _read_mlp(config: Fields, **given: Any) -> FeedForwardSpec | ExpertsSpec:
+    return read_experts(config, **given) if "count_field" in given else read_feed_forward(config, **given)
+
+
+def _of_each[Part](part: Part | Sequence[Part], count: int) -> Sequence[Part]:
+    """The part of each layer."""
+    return part if isinstance(part, Sequence) else [part] * count
+
+
+PLAIN = Family(
+    architecture="",
+    model_type="",
+    defaults={
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    only={},
+    aliases={},
+    attention={},
+    mlp={},
+    norms={"before_attention": "input_layernorm", "before_mlp": "post_attention_layernorm"},
+    norm={},
+)
+"""What most families are a variant of: Llama without biases."""

@@ -1,4 +1,4 @@
-"""Reads tensors piece by piece into the memory of a parameter on a CPU, where that memory is the host's.
+"""Reads tensors piece by piece into the memory of a parameter on the host. See `assemble.py`.
 
 Beside the parameter a host holds one piece for each thread, however large a tensor is. A tensor that is quantised and
 lies in columns in its file is held whole, because a whole row decides a scale.

@@ -178,12 +178,11 @@ def resolve_kv_dtype(name: str, dtype: jnp.dtype) -> jnp.dtype:
 
 def _fill(model: nnx.Module, reader: Reader, num_bytes_read: Callable[[], int], progress: Progress | None) -> None:
     """Gives every parameter its values, one after another."""
-    params, is_in_place = list(_parameters(model)), jax.default_backend() == "cpu"
+    params = list(_parameters(model))
     with concurrent.futures.ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "load") as pool:
         for done, param in enumerate(params, start=1):
-            origin = param.get_metadata("origin")
-            value = assemble(param.get_value(), origin, reader, pool, is_in_place=is_in_place)
-            param.set_value(jax.block_until_ready(value))  # else tensors that are still being sent would pile up
+            value = assemble(param.get_value(), param.get_metadata("origin"), reader, pool)
+            param.set_value(jax.block_until_ready(value))  # else arrays that are still being sent would pile up
             if progress is not None:
                 progress(done, len(params), num_bytes_read())
 

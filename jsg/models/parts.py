@@ -4,17 +4,26 @@ A family takes these, and replaces what is different in its own.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 from jsg.fields import Fields
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
-from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, NormSpec, RopeSpec, RouterSpec
-from jsg.models.latent_spec import LatentSpec
-from jsg.models.rope_fields import MAX_CONTEXT_LEN, context_field, read_context, read_rope
-from jsg.models.spec import LayerSpec, ModelSpec
+from jsg.models.block_spec import (
+    AttentionSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    NormSpec,
+    QueryKeyNormSpec,
+    RopeSpec,
+    RouterSpec,
+    SharedExpertSpec,
+)
+from jsg.models.rope_fields import MAX_CONTEXT_LEN, read_rope
+from jsg.models.spec import ModelSpec
 from jsg.models.without_effect import ROPE_DICTS
+from jsg.window import Window
 
 MAX_LAYERS = 1024
 MAX_HEADS = 4096
@@ -24,97 +33,86 @@ FULL, SLIDING = LAYER_KINDS = ("full_attention", "sliding_attention")
 """Kinds of layers: a token sees all positions before it, or those of a window."""
 
 
-def read_model(
-    config: Fields,
-    layers: Iterable[LayerSpec],
-    final_norm: NormSpec | None = None,
-    *,
-    scales_context: bool = True,
-) -> ModelSpec:
-    """A model of these layers.
-
-    Args:
-        config: The fields of the file.
-        layers: The transformer blocks.
-        final_norm: The norm behind them; None for one of the root mean square.
-        scales_context: Without it the file says how long a sequence with scaled rope may be.
-    """
-    layers = tuple(layers)
-    ropes = {layer.attention.rope for layer in layers} - {None}
-    rope = ropes.pop() if len(ropes) == 1 else None
-    return ModelSpec(
-        architecture="",  # `Family.read` knows it
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=config.integer("hidden_size"),
-        layers=layers,
-        final_norm=final_norm or read_norm(config, "model.norm"),
-        max_position_embeddings=read_context(config, rope) if scales_context else context_field(config),
-        tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
-        eos_token_ids=config.token_ids("eos_token_id"),
-        bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
-    )
-
-
 def num_layers(config: Fields) -> int:
     """How many layers the model has."""
     return config.integer("num_hidden_layers", high=MAX_LAYERS)
 
 
-def read_layer(config: Fields, attention: AttentionSpec | LatentSpec, mlp: FeedForwardSpec | ExpertsSpec) -> LayerSpec:
-    """A layer with a norm before each of its two blocks."""
-    return LayerSpec(
-        before_attention=read_norm(config, "input_layernorm"),
-        attention=attention,
-        before_mlp=read_norm(config, "post_attention_layernorm"),
-        mlp=mlp,
-    )
+def read_norm(config: Fields, name: str, *, eps_field: str = "rms_norm_eps", **own: Any) -> NormSpec:
+    """The norm of this name, with other fields of `NormSpec`."""
+    return NormSpec(name=name, eps=read_eps(config, eps_field), **own)
 
 
-def with_windows(layer: LayerSpec, windows: Iterable[int | None]) -> Iterable[LayerSpec]:
-    """A layer for each window, which differs in nothing else."""
-    return (
-        dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=window)) for window in windows
-    )
-
-
-def read_norm(config: Fields, name: str) -> NormSpec:
-    """The norm of this name."""
-    return NormSpec(name=name, eps=read_eps(config))
-
-
-def read_eps(config: Fields) -> float:
+def read_eps(config: Fields, name: str = "rms_norm_eps") -> float:
     """What norms add to the mean square."""
-    return config.number("rms_norm_eps", low=0.0, high=1.0)
+    return config.number(name, low=0.0, high=1.0)
 
 
 def read_attention(
     config: Fields,
-    own_rope_fields: AbstractSet[str] = frozenset(),
     *,
     is_partial: bool = False,
     is_interleaved: bool = False,
+    own_rope_fields: AbstractSet[str] = frozenset(),
+    **of_heads: Any,
 ) -> AttentionSpec:
-    """Attention with rope, without windows, norms and biases.
+    """Attention with rope.
 
     Args:
         config: The fields.
-        own_rope_fields: Fields of rope that the family reads itself.
         is_partial: Whether the family may turn a part of each head.
         is_interleaved: Whether it turns neighbours together.
+        own_rope_fields: Fields of rope that the family reads itself.
+        **of_heads: What `read_heads` is given.
     """
-    heads = read_heads(config)
+    heads = read_heads(config, **of_heads)
     rope = read_rope(config, own_rope_fields, heads.head_dim, is_partial=is_partial)
     return dataclasses.replace(heads, rope=dataclasses.replace(rope, is_interleaved=is_interleaved))
 
 
-def read_heads(config: Fields) -> AttentionSpec:
-    """Attention without rope, windows, norms and biases."""
+def read_heads(
+    config: Fields,
+    *,
+    bias: str | bool = False,
+    qkv_bias: str | bool = False,
+    output_bias: str | bool = False,
+    scale: str | None = None,
+    qk_norm: Mapping[str, Any] | None = None,
+    **own: Any,
+) -> AttentionSpec:
+    """Attention without rope.
+
+    Args:
+        config: The fields.
+        bias: Whether all four projections have biases, or the field that says so.
+        qkv_bias: The same of queries, keys and values.
+        output_bias: The same of the projection after attention.
+        scale: The field that has the scale; None for 1/√head_dim.
+        qk_norm: How queries and keys are normed: fields of `QueryKeyNormSpec`. None for not at all.
+        **own: Other fields of `AttentionSpec`.
+    """
     width, heads = config.integer("hidden_size"), config.integer("num_attention_heads", high=MAX_HEADS)
     kv_heads = config.integer("num_key_value_heads", default=heads, high=MAX_HEADS)
     config.require(heads % kv_heads == 0, "num_key_value_heads", f"divide {heads} heads", kv_heads)
     head_dim = config.integer("head_dim", default=max(width // heads, 1), high=MAX_HEAD_DIM)
     config.require(head_dim % 2 == 0, "head_dim", "be even, for rope turns pairs", head_dim)
-    return AttentionSpec(heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=head_dim**-0.5, rope=None)
+    has_bias = is_on(config, bias)
+    plain = AttentionSpec(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5 if scale is None else config.number(scale),
+        rope=None,
+        qk_norm=None if qk_norm is None else QueryKeyNormSpec(eps=read_eps(config), **qk_norm),
+        qkv_bias=has_bias or is_on(config, qkv_bias),
+        output_bias=has_bias or is_on(config, output_bias),
+    )
+    return dataclasses.replace(plain, **own)
+
+
+def is_on(config: Fields, switch: str | bool) -> bool:
+    """Whether a switch is on: the field of this name, or one that the file does not have."""
+    return switch if isinstance(switch, bool) else config.flag(switch, default=False)
 
 
 def read_ropes(config: Fields, thetas: Mapping[str, float], head_dim: int) -> dict[str, RopeSpec]:
@@ -139,52 +137,100 @@ def read_ropes(config: Fields, thetas: Mapping[str, float], head_dim: int) -> di
     return ropes
 
 
-def of_kinds(
-    config: Fields, kinds: Iterable[str], attention: AttentionSpec, ropes: Mapping[str, RopeSpec | None]
-) -> list[AttentionSpec]:
-    """The attention of each layer, which differs by its kind: in its rope, and in its window."""
-    kinds = list(kinds)
-    windows = {SLIDING: read_window(config)} if SLIDING in kinds else {}
-    by_kind = {
-        kind: dataclasses.replace(attention, rope=rope, window=windows.get(kind)) for kind, rope in ropes.items()
-    }
-    return [by_kind[kind] for kind in kinds]
+def by_kind(attention: AttentionSpec, ropes: Mapping[str, RopeSpec | None]) -> dict[str, AttentionSpec]:
+    """The attention of each kind of layer, which differs by its rope."""
+    return {kind: dataclasses.replace(attention, rope=rope) for kind, rope in ropes.items()}
 
 
-def read_layer_kinds(config: Fields, full_every: int) -> list[str]:
-    """The kind of each layer's attention. If the file does not say, every so-manyth is full, and the others slide."""
-    default = [SLIDING if layer % full_every else FULL for layer in range(1, num_layers(config) + 1)]
-    return read_layer_types(config) or default
+def all_full(config: Fields) -> list[str]:
+    """The kind of each layer in a family without windows."""
+    return [FULL] * num_layers(config)
 
 
-def read_feed_forward(config: Fields, *, is_fused: bool = False) -> FeedForwardSpec:
-    """The gated block, without biases. If it is fused, one tensor has the gates and what they let through."""
+def read_kinds(config: Fields, full_every: int | str) -> list[str]:
+    """The kind of each layer's attention.
+
+    Args:
+        config: The fields.
+        full_every: If the file does not say, every so-manyth layer is full, and the others slide. A string is the field
+            that has the number.
+    """
+    if (kinds := read_layer_types(config)) is not None:
+        return kinds
+    step = full_every if isinstance(full_every, int) else config.integer(full_every, high=MAX_LAYERS)
+    return [SLIDING if layer % step else FULL for layer in range(1, num_layers(config) + 1)]
+
+
+def read_switched_kinds(config: Fields, slides: Callable[[Fields, int], bool]) -> list[str]:
+    """The kind of each layer's attention in a family with a switch of windows.
+
+    Args:
+        config: The fields.
+        slides: Whether the layer of this number has a window, if the switch is on and the file does not name kinds.
+    """
+    kinds, count = read_layer_types(config), num_layers(config)
+    if config.get("sliding_window") is None or not is_on(config, "use_sliding_window"):
+        config.require(SLIDING not in (kinds or ()), "layer_types", "name no sliding_attention without a window", kinds)
+        return [FULL] * count
+    return kinds or [SLIDING if slides(config, layer) else FULL for layer in range(count)]
+
+
+def read_feed_forward(config: Fields, *, bias: str | bool = False, is_fused: bool = False) -> FeedForwardSpec:
+    """The gated block.
+
+    Args:
+        config: The fields.
+        bias: Whether its projections have biases, or the field that says so.
+        is_fused: One tensor has the gates and what they let through.
+    """
     require_silu(config)
-    block = FeedForwardSpec(inner=config.integer("intermediate_size"))
+    block = FeedForwardSpec(inner=config.integer("intermediate_size"), has_bias=is_on(config, bias))
     return dataclasses.replace(block, gate="mlp.gate_up_proj", up="mlp.gate_up_proj") if is_fused else block
 
 
 def read_experts(
-    config: Fields, count_field: str, inner_field: str, per_token_field: str = "num_experts_per_tok"
+    config: Fields,
+    count_field: str,
+    inner_field: str,
+    per_token_field: str = "num_experts_per_tok",
+    *,
+    choice: Mapping[str, Any] | None = None,
+    router: Mapping[str, Any] | None = None,
+    **own: Any,
 ) -> ExpertsSpec:
-    """Experts whose weights sum to one."""
+    """Experts whose weights sum to one, unless the family says otherwise.
+
+    Args:
+        config: The fields.
+        count_field: The field with their number.
+        inner_field: The field with their width.
+        per_token_field: The field that says how many a token uses.
+        choice: Fields of `ChoiceSpec`.
+        router: Fields of `RouterSpec`.
+        **own: Fields of `ExpertsSpec`.
+    """
     require_silu(config)
     count = config.integer(count_field, high=MAX_EXPERTS)
-    per_token = config.integer(per_token_field, high=count)
-    router = RouterSpec(choice=ChoiceSpec(per_token=per_token))
-    return ExpertsSpec(count=count, inner=config.integer(inner_field), router=router)
+    chosen = ChoiceSpec(per_token=config.integer(per_token_field, high=count), **(choice or {}))
+    routed = RouterSpec(choice=chosen, **(router or {}))
+    return ExpertsSpec(count=count, inner=config.integer(inner_field), router=routed, **own)
+
+
+def shared_expert(name: str, inner: int, gate: str | None = None) -> SharedExpertSpec:
+    """A block of these tensors that every token uses."""
+    block = FeedForwardSpec(inner=inner, gate=f"{name}.gate_proj", up=f"{name}.up_proj", down=f"{name}.down_proj")
+    return SharedExpertSpec(block=block, gate=gate)
+
+
+def read_shared_experts(config: Fields, count_field: str, inner: int) -> SharedExpertSpec | None:
+    """The block that every token uses, which is as wide as several experts of this width; None for none of them."""
+    count = config.integer(count_field, low=0, high=MAX_EXPERTS)
+    return shared_expert("mlp.shared_experts", count * inner) if count else None
 
 
 def with_unread(model: ModelSpec, pattern: str) -> ModelSpec:
     """A text model in whose checkpoints tensors of this pattern may be, which nothing reads: see `TensorNames`."""
     return dataclasses.replace(model, names=dataclasses.replace(model.names, unread=pattern))
-
-
-def later_layers(config: Fields, count_field: str) -> str:
-    """The pattern of the tensors of so many layers behind the last, which predict later tokens."""
-    count, first = config.integer(count_field, default=0, low=0, high=MAX_LAYERS), num_layers(config)
-    numbers = "|".join(str(layer) for layer in range(first, first + count))
-    return rf"model\.layers\.({numbers})\..*"
 
 
 def require_values(config: Fields, values: Mapping[str, Any]) -> None:
@@ -201,9 +247,9 @@ def require_silu(config: Fields) -> None:
     config.require(is_silu, "hidden_act", "be silu, the only supported activation", activation)
 
 
-def read_window(config: Fields) -> int:
-    """How many last positions a token sees, in a layer with a window."""
-    return config.integer("sliding_window", high=MAX_CONTEXT_LEN)
+def read_window(config: Fields) -> Window:
+    """The last tokens, in a layer with a window."""
+    return Window(config.integer("sliding_window", high=MAX_CONTEXT_LEN))
 
 
 def read_layer_types(config: Fields) -> list[str] | None:

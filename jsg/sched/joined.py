@@ -41,7 +41,7 @@ MIN_AT_ONCE = 8
 def check_joined(request: Request, table: RequestTable) -> None:
     """Raises RequestError for a joined request that can never run."""
     if table.windows:
-        _check_windows(request, min(group.window for group in table.windows), table.page_size)
+        _check_windows(request, min(group.window.length for group in table.windows), table.page_size)
     num_branches, num_prefix = len(spans(request)), request.joined[0]
     if num_branches * num_prefix > MAX_COPIED_TOKENS:
         raise RequestError(

@@ -129,7 +129,7 @@ class RunningRequest:
 
     Attributes:
         request: What the client asked for. Of a branch it says everything but the tokens.
-        arrival: Its number in the order of arrival.
+        arrival: Its place in the order of arrival, in which a post with many prompts is spread (see `Rounds`).
         tokens: int32, prompt and committed output; `num_known` of them are real. Before the first output it may be the
             array of the prompt, which all answers to it share; `make_room` gives the request its own.
         num_prompt: Prompt tokens.

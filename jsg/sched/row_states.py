@@ -55,7 +55,7 @@ class WindowRows:
 
     def admit(self, place: Placement, match: PrefixMatch) -> None:
         """See `RowStates`."""
-        firsts = [max(len(match.pages) - group.num_needed, 0) for group in self._groups]
+        firsts = [int(group.first_needed(len(match.pages))) for group in self._groups]
         for group, first in zip(self._groups, firsts, strict=True):
             group.use(match.pages[first:])
         place.seen_from = [place.first_page + first for first in firsts]

@@ -20,7 +20,6 @@ from jsg.errors import GrammarError, QueueFullError, RequestError
 from jsg.sched.admission import AdmissionEstimate
 from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
 from jsg.sched.batching import Batcher
-from jsg.sched.bypass import BypassLedger
 from jsg.sched.config import SchedulerConfig, check_positions, check_request
 from jsg.sched.drafts import add_drafts
 from jsg.sched.lifecycle import Lifecycle, placement
@@ -60,7 +59,6 @@ class Scheduler:
         self.totals = requests.totals
         self._cache = cache
         self._config = config
-        self._ledger = BypassLedger(config.max_bypass_tokens)
         self._estimate = AdmissionEstimate(config.conservativeness)
         self._batcher = Batcher(config.buckets, self.table)
         self._num_in_flight = 0
@@ -276,10 +274,8 @@ class Scheduler:
         """The earliest arrival without a row, if more tokens than the bound have passed it."""
         under_way = self.joins.first_under_way(self.running) if len(self.joins) else None
         candidates = [r for r in (self.waiting.oldest(), under_way) if r is not None]
-        if self._requests.live:  # in order of arrival
-            self._ledger.forget_before(next(iter(self._requests.live.values())).first_arrival)
         oldest = min(candidates, key=lambda r: r.arrival, default=None)
-        return oldest if oldest is not None and self._ledger.is_overdue(oldest.arrival) else None
+        return oldest if oldest is not None and self._requests.ledger.is_overdue(oldest.whole.arrival) else None
 
     def _admit(self, running: RunningRequest, now_s: float) -> bool:
         """Gives a request a row with its cached prefix, if there should be memory for the rest; else returns False."""
@@ -359,7 +355,7 @@ class Scheduler:
         place.is_prefilling = place.num_dispatched < running.num_known
         samples = not place.is_prefilling and running.request.sampling.max_new_tokens > 0
         place.num_in_flight += samples
-        self._ledger.record(running.arrival, num_new)
+        self._requests.ledger.record(running.whole.arrival, num_new)
         chunks.append(
             BatchEntry(
                 running,

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from jsg.cache.kinds import PrefixMatch
 from jsg.cache.node import Root
 from jsg.cache.windows import GroupedAllocator, WindowGroup
+from jsg.window import Window
 from tests.cache.integrity import check_allocator
 
 
@@ -15,8 +16,8 @@ def _pages(*pages: int) -> np.ndarray:
     return np.array(pages, np.int32)
 
 
-def make(window: int = 3, num_pages: int = 20, num_parts: int = 8, page_size: int = 1):
-    group = WindowGroup(window, num_pages, num_parts, page_size)
+def make(window: int = 3, num_pages: int = 20, num_parts: int = 8, page_size: int = 1, *, is_aligned: bool = False):
+    group = WindowGroup(Window(window, is_aligned), num_pages, num_parts, page_size)
     return group, GroupedAllocator(num_pages, (group,), has_layers=True)
 
 
@@ -105,6 +106,32 @@ def test_a_prefix_can_be_used_as_far_as_its_last_window_is_there(window: int, pa
     allocator.allocate(len(gone))
     assert np.flatnonzero(group.parts[pages] == 0).tolist() == sorted(gone)
     assert group.num_usable(match(pages, page_size), 10 * page_size) == usable * page_size
+
+
+@pytest.mark.parametrize(
+    ("window", "page_size", "gone", "usable"),
+    [
+        (4, 1, [0, 1, 2, 3, 4, 5, 6, 7], 10),  # the last window began at 8
+        (4, 1, [8], 8),  # where a window begins, nothing before is seen
+        (4, 1, [8, 7], 8),
+        (4, 1, [8, 4, 3, 2], 8),
+        (5, 1, list(range(10)), 10),
+        (7, 4, [7], 10),  # a window begins at token 35, inside of page 8, and the one before it at 28, with page 7
+        (7, 4, [9, 7], 9),
+        (7, 4, [8], 8),
+        (7, 4, [8, 7, 6], 7),
+        (100, 1, [9], 9),
+        (100, 1, [0], 0),
+    ],
+)
+def test_of_a_window_that_is_aligned_only_what_is_in_it_is_needed(window: int, page_size: int, gone: list, usable: int):
+    group, allocator = make(window, num_pages=30, num_parts=11, page_size=page_size, is_aligned=True)
+    pages = allocator.allocate(10)
+    group.leave(pages)
+    group.use(np.delete(pages, gone))
+    allocator.allocate(len(gone))
+    assert group.num_usable(match(pages, page_size), 10 * page_size) == usable * page_size
+    assert [group.first_seen(position) for position in (0, window, window + 1)] == [0, 0, window // page_size]
 
 
 def test_pages_of_the_tree_get_the_parts_that_they_lack():

@@ -4,7 +4,6 @@ A process of its own, because JAX decides how many CPU devices it makes up when 
 runs, each {"directory", "count", "groups", "options"} and what else is asked for. Standard output has their results:
 
 - "piece_bytes": tensors are read and rounded in pieces of so many bytes, or one row;
-- "is_sent": several devices are filled as accelerators are;
 - "is_measured": memory is measured, and nothing is compared.
 """
 
@@ -20,8 +19,7 @@ import numpy as np
 from flax import nnx
 
 from bench.load import AnonymousPeak
-from jsg.models import checkpoint, in_place, loading
-from jsg.models.assemble import assemble
+from jsg.models import checkpoint, in_place
 from jsg.models.checkpoint import Checkpoint
 from jsg.models.config import read_spec
 from jsg.models.loading import load_model
@@ -50,10 +48,6 @@ def are_slices(leaf: jax.Array, whole: np.ndarray) -> bool:
     return all(np.array_equal(shard.data, whole[shard.index]) for shard in leaf.addressable_shards)
 
 
-def sent(*arguments: Any, is_in_place: bool) -> Any:
-    return assemble(*arguments, is_in_place=False)
-
-
 @functools.cache
 def kept(directory: Path, config: ModelSpec, options: tuple[tuple[str, Any], ...]) -> list[tuple[str, jax.Array]]:
     checkpoint.PIECE_BYTES, in_place.ROUNDED_BYTES = PIECE_BYTES, ROUNDED_BYTES  # and not those of the run before
@@ -72,7 +66,6 @@ def compare(directory: Path, run: dict[str, Any]) -> dict[str, Any]:
     whole = on_one_device(directory, config, options)
     checkpoint.PIECE_BYTES = run.get("piece_bytes", PIECE_BYTES)
     in_place.ROUNDED_BYTES = run.get("piece_bytes", ROUNDED_BYTES)
-    loading.assemble = sent if run.get("is_sent") else assemble
     num_read = 0
     read = Checkpoint.read
 

@@ -25,8 +25,8 @@ ROUNDED = 8 * MIB
 """Pieces in float32 while they are rounded, of each thread."""
 
 
-PIECES, SENT = {"piece_bytes": 600}, {"is_sent": True}
-"""Pieces of a few rows, which end inside of heads where they may; and what accelerators do."""
+PIECES = {"piece_bytes": 600}
+"""Pieces of a few rows, which end inside of heads where they may."""
 INT8, INT4, FP8 = ({"quantization": name} for name in ("int8", "int4", "fp8"))
 BFLOAT16 = {"dtype": "bfloat16"}
 
@@ -40,7 +40,7 @@ def run(count: int, options: dict[str, Any] | None = None, **others: Any) -> dic
 
 FAST: dict[str, Loads] = {
     "heads": ("llama_gqa_head_dim", None, [run(4), run(4, **PIECES)]),  # each of two is there twice
-    "own": ("qwen2", None, [run(2), run(2, **SENT)]),
+    "own": ("qwen2", None, [run(2)]),
     "bits": ("mixtral_three_of_five", None, [run(2, INT8, piece_bytes=3000)]),
     "4 bits": ("wide", None, [run(2, INT4, piece_bytes=3000)]),
     "experts": ("mixtral", None, [run(4, groups=2)]),
@@ -48,31 +48,25 @@ FAST: dict[str, Loads] = {
     "parts": ("phi3", None, [run(2), run(2, **PIECES)]),  # of fused tensors, in another order
 }
 SLOW: dict[str, Loads] = {
-    "heads": ("llama_gqa_head_dim", None, [run(4, **SENT)]),
-    "dummy": ("llama_biases", None, [run(2, {"load_format": "dummy"}), run(2, {"load_format": "dummy"}, **SENT)]),
-    "bits": ("mixtral_three_of_five", None, [run(4, INT8, **SENT)]),
-    "fp8": ("mixtral", None, [run(2, FP8, **SENT)]),
+    "dummy": ("llama_biases", None, [run(2, {"load_format": "dummy"})]),
     "bfloat16": ("qwen3_biases", None, [run(4, BFLOAT16, **PIECES)]),
     "experts": ("mixtral", None, [run(2, groups=2), run(4, groups=4)]),
     "experts in 8 bits": ("mixtral", None, [run(4, INT8, groups=4)]),
     "4 bits": ("wide", None, [run(4, INT4, **PIECES)]),
     "experts in 4 bits": ("wide experts", None, [run(2, INT4, groups=2)]),
-    "4 bits for four": ("wide", 4, [run(2, INT4, **SENT)]),
-    "for one": ("llama_gqa_head_dim", 1, [run(2), run(2, **SENT)]),
+    "for one": ("llama_gqa_head_dim", 1, [run(2)]),
     "for four": ("llama_gqa_head_dim", 4, [run(2, INT8)]),
-    "converted parts": ("phi3", 2, [run(2), run(2, **SENT)]),
-    "parts": ("glm4", None, [run(2, **SENT), run(2, INT8), run(2, {"load_format": "dummy"})]),
+    "converted parts": ("phi3", 2, [run(2)]),
+    "parts": ("glm4", None, [run(2, INT8), run(2, {"load_format": "dummy"})]),
 }
 LONG: dict[str, Loads] = {
     "bits": ("mixtral_three_of_five", None, [run(4, INT8, **PIECES)]),
     "fp8": ("mixtral", None, [run(2, FP8), run(2, FP8, **PIECES)]),
-    "bfloat16": ("qwen3_biases", None, [run(4, BFLOAT16), run(4, BFLOAT16, **SENT)]),
+    "bfloat16": ("qwen3_biases", None, [run(4, BFLOAT16)]),
     "experts in 8 bits": ("mixtral", None, [run(4, FP8, groups=2)]),
-    "4 bits": ("wide", None, [run(4, INT4, **SENT)]),
-    "experts in 4 bits": ("wide experts", None, [run(2, INT4, **PIECES), run(2, INT4, **SENT)]),
+    "experts in 4 bits": ("wide experts", None, [run(2, INT4, **PIECES)]),
     "4 bits for four": ("wide", 4, [run(2, INT4)]),
     "for one": ("llama_gqa_head_dim", 1, [run(4), run(2, INT8)]),
-    "for four": ("llama_gqa_head_dim", 4, [run(2, **SENT)]),
 }
 LOADS = {"fast": FAST, "slow": SLOW, "long": LONG}
 

@@ -14,9 +14,8 @@ from safetensors.numpy import save_file
 
 from jsg.errors import ModelError
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
-from jsg.models import checkpoint, in_place, loading
+from jsg.models import checkpoint, in_place
 from jsg.models import convert as convert_module
-from jsg.models.assemble import assemble
 from jsg.models.block_spec import (
     AttentionSpec,
     ExpertsSpec,
@@ -161,10 +160,10 @@ def expected(directory: Path, quantization: str) -> list[np.ndarray]:
     return leaves(load_model(directory, PLAIN, quantization=quantization))
 
 
-WAYS = [("pieces", "none"), ("pieces", "int8"), ("sent", "int4"), ("orbax", "none")]
+WAYS = [("pieces", "none"), ("pieces", "int8"), ("whole", "int4"), ("orbax", "none")]
 SLOW_WAYS = [
     (way, rounded)
-    for way in ("whole", "pieces", "sent", "orbax")
+    for way in ("whole", "pieces", "orbax")
     for rounded in ("none", "int8", "int4")
     if (way, rounded) not in WAYS
 ]
@@ -185,8 +184,6 @@ def test_parts_are_loaded_as_tensors_of_their_own(directories, monkeypatch, tmp_
     if way == "pieces":
         monkeypatch.setattr(checkpoint, "PIECE_BYTES", 600)
         monkeypatch.setattr(in_place, "ROUNDED_BYTES", 600)
-    if way == "sent":
-        monkeypatch.setattr(loading, "assemble", lambda *args, is_in_place: assemble(*args, is_in_place=False))
     found = leaves(load_model(directory, MADE, quantization=quantization))
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):

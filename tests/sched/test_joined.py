@@ -16,6 +16,7 @@ from jsg.config import POLICIES
 from jsg.errors import ContextLengthError, JsgError, QueueFullError, RequestError
 from jsg.sched import joined as joined_requests
 from jsg.types import FinishType, Request, SamplingParams
+from jsg.window import Window
 from tests.sched.integrity import check_scheduler
 from tests.sched.simulated import Answer, EngineShape, SimulatedEngine
 from tests.sched.test_position_jumps import engine_out_of_words
@@ -423,7 +424,7 @@ def test_what_cannot_fit_is_refused():
 
 def test_a_joined_prompt_fits_in_all_windows_or_is_refused():
     total = len(joined("", max_new=0).input_ids)
-    for windows in ((total + 4,), (total + 4, 100)):
+    for windows in ((Window(total + 4),), (Window(total + 4, is_aligned=True), Window(100))):
         engine = make_engine(num_pages=200, windows=windows, part_rate=0.7)
         with pytest.raises(RequestError, match=rf"sliding window of {total + 4} tokens.* have {total + 5} tokens"):
             engine.add(joined("long", max_new=6))
@@ -432,10 +433,10 @@ def test_a_joined_prompt_fits_in_all_windows_or_is_refused():
             engine.run_until_idle()
         assert engine.answers["again"].cached_tokens == total - 1
         engine.check_answers()
-    engine = make_engine(windows=(total,), page_size=4, part_rate=0.7)
+    engine = make_engine(windows=(Window(total),), page_size=4, part_rate=0.7)
     with pytest.raises(RequestError, match="pages of one token, but --page-size is 4"):
         engine.add(joined("pages", max_new=1))
-    engine = make_engine(num_pages=200, windows=(20,), chunk=8, part_rate=0.0, has_cache=False)
+    engine = make_engine(num_pages=200, windows=(Window(20),), chunk=8, part_rate=0.0, has_cache=False)
     with pytest.raises(RequestError, match="must fit in the 28 pages"):
         engine.add(joined("parts", PREFIX[:8], ((1, 2, 3), (2, 3, 4), (3, 4, 5)), max_new=1))
 
@@ -486,7 +487,7 @@ def test_random_traffic_with_joined_prompts_in_windows(num_examples: int):
     """Layers with a window, which some joined prompts fit in, and for which parts of pages are short."""
 
     def play_in_windows(data: st.DataObject) -> None:
-        windows = data.draw(st.sampled_from([(16,), (30,), (12, 40)]))
+        windows = data.draw(st.sampled_from([(Window(16),), (Window(30, is_aligned=True),), (Window(12), Window(40))]))
         play(data, {"windows": windows, "part_rate": data.draw(st.sampled_from([0.0, 0.5, 0.8]))})
 
     hypothesis.settings(max_examples=num_examples)(hypothesis.given(st.data())(play_in_windows))()

@@ -9,10 +9,11 @@ import pytest
 from jsg.cache.block_events import BlockRecorder, BlocksCleared, BlocksRemoved, BlocksStored
 from jsg.cache.node import Node
 from jsg.types import Request
+from jsg.window import Window
 from tests.sched.simulated import EngineShape, SimulatedEngine
 from tests.sched.test_scheduler import make_request
 
-WINDOW = 4
+WINDOW = Window(4)
 BLOCK = 2
 """Pages of a block of events."""
 
@@ -136,7 +137,13 @@ def test_routers_are_told_of_blocks_that_are_of_use(page_size: int):
     num_back = 0
     for seed in range(3):
         rng = random.Random(seed)
-        shape = EngineShape(num_pages=80, page_size=page_size, max_running=3, windows=(3, 6), part_rate=0.4)
+        shape = EngineShape(
+            num_pages=80,
+            page_size=page_size,
+            max_running=3,
+            windows=(Window(3), Window(6), Window(5, is_aligned=True)),
+            part_rate=0.4,
+        )
         engine = SimulatedEngine(shape)
         router = Router(engine)
         for index in range(30):

@@ -3,47 +3,28 @@
 import dataclasses
 
 from jsg.fields import Fields
-from jsg.models.block_spec import NormSpec
-from jsg.models.families import llama
-from jsg.models.family import Family
-from jsg.models.parts import (
-    FULL,
-    MAX_LAYERS,
-    SLIDING,
-    of_kinds,
-    read_attention,
-    read_feed_forward,
-    read_layer_kinds,
-    read_model,
-)
-from jsg.models.spec import LayerSpec, ModelSpec
+from jsg.models.block_spec import AttentionSpec
+from jsg.models.family import PLAIN
+from jsg.models.parts import FULL, SLIDING, by_kind, read_attention
+from jsg.models.spec import ModelSpec
 
 
-def spec(config: Fields) -> ModelSpec:
-    """`attention_bias` means all four projections of attention. A head is as wide as the number of heads makes it."""
-    has_bias = config.flag("attention_bias", default=False)
-    attention = read_attention(config.under({"head_dim": None}), is_interleaved=True)
-    attention = dataclasses.replace(attention, qkv_bias=has_bias, output_bias=has_bias)
-    kinds = read_layer_kinds(config, config.integer("sliding_window_pattern", high=MAX_LAYERS))
-    mlp, norm = read_feed_forward(config), _layer_norm(config, "input_layernorm")
-    layers = [
-        LayerSpec(before_attention=norm, attention=layer, mlp=mlp, is_parallel=True)
-        for layer in of_kinds(config, kinds, attention, {SLIDING: attention.rope, FULL: None})
-    ]
-    model = read_model(config, layers, _layer_norm(config, "model.norm"))
-    return dataclasses.replace(model, logit_factor=config.number("logit_scale"))
+def attention(config: Fields) -> dict[str, AttentionSpec]:
+    """The attention of each kind of layer. A head is as wide as the number of heads makes it."""
+    plain = read_attention(config.under({"head_dim": None}), bias="attention_bias", is_interleaved=True)
+    return by_kind(plain, {SLIDING: plain.rope, FULL: None})
 
 
-def _layer_norm(config: Fields, name: str) -> NormSpec:
-    eps = config.number("layer_norm_eps", low=0.0, high=1.0)
-    return NormSpec(name=name, eps=eps, is_wide=True, is_centred=True)
+def model(config: Fields, plain: ModelSpec) -> ModelSpec:
+    """The model whose blocks read the same."""
+    layers = tuple(dataclasses.replace(layer, is_parallel=True) for layer in plain.layers)
+    return dataclasses.replace(plain, layers=layers, logit_factor=config.number("logit_scale"))
 
 
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="Cohere2ForCausalLM",
     model_type="cohere2",
-    defaults={name: value for name, value in llama.DEFAULTS.items() if name != "rms_norm_eps"}
-    | {
+    defaults={
         "vocab_size": 256000,
         "hidden_size": 8192,
         "intermediate_size": 22528,
@@ -60,9 +41,14 @@ FAMILY = Family(
         "bos_token_id": 5,
         "eos_token_id": 255001,
     },
-    spec=spec,
+    without="rms_norm_eps",
     ignored=frozenset(
         "layer_switch order_of_interleaved_layers position_embedding_type rotary_pct use_embedding_sharing "
         "use_gated_activation use_parallel_block use_parallel_embedding".split()
     ),
+    attention=attention,
+    kinds="sliding_window_pattern",
+    norms={"before_attention": "input_layernorm"},
+    norm={"eps_field": "layer_norm_eps", "is_wide": True, "is_centred": True},
+    model=model,
 )

@@ -5,28 +5,16 @@ import math
 
 from jsg.fields import Fields
 from jsg.models.block_spec import NormSpec
-from jsg.models.families import glm4_moe, llama
-from jsg.models.family import Family
+from jsg.models.families import glm4_moe
 from jsg.models.latent_spec import LatentSpec
-from jsg.models.parts import MAX_HEAD_DIM, MAX_HEADS, later_layers, read_layer, read_model, with_unread
+from jsg.models.parts import MAX_HEAD_DIM, MAX_HEADS
 from jsg.models.rope_fields import read_rope, rope_section
-from jsg.models.spec import ModelSpec
 
 LATENT_EPS = 1e-6
 """What the norms of ranks add to the mean square, whatever the file says of other norms."""
 
 
-def spec(config: Fields) -> ModelSpec:
-    """The layers that predict later tokens are not read."""
-    for name, only in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1)):
-        value = config.get(name)
-        config.require(value in (None, only), name, f"be {only}", value)
-    attention = _attention(config)
-    model = read_model(config, [read_layer(config, attention, mlp) for mlp in glm4_moe.blocks(config)])
-    return with_unread(model, later_layers(config, "num_nextn_predict_layers"))
-
-
-def _attention(config: Fields) -> LatentSpec:
+def attention(config: Fields) -> LatentSpec:
     """`attention_bias` means the projections of the residual stream to ranks, and the one after attention."""
     heads = config.integer("num_attention_heads", high=MAX_HEADS)
     kv_heads = config.integer("num_key_value_heads", default=heads, high=MAX_HEADS)
@@ -59,12 +47,12 @@ def _growth(config: Fields, rope_type: str) -> float:
     return 0.1 * scaling.number("mscale_all_dim") * math.log(scaling.number("factor")) + 1.0
 
 
-FAMILY = Family(
+FAMILY = glm4_moe.FAMILY.variant(
     architecture="DeepseekV3ForCausalLM",
     model_type="deepseek_v3",
-    other_types=frozenset({"kimi_k2"}),
-    defaults={name: value for name, value in llama.DEFAULTS.items() if name != "head_dim"}
-    | {
+    other_types=("kimi_k2",),
+    only={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
+    defaults={
         "vocab_size": 129280,
         "hidden_size": 7168,
         "intermediate_size": 18432,
@@ -74,7 +62,6 @@ FAMILY = Family(
         "max_position_embeddings": 4096,
         "bos_token_id": 0,
         "eos_token_id": 1,
-        "attention_bias": False,
         "q_lora_rank": 1536,
         "kv_lora_rank": 512,
         "qk_nope_head_dim": 128,
@@ -83,19 +70,13 @@ FAMILY = Family(
         "rope_interleave": True,
         "moe_intermediate_size": 2048,
         "n_routed_experts": 256,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 8,
         "n_group": 8,
         "topk_group": 4,
         "first_k_dense_replace": 3,
-        "norm_topk_prob": True,
         "routed_scaling_factor": 2.5,
-        "num_nextn_predict_layers": 1,
-        "scoring_func": None,
-        "topk_method": None,
-        "moe_layer_freq": None,
+        "rms_norm_eps": 1e-6,
     },
-    spec=spec,
+    without="head_dim partial_rotary_factor use_qk_norm",
     ignored=frozenset({"head_dim", "qk_head_dim", "ep_size", "seq_aux", "aux_loss_alpha"}),
-    aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
+    attention=attention,
 )

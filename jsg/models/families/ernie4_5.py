@@ -1,28 +1,11 @@
-"""ERNIE 4.5, dense (0.3B): Llama in which neighbours are turned together."""
+"""ERNIE 4.5, dense (0.3B): Llama in which neighbours are turned together. `use_bias` means all projections."""
 
-import dataclasses
+from jsg.models.family import PLAIN
 
-from jsg.fields import Fields
-from jsg.models.families import llama
-from jsg.models.family import Family
-from jsg.models.parts import num_layers, read_attention, read_feed_forward, read_layer, read_model
-from jsg.models.spec import ModelSpec
-
-
-def spec(config: Fields) -> ModelSpec:
-    """`use_bias` means all projections."""
-    has_bias = config.flag("use_bias", default=False)
-    attention = read_attention(config, is_interleaved=True)
-    attention = dataclasses.replace(attention, qkv_bias=has_bias, output_bias=has_bias)
-    mlp = dataclasses.replace(read_feed_forward(config), has_bias=has_bias)
-    return read_model(config, [read_layer(config, attention, mlp)] * num_layers(config))
-
-
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="Ernie4_5ForCausalLM",
     model_type="ernie4_5",
-    defaults=llama.DEFAULTS
-    | {
+    defaults={
         "vocab_size": 103424,
         "hidden_size": 1024,
         "intermediate_size": 3072,
@@ -36,5 +19,6 @@ FAMILY = Family(
         "use_bias": False,
         "tie_word_embeddings": True,
     },
-    spec=spec,
+    attention={"bias": "use_bias", "is_interleaved": True},
+    mlp={"bias": "use_bias"},
 )

@@ -1,89 +1,62 @@
 """GLM-4.5, 4.6 and 4.7: experts by sigmoids that a bias changes for the choice, and half of each head with rope."""
 
-import dataclasses
-
 from jsg.fields import Fields
-from jsg.kernels_pallas.choice_spec import ChoiceSpec
-from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec, QueryKeyNormSpec, SharedExpertSpec
-from jsg.models.families import llama
-from jsg.models.family import Family
+from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec
+from jsg.models.family import PLAIN
 from jsg.models.parts import (
     MAX_EXPERTS,
     MAX_LAYERS,
-    later_layers,
+    is_on,
     num_layers,
     read_attention,
-    read_eps,
     read_experts,
     read_feed_forward,
-    read_layer,
-    read_model,
-    with_unread,
+    read_shared_experts,
 )
-from jsg.models.spec import ModelSpec
 
 LEAST_SUM = 1e-20
 """What transformers adds to the sum of weights."""
 
 
-def spec(config: Fields) -> ModelSpec:
-    """`attention_bias` means queries, keys and values. The layers that predict later tokens are not read."""
-    attention = dataclasses.replace(
-        read_attention(config, is_partial=True),
-        qkv_bias=config.flag("attention_bias", default=False),
-        qk_norm=QueryKeyNormSpec(eps=read_eps(config)) if config.flag("use_qk_norm", default=False) else None,
-    )
-    model = read_model(config, [read_layer(config, attention, mlp) for mlp in blocks(config)])
-    return with_unread(model, later_layers(config, "num_nextn_predict_layers"))
+def attention(config: Fields) -> AttentionSpec:
+    """Attention that may have norms."""
+    norms = {} if is_on(config, "use_qk_norm") else None
+    return read_attention(config, qkv_bias="attention_bias", qk_norm=norms, is_partial=True)
 
 
-def blocks(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
-    """The feed-forward block of each layer. The first ones have no experts."""
-    experts = read_experts(config, "n_routed_experts", "moe_intermediate_size")
-    router = dataclasses.replace(
-        experts.router,
-        choice=read_choice(config, experts),
-        choice_bias="mlp.gate.e_score_correction_bias",
-        rounds_weights=False,
+def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
+    """The feed-forward block of each layer. The first ones have no experts. Others choose from the best groups."""
+    count = config.integer("n_routed_experts", high=MAX_EXPERTS)
+    groups = config.integer("n_group", high=MAX_EXPERTS)
+    kept = config.integer("topk_group", high=groups)
+    length, inner = count // groups, config.integer("moe_intermediate_size")
+    is_even = count % groups == 0 and (length >= 2 or kept == groups)
+    config.require(is_even, "n_group", f"divide {count} experts into groups of at least two", groups)
+    experts = read_experts(
+        config,
+        "n_routed_experts",
+        "moe_intermediate_size",
+        choice={
+            "score": "sigmoid",
+            "groups": groups,
+            "kept_groups": kept,
+            "is_renormed": config.flag("norm_topk_prob", default=True),
+            "least_sum": LEAST_SUM,
+            "factor": config.number("routed_scaling_factor"),
+        },
+        router={"choice_bias": "mlp.gate.e_score_correction_bias", "rounds_weights": False},
+        shared=read_shared_experts(config, "n_shared_experts", inner),
     )
-    num_shared = config.integer("n_shared_experts", low=0, high=MAX_EXPERTS)
-    shared = shared_experts(num_shared * experts.inner) if num_shared else None
-    experts = dataclasses.replace(experts, router=router, shared=shared)
+    per_token = experts.router.choice.per_token
+    config.require(kept * length >= per_token, "topk_group", f"be groups of at least {per_token} experts", kept)
     dense = config.integer("first_k_dense_replace", low=0, high=MAX_LAYERS)
     return [read_feed_forward(config) if layer < dense else experts for layer in range(num_layers(config))]
 
 
-def read_choice(config: Fields, experts: ExpertsSpec) -> ChoiceSpec:
-    """The choice by sigmoids, from the best groups."""
-    groups = config.integer("n_group", high=MAX_EXPERTS)
-    kept = config.integer("topk_group", high=groups)
-    length, per_token = experts.count // groups, experts.router.choice.per_token
-    is_even = experts.count % groups == 0 and (length >= 2 or kept == groups)
-    config.require(is_even, "n_group", f"divide {experts.count} experts into groups of at least two", groups)
-    config.require(kept * length >= per_token, "topk_group", f"be groups of at least {per_token} experts", kept)
-    return ChoiceSpec(
-        per_token=per_token,
-        score="sigmoid",
-        groups=groups,
-        kept_groups=kept,
-        is_renormed=config.flag("norm_topk_prob", default=True),
-        least_sum=LEAST_SUM,
-        factor=config.number("routed_scaling_factor"),
-    )
-
-
-def shared_experts(inner: int) -> SharedExpertSpec:
-    """The block that every token uses, of the width of several experts."""
-    name = "mlp.shared_experts"
-    block = FeedForwardSpec(inner=inner, gate=f"{name}.gate_proj", up=f"{name}.up_proj", down=f"{name}.down_proj")
-    return SharedExpertSpec(block=block)
-
-
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="Glm4MoeForCausalLM",
     model_type="glm4_moe",
-    defaults=llama.DEFAULTS
-    | {
+    defaults={
         "vocab_size": 151552,
         "intermediate_size": 10944,
         "num_hidden_layers": 46,
@@ -108,6 +81,8 @@ FAMILY = Family(
         "routed_scaling_factor": 1.0,
         "num_nextn_predict_layers": 1,
     },
-    spec=spec,
     aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
+    attention=attention,
+    mlp=mlp,
+    later_layers="num_nextn_predict_layers",
 )

@@ -3,38 +3,25 @@
 import dataclasses
 
 from jsg.fields import Fields
-from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
-from jsg.models.families import llama
-from jsg.models.family import Family
-from jsg.models.parts import num_layers, read_attention, read_feed_forward, read_layer, read_model
+from jsg.models.family import PLAIN
 from jsg.models.spec import ModelSpec
 
 
-def spec(config: Fields) -> ModelSpec:
-    """The model of a file."""
-    has_bias = config.flag("mlp_bias", default=False)
-    return model_of(config, dataclasses.replace(read_feed_forward(config), has_bias=has_bias))
-
-
-def model_of(config: Fields, mlp: FeedForwardSpec | ExpertsSpec) -> ModelSpec:
-    """Granite with this block. `attention_bias` means all four projections of attention."""
-    has_bias = config.flag("attention_bias", default=False)
-    scale = config.number("attention_multiplier")
-    attention = dataclasses.replace(read_attention(config), scale=scale, qkv_bias=has_bias, output_bias=has_bias)
-    layer = read_layer(config, attention, mlp)
-    layer = dataclasses.replace(layer, residual_factor=config.number("residual_multiplier"))
+def model(config: Fields, plain: ModelSpec) -> ModelSpec:
+    """The model with its factors."""
+    factor = config.number("residual_multiplier")
     return dataclasses.replace(
-        read_model(config, [layer] * num_layers(config)),
+        plain,
+        layers=tuple(dataclasses.replace(layer, residual_factor=factor) for layer in plain.layers),
         embedding_factor=config.number("embedding_multiplier"),
         logit_factor=1 / config.number("logits_scaling"),
     )
 
 
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="GraniteForCausalLM",
     model_type="granite",
-    defaults=llama.DEFAULTS
-    | {
+    defaults={
         "attention_bias": False,
         "mlp_bias": False,
         "embedding_multiplier": 1.0,
@@ -42,5 +29,7 @@ FAMILY = Family(
         "residual_multiplier": 1.0,
         "attention_multiplier": 1.0,
     },
-    spec=spec,
+    attention={"bias": "attention_bias", "scale": "attention_multiplier"},
+    mlp={"bias": "mlp_bias"},
+    model=model,
 )

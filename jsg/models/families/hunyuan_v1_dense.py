@@ -3,28 +3,18 @@
 import dataclasses
 
 from jsg.fields import Fields
-from jsg.models.block_spec import QueryKeyNormSpec, RopeSpec
-from jsg.models.families import llama
-from jsg.models.family import Family
-from jsg.models.parts import num_layers, read_eps, read_feed_forward, read_heads, read_layer, read_model
+from jsg.models.block_spec import AttentionSpec, RopeSpec
+from jsg.models.family import PLAIN
+from jsg.models.parts import read_heads
 from jsg.models.rope_fields import read_rope, rope_section
-from jsg.models.spec import ModelSpec
+
+NORMS = {"query": "self_attn.query_layernorm", "key": "self_attn.key_layernorm", "is_late": True}
 
 
-def spec(config: Fields) -> ModelSpec:
-    """`attention_bias` means all four projections of attention."""
-    has_bias = config.flag("attention_bias", default=False)
-    heads = read_heads(config)
-    attention = dataclasses.replace(
-        heads,
-        rope=_rope(config, heads.head_dim),
-        qk_norm=QueryKeyNormSpec(
-            query="self_attn.query_layernorm", key="self_attn.key_layernorm", eps=read_eps(config), is_late=True
-        ),
-        qkv_bias=has_bias,
-        output_bias=has_bias,
-    )
-    return read_model(config, [read_layer(config, attention, read_feed_forward(config))] * num_layers(config))
+def attention(config: Fields) -> AttentionSpec:
+    """Attention with rope of its own."""
+    heads = read_heads(config, bias="attention_bias", qk_norm=NORMS)
+    return dataclasses.replace(heads, rope=_rope(config, heads.head_dim))
 
 
 def _rope(config: Fields, head_dim: int) -> RopeSpec:
@@ -39,15 +29,15 @@ def _rope(config: Fields, head_dim: int) -> RopeSpec:
     return read_rope(config.under({"rope_scaling": None, "rope_parameters": plain}), head_dim=head_dim)
 
 
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="HunYuanDenseV1ForCausalLM",
     model_type="hunyuan_v1_dense",
-    defaults=llama.DEFAULTS | {"vocab_size": 290943, "rms_norm_eps": 1e-5, "attention_bias": False},
-    spec=spec,
+    defaults={"vocab_size": 290943, "rms_norm_eps": 1e-5, "attention_bias": False},
     ignored=frozenset(
         # Of other programs and of other models of the same code. `use_cla`, keys of other layers, is refused.
         "attention_head_dim cla_share_factor class_num dense_list enable_lm_head_fp32 im_end_id im_newline_id "
         "im_start_id mask_init_id norm_type org_vocab_size pad_id pool_type text_end_id text_start_id "
         "use_rotary_pos_emb".split()
     ),
+    attention=attention,
 )

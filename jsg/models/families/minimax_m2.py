@@ -1,67 +1,36 @@
 """MiniMax-M2 and M2.x: experts by sigmoids, norms over all heads together, and rope on a part of each head."""
 
-import dataclasses
-
 from jsg.fields import Fields
-from jsg.kernels_pallas.choice_spec import ChoiceSpec
-from jsg.models.block_spec import QueryKeyNormSpec
-from jsg.models.families import llama, mixtral
-from jsg.models.family import Family
-from jsg.models.parts import (
-    MAX_HEAD_DIM,
-    later_layers,
-    num_layers,
-    read_attention,
-    read_eps,
-    read_experts,
-    read_layer,
-    read_model,
-    require_values,
-    with_unread,
-)
-from jsg.models.spec import ModelSpec
-
-ALWAYS = {
-    "scoring_func": "sigmoid",
-    "use_routing_bias": True,
-    "use_qk_norm": True,
-    "qk_norm_type": "per_layer",
-    "layernorm_full_attention_beta": 1.0,
-    "layernorm_mlp_beta": 1.0,
-}
-"""Fields of published files that name a switch, and its only value that transformers computes."""
+from jsg.models.block_spec import AttentionSpec
+from jsg.models.families import mixtral
+from jsg.models.family import PLAIN
+from jsg.models.parts import MAX_HEAD_DIM, read_attention
 
 
-def spec(config: Fields) -> ModelSpec:
+def attention(config: Fields) -> AttentionSpec:
     """`rotary_dim` says how many numbers of a head have rope."""
-    require_values(config, ALWAYS)
     kinds = config.get("attn_type_list", [])
-    config.require(kinds == [1] * len(kinds), "attn_type_list", "be 1 for each layer, which is full attention", kinds)
+    is_full = isinstance(kinds, list) and kinds == [1] * len(kinds)
+    config.require(is_full, "attn_type_list", "be 1 for each layer, which is full attention", kinds)
     head_dim = config.integer("head_dim", high=MAX_HEAD_DIM)
     if config.get("rotary_dim") is not None:
         share = config.integer("rotary_dim", high=head_dim) / head_dim
         config = config.over({"partial_rotary_factor": share})
-    attention = dataclasses.replace(
-        read_attention(config, is_partial=True), qk_norm=QueryKeyNormSpec(eps=read_eps(config), spans_heads=True)
-    )
-    experts = mixtral.named(read_experts(config, "num_local_experts", "intermediate_size"))
-    router = dataclasses.replace(
-        experts.router,
-        choice=ChoiceSpec(per_token=experts.router.choice.per_token, score="sigmoid"),
-        choice_bias="block_sparse_moe.e_score_correction_bias",
-        rounds_weights=False,
-    )
-    layer = read_layer(config, attention, dataclasses.replace(experts, router=router))
-    model = read_model(config, [layer] * num_layers(config))
-    return with_unread(model, later_layers(config, "num_mtp_modules"))
+    return read_attention(config, is_partial=True, qk_norm={"spans_heads": True})
 
 
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="MiniMaxM2ForCausalLM",
     model_type="minimax_m2",
-    defaults=llama.DEFAULTS
-    | dict.fromkeys(ALWAYS)
-    | {
+    only={
+        "scoring_func": "sigmoid",
+        "use_routing_bias": True,
+        "use_qk_norm": True,
+        "qk_norm_type": "per_layer",
+        "layernorm_full_attention_beta": 1.0,
+        "layernorm_mlp_beta": 1.0,
+    },
+    defaults={
         "vocab_size": 200064,
         "hidden_size": 3072,
         "intermediate_size": 1536,
@@ -79,9 +48,21 @@ FAMILY = Family(
         "attn_type_list": None,
         "num_mtp_modules": 0,
     },
-    spec=spec,
     ignored=frozenset(
         "layernorm_linear_attention_beta mlp_intermediate_size mtp_transformer_layers shared_moe_mode use_mtp".split()
     ),
     aliases={"num_experts": "num_local_experts"},
+    attention=attention,
+    mlp={
+        "count_field": "num_local_experts",
+        "inner_field": "intermediate_size",
+        "choice": {"score": "sigmoid"},
+        "router": {
+            "name": "block_sparse_moe.gate",
+            "choice_bias": "block_sparse_moe.e_score_correction_bias",
+            "rounds_weights": False,
+        },
+        **mixtral.TENSORS,
+    },
+    later_layers="num_mtp_modules",
 )

@@ -1,35 +1,27 @@
 """Ministral 3 (3B, 8B, 14B), the text model: Mistral whose queries grow with the position."""
 
-import dataclasses
-
 from jsg.fields import Fields
-from jsg.models.block_spec import QueryScaleSpec
+from jsg.models.block_spec import AttentionSpec, QueryScaleSpec
 from jsg.models.families import mistral
-from jsg.models.family import Family
-from jsg.models.parts import read_attention, read_feed_forward, read_layer, read_model, with_windows
+from jsg.models.parts import read_attention
 from jsg.models.rope_fields import MAX_CONTEXT_LEN, rope_section
-from jsg.models.spec import ModelSpec
 
 BETA = "llama_4_scaling_beta"
 
 
-def spec(config: Fields) -> ModelSpec:
+def attention(config: Fields) -> AttentionSpec:
     """The growth of queries is among the fields of rope."""
     rope = rope_section(config)
-    growth = QueryScaleSpec(
-        beta=rope.number(BETA), length=rope.integer("original_max_position_embeddings", high=MAX_CONTEXT_LEN)
-    )
-    attention = read_attention(config, frozenset({BETA, "max_position_embeddings"}))
-    attention = dataclasses.replace(attention, query_scale=growth)
-    layer = read_layer(config, attention, read_feed_forward(config))
-    return read_model(config, with_windows(layer, mistral.windows(config)))
+    length = rope.integer("original_max_position_embeddings", high=MAX_CONTEXT_LEN)
+    growth = QueryScaleSpec(beta=rope.number(BETA), length=length)
+    own = frozenset({BETA, "max_position_embeddings"})
+    return read_attention(config, own_rope_fields=own, query_scale=growth)
 
 
-FAMILY = Family(
+FAMILY = mistral.FAMILY.variant(
     architecture="Ministral3ForCausalLM",
     model_type="ministral3",
-    defaults=mistral.DEFAULTS
-    | {
+    defaults={
         "vocab_size": 131072,
         "num_hidden_layers": 34,
         "head_dim": 128,
@@ -48,6 +40,5 @@ FAMILY = Family(
             BETA: 0.1,
         },
     },
-    spec=spec,
-    ignored=mistral.FAMILY.ignored,
+    attention=attention,
 )

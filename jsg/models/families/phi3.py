@@ -1,20 +1,18 @@
 """Phi-3, Phi-3.5, Phi-4 and Phi-4-mini, dense: Llama with fused projections, and longrope in models of long context."""
 
-import dataclasses
-
 from jsg.fields import Fields
-from jsg.models.families import llama, mistral
-from jsg.models.family import Family
-from jsg.models.parts import read_attention, read_feed_forward, read_layer, read_model, with_windows
-from jsg.models.spec import ModelSpec
+from jsg.models.block_spec import AttentionSpec
+from jsg.models.families import mistral
+from jsg.models.family import PLAIN
+from jsg.models.parts import read_attention
 from jsg.models.without_effect import ROPE_DICTS
 
 OLD_LONGROPE = ("su", "yarn")
 """What older files call longrope. No Phi-3 has another scaling."""
 
 
-def spec(config: Fields) -> ModelSpec:
-    """The model of a file."""
+def attention(config: Fields) -> AttentionSpec:
+    """Attention by the current name of longrope."""
     for name in ROPE_DICTS:
         section = config.section(name)
         kind = None if section is None else section.get("rope_type", section.get("type", "default"))
@@ -22,16 +20,13 @@ def spec(config: Fields) -> ModelSpec:
             config = config.under({name: {**config.get(name), "rope_type": "longrope"}})
         elif section is not None:
             section.require(kind in ("default", "longrope"), "rope_type", "be default or longrope", kind)
-    attention = dataclasses.replace(read_attention(config, is_partial=True), projections=("self_attn.qkv_proj",) * 3)
-    layer = read_layer(config, attention, read_feed_forward(config, is_fused=True))
-    return read_model(config, with_windows(layer, mistral.windows(config)))
+    return read_attention(config, is_partial=True, projections=("self_attn.qkv_proj",) * 3)
 
 
-FAMILY = Family(
+FAMILY = PLAIN.variant(
     architecture="Phi3ForCausalLM",
     model_type="phi3",
-    defaults=llama.DEFAULTS
-    | {
+    defaults={
         "vocab_size": 32064,
         "hidden_size": 3072,
         "intermediate_size": 8192,
@@ -42,6 +37,8 @@ FAMILY = Family(
         "sliding_window": None,
         "eos_token_id": 32000,
     },
-    spec=spec,
     ignored=frozenset({"use_sliding_window", "full_attn_mod", "interpolate_factor"}),
+    attention=attention,
+    kinds=mistral.kinds,
+    mlp={"is_fused": True},
 )

@@ -1,26 +1,20 @@
 """Qwen3-MoE (30B-A3B, 235B-A22B, Coder): Qwen3 with experts."""
 
-import dataclasses
-
 from jsg.fields import Fields
 from jsg.models.families import qwen2, qwen2_moe, qwen3
-from jsg.models.family import Family
-from jsg.models.parts import read_layer, read_window
-from jsg.models.spec import ModelSpec
+from jsg.models.parts import FULL, SLIDING, is_on, num_layers
 
 
-def spec(config: Fields) -> ModelSpec:
+def kinds(config: Fields) -> list[str]:
     """A window is for all layers, if its switch is on."""
-    has_window = config.get("sliding_window") is not None and config.flag("use_sliding_window", default=False)
-    attention = dataclasses.replace(qwen3.attention(config), window=read_window(config) if has_window else None)
-    return qwen2.read_qwen(config, [read_layer(config, attention, mlp) for mlp in qwen2_moe.blocks(config, None)])
+    has_window = config.get("sliding_window") is not None and is_on(config, "use_sliding_window")
+    return [SLIDING if has_window else FULL] * num_layers(config)
 
 
-FAMILY = Family(
+FAMILY = qwen2.FAMILY.variant(
     architecture="Qwen3MoeForCausalLM",
     model_type="qwen3_moe",
-    defaults={name: value for name, value in qwen2.DEFAULTS.items() if name not in ("max_window_layers", "layer_types")}
-    | qwen2_moe.EXPERTS
+    defaults=qwen2_moe.EXPERTS
     | {
         "hidden_size": 2048,
         "intermediate_size": 6144,
@@ -31,6 +25,9 @@ FAMILY = Family(
         "num_experts": 128,
         "num_experts_per_tok": 8,
     },
-    spec=spec,
+    without="max_window_layers layer_types",
     ignored=frozenset({"max_window_layers", "layer_types"}),
+    attention=qwen3.NORMED,
+    kinds=kinds,
+    mlp=qwen2_moe.blocks,
 )
