@@ -167,11 +167,6 @@ class ModelSpec:
         return tuple(layer.attention.window for layer in self.layers)
 
     @property
-    def has_windows(self) -> bool:
-        """Whether a layer has a window."""
-        return any(window is not None for window in self.layer_windows)
-
-    @property
     def page_groups(self) -> tuple[Window | None, ...]:
         """The windows that layers have, each once, None for all tokens first. Layers of a group have the same pages."""
         windows = set(self.layer_windows)

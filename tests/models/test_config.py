@@ -186,7 +186,7 @@ def test_every_family_is_listed_by_its_name():
 def test_a_null_is_no_absence(tmp_path):
     mistral = {**VARIANTS["mistral_window"], "num_key_value_heads": None, "sliding_window": None, "head_dim": None}
     config = read(tmp_path, mistral)
-    assert (config.layers[0].attention.kv_heads, config.layers[0].attention.head_dim, config.has_windows) == (
+    assert (config.layers[0].attention.kv_heads, config.layers[0].attention.head_dim, any(config.layer_windows)) == (
         4,
         16,
         False,
@@ -398,7 +398,7 @@ def test_windows_of_mistral_and_qwen(tmp_path):
     without_switch = {name: value for name, value in qwen.items() if name != "use_sliding_window"}
     assert read(tmp_path, without_switch).layer_windows == (None, None)
     switched = read(tmp_path, {**qwen, "use_sliding_window": True})
-    assert (switched.layer_windows, switched.has_windows) == ((None, Window(32)), True)
+    assert (switched.layer_windows, any(switched.layer_windows)) == ((None, Window(32)), True)
     named = {**qwen, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
     assert read(tmp_path, named).layer_windows == (Window(32), None)
 
