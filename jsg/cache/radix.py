@@ -370,8 +370,15 @@ class RadixCache:
 
     def usable_at(self, node: Node) -> int:
         """How many tokens of the path to the end of `node` a prompt can use that goes on there."""
+        return self.usable_len(self._match_to(node))
+
+    def is_usable(self, node: Node) -> bool:
+        """Whether it can use all of them."""
+        return not self.kinds or self.usable_len(match := self._match_to(node)) == match.num_tokens
+
+    def _match_to(self, node: Node) -> PrefixMatch:
         pages = _join_pages(_path_to_root(node)[::-1])
-        return self.usable_len(PrefixMatch(pages, node, len(pages) * self.page_size))
+        return PrefixMatch(pages, node, len(pages) * self.page_size)
 
     def usable_of(self, group: WatchGroup) -> int:
         """How many tokens of the cached prefix of its watches can be used."""
