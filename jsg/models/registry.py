@@ -6,6 +6,7 @@ from collections.abc import Collection
 from jsg.errors import ModelError
 from jsg.models.families import (
     cohere2,
+    deepseek_v2,
     deepseek_v3,
     ernie4_5,
     ernie4_5_moe,
@@ -32,6 +33,7 @@ from jsg.models.families import (
     mixtral,
     olmo2,
     olmo3,
+    olmoe,
     phi3,
     qwen2,
     qwen2_moe,
@@ -72,6 +74,7 @@ FAMILIES: dict[str, Family] = {
     "Gemma3ForCausalLM": gemma3.FAMILY,
     "Gemma4ForCausalLM": gemma4.FAMILY,
     "Olmo3ForCausalLM": olmo3.FAMILY,
+    "OlmoeForCausalLM": olmoe.FAMILY,
     "Exaone4ForCausalLM": exaone4.FAMILY,
     "HunYuanDenseV1ForCausalLM": hunyuan_v1_dense.FAMILY,
     "GptOssForCausalLM": gpt_oss.FAMILY,
@@ -79,6 +82,7 @@ FAMILIES: dict[str, Family] = {
     "Glm4ForCausalLM": glm4.FAMILY,
     "GraniteMoeForCausalLM": granitemoe.FAMILY,
     "Glm4MoeForCausalLM": glm4_moe.FAMILY,
+    "DeepseekV2ForCausalLM": deepseek_v2.FAMILY,
     "DeepseekV3ForCausalLM": deepseek_v3.FAMILY,
     "Glm4MoeLiteForCausalLM": glm4_moe_lite.FAMILY,
     "Mistral4ForCausalLM": mistral4.FAMILY,

@@ -91,6 +91,8 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "Exaone4ForCausalLM": (32, 1e4, 1e-5, 2048, {4096, None}, 0),
         "HunYuanDenseV1ForCausalLM": (32, 1e4, 1e-5, 2048, {None}, 1),
         "GraniteMoeForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
+        "OlmoeForCausalLM": (16, 1e4, 1e-5, 4096, {None}, None),
+        "DeepseekV2ForCausalLM": (1, 1e4, 1e-6, 2048, {None}, 1),
         "DeepseekV3ForCausalLM": (1, 1e4, 1e-6, 4096, {None}, 0),
         "Glm4MoeLiteForCausalLM": (1, 1e4, 1e-5, 202752, {None}, 0),
         "Mistral4ForCausalLM": (1, 1e4, 1e-6, 1048576, {None}, 1),
@@ -125,8 +127,10 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
 
     family = FAMILIES[architecture]
     theirs = AutoConfig.for_model(family.model_type)
-    derived = {"layer_types": None, "no_rope_layers": None, "moe_layer_end_index": -1, "per_layer_config": None}
-    values, ours = theirs.to_dict() | derived, dict(family.defaults)
+    values, ours = theirs.to_dict() | {"moe_layer_end_index": -1}, dict(family.defaults)
+    values |= dict.fromkeys(
+        ("layer_types", "no_rope_layers", "moe_layers", "mlp_layer_types", "per_layer_config")
+    )  # derived
     if "full_attention" not in ours.get("rope_parameters", {}):
         ours["rope_theta"] = ours.pop("rope_parameters", {}).get("rope_theta", ours["rope_theta"])
     values |= {name: value for name, value in theirs.rope_parameters.items() if name in ours}
@@ -138,7 +142,8 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
         values.setdefault(name, ours.get(name))
     if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
         values["sliding_window"] = type(theirs).sliding_window
-    derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128, "global_head_dim": 512}
+    derived = {"num_key_value_heads": theirs.num_attention_heads, "num_experts_per_tok": 6}
+    derived |= {"head_dim": 128, "global_head_dim": 512}
     for name, value in ours.items():
         theirs_too = values[name] if name in values else getattr(theirs, name, None)  # some have two names there
         assert (theirs_too or derived.get(name)) == (value or derived.get(name)), name
