@@ -201,8 +201,8 @@ def test_a_device_reads_its_slice_of_a_part(directories, name: str):
         shape, origin = (WIDTH, KV_HEADS, 5 * HEAD_DIM), Origin(sources, 2, transposed=True, split_axis=1)
         factor = 1
     else:
-        tensor, stack = "model.layers.2.experts.both", {"is_stacked": True, "is_transposed": True}
-        sources = of_experts(tensor, EXPERTS, (INNER, WIDTH), turn=1, turns=2, is_interleaved=True, **stack)
+        tensor, stack = "model.layers.2.experts.both", StackSpec(is_transposed=True, is_interleaved=True, suffix="")
+        sources = of_experts(tensor, EXPERTS, (INNER, WIDTH), stack, turn=1, turns=2)
         shape = (EXPERTS, WIDTH, INNER)
         origin = Origin(sources, transposed=True, split_axis=2, expert_axis=0)
         factor = 2
@@ -266,4 +266,4 @@ def test_an_order_of_rows_is_a_rotation(rotated: int | None, is_interleaved: boo
 
 def test_a_source_that_is_a_whole_tensor_has_no_part():
     assert side_by_side(["a", "b"], [4, 2], (3,), (1, 1), (None, None)) == (Source("a", (4, 3)), Source("b", (2, 3)))
-    assert of_experts("e.{expert}", 2, (4, 3)) == (Source("e.0", (4, 3)), Source("e.1", (4, 3)))
+    assert of_experts("e.{expert}", 2, (4, 3)) == (Source("e.0.weight", (4, 3)), Source("e.1.weight", (4, 3)))
