@@ -12,10 +12,11 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
+from jsg.conversion import convert as convert_module
+from jsg.conversion.convert import convert
 from jsg.errors import ModelError
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.models import checkpoint, in_place
-from jsg.models import convert as convert_module
 from jsg.models.block_spec import (
     AttentionSpec,
     ExpertsSpec,
@@ -27,7 +28,6 @@ from jsg.models.block_spec import (
     StackSpec,
 )
 from jsg.models.checkpoint import open_checkpoint
-from jsg.models.convert import convert
 from jsg.models.in_place import fill
 from jsg.models.layers import parameter
 from jsg.models.loading import abstract_model, checkpoint_shapes, load_model
@@ -177,8 +177,8 @@ def test_parts_are_loaded_as_tensors_of_their_own(directories, monkeypatch, tmp_
     directory = directories["made"]
     if way == "orbax":
         monkeypatch.setattr(convert_module, "read_spec", lambda directory: MADE)
-        monkeypatch.setattr("jsg.models.orbax_writer.PIECE_BYTES", 1024)
-        monkeypatch.setattr("jsg.models.orbax_writer.FILE_BYTES", 4096)
+        monkeypatch.setattr("jsg.conversion.orbax_writer.PIECE_BYTES", 1024)
+        monkeypatch.setattr("jsg.conversion.orbax_writer.FILE_BYTES", 4096)
         convert(directory, tmp_path / "orbax", tp_size=2)
         directory = tmp_path / "orbax"
     if way == "pieces":

@@ -10,8 +10,8 @@ import pytest
 from huggingface_hub import constants
 
 from jsg.config import EngineConfig
+from jsg.engine.find import find_model
 from jsg.errors import ModelError
-from jsg.models.find import find_model
 from tests.fake_hub import fake_hub
 from tests.golden.variants import LLAMA
 
