@@ -9,6 +9,7 @@ import numpy as np
 
 from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups
 from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE
+from jsg.window import Window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Case:
     kv_heads: int = 2
     head_dim: int = 32
     page_size: int = 1
-    window: int | None = None
+    window: Window | None = None
     softcap: float | None = None
     has_sinks: bool = False
     shared: tuple[tuple[tuple[int, ...], int], ...] = ()
@@ -49,7 +50,7 @@ CASES = (
     Case("decode-pages-of-16", ((40, 1), (31, 1), (14, 1), (15, 1)), page_size=16),
     Case("decode-pages-of-24", ((100, 1), (22, 1), (23, 1), (24, 1)), page_size=24),
     Case("decode-pages-of-64", ((100, 1), (62, 1), (63, 1), (64, 1)), page_size=64),
-    Case("decode-window", ((300, 1), (3, 1), (140, 1), (32, 1)), window=32),
+    Case("decode-window", ((300, 1), (3, 1), (140, 1), (32, 1)), window=Window(32)),
     Case("decode-softcap", ((30, 1), (200, 1)), softcap=2.0),
     Case("decode-without-padding", ((15, 1), (16, 1), (31, 1), (32, 1), (63, 1), (64, 1), (95, 1)), padding=0),
     Case("prefill-below-a-tile", ((0, 5),)),
@@ -57,10 +58,12 @@ CASES = (
     Case("extend", ((64, 70), (3, 2), (129, 64))),
     Case("mixed", ((40, 1), (200, 1), (10, 65), (0, 3))),
     Case("pages-of-16", ((40, 1), (31, 1), (16, 40), (0, 17)), page_size=16),
-    Case("window", ((300, 1), (3, 1), (140, 90), (0, 80)), window=32),
+    Case("window", ((300, 1), (3, 1), (140, 90), (0, 80)), window=Window(32)),
+    Case("decode-aligned-window", ((279, 1), (39, 1), (40, 1), (3, 1)), window=Window(40, is_aligned=True)),
+    Case("aligned-window", ((300, 1), (40, 1), (130, 90), (0, 80)), page_size=16, window=Window(40, is_aligned=True)),
     Case("softcap", ((30, 1), (9, 20)), softcap=5.0),
     Case("decode-sinks", ((0, 1), (7, 1), (130, 1), (300, 1)), softcap=2.0, has_sinks=True),
-    Case("sinks", ((300, 1), (3, 1), (140, 90), (0, 80)), window=32, has_sinks=True),
+    Case("sinks", ((300, 1), (3, 1), (140, 90), (0, 80)), window=Window(32), has_sinks=True),
     Case(
         "shared",
         ((99, 1), (63, 1), (90, 1), (3, 1), (70, 1), (130, 1), (63, 1)),
@@ -217,7 +220,9 @@ def _by_definition(
         scores = case.softcap * np.tanh(scores / case.softcap)
     is_seen = position <= query_position
     if case.window is not None:
-        is_seen &= position > query_position - case.window
+        length = case.window.length
+        first = query_position // length * length if case.window.is_aligned else query_position + 1 - length
+        is_seen &= position >= first
     scores = np.where(is_seen, scores, -np.inf)
     if sinks is not None:
         scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))], axis=-1)

@@ -42,9 +42,7 @@ logger = logging.getLogger("jsg")
 
 type Engine = Any  # `jsg.engine.offline.engine.Engine`, which imports JAX
 
-CHECK_FAILED = 1
-FAILED = 2
-INTERRUPTED = 130
+CHECK_FAILED, FAILED, INTERRUPTED = 1, 2, 130
 
 CHECK_PROMPT = "The quick brown fox jumps over the lazy dog. " * 4
 CHECK_NEW_TOKENS = 32
@@ -81,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "chat":
                 return _chat(config)
             case _:
-                return _check(config, is_dry=options.dry_run)
+                return _check(config, options)
     except JsgError as error:
         red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
         print(f"{red}jsg: error: {error}{plain}", file=sys.stderr)
@@ -161,6 +159,7 @@ def command_line() -> argparse.ArgumentParser:
     add_command("chat", "talk to a model in the terminal")
     check = add_command("check", "show device and memory, check that a cached prefix changes no answer, time a step")
     check.add_argument("--dry-run", action="store_true", help="say from config.json alone what fits on which card")
+    check.add_argument("--json", action="store_true", help="with --dry-run: print the same as an object")
     precompile = add_command(
         "compile", "compile all programs of a model, so that a start with --programs compiles none", "--out DIR "
     )
@@ -284,8 +283,7 @@ def _engine_config(options: argparse.Namespace) -> EngineConfig:
 
 
 def _given(options: argparse.Namespace, config: type[EngineConfig | ServerConfig]) -> dict[str, Any]:
-    names = {field.name for field in dataclasses.fields(config)}
-    return {name: value for name, value in vars(options).items() if name in names}
+    return {field.name: getattr(options, field.name) for field in dataclasses.fields(config) if field.name in options}
 
 
 def _serve(engine: EngineConfig, server: ServerConfig, started_at: float, log: ServerLog) -> int:
@@ -545,17 +543,18 @@ def _convert(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check(config: EngineConfig, *, is_dry: bool) -> int:
+def _check(config: EngineConfig, options: argparse.Namespace) -> int:
     """Compares the answer with an empty cache and the answer with a full one, and times the step."""
-    if is_dry:
+    if options.dry_run:
         from jsg.engine.dry_run import dry_run
 
-        print(report := dry_run(config))
+        report = dry_run(config)
+        print(json.dumps(report.as_json(), ensure_ascii=False) if options.json else report)
         return CHECK_FAILED if report.problems else 0
-    packages = ("jax", "jaxlib", "flax", "numpy", "tokenizers")
-    print(
-        "versions:", ", ".join([f"jsg {jsg.__version__}"] + [f"{p} {importlib.metadata.version(p)}" for p in packages])
-    )
+    if options.json:
+        raise ConfigError("--json needs --dry-run, but got --json alone; add --dry-run, or leave --json out")
+    versions = [f"{p} {importlib.metadata.version(p)}" for p in ("jax", "jaxlib", "flax", "numpy", "tokenizers")]
+    print("versions:", ", ".join([f"jsg {jsg.__version__}", *versions]))
     with _running_engine(config) as engine:
         print(f"device:   {engine.info.device}, {engine.info.dtype}")
         print(f"model:    {engine.info.model_path}, context of {engine.info.context_length} tokens")

@@ -279,6 +279,8 @@ class Request:
             several outputs may come as one: the first comes at once, the later ones at most ten times a second.
         media: Images and videos, in the order of the tokens that they stand for.
         thought_limit: How long the model may think. The grammar of the request allows thoughts then.
+        post: What all requests of one post have in common; empty for a request that came alone. Posts take turns, so
+            that one with many prompts does not keep the others waiting.
     """
 
     rid: str
@@ -297,11 +299,13 @@ class Request:
     is_streamed: bool = True
     media: tuple[MediaInput, ...] = ()
     thought_limit: ThoughtLimit | None = None
+    post: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "input_ids", PromptIds.of(self.input_ids))
         TokenIds(MAX_TOP_LOGPROBS).read("token_ids_logprob", self.token_ids_logprob)
-        require(isinstance(self.namespace, str), "namespace", "a string", self.namespace)
+        for name in ("namespace", "post"):
+            require(isinstance(getattr(self, name), str), name, "a string", getattr(self, name))
         require(self.sampling.n == 1, "n", "1 in an engine request", self.sampling.n)
         _PRIORITY.read("priority", self.priority)
         _TOP_LOGPROBS.read("top_logprobs_num", self.top_logprobs_num)

@@ -34,7 +34,7 @@ def started(monkeypatch, *arguments: str) -> dict:
 
     monkeypatch.setattr(cli, "ServerLog", lambda log_format, source: None)
     monkeypatch.setattr(cli, "_serve", serve)
-    monkeypatch.setattr(cli, "_check", lambda engine, *, is_dry: got.update(engine=engine) or 0)
+    monkeypatch.setattr(cli, "_check", lambda engine, _: got.update(engine=engine) or 0)
     monkeypatch.setattr(cli, "_compile", lambda engine, out, target, log: got.update(engine=engine) or 0)
     assert cli.main(arguments) == 0
     return got

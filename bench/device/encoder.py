@@ -19,7 +19,7 @@ from bench.device.queued import floor_facts, options, temporary_mib, time_queued
 from bench.roofline import Cost
 from bench.shapes import write_model
 from jsg.engine.device import step
-from jsg.engine.startup import ENCODE_SIZES, OTHER_ENCODE_SIZES
+from jsg.engine.shapes import ENCODE_SIZES, OTHER_ENCODE_SIZES
 from jsg.models.config import read_spec
 from jsg.models.loading import load_model
 from jsg.models.model import Model

@@ -13,7 +13,7 @@ import jax
 from bench.device.events import Part
 from bench.device.plan import Load, Plan
 from jsg.config import EngineConfig
-from jsg.engine import startup
+from jsg.engine import shapes
 from jsg.engine.child.protocol import Progress
 from jsg.engine.core import EngineCore
 from jsg.engine.device.executables import Executables
@@ -30,7 +30,7 @@ AGREEMENT_ROWS = 8
 
 def measure(part: Part) -> None:
     """Measures everything with one engine. It has only the measured shapes, because lowering all takes too long."""
-    startup.make_buckets = functools.partial(_few_buckets, part.plan)
+    shapes.make_buckets = functools.partial(_few_buckets, part.plan)
     # Otherwise variants that nothing here uses would compile during the measurement.
     Executables.compile_rest_in_background = lambda self: None
     core = EngineCore(make_config(part, chunk=part.plan.chunk, cache="cache"))

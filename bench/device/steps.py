@@ -14,7 +14,7 @@ from bench.device.catalogue import PARTS, Entry
 from bench.device.events import Part
 from bench.device.plan import Plan
 from bench.device.queued import options
-from jsg.engine.startup import ROW_MULTIPLE
+from jsg.engine.shapes import ROW_MULTIPLE
 from jsg.kernels_pallas.tile import MIN_GROUP
 from jsg.models.config import read_spec
 from jsg.sched.buckets import BucketKey, Phase

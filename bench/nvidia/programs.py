@@ -21,7 +21,7 @@ from jsg.engine.device.cards import mesh_of
 from jsg.engine.device.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS, Executables
 from jsg.engine.device.memory import vision_shape
 from jsg.engine.device.programs import Programs, RunnerConfig, make_state, over_devices
-from jsg.engine.startup import OTHER_ENCODE_SIZES, ROW_MULTIPLE
+from jsg.engine.shapes import OTHER_ENCODE_SIZES, ROW_MULTIPLE
 from jsg.models.config import read_spec
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model

@@ -17,10 +17,11 @@ import numpy as np
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.eviction import EvictionQueue
 from jsg.cache.eviction_log import EvictionLog
+from jsg.cache.kinds import PrefixMatch, StateKind
 from jsg.cache.node import INT_BYTES, Node, Root, common_len, path_up
 from jsg.cache.observer import TreeObserver
 from jsg.cache.use_clock import UseClock
-from jsg.cache.watch import Watch, WatchGroup
+from jsg.cache.watch import Place, Watch, WatchGroup
 from jsg.cache.watch_index import WatchIndex
 from jsg.types import CacheReport
 
@@ -28,23 +29,10 @@ NODES_PER_GROUP = 8
 """In the time that it takes to move a group of watches, so many nodes are visited."""
 PAGES_PER_NODE = 32
 """In the time that it takes to visit a node, so many pages of a match are copied into the row of a request."""
+MOST_AWAITED = 64
+"""For so many cached prefixes that waiting prompts match, other kinds of state are kept longer."""
 MAX_CONTINUATIONS = 8
 """The most tokens that the explanation of a miss shows."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class PrefixMatch:
-    """The longest cached prefix of a prompt. Its pages may be evicted until it is locked.
-
-    Attributes:
-        pages: int32, a copy of the matched page numbers.
-        node: The node at which the match ends. `RadixCache.lock` takes it.
-        num_tokens: How many tokens matched.
-    """
-
-    pages: np.ndarray
-    node: Node
-    num_tokens: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -112,6 +100,7 @@ class RadixCache:
         page_size: int,
         allocator: PageAllocator,
         *,
+        kinds: Sequence[StateKind] = (),
         enabled: bool = True,
         clock: Callable[[], float] = time.time,
     ):
@@ -120,11 +109,13 @@ class RadixCache:
         Args:
             page_size: Tokens in a page.
             allocator: It gets the pages that are evicted.
+            kinds: What is kept of prefixes beside their pages.
             enabled: If it is False, the cache stays empty and nothing matches.
             clock: It returns seconds since the epoch, for the log of evictions and the age of nodes.
         """
         assert page_size >= 1, f"a page must have at least 1 token, but got page_size={page_size}"
         self.page_size = page_size
+        self.kinds = tuple(kinds)
         self.enabled = enabled
         self.num_evictable = 0
         self.num_protected = 0
@@ -174,6 +165,13 @@ class RadixCache:
         path, end = self._descend(self._root(namespace), key)
         _, overlap = self._overlap(path[-1], key, end)
         return end // INT_BYTES + overlap * self.page_size
+
+    def usable_len(self, match: PrefixMatch, num_tokens: int | None = None) -> int:
+        """How many of the first `num_tokens` that match, or of all, a request can use: every kind of state is there."""
+        usable = match.num_tokens if num_tokens is None else num_tokens
+        while self.kinds and (fewer := min(kind.num_usable(match, usable) for kind in self.kinds)) < usable:
+            usable = fewer
+        return usable
 
     def insert(self, tokens: np.ndarray, pages: np.ndarray, namespace: str = "") -> InsertResult:
         """Caches `tokens`, whose keys and values are in `pages`, and takes the pages that the tree does not have yet.
@@ -364,6 +362,21 @@ class RadixCache:
         A group that has lost its watches to others, or all of them at once, is given too; its size is 0.
         """
         return self._watches.drain_changed()
+
+    def keep_awaited(self, num_next: int) -> None:
+        """Lets go last what waiting prompts need of other kinds of state, of which a step may take `num_next` units."""
+        for kind in self.kinds:
+            kind.keep_longest(map(self._match_at, itertools.islice(self._watches.places(), MOST_AWAITED)), num_next)
+
+    def usable_of(self, group: WatchGroup) -> int:
+        """How many tokens of the cached prefix of its watches can be used."""
+        return self.usable_len(self._match_at(group.place)) if self.kinds else group.matched
+
+    def _match_at(self, place: Place) -> PrefixMatch:
+        """What watches match that end at a place, without a split."""
+        pages = _join_pages(_path_to_root(place.edge.node)[::-1])[: place.matched // self.page_size]
+        self._uses.num_pages += len(pages)
+        return PrefixMatch(pages, place.edge.node, place.matched)
 
     def observe(self, observer: TreeObserver) -> None:
         """Tells `observer` of each change from now on."""

@@ -322,7 +322,7 @@ class WatchGroup:
         while low < high:
             middle = (low + high) // 2
             other = self.watches[middle].tokens
-            count = _common(tokens, other[offset:], min(before, after) - offset)
+            count = num_common(tokens, other[offset:], min(before, after) - offset)
             count -= count % page_size
             at = offset + count
             is_at_end, is_other_at_end = count == len(tokens), at == len(other)
@@ -341,7 +341,7 @@ class WatchGroup:
         return low, before, after
 
 
-def _common(one: np.ndarray, other: np.ndarray, start: int) -> int:
+def num_common(one: np.ndarray, other: np.ndarray, start: int) -> int:
     """How many leading tokens are equal. The first `start` are known to be."""
     end, step = min(len(one), len(other)), FIRST_COMPARED
     while start < end:

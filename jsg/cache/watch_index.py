@@ -114,6 +114,10 @@ class WatchIndex:
         index = edge.find(edge.start + leaf.num_tokens - num_tokens + 1)
         return edge.places[index - 1].matched - edge.start if index else 0
 
+    def places(self) -> Iterator[Place]:
+        """The places where watches end, behind at least one page."""
+        return (place for edge in self._edges.values() for place in edge.places if place.matched)
+
     def drain_changed(self) -> list[WatchGroup]:
         """The groups that are new, match more or less, or have no watches any more, since the last call."""
         changed = [*self._changed]

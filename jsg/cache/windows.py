@@ -7,15 +7,19 @@ group. Tree, rows and requests know pages; what parts these have stands here, an
 
 import itertools
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, final
 
 import numpy as np
 
 from jsg.cache.allocator import PageAllocator
+from jsg.cache.kinds import PrefixMatch
+from jsg.window import Window
 
 SPARE_ENTRIES = 1024
 """How many stale entries the queue of a group may have, beside one for each of its parts."""
+WINDOW_TERMS = ("free", "evictable", "in use")
+"""What the parts of pages are in a group of layers with a window, each exactly one of these."""
 STRIDES = 8
 """While a group has room, the window of a request moves on by this part of itself at a time."""
 
@@ -32,21 +36,21 @@ class WindowGroup:
     not in use is in the queue once with the turn that `_turns` names. Entries with other turns are stale.
 
     Attributes:
-        window: How many last positions a token sees, with its own.
-        num_needed: How many pages before the end of a cached prefix must have parts, so that the prefix can go on.
+        window: Which tokens a token sees.
+        num_needed: How many pages before the end of a cached prefix may have to have parts: see `first_needed`.
         parts: int32, by page the number of its part; 0 for none.
         num_evictable: Parts outside of all windows.
         num_in_use: Parts that a window reaches.
-        num_yielding_pages: Parts in use that only holds reach.
+        num_yielding: Parts in use that only holds reach.
     """
 
-    def __init__(self, window: int, num_pages: int, num_parts: int, page_size: int):
+    def __init__(self, window: Window, num_pages: int, num_parts: int, page_size: int):
         """Starts without parts. The pages are those of tokens, page 0 included, and the parts include part 0."""
-        assert window >= 1, f"a window has its own position at least, but got {window}"
+        assert window.length >= 1, f"a window has its own position at least, but got {window}"
         self.window = window
-        self.num_needed = -(-(window - 1) // page_size)
+        self.num_needed = -(-(window.length - 1) // page_size)
         self.parts = np.zeros(num_pages, np.int32)
-        self.num_evictable = self.num_in_use = self.num_yielding_pages = 0
+        self.num_evictable = self.num_in_use = self.num_yielding = 0
         self._page_size = page_size
         self._numbers = PageAllocator(num_parts)
         self._users = np.zeros(num_pages, np.int32)
@@ -67,8 +71,8 @@ class WindowGroup:
         return self._numbers.num_total
 
     @property
-    def num_available_pages(self) -> int:
-        """Pages that can get a part."""
+    def num_available(self) -> int:
+        """See `StateKind`: pages that can get a part."""
         return self._numbers.num_free + self.num_evictable
 
     @property
@@ -78,32 +82,46 @@ class WindowGroup:
 
     def first_seen(self, position: int) -> int:
         """The first page that a request may still read whose next token is at `position`, or at the one before."""
-        return max(position - self.window, 0) // self._page_size
+        return max(self.window.first(position - 1), 0) // self._page_size
 
-    def growth(self, num_there: int, num_more: int) -> int:
-        """How many more pages a window reaches at its end if a row of some tokens gets more."""
+    def first_needed(self, num_pages: Any) -> Any:
+        """The first page of a cached prefix of so many that must have a part, so that the prefix can go on.
+
+        All behind it must, too. It is one number of pages, or an array of them.
+        """
+        return np.maximum(self.window.first(num_pages * self._page_size), 0) // self._page_size
+
+    def growth(self, num_there: int, num_more: int, num_next: int) -> int:
+        """See `StateKind`. A window grows up to its size, and reaches all tokens of a step beside."""
         most = self.num_needed + 1
         before, after = (min(-(-count // self._page_size), most) for count in (num_there, num_there + num_more))
-        return after - before
+        return after - before + -(-num_next // self._page_size)
 
-    def num_usable(self, pages: np.ndarray) -> int:
-        """How many leading pages of a cached prefix can be used: the most behind which no part is missing.
+    def num_usable(self, match: PrefixMatch, num_tokens: int) -> int:
+        """See `StateKind`."""
+        return self._num_usable(match.pages[: num_tokens // self._page_size]) * self._page_size
 
-        Only the last `num_needed` of them need parts.
-        """
+    def _num_usable(self, pages: np.ndarray) -> int:
+        """How many leading pages of a cached prefix can be used: the most of which those that are needed have parts."""
         count = len(pages)
-        if (self.parts[pages[max(count - self.num_needed, 0) :]] > 0).all():
+        if (self.parts[pages[self.first_needed(count) :]] > 0).all():
             return count
-        missing = np.flatnonzero(self.parts[pages] == 0)
-        starts, ends = np.append(0, missing + 1), np.append(missing, count)
-        is_enough = (ends - starts >= self.num_needed) | (starts == 0)
-        return int(ends[is_enough].max())
+        ends = np.arange(count + 1)
+        behind_missing = np.maximum.accumulate(np.append(0, np.where(self.parts[pages] == 0, ends[1:], 0)))
+        return int(np.flatnonzero(self.first_needed(ends) >= behind_missing)[-1])
+
+    def check(self, *, is_idle: bool) -> None:
+        """See `StateKind`."""
+        assert sum(self.counts) == self.num_total, (
+            f"{' + '.join(WINDOW_TERMS)} = {self.counts} must add up to {self.num_total} parts"
+        )
+        assert not is_idle or not self.num_in_use, "a window was not left"
 
     # Pages come into windows and leave them.
 
     def add(self, pages: np.ndarray) -> None:
         """Gives new pages a part each. They are in use. So many must be available."""
-        assert len(pages) <= self.num_available_pages, "the plan asks only for parts that are available"
+        assert len(pages) <= self.num_available, "the plan asks only for parts that are available"
         self._evict(len(pages) - self._numbers.num_free)
         if (parts := self._numbers.allocate(len(pages))) is not None:
             self.parts[pages] = parts
@@ -126,6 +144,19 @@ class WindowGroup:
         pages = distinct[np.argsort(first)]  # in their order, so that the end of a prefix goes last
         self._put(pages[self._users[pages] == 0])
 
+    def keep_longest(self, matches: Iterable[PrefixMatch], num_next: int) -> None:
+        """See `StateKind`."""
+        if self._numbers.num_free >= num_next:
+            return
+        ends = [np.empty(0, np.int32)]
+        for match in matches:
+            count = self._num_usable(match.pages)
+            ends.append(match.pages[self.first_needed(count) : count])
+        pages = np.unique(np.concatenate(ends))
+        pages = pages[self._users[pages] == 0]
+        self.use(pages)
+        self.leave(pages)
+
     def _put(self, pages: np.ndarray) -> None:
         """Makes pages evictable that were in use."""
         if not len(pages):
@@ -141,13 +172,13 @@ class WindowGroup:
             self._num_entries = self.num_evictable
 
     def _count(self, pages: np.ndarray, change: int | np.ndarray, *, yields: bool) -> None:
-        before = self._num_yielding(pages)
+        before = self._yielding(pages)
         self._users[pages] += change
         if yields:
             self._holds[pages] += change
-        self.num_yielding_pages += self._num_yielding(pages) - before
+        self.num_yielding += self._yielding(pages) - before
 
-    def _num_yielding(self, pages: np.ndarray) -> int:
+    def _yielding(self, pages: np.ndarray) -> int:
         holds = self._holds[pages]
         return int(((holds > 0) & (holds == self._users[pages])).sum())
 
@@ -239,10 +270,15 @@ class GroupedAllocator(PageAllocator):
             group.drop(pages)
 
 
-def make_allocator(num_pages: Mapping[int | None, int], page_size: int, *, has_layers: bool) -> PageAllocator:
+def make_allocator(num_pages: Mapping[Window | None, int], page_size: int, *, has_layers: bool) -> PageAllocator:
     """What hands out pages. By window they are those of its group, and for None all pages, with the dump page each."""
     total = num_pages[None]
     windows = [
         WindowGroup(window, total, count, page_size) for window, count in num_pages.items() if window is not None
     ]
     return GroupedAllocator(total, windows, has_layers=has_layers) if windows else PageAllocator(total)
+
+
+def windows_of(allocator: PageAllocator) -> tuple[WindowGroup, ...]:
+    """The groups of layers with a window whose parts pages get when they are allocated."""
+    return allocator.windows if isinstance(allocator, GroupedAllocator) else ()

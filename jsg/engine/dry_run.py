@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,8 @@ from jsg.engine.device import cards
 from jsg.engine.device.memory import largest_step_bound, usable_bytes
 from jsg.engine.device.pool_sizes import pool_sizes
 from jsg.engine.problems import find_problems
-from jsg.engine.startup import ACCELERATOR_CHUNK, plan_of, settle
+from jsg.engine.shapes import ACCELERATOR_CHUNK
+from jsg.engine.startup import plan_of, settle
 from jsg.errors import ConfigError, JsgError, MemoryPlanError, ModelError
 from jsg.models.block_spec import ExpertsSpec
 from jsg.models.decoder import Decoder
@@ -95,7 +96,7 @@ class DryRun:
     def __str__(self) -> str:
         lines = []
         if self.model is not None:
-            lines += [*_described(self.model), *self._sizes()]
+            lines += [*_shown(self.model), *self._sizes()]
         lines.append(f"refused: {'no' if not self.problems else ''}".rstrip())
         lines += [f"  {problem}" for problem in self.problems]
         if self.problems and self.model is not None:
@@ -105,6 +106,21 @@ class DryRun:
         for quantization in self.weights:
             lines += ["", *self._table(quantization)]
         return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for programs. Lengths are tokens."""
+        return {
+            "problems": list(self.problems),
+            "model": None if self.model is None else _described(self.model),
+            "dtype": self.dtype,
+            "context_length": self.context_length,
+            "kv_bytes_per_token": self.kv_bytes,
+            "kv_bytes_per_request": self.request_bytes,
+            "weight_bytes": self.weights,
+            "fits": [
+                {"memory_bytes": cards.card(fit.card).memory_bytes, **dataclasses.asdict(fit)} for fit in self.fits
+            ],
+        }
 
     def _sizes(self) -> list[str]:
         weights = ", ".join(
@@ -287,14 +303,41 @@ def _num_bytes(module: nnx.Module) -> int:
     return sum(map(bytes_on_one_device, jax.tree.leaves(nnx.state(module))))
 
 
-def _described(model: ModelSpec) -> list[str]:
-    """The shape of a model, for people."""
-    heads = sorted({(spec.heads, spec.kv_heads, spec.head_dim) for spec in (layer.attention for layer in model.layers)})
+def _described(model: ModelSpec) -> dict[str, Any]:
+    """The shape of a model: how many layers have which attention, and which experts."""
+    heads = collections.Counter(
+        (spec.heads, spec.kv_heads, spec.head_dim, spec.window) for spec in (layer.attention for layer in model.layers)
+    )
+    experts = collections.Counter(layer.mlp for layer in model.layers if isinstance(layer.mlp, ExpertsSpec))
+    names = ("heads", "kv_heads", "head_dim", "window", "num_layers")
+    return {
+        "architecture": model.architecture,
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "vocab_size": model.vocab_size,
+        "context_length": model.max_position_embeddings,
+        "attention": [
+            dict(zip(names, (*kind, window and window._asdict(), count), strict=True))
+            for (*kind, window), count in heads.items()
+        ],
+        "experts": [
+            {"count": mlp.count, "per_token": mlp.router.choice.per_token, "num_layers": count}
+            for mlp, count in experts.items()
+        ],
+        "sees_images": model.vision is not None,
+        "notes": list(model.notes),
+    }
+
+
+def _shown(model: ModelSpec) -> list[str]:
+    """The same for people."""
+    shape = _described(model)
+    heads = sorted({(kind["heads"], kind["kv_heads"], kind["head_dim"]) for kind in shape["attention"]})
     windows = collections.Counter(window for window in model.layer_windows if window is not None)
-    experts = {layer.mlp for layer in model.layers if isinstance(layer.mlp, ExpertsSpec)}
+    experts = {(kind["count"], kind["per_token"]): None for kind in shape["experts"]}
     text = f"model:   {model.architecture}, {model.num_layers} layers of width {model.hidden_size}"
     text += "".join(f", {heads} heads of {dim} ({kv_heads} of keys and values)" for heads, kv_heads, dim in heads)
     text += "".join(f", {count} layers with a window of {window}" for window, count in windows.items())
-    text += "".join(f", {mlp.count} experts of which a token uses {mlp.router.choice.per_token}" for mlp in experts)
-    text += ", and a tower that sees images" if model.vision is not None else ""
+    text += "".join(f", {count} experts of which a token uses {per_token}" for count, per_token in experts)
+    text += ", and a tower that sees images" if shape["sees_images"] else ""
     return [text, f"context: {model.max_position_embeddings} tokens", *(f"note:    {note}" for note in model.notes)]

@@ -20,6 +20,7 @@ from jsg.engine.device.runner import ModelRunner
 from jsg.models.block_spec import ExpertsSpec
 from jsg.models.spec import ModelSpec
 from jsg.sched.buckets import BucketKey
+from jsg.window import Window
 
 REPEATS = 10
 QUEUED_CALLS = 4
@@ -293,13 +294,11 @@ def step_cost(
     )
 
 
-def _keys_and_pairs(cached: int, new: int, window: int | None) -> tuple[int, int]:
+def _keys_and_pairs(cached: int, new: int, window: Window | None) -> tuple[int, int]:
     """For one row in one layer: the keys that are read, and the pairs of a new token and a key that it sees."""
-    total = cached + new
-    window = total if window is None else window
-    num_growing = min(new, max(0, window - cached))  # new tokens that do not fill the window yet
-    pairs = num_growing * cached + num_growing * (num_growing + 1) // 2 + (new - num_growing) * window
-    return min(total, window + new - 1), pairs
+    positions = np.arange(cached, cached + new)
+    firsts = np.zeros_like(positions) if window is None else np.maximum(window.first(positions), 0)
+    return cached + new - int(firsts[0]), int((positions + 1 - firsts).sum())
 
 
 def _pack(key: BucketKey, context: int, vocab_size: int, num_groups: int) -> np.ndarray:

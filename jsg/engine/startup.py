@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from jsg.cache.pool import HEADS_AXIS, make_pool
 from jsg.cache.radix import RadixCache
-from jsg.cache.windows import make_allocator
+from jsg.cache.windows import make_allocator, windows_of
 from jsg.config import EngineConfig, option
 from jsg.engine.child.protocol import ModelInfo, Progress
 from jsg.engine.device import program_store
@@ -37,6 +37,7 @@ from jsg.engine.hosts.party import Follower, Leader, Party, meet
 from jsg.engine.private_directory import compilation_cache_path, with_usable_cache
 from jsg.engine.profile import profiled_compiler_options
 from jsg.engine.selfcheck import DecodeSteps, step_cost
+from jsg.engine.shapes import shapes_of
 from jsg.errors import ConfigError, MemoryPlanError
 from jsg.kernels_pallas import ops, tuning
 from jsg.models.config import read_spec
@@ -46,7 +47,7 @@ from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolv
 from jsg.models.quantise import BYTES_PER_NUMBER, STORED
 from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import bytes_on_one_device, make_mesh, sharding_of
-from jsg.sched.buckets import Buckets, make_buckets, make_deterministic_buckets
+from jsg.sched.buckets import Buckets
 from jsg.sched.config import SchedulerConfig
 from jsg.sched.scheduler import Scheduler
 from jsg.sched.vision_store import NEWLINE_ROW, VisionShape
@@ -67,19 +68,6 @@ LOWERED_BEFORE_READY = frozenset({"gpu", "tpu"})
 """Platforms on which every program is lowered before the engine is ready, and the programs that a first request uses
 are compiled too. Lowering in a thread takes the interpreter lock from the step loop. The short steps of an accelerator
 would feel that more than the long steps of a CPU."""
-
-ROW_MULTIPLE = {"gpu": 8}
-"""Every number of rows is a multiple of this, by platform. cuBLASLt would pad to it in launches of its own, and XLA
-would make a single row a product of vectors and convert every weight to float32 for it (seen in programs compiled for
-an H200). A step reads the weights once for any number of rows, so the padding is nearly free."""
-
-ENCODE_SIZES = {"cpu": (1, 4)}
-OTHER_ENCODE_SIZES = (1, 2, 4, 8)
-"""Numbers of tiles that the vision encoder takes at once. A CPU has few, because each is a program to compile."""
-
-
-ACCELERATOR_CHUNK = 8192
-"""New tokens of a step at most by default, where there is an accelerator."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -234,9 +222,9 @@ def start(config: EngineConfig, report: Report) -> Parts:
     if isinstance(settings.party, Leader):
         settings.party.open(runner.replica, runner.programs.executables)
         runner.calls = settings.party
-    num_pages, groups = plan.num_pages(settings.page_size), settings.model.page_groups
-    allocator = make_allocator(num_pages, settings.page_size, has_layers=None in groups)
-    cache = RadixCache(settings.page_size, allocator, enabled=not config.disable_radix_cache)
+    size, groups = settings.page_size, settings.model.page_groups
+    allocator = make_allocator(plan.num_pages(size), size, has_layers=None in groups)
+    cache = RadixCache(size, allocator, kinds=windows_of(allocator), enabled=not config.disable_radix_cache)
     kernels.wait()
     return Parts(
         info=_info(settings, plan),
@@ -423,7 +411,7 @@ def settle(config: EngineConfig, directory: Path, device: Device, party: Party |
         context_length=context_length,
         page_size=config.page_size or ops.default_page_size(len(model.page_groups) * (max_running + 1), context_length),
         max_running=max_running,
-        buckets=_buckets(config, model, max_running, device.platform),
+        buckets=shapes_of(config, model, max_running, device.platform),
         device=device,
         vision=vision_shape(config, model, platform=device.platform, row_bytes=row_bytes),
         mesh=make_mesh(config.tp_size, config.ep_size) if device.is_here else None,
@@ -441,23 +429,6 @@ def _read_model(config: EngineConfig, directory: Path) -> tuple[ModelSpec, Embed
     if embedder is not None:  # whose checkpoint may have no head
         return dataclasses.replace(model, tie_word_embeddings=True), embedder
     return model if config.load_format == "dummy" else with_own_head(directory, model, config.load_format), None
-
-
-def _buckets(config: EngineConfig, model: ModelSpec, max_running: int, platform: str) -> Buckets:
-    """The shapes of the engine. Layers with a sliding window read no prefix for several requests at once."""
-    on_cpu = platform == "cpu"
-    sizes = () if model.vision is None else ENCODE_SIZES.get(platform, OTHER_ENCODE_SIZES)
-    if config.deterministic:
-        num_tokens = 64 if on_cpu else 512
-        buckets = make_deterministic_buckets(max_running, config.chunked_prefill_size or num_tokens, num_tokens)
-        return dataclasses.replace(buckets, encode=sizes[-1:])
-    buckets = make_buckets(
-        max_running,
-        config.chunked_prefill_size or max(512 if on_cpu else ACCELERATOR_CHUNK, max_running),
-        row_multiple=ROW_MULTIPLE.get(platform, 1),
-        shares_prefixes=ops.best_implementation() == "triton" and None in model.layer_windows,
-    )
-    return dataclasses.replace(buckets, encode=sizes)
 
 
 def make_plan(settings: Settings, executables: Executables) -> MemoryPlan:

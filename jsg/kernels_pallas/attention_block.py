@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jsg.kernels_pallas.inputs import Scoring
 from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS
 from jsg.kernels_pallas.tuning import stages_in_memory
+from jsg.window import Window
 
 MIN_ROWS = 16
 MAX_HEAD_DIM = 256
@@ -263,9 +264,9 @@ def matmul_dtype(queries: jnp.dtype, pool: jnp.dtype) -> jnp.dtype:
     return jnp.promote_types(queries, pool)
 
 
-def _is_visible(key: Int[Array, "1 S"], query: Int[Array, "M 1"], window: int | None) -> Bool[Array, "M S"]:
+def _is_visible(key: Int[Array, "1 S"], query: Int[Array, "M 1"], window: Window | None) -> Bool[Array, "M S"]:
     is_visible = key <= query
-    return is_visible if window is None else is_visible & (key > query - window)
+    return is_visible if window is None else is_visible & (key >= window.first(query))
 
 
 def _load(pool: Ref, where: tuple[Array, Array, Array], dtype: jnp.dtype) -> Float[Array, "S H"]:

@@ -41,6 +41,7 @@ from jsg.kernels_pallas.combine import Partials, split_range
 from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups, Scoring
 from jsg.kernels_pallas.tile import GROUP_TILE
 from jsg.kernels_pallas.tuning import fitting, sizes_for
+from jsg.window import Window
 
 MAX_COLUMN_BYTES = 256
 """The most rows of a query block times the bytes of a number: 128 rows of bfloat16, 64 of float32, and half as many of
@@ -73,7 +74,7 @@ def cascade(
     inputs: AttentionInputs,
     *,
     scale: float,
-    window: int | None = None,
+    window: Window | None = None,
     softcap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
     sizes: Sizes | None = None,

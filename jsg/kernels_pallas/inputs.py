@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from jaxtyping import Array, Float, Int, Num
 
+from jsg.window import Window
+
 LayerCache = tuple[Float[Array, "P page_size heads H"], ...]
 """One layer of the KV pool: keys and values, `[P, page_size, K, H]` each. On a TPU it is one array
 `[P, page_size, 2·K, H]`, in which the key and the value of each head stand side by side. A layer whose values are the
@@ -90,12 +92,12 @@ class Scoring(NamedTuple):
 
     Attributes:
         scale: Multiplies queries · keys; above zero.
-        window: A token sees the last `window` positions, its own included; None for all.
+        window: Which positions up to its own a token sees; None for all.
         softcap: Scores become softcap * tanh(score / softcap); None for none.
     """
 
     scale: float
-    window: int | None = None
+    window: Window | None = None
     softcap: float | None = None
 
 
@@ -113,3 +115,56 @@ class HeadNorms(NamedTuple):
     key: Float[Array, " H"]
     eps: float
     is_late: bool = False
+
+
+class Pieces(NamedTuple):
+    """Runs of consecutive packed tokens of one request, for layers that keep a state of each request in slots.
+
+    A state is never copied: a piece reads one slot and writes the state after its last token to a slot, which may be
+    the same one. No slot that one piece writes is read by another. Padding has length 0. Tokens in no piece come last.
+
+    Attributes:
+        starts: Index of the first token among the packed tokens.
+        lens: Tokens.
+        sources: The slot that is read, whatever it holds if the first token has position 0.
+        targets: The slot that is written.
+        positions: Position of the first token in its sequence.
+        is_known: 1 if the state in the source has the first token already, so that it is only read for it; else 0.
+    """
+
+    starts: Int[Array, " W"]
+    lens: Int[Array, " W"]
+    sources: Int[Array, " W"]
+    targets: Int[Array, " W"]
+    positions: Int[Array, " W"]
+    is_known: Int[Array, " W"]
+
+
+class StateCache(NamedTuple):
+    """The states of all slots in one layer of linear attention. Slot 0 is that of padding.
+
+    Attributes:
+        inputs: The last inputs of the convolution, that of position p in column p modulo the taps.
+        states: For each head a matrix, values by keys.
+    """
+
+    inputs: Float[Array, "slots taps K mixed"]
+    states: Float[Array, "slots N Dv Dk"]
+
+
+class DeltaWeights(NamedTuple):
+    """The parameters of a gated delta rule beside its projections. Those of decay are float32, for each head.
+
+    Attributes:
+        taps: The convolution, the tap of the newest token last.
+        decay_rate: The logarithm of the fastest decay.
+        decay_bias: Added to what a token says of its decay.
+        norm: The weight of the norm of a head's output.
+        eps: Added to the mean square before its root.
+    """
+
+    taps: Float[Array, "taps K mixed"]
+    decay_rate: Float[Array, " N"]
+    decay_bias: Float[Array, " N"]
+    norm: Float[Array, " Dv"]
+    eps: float

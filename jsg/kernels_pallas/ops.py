@@ -15,11 +15,28 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Num, UInt
 
-from jsg.kernels_pallas import reference, reference_routes, reference_rows, reference_threshold, reference_write
+from jsg.kernels_pallas import (
+    reference,
+    reference_delta,
+    reference_routes,
+    reference_rows,
+    reference_threshold,
+    reference_write,
+)
 from jsg.kernels_pallas.activation import Activation
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
-from jsg.kernels_pallas.inputs import AttentionInputs, HeadNorms, LayerCache, Panels, Scoring
+from jsg.kernels_pallas.inputs import (
+    AttentionInputs,
+    DeltaWeights,
+    HeadNorms,
+    LayerCache,
+    Panels,
+    Pieces,
+    Scoring,
+    StateCache,
+)
 from jsg.kernels_pallas.reference_routes import Routes
+from jsg.window import Window
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +125,7 @@ def paged_attention(
     inputs: AttentionInputs,
     *,
     scale: float,
-    window: int | None = None,
+    window: Window | None = None,
     softcap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
     implementation: str | None = None,
@@ -120,7 +137,7 @@ def paged_attention(
         cache: The layer's part of the pool, in which the new tokens' own keys and values are written already.
         inputs: Which tokens each token sees.
         scale: Multiplies queries · keys.
-        window: A token sees the last `window` positions, its own included; None for all.
+        window: Which positions up to its own a token sees; None for all.
         softcap: Scores become softcap * tanh(score / softcap); None for none.
         sinks: For each query head one more score, which is neither scaled nor capped, and whose value is zero. So the
             weights of a token's keys sum to less than one. None for none.
@@ -188,6 +205,45 @@ def latent_attention(
     (rows,) = cache
     out = paged_attention(queries, (rows, rows), inputs, scale=scale, implementation=implementation)
     return out[..., :value_dim]
+
+
+def gated_delta(
+    joint: Float[Array, "T K joint"],
+    raw_gates: Float[Array, "T K gates"],
+    weights: DeltaWeights,
+    cache: StateCache,
+    pieces: Pieces,
+    *,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "T N Dv"], StateCache]:
+    """Linear attention by the gated delta rule: convolution, gates, states and the gated norm of its output.
+
+    Tokens are computed one after another, so a piece has the same results however it is cut, and beside others. What is
+    not finite reaches only later tokens of its own request: the states of other slots are not touched, and a piece that
+    begins at position 0 does not read its slot.
+
+    Args:
+        joint: For each key head its query and key [Dk each], the values of its G heads [Dv each], and as many gates of
+            the output. Head n belongs to key head n // G.
+        raw_gates: For each key head what its heads say of their strengths, then of their decays.
+        weights: The parameters.
+        cache: The layer's states, changed in place if donated.
+        pieces: Which tokens belong to which states.
+        implementation: "native", "reference", or None for the best that works here.
+
+    Returns:
+        The output of each head in the dtype of `joint`, zero for tokens in no piece. And the states.
+
+    Raises:
+        NotImplementedError: The implementation that was named cannot do this case.
+    """
+    if (implementation or best_implementation()) == "native":
+        from jsg.kernels_pallas.native import delta
+
+        with _falling_back("gated_delta", "native", implementation):
+            return delta.gated_delta(joint, raw_gates, weights, cache, pieces)
+    out, cache = reference_delta.gated_delta(joint, raw_gates, weights, cache, pieces)
+    return out.astype(joint.dtype), cache
 
 
 def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike = jnp.float32) -> Float[Array, "T F"]:
@@ -373,7 +429,7 @@ def _triton_attention(
     inputs: AttentionInputs,
     *,
     scale: float,
-    window: int | None,
+    window: Window | None,
     softcap: float | None,
     sinks: Float[Array, " N"] | None,
 ) -> Float[Array, "T N H"]:

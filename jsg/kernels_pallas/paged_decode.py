@@ -41,6 +41,7 @@ from jsg.kernels_pallas.attention_block import (
 from jsg.kernels_pallas.combine import Partials, combine, split_range
 from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
 from jsg.kernels_pallas.tuning import fitting, sizes_for
+from jsg.window import Window
 
 
 class Sizes(NamedTuple):
@@ -80,7 +81,7 @@ def paged_decode(
     inputs: AttentionInputs,
     *,
     scale: float,
-    window: int | None = None,
+    window: Window | None = None,
     softcap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
     sizes: Sizes | None = None,
@@ -106,7 +107,7 @@ def paged_decode(
     num_singles = min(len(inputs.single_rows), len(queries))
     sizes = sizes or default_sizes(queries[:num_singles], keys)
     last = inputs.single_kv_lens[:num_singles]
-    first = jnp.zeros_like(last) if window is None else jnp.maximum(last - window, 0)
+    first = jnp.zeros_like(last) if window is None else jnp.maximum(window.first(last - 1), 0)
     ranges = Ranges(inputs.single_rows[:num_singles], first, last)
     partials = attend_splits(
         queries[:num_singles],

@@ -27,6 +27,7 @@ from jsg.kernels_pallas.attention_block import Attended, Ref
 from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.kernels_pallas.tuning import fitting, sizes_for
+from jsg.window import Window
 
 
 class Sizes(NamedTuple):
@@ -88,7 +89,7 @@ def ragged_paged_attention(
     inputs: AttentionInputs,
     *,
     scale: float,
-    window: int | None = None,
+    window: Window | None = None,
     softcap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
     sizes: Sizes | None = None,
@@ -226,7 +227,7 @@ def _kernel(
             values,
             page_table,
             items.rows[item],
-            0 if scoring.window is None else jnp.maximum(position + 1 - scoring.window, 0),
+            0 if scoring.window is None else jnp.maximum(scoring.window.first(position), 0),
             position + length,
             scoring=scoring,
             block_k=block_k,

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
 from jsg.kernels_pallas.tile import QUERY_TILE, SHORT_TILE
+from jsg.window import Window
 
 HEAD_CLUSTER = 4
 SINGLE_KEY_BLOCK = 128
@@ -41,7 +42,7 @@ def paged_attention(
     inputs: AttentionInputs,
     *,
     scale: float,
-    window: int | None = None,
+    window: Window | None = None,
     softcap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "T N H"]:
@@ -93,7 +94,7 @@ def _attend_singles(
             scores = jnp.where(seen, _scores("cnd,scd->cns", query, key, scoring), MASKED)
             return _accumulate(state, scores, seen, "cns,scd->cnd", value)
 
-        first = 0 if scoring.window is None else jnp.maximum(kv_len - scoring.window, 0) // block
+        first = _first_block(scoring.window, kv_len - 1, block)
         state = lax.fori_loop(first, _blocks(kv_len, block), one_block, _empty_softmax(query))
         done = _diagonal(_normalised(state, sinks), cluster, head_dim).reshape(out.shape[1:])
         return lax.dynamic_update_index_in_dim(out, done, index, axis=0)
@@ -145,9 +146,7 @@ def _attend_tiles(
             scores = _scores("kgqh,skh->kgqs", query, _rows_of(keys, slots), scoring)
             return _accumulate(state, jnp.where(seen, scores, MASKED), seen, "kgqs,skh->kgqh", _rows_of(values, slots))
 
-        first = 0
-        if scoring.window is not None:
-            first = jnp.maximum(inputs.tile_positions[index] + 1 - scoring.window, 0) // TILE_KEY_BLOCK
+        first = _first_block(scoring.window, inputs.tile_positions[index], TILE_KEY_BLOCK)
         state = lax.fori_loop(first, _blocks(last, TILE_KEY_BLOCK), one_block, _empty_softmax(query))
         done = jnp.where(
             (offsets < length)[:, None, None, None],
@@ -176,10 +175,15 @@ def _rows_of(pool: Float[Array, "P page_size K H"], slots: Int[Array, "*slots"])
     return flat.at[slots].get(mode="promise_in_bounds").astype(jnp.float32)
 
 
-def _seen(keys: Int[Array, " S"], queries: Int[Array, "*q"], window: int | None) -> Bool[Array, "*rows"]:
+def _seen(keys: Int[Array, " S"], queries: Int[Array, "*q"], window: Window | None) -> Bool[Array, "*rows"]:
     """Whether each query position sees each key position."""
     seen = keys <= queries
-    return seen if window is None else seen & (keys > queries - window)
+    return seen if window is None else seen & (keys >= window.first(queries))
+
+
+def _first_block(window: Window | None, query: Int[Array, ""], block: int) -> Int[Array, ""] | int:
+    """The first block of which a query sees a key."""
+    return 0 if window is None else jnp.maximum(window.first(query), 0) // block
 
 
 def _scores(subscripts: str, query: Array, key: Array, scoring: Scoring) -> Array:

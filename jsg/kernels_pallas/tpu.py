@@ -12,6 +12,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_
 from jaxtyping import Array, Bool, Float, Int
 
 from jsg.kernels_pallas.inputs import AttentionInputs, LayerCache
+from jsg.window import Window
 
 QUERY_BLOCK = 32
 """Packed tokens in one program of the kernel: the library's default for cases that are not in its tables."""
@@ -50,7 +51,7 @@ def paged_attention(
     inputs: AttentionInputs,
     *,
     scale: float,
-    window: int | None = None,
+    window: Window | None = None,
     softcap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "T N H"]:
@@ -69,6 +70,8 @@ def paged_attention(
     """
     if sinks is not None:
         raise NotImplementedError("the TPU kernel knows no sinks and gives no log-sum-exp, to which one could be added")
+    if window is not None and window.is_aligned:
+        raise NotImplementedError("the TPU kernel knows windows that end with each token only")
     if len(cache) != 1:
         raise NotImplementedError("the TPU kernel wants the key and the value of a head side by side in one array")
     (pool,) = cache
@@ -83,7 +86,7 @@ def paged_attention(
         sequences.starts,
         sequences.num_sequences,
         sm_scale=scale,
-        sliding_window=window,
+        sliding_window=window and window.length,
         soft_cap=softcap,
         num_kv_pages_per_block=min(KEY_BLOCK // page_size, MAX_PAGES_PER_BLOCK, columns),
         num_queries_per_block=min(QUERY_BLOCK, len(queries)),

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from jsg.errors import ConfigError, ModelError
 from jsg.kernels_pallas.activation import Activation
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
+from jsg.window import Window
 
 RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
 
@@ -165,7 +166,7 @@ class AttentionSpec:
         scale: Multiplies queries · keys.
         rope: How positions turn queries and keys; None for not at all.
         query_scale: What multiplies rotated queries by their position; None for nothing.
-        window: How many last positions a token sees, with its own; None for all.
+        window: Which tokens a token sees; None for all before it.
         softcap: Scores become softcap * tanh(score / softcap); None for none.
         qk_norm: Norms of queries and keys; None for none.
         qkv_bias: The projections to queries, keys and values have biases.
@@ -183,7 +184,7 @@ class AttentionSpec:
     scale: float
     rope: RopeSpec | None
     query_scale: QueryScaleSpec | None = None
-    window: int | None = None
+    window: Window | None = None
     softcap: float | None = None
     qk_norm: QueryKeyNormSpec | None = None
     qkv_bias: bool = False

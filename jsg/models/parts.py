@@ -23,6 +23,7 @@ from jsg.models.block_spec import (
 from jsg.models.rope_fields import MAX_CONTEXT_LEN, read_rope
 from jsg.models.spec import ModelSpec
 from jsg.models.without_effect import ROPE_DICTS
+from jsg.window import Window
 
 MAX_LAYERS = 1024
 MAX_HEADS = 4096
@@ -246,9 +247,9 @@ def require_silu(config: Fields) -> None:
     config.require(is_silu, "hidden_act", "be silu, the only supported activation", activation)
 
 
-def read_window(config: Fields) -> int:
-    """How many last positions a token sees, in a layer with a window."""
-    return config.integer("sliding_window", high=MAX_CONTEXT_LEN)
+def read_window(config: Fields) -> Window:
+    """The last tokens, in a layer with a window."""
+    return Window(config.integer("sliding_window", high=MAX_CONTEXT_LEN))
 
 
 def read_layer_types(config: Fields) -> list[str] | None:

@@ -14,6 +14,7 @@ from jsg.errors import ConfigError
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, KVShape, NormSpec, require_divisor
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.vision_config import VisionConfig
+from jsg.window import Window
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +143,7 @@ class ModelSpec:
 
         def limited(layer: LayerSpec) -> LayerSpec:
             attention = layer.attention
-            if attention.window is not None and attention.window >= length:
+            if attention.window is not None and attention.window.length >= length:
                 attention = dataclasses.replace(attention, window=None)
             if attention.rope is not None:
                 attention = dataclasses.replace(attention, rope=attention.rope.for_context(length))
@@ -161,8 +162,8 @@ class ModelSpec:
         return any(isinstance(layer.mlp, ExpertsSpec) for layer in self.layers)
 
     @property
-    def layer_windows(self) -> tuple[int | None, ...]:
-        """For each layer, how many last positions a token sees, with its own; None for all."""
+    def layer_windows(self) -> tuple[Window | None, ...]:
+        """For each layer, which tokens a token sees; None for all before it."""
         return tuple(layer.attention.window for layer in self.layers)
 
     @property
@@ -171,7 +172,7 @@ class ModelSpec:
         return any(window is not None for window in self.layer_windows)
 
     @property
-    def page_groups(self) -> tuple[int | None, ...]:
+    def page_groups(self) -> tuple[Window | None, ...]:
         """The windows that layers have, each once, None for all tokens first. Layers of a group have the same pages."""
         windows = set(self.layer_windows)
         return (*([None] if None in windows else []), *sorted(w for w in windows if w is not None))
@@ -190,7 +191,7 @@ class ModelSpec:
         """Bytes of the keys and values of one token in all layers."""
         return sum(self.group_bytes_per_token(dtype_bytes).values())
 
-    def group_bytes_per_token(self, dtype_bytes: int) -> dict[int | None, int]:
+    def group_bytes_per_token(self, dtype_bytes: int) -> dict[Window | None, int]:
         """By page group the bytes of the keys and values of one token in its layers."""
         sizes = dict.fromkeys(self.page_groups, 0)
         for window, shape in zip(self.layer_windows, self.kv_shapes, strict=True):

@@ -55,7 +55,7 @@ class Prompt:
         kind_behind_thoughts: The kind of the grammar that governs the answer only, and not the thoughts before it. The
             grammar of `sampling` governs both then.
         thought_limit, return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
-            return_cache_info, hold, position_jumps, joined, media: As in `Request`.
+            return_cache_info, hold, position_jumps, joined, media, post: As in `Request`.
     """
 
     rid: str
@@ -80,6 +80,7 @@ class Prompt:
     position_jumps: tuple[tuple[int, int], ...] = ()
     joined: tuple[int, ...] = ()
     media: tuple[MediaInput, ...] = ()
+    post: str = ""
 
     def check_task(self, embedder: Embedder | None) -> None:
         """Raises RequestError where the model generates and the prompt wants a vector, or the other way round."""

@@ -1,44 +1,65 @@
 """Counts how often later requests pass each request, so that no order of the queue lets a request wait for ever."""
 
+import bisect
+
 import numpy as np
 
 
 class BypassLedger:
-    """Counts for each request the prefill tokens of later arrivals that were scheduled while it was in the engine.
+    """Counts for each request in the engine the prefill tokens that were scheduled for requests of later places.
 
-    The earlier of two requests was passed by at least as many tokens. So it is enough to look at the oldest waiting
-    request: while it is within the bound, all are. This holds for any order of admission, and for priorities too: a
-    request of a large priority passes others until the bound is used up, and not beyond.
+    The first of the requests that wait was passed by at least as many tokens as those that came after it. So it is
+    enough to look at that one: while it is within the bound, all are. This holds for any order of admission, and for
+    priorities too: a request of a large priority passes others until the bound is used up, and not beyond.
 
-    Invariant: `_tokens[i]` belongs to arrival `_base + i`, and all requests before `_base` have ended.
+    A request may get a place between two others (`rounds.py`). What passed this place before it came does not count.
+
+    Invariant: `_places` ascends. `_tokens[i]` are those of the request at `_places[i]`, and of the ended ones between
+    the place before and this one; `_beyond` are those of the ended ones behind all.
     """
 
     def __init__(self, bound_tokens: int):
         self._bound = bound_tokens
-        self._base = 0
+        self._places: list[int] = []
         self._tokens = np.zeros(1024, np.int64)
+        self._beyond = 0
+        self._at_first: dict[int, int] = {}
 
-    def record(self, arrival: int, num_tokens: int) -> None:
-        """Counts prefill tokens that were scheduled for the request with this arrival number."""
-        if arrival < self._base:
-            return
-        while arrival - self._base >= len(self._tokens):
+    def add(self, place: int) -> None:
+        """A request comes, whose place no other has."""
+        index, size = bisect.bisect(self._places, place), len(self._places)
+        if size == len(self._tokens):
             self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
-        self._tokens[arrival - self._base] += num_tokens
+        self._tokens[index + 1 : size + 1] = self._tokens[index:size]
+        self._tokens[index] = 0
+        self._places.insert(index, place)
+        self._at_first[place] = self._behind(index)
 
-    def bypassed(self, arrival: int) -> int:
-        """How many prefill tokens of later arrivals were scheduled so far."""
-        return int(self._tokens[max(arrival + 1 - self._base, 0) :].sum())
+    def end(self, place: int) -> None:
+        """The request at this place has ended, and will not be asked about again."""
+        index, last = self._index(place), len(self._places) - 1
+        tokens = int(self._tokens[index])
+        self._tokens[index:last] = self._tokens[index + 1 : last + 1]
+        if index < last:
+            self._tokens[index] += tokens
+        else:
+            self._beyond += tokens
+        del self._places[index], self._at_first[place]
 
-    def is_overdue(self, arrival: int) -> bool:
+    def record(self, place: int, num_tokens: int) -> None:
+        """Counts prefill tokens that were scheduled for the request at this place."""
+        self._tokens[self._index(place)] += num_tokens
+
+    def bypassed(self, place: int) -> int:
+        """How many prefill tokens of later places were scheduled since the request came."""
+        return self._behind(self._index(place)) - self._at_first[place]
+
+    def is_overdue(self, place: int) -> bool:
         """Whether more tokens than the bound have passed the request."""
-        return self.bypassed(arrival) > self._bound
+        return self.bypassed(place) > self._bound
 
-    def forget_before(self, arrival: int) -> None:
-        """No request that arrived before `arrival` will be asked about again."""
-        drop = arrival - self._base
-        if drop >= len(self._tokens) // 2:
-            kept = self._tokens[drop:]
-            self._tokens = np.zeros(max(1024, 2 * len(kept)), np.int64)
-            self._tokens[: len(kept)] = kept
-            self._base = arrival
+    def _index(self, place: int) -> int:
+        return bisect.bisect_left(self._places, place)
+
+    def _behind(self, index: int) -> int:
+        return int(self._tokens[index + 1 : len(self._places)].sum()) + self._beyond

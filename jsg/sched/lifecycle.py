@@ -7,12 +7,14 @@ import numpy as np
 
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
+from jsg.sched.bypass import BypassLedger
 from jsg.sched.config import SchedulerConfig
 from jsg.sched.joined import JoinedRequests
 from jsg.sched.outputs import make_output
 from jsg.sched.policy import make_order
 from jsg.sched.positions import cached_shifts
 from jsg.sched.request import FirstAdmission, Placement, RequestState, RunningRequest, new_running_request
+from jsg.sched.rounds import Rounds
 from jsg.sched.table import RequestTable
 from jsg.sched.totals import SchedulerTotals
 from jsg.sched.waiting import WaitingQueue
@@ -38,7 +40,7 @@ class Lifecycle:
         admitted: Requests that run since the last batch was made.
         finished: Outputs that no step made.
         totals: The counters since the start.
-        num_arrived: How many arrival numbers were given.
+        ledger: By how many tokens each request without branches was passed, until it ends.
     """
 
     def __init__(self, config: SchedulerConfig, allocator: PageAllocator, cache: RadixCache):
@@ -55,7 +57,8 @@ class Lifecycle:
         self.unadmitted: OrderedDict[RunningRequest, None] = OrderedDict()
         self.admitted: list[RunningRequest] = []
         self.finished: list[RequestOutput] = []
-        self.num_arrived = 0
+        self.ledger = BypassLedger(config.max_bypass_tokens)
+        self._rounds = Rounds(config.buckets.chunk)
 
     def add(self, request: Request, positions: np.ndarray | None, now_s: float) -> None:
         """Takes a new request. `positions` are those of its tokens, or None if they are the indices.
@@ -66,17 +69,20 @@ class Lifecycle:
         """
         shifts = cached_shifts(request, positions)
         self.table.words.acquire(shifts)
+        first = self.waiting.oldest()
+        arrival = self._rounds.enter(request, None if first is None else first.arrival)
         try:
             request = self.table.vision.acquire(request)
-            running = new_running_request(request, self.num_arrived + len(request.joined), now_s)
+            running = new_running_request(request, arrival, now_s)
             if positions is not None or request.media:
                 running.make_room()
                 running.layout = self.table.words.layout(request, running.tokens, positions)
             self._queue(running)
         except BaseException:
             self.table.forget(request, shifts)
+            self._rounds.leave(request.post)
             raise
-        self.num_arrived = running.arrival + 1
+        self.ledger.add(running.arrival)
         self.live[request.rid] = running
         self.unadmitted[running] = None
         self.num_holds += request.hold
@@ -183,6 +189,8 @@ class Lifecycle:
             self.live.pop(running.request.rid, None)  # a hold has left it when it was kept
             self.unadmitted.pop(running, None)
             self.num_holds -= running.request.hold
+            self.ledger.end(running.arrival)
+            self._rounds.leave(running.request.post)
             self.table.forget(running.request, running.shifts, distrusts=distrusts)
 
     def _drop(self, running: RunningRequest) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -54,14 +55,14 @@ class KeptPrefix:
         pages: int32, the pages of the prompt's tokens from page `first_page` on.
         own: The pages that the tree does not own. Some of them may come before `first_page`.
         first_page: The first page that `pages` lists.
-        seen: For each group of layers with a window, the pages that this window reaches from the prompt's end on.
+        states: They give back what is kept of further kinds of state.
     """
 
     lock: PrefixLock
     pages: np.ndarray
     own: np.ndarray
     first_page: int = 0
-    seen: tuple[np.ndarray, ...] = ()
+    states: Sequence[Callable[[], None]] = ()
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -128,7 +129,7 @@ class RunningRequest:
 
     Attributes:
         request: What the client asked for. Of a branch it says everything but the tokens.
-        arrival: Its number in the order of arrival.
+        arrival: Its place in the order of arrival, in which a post with many prompts is spread (see `Rounds`).
         tokens: int32, prompt and committed output; `num_known` of them are real. Before the first output it may be the
             array of the prompt, which all answers to it share; `make_room` gives the request its own.
         num_prompt: Prompt tokens.

@@ -14,13 +14,12 @@ import logging
 from collections.abc import Mapping
 
 from jsg.cache.allocator import PageAllocator
+from jsg.cache.kinds import StateKind
 from jsg.cache.radix import RadixCache
-from jsg.cache.windows import WindowGroup
 from jsg.errors import GrammarError, QueueFullError, RequestError
 from jsg.sched.admission import AdmissionEstimate
 from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
 from jsg.sched.batching import Batcher
-from jsg.sched.bypass import BypassLedger
 from jsg.sched.config import SchedulerConfig, check_positions, check_request
 from jsg.sched.drafts import add_drafts
 from jsg.sched.lifecycle import Lifecycle, placement
@@ -58,8 +57,8 @@ class Scheduler:
         self.joins = requests.joins
         self.holds = requests.holds
         self.totals = requests.totals
+        self._cache = cache
         self._config = config
-        self._ledger = BypassLedger(config.max_bypass_tokens)
         self._estimate = AdmissionEstimate(config.conservativeness)
         self._batcher = Batcher(config.buckets, self.table)
         self._num_in_flight = 0
@@ -106,16 +105,16 @@ class Scheduler:
         self.totals.num_expired += len(expired)
         return expired
 
-    def _end_holds(self, num_pages: int, pages: RequestTable | WindowGroup | None = None) -> bool:
-        """Ends holds, the oldest first, until so many pages are free, or in a group of layers with a window can be.
+    def _end_holds(self, num_units: int, pool: RequestTable | StateKind | None = None) -> bool:
+        """Ends holds, the oldest first, until so many pages or units of a kind of state are available.
 
         If even all are not enough, it ends none.
         """
-        pages = pages or self.table
-        if num_pages > pages.num_yielding_pages:
+        pool = pool or self.table
+        if num_units > pool.num_yielding:
             return False
-        wanted = pages.num_available_pages + num_pages
-        while pages.num_available_pages < wanted:
+        wanted = pool.num_available + num_units
+        while pool.num_available < wanted:
             self.break_holds(1)
         return True
 
@@ -153,9 +152,7 @@ class Scheduler:
             return None
         self.joins.begin_step()
         self._estimate.step()
-        if self.table.windows:
-            least = self.table.pages_for(self._config.buckets.chunk) + self._config.max_running
-            self.table.move_windows([placement(running) for running in self.running], least)
+        self.table.begin_step([placement(running) for running in self.running], self._config.buckets.chunk)
         if not self._make_room_to_decode():
             return None
         decoding = self._plan_decode()
@@ -188,9 +185,9 @@ class Scheduler:
 
         False if a request must be retracted while a step is in flight, which has to be committed first.
         """
-        while len(self.running) > self.table.num_available_pages:  # otherwise there is a page for each request
+        while len(self.running) > self.table.num_available:  # otherwise there is a page for each request
             needed = sum(self.table.needs_page(r.place) for r in self.running if r.place and _decodes(r))
-            if needed <= self.table.num_available_pages:
+            if needed <= self.table.num_available:
                 return True
             if not self._give_way():
                 return False
@@ -277,10 +274,8 @@ class Scheduler:
         """The earliest arrival without a row, if more tokens than the bound have passed it."""
         under_way = self.joins.first_under_way(self.running) if len(self.joins) else None
         candidates = [r for r in (self.waiting.oldest(), under_way) if r is not None]
-        if self._requests.live:  # in order of arrival
-            self._ledger.forget_before(next(iter(self._requests.live.values())).first_arrival)
         oldest = min(candidates, key=lambda r: r.arrival, default=None)
-        return oldest if oldest is not None and self._ledger.is_overdue(oldest.arrival) else None
+        return oldest if oldest is not None and self._requests.ledger.is_overdue(oldest.whole.arrival) else None
 
     def _admit(self, running: RunningRequest, now_s: float) -> bool:
         """Gives a request a row with its cached prefix, if there should be memory for the rest; else returns False."""
@@ -297,7 +292,7 @@ class Scheduler:
             place = self.table.admit(running)
             must_wait = self.table.vision.must_wait(running.request, place.num_dispatched)
             expected = self._expected_pages(running, place.num_dispatched)
-            if must_wait or not self._have_room(expected) or not self._have_windows(running, place):
+            if must_wait or not self._have_room(expected) or not self._have_states(running, place):
                 self.table.release(place)
                 return False
             self._requests.admit(running, place, now_s)
@@ -312,24 +307,24 @@ class Scheduler:
         if self._estimate.promised_pages is None:
             expected = (self._expected_pages(r, placement(r).num_dispatched) for r in self.running)
             self._estimate.promised_pages = sum(expected)
-        missing = num_pages + self._estimate.promised_pages - self.table.num_available_pages
+        missing = num_pages + self._estimate.promised_pages - self.table.num_available
         if missing <= 0 or not (self.running or self.joins.num_kept):
             return True
         return self._end_holds(missing)
 
-    def _have_windows(self, running: RunningRequest, place: Placement) -> bool:
-        """Whether layers with a window have room for a request beside those that run. Ends holds to make room.
+    def _have_states(self, running: RunningRequest, place: Placement) -> bool:
+        """Whether there is enough of each kind of state for a request beside those that run. Ends holds to free some.
 
-        Each of them may take in a whole window, and the prompt of the request a chunk.
+        The request needs it for a chunk of its prompt at least, and all of them for the tokens that are expected.
         """
         if not self.running:
             return True
-        places = [(running, place), *((other, placement(other)) for other in self.running)]
         chunk = min(self._config.buckets.chunk, max(running.num_known - place.num_dispatched, 0))
-        for group in self.table.windows:
-            growth = sum(group.growth(p.num_dispatched, self._expected_tokens(r, p.num_dispatched)) for r, p in places)
-            missing = growth + self.table.pages_for(chunk) - group.num_available_pages
-            if missing > 0 and not self._end_holds(missing, group):
+        rows = [(running, place, chunk), *((other, placement(other), 0) for other in self.running)]
+        for kind in self._cache.kinds:
+            growth = (kind.growth(p.num_dispatched, self._expected_tokens(r, p.num_dispatched), n) for r, p, n in rows)
+            missing = sum(growth) - kind.num_available
+            if missing > 0 and not self._end_holds(missing, kind):
                 return False
         return True
 
@@ -360,7 +355,7 @@ class Scheduler:
         place.is_prefilling = place.num_dispatched < running.num_known
         samples = not place.is_prefilling and running.request.sampling.max_new_tokens > 0
         place.num_in_flight += samples
-        self._ledger.record(running.arrival, num_new)
+        self._requests.ledger.record(running.whole.arrival, num_new)
         chunks.append(
             BatchEntry(
                 running,

@@ -3,22 +3,22 @@
 import dataclasses
 import math
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from jsg.cache.allocator import PageAllocator
-from jsg.cache.radix import PrefixMatch, RadixCache
-from jsg.cache.windows import GroupedAllocator, WindowGroup
+from jsg.cache.kinds import PrefixMatch
+from jsg.cache.radix import RadixCache
+from jsg.cache.windows import GroupedAllocator, windows_of
 from jsg.sched.positions import PositionWords, spans
 from jsg.sched.request import KeptPrefix, Placement, RunningRequest
+from jsg.sched.row_states import RowStates, WindowRows
 from jsg.sched.vision_store import VisionShape, VisionStore
 from jsg.types import CacheReport, Request
 
 POOL_TERMS = ("free", "evictable", "protected", "uncached")
 """What the pages of the pool are, each exactly one of these."""
-WINDOW_TERMS = ("free", "evictable", "in use")
-"""What the parts of pages are in a group of layers with a window, each exactly one of these."""
 COLUMNS_PER_NODE = 128
 """In the time that it takes to visit a node, so many columns of a row are copied for the device."""
 
@@ -29,8 +29,8 @@ class RequestTable:
     The leading `num_tree_pages` of a row belong to the tree or to branches and are locked. The other pages, up to the
     last dispatched position, are the row's own. The device has a copy of the table.
 
-    Invariants: free + evictable + protected + uncached == total, in pages. Each page group of layers with a window has
-    such an equation of its own (`WindowGroup`).
+    Invariants: free + evictable + protected + uncached == total, in pages. Each further kind of state has such an
+    equation of its own (`StateKind`).
 
     Attributes:
         words: The words by which the tree finds tokens whose positions are not their indices.
@@ -42,6 +42,7 @@ class RequestTable:
         lacking: By row, see `Batch.lacking`.
         windows: The groups of layers with a window, with the parts that pages have in them.
         maps: For each page group of the device, what says by page its number there; None for the page itself.
+        states: What rows have of further kinds of state.
         num_uncached_pages: How many pages in use the tree does not own.
         num_kept: How many kept prefixes were not dropped yet.
     """
@@ -62,10 +63,11 @@ class RequestTable:
         self.dirty_rows: set[int] = set()
         self.copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.lacking: dict[int, Sequence[np.ndarray]] = {}
-        self.windows: tuple[WindowGroup, ...] = ()
-        self.maps: tuple[np.ndarray | None, ...] = (None,)
-        if isinstance(allocator, GroupedAllocator):
-            self.windows, self.maps = allocator.windows, allocator.maps
+        self.windows = windows_of(allocator)
+        self.maps = allocator.maps if isinstance(allocator, GroupedAllocator) else (None,)
+        self.states: tuple[RowStates, ...] = ()
+        if self.windows:
+            self.states += (WindowRows(self.windows, self.pages),)
         self.num_uncached_pages = 0
         self.num_kept = self._num_set_rows = 0
         self._allocator = allocator
@@ -83,10 +85,10 @@ class RequestTable:
         return len(self._free_rows)
 
     @property
-    def num_available_pages(self) -> int:
+    def num_available(self) -> int:
         """Pages that rows can get: those that are free or that an eviction frees, if they can get all their parts."""
         available = self._allocator.num_free + self._cache.num_evictable
-        return min(available, *(group.num_available_pages for group in self.windows)) if self.windows else available
+        return min(available, *(group.num_available for group in self.windows)) if self.windows else available
 
     @property
     def tree_work(self) -> int:
@@ -94,13 +96,13 @@ class RequestTable:
         return self._cache.work + self._num_set_rows * self.pages.shape[1] // COLUMNS_PER_NODE
 
     @property
-    def num_yielding_pages(self) -> int:
+    def num_yielding(self) -> int:
         """Pages that would become available if all holds ended."""
         if not self.windows:
             return self._cache.num_yielding
         most = self._allocator.num_free + self._cache.num_evictable + self._cache.num_yielding
-        most = min(most, *(group.num_available_pages + group.num_yielding_pages for group in self.windows))
-        return most - self.num_available_pages
+        most = min(most, *(group.num_available + group.num_yielding for group in self.windows))
+        return most - self.num_available
 
     def pages_for(self, num_tokens: int) -> int:
         """How many pages so many tokens take."""
@@ -112,7 +114,7 @@ class RequestTable:
 
     def room(self, place: Placement) -> int:
         """How many new tokens the row's last page and the available pages have room for."""
-        return self.num_available_pages * self.page_size + -place.num_dispatched % self.page_size
+        return self.num_available * self.page_size + -place.num_dispatched % self.page_size
 
     def admit(self, running: RunningRequest) -> Placement:
         """Gives a request a row and locks its longest cached prefix. There must be a free row."""
@@ -125,43 +127,24 @@ class RequestTable:
         if len(match.pages):
             self.dirty_rows.add(row)
             self._num_set_rows += 1
-        seen_from = [max(len(match.pages) - group.num_needed, 0) for group in self.windows]
-        for group, first in zip(self.windows, seen_from, strict=True):
-            group.use(match.pages[first:])
-        return Placement(row, self._cache.lock(match), len(match.pages), match.num_tokens, seen_from=seen_from)
+        place = Placement(row, self._cache.lock(match), len(match.pages), match.num_tokens)
+        for states in self.states:
+            states.admit(place, match)
+        return place
 
     def _num_usable(self, running: RunningRequest, match: PrefixMatch) -> int:
-        """How many tokens of a cached prefix a request can use. The last window before its end must be there."""
-        usable = running.trusted(match.num_tokens, self.page_size)
-        while self.windows:
-            pages = match.pages[: usable // self.page_size]
-            fewer = min(group.num_usable(pages) for group in self.windows) * self.page_size
-            fewer = running.trusted(fewer, self.page_size)
-            if fewer == usable:
-                break
+        """How many tokens of a cached prefix a request can use."""
+        usable = match.num_tokens
+        while (fewer := self._cache.usable_len(match, running.trusted(usable, self.page_size))) < usable:
             usable = fewer
         return usable
 
-    def _seen(self, place: Placement) -> Iterator[tuple[WindowGroup, int]]:
-        """Each group of layers with a window, with the first page that counts as in the window of a row."""
-        return zip(self.windows, place.seen_from, strict=True)
-
-    def move_windows(self, places: Sequence[Placement], least: int) -> None:
-        """Moves the windows of rows on to where these are now, so that other pages can get the parts behind them.
-
-        It is called before a step is planned: what the step before it reads may be written by the next one only. As
-        long as `least` pages are available, a window moves by several pages at a time.
-        """
-        for index, group in enumerate(self.windows):
-            stride = group.stride if group.num_available_pages >= least else 0
-            left = []
-            for place in places:
-                first = group.first_seen(place.num_dispatched)
-                if first > place.seen_from[index] + stride:
-                    left.append(self.pages[place.row, place.seen_from[index] : first])
-                    place.seen_from[index] = first
-            if left:
-                group.leave(np.concatenate(left))
+    def begin_step(self, places: Sequence[Placement], chunk: int) -> None:
+        """Gives up states that rows no longer read, before a step is planned with so many new tokens at most."""
+        num_next = self.pages_for(chunk) + len(self.pages)
+        for states in self.states:
+            states.move(places, num_next)
+        self._cache.keep_awaited(num_next)
 
     def num_branch_pages(self, request: Request) -> int:
         """Pages that the branches of a joined request need until it has its row."""
@@ -241,30 +224,27 @@ class RequestTable:
         Args:
             place: Where the request lived.
             keeps_own: Keep the pages too that are not in the tree. Otherwise they are freed.
-            yields: Count the pages that nobody else needs in `num_yielding_pages`.
+            yields: Count the pages that nobody else needs in `num_yielding`.
             first_page: The first page that the result lists. The pages before it are kept, but not listed.
         """
         lock = self._cache.lock(place.lock.node, yields=yields)
         num_pages = self.pages_for(place.num_dispatched) if keeps_own else place.num_tree_pages
         row = self.pages[place.row]
         pages, own = row[first_page:num_pages].copy(), row[place.num_tree_pages : num_pages].copy()
-        firsts = [max(first, group.first_seen(place.num_dispatched)) for group, first in self._seen(place)]
-        seen = tuple(row[first : place.num_tree_pages].copy() for first in firsts)
-        for group, its_pages in zip(self.windows, seen, strict=True):
-            group.use(its_pages, yields=yields)
+        states = [states.keep(place, yields=yields) for states in self.states]
         if keeps_own:
             assert not self.windows, "joined requests need layers that see all tokens"
             place.num_dispatched = place.num_tree_pages * self.page_size
         self.release(place)
         self.num_kept += 1
-        return KeptPrefix(lock, pages, own, first_page, seen)
+        return KeptPrefix(lock, pages, own, first_page, states)
 
     def drop(self, kept: KeptPrefix) -> None:
         """Gives back a prefix that `keep` has kept. It must be called once."""
         self._allocator.free(kept.own)
         self.num_uncached_pages -= len(kept.own)
-        for group, pages in zip(self.windows, kept.seen, strict=True):
-            group.leave(pages, yields=kept.lock.yields)
+        for drop in kept.states:
+            drop()
         self._cache.unlock(kept.lock)
         self.num_kept -= 1
 
@@ -278,8 +258,8 @@ class RequestTable:
         own = self.pages[place.row, place.num_tree_pages : self.pages_for(place.num_dispatched)]
         self._allocator.free(own)
         self.num_uncached_pages -= len(own)
-        for group, first in self._seen(place):
-            group.leave(self.pages[place.row, first : place.num_tree_pages])
+        for states in self.states:
+            states.release(place)
         for kept in place.before:
             self.drop(kept)
         self._cache.unlock(place.lock)
@@ -385,14 +365,12 @@ class RequestTable:
         assert sum(counts) == self.num_pages, (
             f"{' + '.join(POOL_TERMS)} = {counts} must add up to {self.num_pages} pages"
         )
-        for group in self.windows:
-            assert sum(group.counts) == group.num_total, (
-                f"{' + '.join(WINDOW_TERMS)} = {group.counts} must add up to {group.num_total} parts"
-            )
-        if self.num_free_rows == len(self.pages) - 1:
+        is_idle = self.num_free_rows == len(self.pages) - 1
+        for kind in self._cache.kinds:
+            kind.check(is_idle=is_idle and not self.num_kept)
+        if is_idle:
             assert self.num_kept or not self._cache.num_protected, "a prefix is locked, but no request runs"
             assert self.num_kept or not self.num_uncached_pages, "a row has pages, but no request runs"
-            assert self.num_kept or not any(group.num_in_use for group in self.windows), "a window was not left"
 
 
 def _zeros(*shape: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import uuid
 from typing import Annotated, Any, final
 
 from fastapi import Depends, Request
@@ -50,6 +51,7 @@ class ApiCall:
         user: The end user, as the client named it, for the log.
         observer: Observes what is generated for this request; None for nobody.
         is_let_in: The call belongs to a program that was let in, and may enter while the server ends.
+        post: Marks what is generated for it, as in `jsg.types.Request`. No client can name the post of another.
     """
 
     caller: Caller
@@ -57,6 +59,7 @@ class ApiCall:
     user: str | None = None
     observer: Observer | None = None
     is_let_in: bool = False
+    post: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
 
 
 def state_of(scope: Scope) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import numpy as np
 from jsg.cache.allocator import _USED, PageAllocator
 from jsg.cache.node import Node, path_up
 from jsg.cache.radix import RadixCache, _join_pages
-from jsg.cache.watch import Watch, WatchGroup, _common
+from jsg.cache.watch import Watch, WatchGroup, num_common
 from jsg.cache.watch_index import WatchIndex
 from jsg.cache.windows import GroupedAllocator, WindowGroup
 
@@ -90,7 +90,7 @@ def _check_group(group: WatchGroup, page_size: int) -> None:
         assert tokens.tobytes() == page, "a watch needs another page"
     for before, after, shared in zip(group.watches, group.watches[1:], group._shared[1:], strict=False):
         assert before.tokens.tobytes() <= after.tokens.tobytes(), "watches are in disorder"
-        count = _common(before.tokens, after.tokens, 0) // page_size * page_size
+        count = num_common(before.tokens, after.tokens, 0) // page_size * page_size
         is_equal = count == len(before.tokens) == len(after.tokens)
         assert shared == count + page_size * is_equal, "watches share another number of tokens"
     for tier in {watch.tier for watch in group}:
@@ -128,7 +128,7 @@ def check_window_group(group: WindowGroup) -> None:
     in_use = group._users > 0
     assert (group.parts[in_use] > 0).all() and (group._users >= group._holds).all() and (group._holds >= 0).all()
     counts = len(there) - in_use.sum(), in_use.sum(), (in_use & (group._users == group._holds)).sum()
-    assert (group.num_evictable, group.num_in_use, group.num_yielding_pages) == counts, "parts are counted wrongly"
+    assert (group.num_evictable, group.num_in_use, group.num_yielding) == counts, "parts are counted wrongly"
     assert sum(group.counts) == group.num_total
     entries = [page for turn, pages in group._queue for page in pages[group._turns[pages] == turn].tolist()]
     assert sorted(entries) == np.flatnonzero((group.parts > 0) & ~in_use).tolist(), "the queue and the pages differ"

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.block_events import BlockRecorder, BlocksCleared, BlocksRemoved, BlocksStored
-from jsg.cache.radix import PrefixLock, PrefixMatch, RadixCache
+from jsg.cache.kinds import PrefixMatch
+from jsg.cache.radix import PrefixLock, RadixCache
 from jsg.cache.watch import Watch
 from tests.cache.integrity import changed_watches, check_allocator, check_cache
 

@@ -5,7 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jsg.cache.kinds import PrefixMatch
+from jsg.cache.node import Root
 from jsg.cache.windows import GroupedAllocator, WindowGroup
+from jsg.window import Window
 from tests.cache.integrity import check_allocator
 
 
@@ -13,16 +16,21 @@ def _pages(*pages: int) -> np.ndarray:
     return np.array(pages, np.int32)
 
 
-def make(window: int = 3, num_pages: int = 20, num_parts: int = 8, page_size: int = 1):
-    group = WindowGroup(window, num_pages, num_parts, page_size)
+def make(window: int = 3, num_pages: int = 20, num_parts: int = 8, page_size: int = 1, *, is_aligned: bool = False):
+    group = WindowGroup(Window(window, is_aligned), num_pages, num_parts, page_size)
     return group, GroupedAllocator(num_pages, (group,), has_layers=True)
+
+
+def match(pages: np.ndarray, page_size: int = 1) -> PrefixMatch:
+    """A cached prefix of these pages."""
+    return PrefixMatch(pages, Root(""), len(pages) * page_size)
 
 
 def test_each_new_page_has_a_part_in_use():
     group, allocator = make()
     pages = allocator.allocate(5)
     assert pages is not None and sorted(group.parts[pages]) == [1, 2, 3, 4, 5]
-    assert group.counts == (2, 0, 5) and group.num_available_pages == 2
+    assert group.counts == (2, 0, 5) and group.num_available == 2
     allocator.free(pages[:2])
     assert group.counts == (4, 0, 3)
     check_allocator(allocator)
@@ -40,7 +48,23 @@ def test_the_part_that_is_outside_of_windows_for_longest_goes_first():
         allocator.allocate(1)
         assert np.flatnonzero(group.parts[pages] == 0).tolist() == sorted(gone)
         check_allocator(allocator)
-    assert group.num_available_pages == 0
+    assert group.num_available == 0
+
+
+def test_the_ends_of_awaited_prefixes_go_last():
+    group, allocator = make()
+    pages = allocator.allocate(7)
+    group.leave(pages)
+    group.keep_longest(
+        [match(pages[:3]), match(pages[:5])], 1
+    )  # a token sees two before it: of pages 1 and 2, and of 3 and 4
+    allocator.allocate(3)
+    assert np.flatnonzero(group.parts[pages] == 0).tolist() == [0, 5, 6]
+    group.keep_longest([match(pages[:6])], 1)  # what is left of it ends earlier
+    assert group.num_usable(match(pages[:6]), 6) == 5
+    allocator.allocate(2)
+    assert group.num_usable(match(pages[:6]), 6) == 5
+    check_allocator(allocator)
 
 
 def test_a_page_is_in_use_until_the_last_window_leaves_it():
@@ -49,11 +73,11 @@ def test_a_page_is_in_use_until_the_last_window_leaves_it():
     group.use(pages)
     group.use(pages[1:], yields=True)
     group.leave(np.concatenate([pages, pages[:2]]))
-    assert (group.num_in_use, group.num_evictable, group.num_yielding_pages) == (2, 1, 1)
+    assert (group.num_in_use, group.num_evictable, group.num_yielding) == (2, 1, 1)
     group.leave(pages[2:])
-    assert group.num_yielding_pages == 2
+    assert group.num_yielding == 2
     group.leave(pages[1:], yields=True)
-    assert (group.num_in_use, group.num_yielding_pages) == (0, 0)
+    assert (group.num_in_use, group.num_yielding) == (0, 0)
     check_allocator(allocator)
 
 
@@ -81,7 +105,33 @@ def test_a_prefix_can_be_used_as_far_as_its_last_window_is_there(window: int, pa
     group.use(np.delete(pages, gone))
     allocator.allocate(len(gone))
     assert np.flatnonzero(group.parts[pages] == 0).tolist() == sorted(gone)
-    assert group.num_usable(pages) == usable
+    assert group.num_usable(match(pages, page_size), 10 * page_size) == usable * page_size
+
+
+@pytest.mark.parametrize(
+    ("window", "page_size", "gone", "usable"),
+    [
+        (4, 1, [0, 1, 2, 3, 4, 5, 6, 7], 10),  # the last window began at 8
+        (4, 1, [8], 8),  # where a window begins, nothing before is seen
+        (4, 1, [8, 7], 8),
+        (4, 1, [8, 4, 3, 2], 8),
+        (5, 1, list(range(10)), 10),
+        (7, 4, [7], 10),  # a window begins at token 35, inside of page 8, and the one before it at 28, with page 7
+        (7, 4, [9, 7], 9),
+        (7, 4, [8], 8),
+        (7, 4, [8, 7, 6], 7),
+        (100, 1, [9], 9),
+        (100, 1, [0], 0),
+    ],
+)
+def test_of_a_window_that_is_aligned_only_what_is_in_it_is_needed(window: int, page_size: int, gone: list, usable: int):
+    group, allocator = make(window, num_pages=30, num_parts=11, page_size=page_size, is_aligned=True)
+    pages = allocator.allocate(10)
+    group.leave(pages)
+    group.use(np.delete(pages, gone))
+    allocator.allocate(len(gone))
+    assert group.num_usable(match(pages, page_size), 10 * page_size) == usable * page_size
+    assert [group.first_seen(position) for position in (0, window, window + 1)] == [0, 0, window // page_size]
 
 
 def test_pages_of_the_tree_get_the_parts_that_they_lack():
@@ -113,7 +163,8 @@ def test_a_part_that_no_window_reaches_is_handed_over_too():
 def test_first_seen_and_growth():
     group, _ = make(window=10, page_size=4)
     assert [group.first_seen(position) for position in (0, 10, 13, 14, 30)] == [0, 0, 0, 1, 5]
-    assert (group.growth(0, 1000), group.growth(8, 1000), group.growth(40, 8), group.growth(0, 5)) == (4, 2, 0, 2)
+    growths = [group.growth(*counts, 0) for counts in ((0, 1000), (8, 1000), (40, 8), (0, 5))]
+    assert growths == [4, 2, 0, 2] and group.growth(40, 8, 5) == 2
 
 
 def test_the_queue_forgets_stale_entries():
@@ -139,7 +190,7 @@ def test_random_traffic_matches_a_model(data: st.DataObject):
         action = data.draw(st.sampled_from(["allocate", "use", "leave", "free"]))
         if action == "allocate":
             count = data.draw(st.integers(1, 3))
-            if count <= min(allocator.num_free, group.num_available_pages):
+            if count <= min(allocator.num_free, group.num_available):
                 gone = max(count - group.counts[0], 0)
                 pages = allocator.allocate(count)
                 del left[:gone]

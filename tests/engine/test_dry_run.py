@@ -81,6 +81,34 @@ def test_an_8b_llama_on_an_h200_and_on_smaller_cards(tmp_path):
     assert f"({tokens['l4', 'none', 1].tokens})" in shown
 
 
+def test_programs_read_the_same_as_json(tmp_path, capsys):
+    window = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "sliding_window": 512}
+    path = str(write(tmp_path, LLAMA_8B | window | {"hidden_act": "gelu_pytorch_tanh", "rope_parameters": None}))
+    assert cli.main(["check", path, "--dry-run", "--json", "--quantization", "int8", "--tp-size", "2"]) == 0
+    shown, made = json.loads(capsys.readouterr().out), report(path, quantization="int8", tp_size=2)
+    assert (shown["problems"], shown["dtype"], shown["context_length"]) == ([], "bfloat16", 16_384)
+    assert (shown["kv_bytes_per_token"], shown["kv_bytes_per_request"]) == (made.kv_bytes, made.request_bytes)
+    assert shown["weight_bytes"] == made.weights
+    alike = {"heads": 32, "kv_heads": 8, "head_dim": 128, "num_layers": 16}
+    assert shown["model"]["attention"] == [
+        {**alike, "window": {"length": 512, "is_aligned": False}},
+        {**alike, "window": None},
+    ]
+    assert shown["model"]["architecture"] == "Gemma2ForCausalLM"
+    assert [fit["card"] for fit in shown["fits"]] == [fit.card for fit in made.fits] and len(made.fits) == len(NAMES)
+    for said, fit in zip(shown["fits"], made.fits, strict=True):
+        assert (said["tokens"], said["fits"], said["refusal"]) == (fit.tokens, fit.fits, fit.refusal)
+
+
+def test_a_file_that_no_family_reads_is_refused_as_json_too(tmp_path, capsys):
+    path = str(write(tmp_path, {"architectures": ["XForCausalLM"]}))
+    assert cli.main(["check", path, "--dry-run", "--json"]) == cli.CHECK_FAILED
+    shown = json.loads(capsys.readouterr().out)
+    assert "'XForCausalLM'" in shown["problems"][0] and (shown["model"], shown["fits"]) == (None, [])
+    assert cli.main(["check", path, "--json"]) == cli.FAILED
+    assert "--json needs --dry-run" in capsys.readouterr().err
+
+
 def test_layers_with_a_window_keep_a_part_of_a_request(tmp_path):
     window = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 1024}
     made = report(write(tmp_path, LLAMA_8B | window | {"rope_parameters": None}), chunked_prefill_size=2048)

@@ -15,6 +15,7 @@ from jsg.engine.core import EngineCore
 from jsg.engine.selfcheck import Cost, DecodeSteps, Rates, SelfCheck, StepTime
 from jsg.errors import JsgError
 from jsg.types import Request, SamplingParams
+from jsg.window import Window
 from tests.engine import small
 from tests.engine.small import check_core
 from tests.golden.variants import VARIANTS
@@ -42,9 +43,12 @@ def test_products_and_attention_come_one_after_the_other():
     assert by_arithmetic.floor_ms(rates) == pytest.approx(30)
 
 
-@pytest.mark.parametrize(("cached", "new", "window"), [(0, 5, None), (7, 1, None), (3, 4, 5), (9, 4, 5), (0, 3, 1)])
-def test_tokens_outside_the_window_cost_nothing(cached: int, new: int, window: int | None):
-    seen = [range(max(0, last + 1 - (window or 99)), last + 1) for last in range(cached, cached + new)]
+@pytest.mark.parametrize("is_aligned", [False, True])
+@pytest.mark.parametrize(("cached", "new", "length"), [(0, 5, None), (7, 1, None), (3, 4, 5), (9, 4, 5), (0, 3, 1)])
+def test_tokens_outside_the_window_cost_nothing(cached: int, new: int, length: int | None, *, is_aligned: bool):
+    window, most = length and Window(length, is_aligned), length or 99
+    firsts = [last // most * most if is_aligned else max(0, last + 1 - most) for last in range(cached, cached + new)]
+    seen = [range(first, last + 1) for last, first in enumerate(firsts, cached)]
     expected = (len({key for keys in seen for key in keys}), sum(map(len, seen)))
     assert selfcheck._keys_and_pairs(cached, new, window) == expected
 

@@ -157,7 +157,15 @@ def test_they_add_up_as_often_and_say_what_they_share(by_experts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("variant", "count"), [("mixtral", 4), ("glm4_moe", 2)])
+@pytest.mark.parametrize(
+    ("variant", "count"),
+    [
+        ("mixtral", 4),
+        ("glm4_moe", 2),  # with experts that every token uses
+        ("even experts", 2),  # of Granite, in one tensor
+        ("gpt_oss", 2),  # with biases
+    ],
+)
 def test_experts_of_their_own_in_8_bits_and_bit_for_bit(
     tmp_path: Path, compile_cache_dir: str, variant: str, count: int
 ):
@@ -165,7 +173,8 @@ def test_experts_of_their_own_in_8_bits_and_bit_for_bit(
 
     All engines are deterministic, because such ones run a third of the programs.
     """
-    write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
+    with mock.patch.dict(VARIANTS, WIDE):
+        write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
     common = {"variant": variant, "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 12}
     knobs = {"quantization": "int8", **small.DETERMINISTIC}
     counts = ((1, 1), (count, 2))

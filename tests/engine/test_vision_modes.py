@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jsg.engine import startup
+from jsg.engine import shapes, startup
 from jsg.engine.core import EngineCore
 from jsg.engine.device import memory
 from jsg.engine.device.executables import Executables
@@ -144,7 +144,7 @@ def test_answers_are_right_while_encoders_make_their_first_runs(
 ):
     """As on a GPU: the essential programs are warm, the encoder of two tiles and others run on padding first."""
     monkeypatch.setitem(startup.RUNS_BEFORE_READY, "cpu", RUNS)
-    monkeypatch.setitem(startup.ENCODE_SIZES, "cpu", (1, 2, 4))
+    monkeypatch.setitem(shapes.ENCODE_SIZES, "cpu", (1, 2, 4))
     few = {"max_running_requests": 1, "chunked_prefill_size": 32}
     core = small.make_core(directory, compile_cache_dir, forbid_compile=False, **(OPTIONS | few))
     executables, runner = core._executables, core._runner

@@ -9,7 +9,7 @@ import pytest
 
 from jsg.engine.core import EngineCore
 from jsg.engine.device.pool_sizes import PoolSizes
-from jsg.sched.table import RequestTable
+from jsg.sched.row_states import WindowRows
 from jsg.types import FinishType, Request, SamplingParams
 from tests.engine import small
 from tests.engine.small import DETERMINISTIC, SMALL_POOL
@@ -32,7 +32,7 @@ MODELS = {
 def all_pages_kept() -> Iterator[None]:
     """Engines that are used inside free no page that a request has."""
     with (
-        mock.patch.object(RequestTable, "move_windows"),
+        mock.patch.object(WindowRows, "move"),
         mock.patch.object(PoolSizes, "window_tokens", lambda self, window, pool_tokens: pool_tokens),
     ):
         yield

@@ -125,8 +125,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 WIDE: dict[str, dict[str, Any]] = {
     "wide": {**VARIANTS["llama_gqa_head_dim"], "intermediate_size": 256},
     "wide experts": {**VARIANTS["mixtral"], "intermediate_size": 128},
+    "even experts": {**VARIANTS["granitemoe"], "num_local_experts": 6},
 }
-"""Of these, which are not recorded, several devices can share out the inputs in groups of 32."""
+"""Of these, which are not recorded, several devices can share out the inputs in groups of 32, or the experts."""
 
 ROPES: dict[str, dict[str, Any]] = {
     "llama_2": {**LLAMA, "head_dim": 128},
@@ -185,6 +186,9 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def variant_shapes(variant: str) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of a variant."""
+    if variant == "even experts":  # five of something else there are not
+        odd = variant_shapes("granitemoe")
+        return {name: tuple(6 if size == 5 else size for size in shape) for name, shape in odd.items()}
     if variant not in OTHERS:
         return tensor_shapes(VARIANTS[variant])
     return {name: tuple(shape) for name, shape in json.loads(SHAPES.read_text())[variant].items()}

@@ -28,6 +28,7 @@ from jsg.kernels_pallas.attention_block import (
 from jsg.kernels_pallas.inputs import AttentionInputs
 from jsg.kernels_pallas.paged_decode import Sizes, default_sizes, with_padding
 from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS
+from jsg.window import Window
 
 
 def paged_decode(
@@ -37,7 +38,7 @@ def paged_decode(
     inputs: AttentionInputs,
     *,
     scale: float,
-    window: int | None = None,
+    window: Window | None = None,
     softcap: float | None = None,
     sizes: Sizes | None = None,
     interpret: bool = False,
@@ -51,7 +52,7 @@ def paged_decode(
     _, heads, head_dim = singles.shape
     kv_heads = keys.shape[2]
     last = inputs.single_kv_lens[:num_singles]
-    first = jnp.zeros_like(last) if window is None else jnp.maximum(last - window, 0)
+    first = jnp.zeros_like(last) if window is None else jnp.maximum(window.first(last - 1), 0)
     call = _interpreted if interpret else _compiled
     out, lse = call(
         decode_kernel,

@@ -12,6 +12,7 @@ from bench import attention_cases as cases
 from jsg.kernels_pallas import paged_decode
 from jsg.kernels_pallas.attention_block import Attended
 from jsg.kernels_pallas.cascade import Sizes, cascade, members_per_program
+from jsg.window import Window
 from tests.kernels_pallas import definition
 from tests.kernels_pallas.definition import named, with_room
 
@@ -140,18 +141,25 @@ def test_with_a_window_groups_are_not_heeded(monkeypatch: pytest.MonkeyPatch):
         return Attended(batch[0], batch[0][..., 0])
 
     monkeypatch.setattr(paged_decode, "paged_decode", plain)
-    case = dataclasses.replace(named("shared-pages-of-16"), window=40)
+    case = dataclasses.replace(named("shared-pages-of-16"), window=Window(40))
     arrays = cases.make(case)
     batch = *map(jnp.asarray, (arrays.queries, arrays.keys, arrays.values)), arrays.inputs
-    cascade(*batch, scale=0.5, window=40, softcap=3.0, sizes=TWO, interpret=True)
+    cascade(*batch, scale=0.5, window=Window(40), softcap=3.0, sizes=TWO, interpret=True)
     [(passed, options)] = given
     assert all(one is other for one, other in zip(passed, batch, strict=True))
-    assert options == {"scale": 0.5, "window": 40, "softcap": 3.0, "sinks": None, "sizes": REST, "interpret": True}
+    assert options == {
+        "scale": 0.5,
+        "window": Window(40),
+        "softcap": 3.0,
+        "sinks": None,
+        "sizes": REST,
+        "interpret": True,
+    }
 
 
 @pytest.mark.slow
 def test_a_window_equals_the_definition():
-    check(dataclasses.replace(named("shared-pages-of-16"), window=40), TWO)
+    check(dataclasses.replace(named("shared-pages-of-16"), window=Window(40)), TWO)
 
 
 def test_a_key_that_is_not_a_number_reaches_who_sees_it_only():

@@ -15,7 +15,7 @@ from bench.device.correctness import MAX_ERROR
 from bench.device.plan import ACCELERATOR
 from jsg.engine.device.devices import E4M3_CAPABILITY
 from jsg.engine.device.executables import QUANTISED_OPTIONS
-from jsg.engine.startup import OTHER_ENCODE_SIZES
+from jsg.engine.shapes import OTHER_ENCODE_SIZES
 from jsg.kernels_pallas import ops, tuning
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.reference_threshold import sortable

@@ -12,6 +12,7 @@ from jsg.kernels_pallas import cascade, ops, paged_decode, ragged_paged_attentio
 from jsg.kernels_pallas.attention_block import Attended
 from jsg.kernels_pallas.inputs import Scoring
 from jsg.kernels_pallas.native import amx, attention, library
+from jsg.window import Window
 from tests.kernels_pallas.definition import named
 
 KERNELS = {"paged_decode": paged_decode, "cascade": cascade, "ragged_paged_attention": ragged_paged_attention}
@@ -30,7 +31,7 @@ def has_run(case: cases.Case, monkeypatch: pytest.MonkeyPatch, implementation: s
     if all(new == 1 for _, new in case.rows):
         tiles = {name: value[:0] for name, value in arrays.inputs._asdict().items() if name.startswith("tile_")}
         arrays = dataclasses.replace(arrays, inputs=arrays.inputs._replace(**tiles))
-    expected = {"scale": 0.5, "window": 7, "softcap": 3.0, "sinks": jnp.ones(case.heads)}
+    expected = {"scale": 0.5, "window": Window(7), "softcap": 3.0, "sinks": jnp.ones(case.heads)}
 
     def spy(name: str):
         def run(queries: jax.Array, *_: Any, **options: Any) -> Any:

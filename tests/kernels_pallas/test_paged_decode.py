@@ -12,6 +12,7 @@ from bench import attention_cases as cases
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.attention_block import Attended
 from jsg.kernels_pallas.paged_decode import Sizes, paged_decode
+from jsg.window import Window
 from tests.kernels_pallas import definition
 from tests.kernels_pallas.definition import named, with_garbage, with_room
 
@@ -30,6 +31,7 @@ def sizes(splits: int, block_k: int) -> Sizes:
         (EDGES, 2, 32),
         ("decode-sinks", 3, 16),
         ("decode-window", 1, 16),
+        ("decode-aligned-window", 1, 16),
         ("decode-pages-of-16", 3, 16),
     ],
 )
@@ -97,8 +99,8 @@ def test_garbage_in_unused_pages_is_never_read_into_a_result(splits: int):
     np.testing.assert_array_equal(shorter.lse[rows], clean.lse[rows])
 
 
-@pytest.mark.parametrize(("window", "cut"), [(None, sizes(2, 32)), (32, sizes(1, 16))], ids=["all", "window"])
-def test_a_key_that_is_not_a_number_reaches_who_sees_it_only(window: int | None, cut: Sizes):
+@pytest.mark.parametrize(("window", "cut"), [(None, sizes(2, 32)), (Window(32), sizes(1, 16))], ids=["all", "window"])
+def test_a_key_that_is_not_a_number_reaches_who_sees_it_only(window: Window | None, cut: Sizes):
     case = dataclasses.replace(named("decode"), window=window)
     arrays = with_room(cases.make(case))
     clean = attend(case, arrays, cut)

@@ -13,6 +13,7 @@ from bench.attention_cases import CASES, Case
 from jsg.kernels_pallas import ragged_paged_attention as kernel
 from jsg.kernels_pallas.ragged_paged_attention import Sizes
 from jsg.kernels_pallas.tile import QUERY_TILE
+from jsg.window import Window
 from tests.kernels_pallas import definition
 from tests.kernels_pallas.definition import QUICKLY, with_garbage, with_room
 
@@ -42,6 +43,7 @@ FAST = (
     Variant(NAMED["mixed"]),
     Variant(NAMED["mixed"], singles=False),
     Variant(NAMED["window"]),
+    Variant(NAMED["aligned-window"]),
     Variant(NAMED["sinks"]),
     Variant(
         dataclasses.replace(SHORT, heads=7, kv_heads=1, head_dim=80, page_size=16, softcap=5.0), "bfloat16", FP8[0]
@@ -112,7 +114,7 @@ def test_the_sizes_change_nothing(name: str, sizes: Sizes | None):
 
 
 def test_a_query_is_the_same_to_the_last_bit_however_the_prompt_is_cut():
-    whole = Case("whole", ((0, 90),), padding=0, window=32)
+    whole = Case("whole", ((0, 90),), padding=0, window=Window(32))
     small = cases.make(whole)
     expected = attend(whole, with_room(small), SMALL)
     done = 0

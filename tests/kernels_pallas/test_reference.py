@@ -24,8 +24,9 @@ WINDOW = [
     dataclasses.replace(CAPPED, name=f"{case.name}-softcap-8-kv-heads", rows=case.rows, window=case.window)
     for case in map(named, ("decode-window", "window"))
 ]
-FAST = (*map(named, PLAIN), *WINDOW, named("sinks"))
-"""Three programs: without anything special; with a window, pages, clusters of heads and a softcap; with sinks."""
+FAST = (*map(named, PLAIN), *WINDOW, named("sinks"), named("aligned-window"))
+"""Four programs: without anything special; with a window, pages, clusters of heads and a softcap; with sinks; with a
+window that is aligned."""
 BOTH = pytest.mark.parametrize("implementation", ["reference", "native"])
 
 

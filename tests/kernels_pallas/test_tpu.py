@@ -29,6 +29,7 @@ from jsg.kernels_pallas.reference_write import keys_and_values
 from jsg.models.config import read_spec
 from jsg.models.loading import abstract_model
 from jsg.sched.buckets import BucketKey, make_buckets
+from jsg.window import Window
 from tests.kernels_pallas.definition import QUICKLY, with_garbage, with_room
 
 TPU = AbstractMesh(
@@ -136,7 +137,7 @@ LONG = ("decode-mha", "decode-8-kv-heads", "decode-pages-of-24", "decode-window"
             id=c.name,
         )
         for c in map(for_tpu, cases.CASES)
-        if not c.shared and not c.has_sinks
+        if not c.shared and not c.has_sinks and not (c.window and c.window.is_aligned)
     ],
 )
 def test_equals_naive_attention(case: cases.Case, singles: bool):
@@ -192,16 +193,18 @@ def test_a_step_without_tokens_has_a_sequence_all_the_same():
         ({"page_size": 1024}, "at most 512 tokens, but got 1024"),
         ({"page_size": 1, "rows": ((270_000, 1),)}, "page table in scalar memory"),
         ({"has_sinks": True}, "knows no sinks"),
+        ({"window": Window(8, is_aligned=True)}, "windows that end with each token only"),
     ],
-    ids=["head_dim", "heads", "page", "page_table", "sinks"],
+    ids=["head_dim", "heads", "page", "page_table", "sinks", "aligned"],
 )
 def test_what_it_cannot_do_is_refused_by_name_and_left_to_the_reference(change: dict, rule: str):
     case = dataclasses.replace(named("decode"), **{"rows": ((5, 1),)} | change)
     shapes, sinks = abstract(case), jnp.zeros(case.heads) if case.has_sinks else None
+    how = {"scale": 1.0, "sinks": sinks, "window": case.window}
     with pytest.raises(NotImplementedError, match=rule):
-        jax.eval_shape(functools.partial(ops.paged_attention, scale=1.0, sinks=sinks, implementation="tpu"), *shapes)
+        jax.eval_shape(functools.partial(ops.paged_attention, **how, implementation="tpu"), *shapes)
     with jax.sharding.use_abstract_mesh(TPU):
-        attend = jax.jit(functools.partial(ops.paged_attention, scale=1.0, sinks=sinks))
+        attend = jax.jit(functools.partial(ops.paged_attention, **how))
         text = attend.trace(*shapes).lower(lowering_platforms=("tpu",)).as_text()
     assert "custom_call" not in text
 

@@ -17,6 +17,7 @@ from jsg.models.registry import FAMILIES
 from jsg.models.rope import attention_factor
 from jsg.models.rope_fields import ROPE_FIELDS
 from jsg.models.spec import LayerSpec, ModelSpec
+from jsg.window import Window
 from tests.golden.variants import LLAMA, VARIANTS
 
 QWEN = VARIANTS["qwen2"]
@@ -100,7 +101,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
     )
     assert (config.max_position_embeddings, set(config.layer_windows), config.bos_token_id) == (
         context_len,
-        windows,
+        {window and Window(window) for window in windows},
         bos,
     )
     family_head_dim = FAMILIES[architecture].defaults.get("head_dim")
@@ -390,16 +391,16 @@ def test_context_length_counts_rope_scaling(tmp_path, rope, context_len):
 
 def test_windows_of_mistral_and_qwen(tmp_path):
     mistral = {**VARIANTS["mistral_window"], "use_sliding_window": False}
-    assert read(tmp_path, mistral).layer_windows == (32, 32)  # the switch is Qwen's
+    assert read(tmp_path, mistral).layer_windows == (Window(32),) * 2  # the switch is Qwen's
     assert "no such switch" in read(tmp_path, mistral).notes[0]
     qwen = {**QWEN, "sliding_window": 32, "max_window_layers": 1}
     assert read(tmp_path, {**qwen, "use_sliding_window": False}).layer_windows == (None, None)
     without_switch = {name: value for name, value in qwen.items() if name != "use_sliding_window"}
     assert read(tmp_path, without_switch).layer_windows == (None, None)
     switched = read(tmp_path, {**qwen, "use_sliding_window": True})
-    assert (switched.layer_windows, switched.has_windows) == ((None, 32), True)
+    assert (switched.layer_windows, switched.has_windows) == ((None, Window(32)), True)
     named = {**qwen, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
-    assert read(tmp_path, named).layer_windows == (32, None)
+    assert read(tmp_path, named).layer_windows == (Window(32), None)
 
 
 def test_llama_has_no_window(tmp_path):

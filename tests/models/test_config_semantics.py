@@ -9,8 +9,11 @@ import hypothesis.strategies as st
 import pytest
 
 from jsg.errors import ModelError
+from jsg.models.block_spec import ExpertsSpec
+from jsg.models.latent_spec import LatentSpec
 from jsg.models.registry import FAMILIES
 from jsg.models.spec import ModelSpec
+from jsg.window import Window
 from tests.golden.variants import LLAMA
 from tests.models.test_config import read
 
@@ -44,67 +47,148 @@ FIELDS: dict[str, list[Any]] = {
 }
 
 
-OTHERWISE = {"Cohere2ForCausalLM", "DeepseekV3ForCausalLM", "Ernie4_5_MoeForCausalLM", "Glm4MoeForCausalLM"}
-"""Families with other names of fields, no head_dim of the file, or first layers unlike others. Goldens compare them."""
+OWN_FIELDS: dict[str, dict[str, list[Any]]] = {
+    "Cohere2ForCausalLM": {
+        "layer_norm_eps": [1e-4],
+        "sliding_window_pattern": [1, 2, 3],
+        "logit_scale": [0.5],
+    },
+    "DeepseekV3ForCausalLM": {
+        "first_k_dense_replace": [0, 1, 2],
+        "n_routed_experts": [6],
+        "q_lora_rank": [None, 24],
+        "qk_nope_head_dim": [20],
+        "qk_rope_head_dim": [16],
+        "v_head_dim": [28],
+    },
+    "Ernie4_5_MoeForCausalLM": {
+        "moe_layer_start_index": [0, 1],
+        "moe_layer_end_index": [0, 1, -1],
+        "moe_layer_interval": [2],
+        "moe_num_experts": [5],
+    },
+    "Glm4MoeForCausalLM": {
+        "first_k_dense_replace": [0, 1, 2],
+        "n_routed_experts": [6],
+        "n_shared_experts": [0, 2],
+        "routed_scaling_factor": [1.5],
+    },
+}
+"""Fields that other families do not have."""
+IN_ALL = {
+    "DeepseekV3ForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 2},
+    "Ernie4_5_MoeForCausalLM": {"moe_num_experts": 4, "moe_k": 2},
+    "Glm4MoeForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2, "head_dim": 24},
+}
+"""Fields that all files have. Without `head_dim` the two mean different things by GLM: see its family. With the default
+numbers of experts, a file that names a small one would be refused."""
+
+
+def small_file(architecture: str) -> dict[str, Any]:
+    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    file = {name: LLAMA[name] for name in kept} | IN_ALL.get(architecture, {})
+    return file | {"architectures": [architecture], "model_type": FAMILIES[architecture].model_type}
+
+
+@st.composite
+def files(draw: st.DrawFn) -> dict[str, Any]:
+    architecture = draw(st.sampled_from(sorted(FAMILIES)))
+    own = OWN_FIELDS.get(architecture, {})
+    choices = {name: st.sampled_from([GONE, GONE, *values]) for name, values in {**FIELDS, **own}.items()}
+    said = {name: value for name, value in draw(st.fixed_dictionaries(choices)).items() if value != GONE}
+    return small_file(architecture) | said
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=300, suppress_health_check=list(hypothesis.HealthCheck), deadline=None)
-@hypothesis.given(
-    architecture=st.sampled_from(sorted(FAMILIES.keys() - OTHERWISE)),
-    fields=st.fixed_dictionaries({name: st.sampled_from([GONE, GONE, *values]) for name, values in FIELDS.items()}),
-)
-def test_a_file_means_what_it_means_in_transformers_or_is_refused(
-    tmp_path: Path, architecture: str, fields: dict[str, Any]
-):
+@hypothesis.settings(max_examples=600, suppress_health_check=list(hypothesis.HealthCheck), deadline=None)
+@hypothesis.given(file=files())
+def test_a_file_means_what_it_means_in_transformers_or_is_refused(tmp_path: Path, file: dict[str, Any]):
+    compare(tmp_path, file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", sorted(OWN_FIELDS))
+def test_each_field_of_its_own_means_what_it_means_in_transformers(tmp_path: Path, architecture: str):
+    """None of these files is refused, nor the one without such a field."""
+    file = small_file(architecture) | {"num_key_value_heads": LLAMA["num_attention_heads"]}
+    assert compare(tmp_path, file)
+    for name, values in OWN_FIELDS[architecture].items():
+        for value in values:
+            assert compare(tmp_path, file | {name: value}), (name, value)
+
+
+def compare(directory: Path, file: dict[str, Any]) -> bool:
+    """Compares what the file means in both places. Returns False if one of them refuses it."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    said = {name: value for name, value in fields.items() if value != GONE}
-    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    model_type = FAMILIES[architecture].model_type
-    file = {name: LLAMA[name] for name in kept} | {"architectures": [architecture], "model_type": model_type} | said
     try:
-        ours = read(tmp_path, file)
+        ours = read(directory, file)
     except ModelError:
-        return
+        return False
     try:
         theirs = AutoConfig.for_model(**json.loads(json.dumps(file)))
         theirs.standardize_rope_params()
     except (KeyError, TypeError, ValueError, ZeroDivisionError, StrictDataclassError):  # nothing to compare with
-        return
+        return False
     if theirs.num_key_value_heads is None:  # of which transformers makes no model
-        return
-    rope = theirs.rope_parameters
-    rope = rope[theirs.layer_types[0]] if "full_attention" in rope else rope
-    assert (ours.layers[0].attention.rope.type, ours.layers[0].attention.rope.theta) == (
-        rope["rope_type"],
-        rope["rope_theta"],
-    )
-    if ours.layers[0].attention.rope.type != "default":
-        assert ours.layers[0].attention.rope.factor == rope["factor"]
-    if ours.layers[0].attention.rope.type in ("yarn", "llama3"):
-        assert (
-            ours.layers[0].attention.rope.original_max_position_embeddings == rope["original_max_position_embeddings"]
-        )
-        assert ours.layers[0].attention.rope.truncate == rope.get("truncate", True)
-    assert ours.layers[0].attention.kv_heads == theirs.num_key_value_heads
-    assert ours.layers[0].attention.head_dim == (
-        getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
-    )
-    assert (ours.final_norm.eps, ours.tie_word_embeddings) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
-    experts = getattr(theirs, "num_local_experts", None) or getattr(theirs, "num_experts", 0)
-    assert getattr(ours.layers[0].mlp, "count", 0) == experts
+        return False
+    attention = ours.layers[0].attention
+    kinds = [layer.attention.rope for layer in ours.layers if layer.attention.rope is not None]
+    for found in kinds[:1]:  # none if all layers are of a kind that has none
+        rope = theirs.rope_parameters
+        rope = rope[theirs.layer_types[0]] if "full_attention" in rope else rope
+        assert (found.type, found.theta) == (rope["rope_type"], rope["rope_theta"])
+        if found.type != "default":
+            assert found.factor == rope["factor"]
+        if found.type in ("yarn", "llama3"):
+            assert found.original_max_position_embeddings == rope["original_max_position_embeddings"]
+            assert found.truncate == rope.get("truncate", True)
+    if isinstance(attention, LatentSpec):  # of which one head of keys is kept
+        assert (attention.heads, attention.query_rank) == (theirs.num_key_value_heads, theirs.q_lora_rank)
+        assert (attention.plain_dim, attention.value_dim) == (theirs.qk_nope_head_dim, theirs.v_head_dim)
+        assert attention.rank == theirs.kv_lora_rank
+    else:
+        assert attention.kv_heads == theirs.num_key_value_heads
+    width = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    assert attention.head_dim == width
+    eps = theirs.layer_norm_eps if hasattr(theirs, "layer_norm_eps") else theirs.rms_norm_eps
+    assert (ours.final_norm.eps, ours.tie_word_embeddings) == (eps, theirs.tie_word_embeddings)
+    if hasattr(theirs, "logit_scale"):
+        assert ours.logit_factor == theirs.logit_scale
+    assert tuple(getattr(layer.mlp, "count", 0) for layer in ours.layers) == experts(theirs)
+    blocks = [layer.mlp for layer in ours.layers if isinstance(layer.mlp, ExpertsSpec)]
+    if hasattr(theirs, "n_shared_experts"):
+        shared = {0 if mlp.shared is None else mlp.shared.block.inner // mlp.inner for mlp in blocks}
+        assert shared <= {theirs.n_shared_experts}
+        assert {mlp.router.choice.factor for mlp in blocks} <= {theirs.routed_scaling_factor}
     assert ours.layer_windows == windows(theirs, ours)
+    return True
 
 
-def windows(theirs: Any, ours: ModelSpec) -> tuple[int | None, ...]:
+def experts(theirs: Any) -> tuple[int, ...]:
+    """How many each layer has, as the models of these families take them from a configuration."""
+    names = ("n_routed_experts", "moe_num_experts", "num_local_experts", "num_experts")
+    count = next(filter(None, (getattr(theirs, name, None) for name in names)), 0)
+    layers = range(theirs.num_hidden_layers)
+    match theirs.model_type:
+        case "glm4_moe" | "deepseek_v3":
+            return tuple(count if layer >= theirs.first_k_dense_replace else 0 for layer in layers)
+        case "ernie4_5_moe":
+            of = range(theirs.moe_layer_start_index, theirs.moe_layer_end_index + 1)
+            return tuple(
+                count if layer in of and (layer + 1) % theirs.moe_layer_interval == 0 else 0 for layer in layers
+            )
+    return (count,) * len(layers)
+
+
+def windows(theirs: Any, ours: ModelSpec) -> tuple[Window | None, ...]:
     """Those of each layer, as the models of these families take them from a configuration."""
     match theirs.model_type:
         case "llama":
             return (None,) * ours.num_layers
         case "mistral" | "mixtral" | "qwen3_moe":
-            return (theirs.sliding_window,) * ours.num_layers
+            return (theirs.sliding_window and Window(theirs.sliding_window),) * ours.num_layers
     if getattr(theirs, "layer_types", None) is None:  # a family without windows
         return (None,) * ours.num_layers
-    return tuple(theirs.sliding_window if kind == "sliding_attention" else None for kind in theirs.layer_types)
+    return tuple(Window(theirs.sliding_window) if kind == "sliding_attention" else None for kind in theirs.layer_types)

@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -31,6 +32,7 @@ from jsg.models.latent_spec import LatentSpec
 from jsg.models.layers import RMSNorm, project
 from jsg.models.loading import load_model
 from jsg.models.spec import LayerSpec, ModelSpec
+from jsg.window import Window
 from tests.models.paged import NUM_ROWS, PagedModel
 
 TOKENS = list(range(100, 190))
@@ -155,7 +157,7 @@ OTHER: dict[str, Any] = {
     "beta": 0.2,
     "length": 32,
     "residual_factor": 0.5,
-    "window": 9,
+    "window": Window(9),
     "softcap": 5.0,
     "type": "linear",
     "theta": 77.0,
@@ -188,28 +190,29 @@ OTHER: dict[str, Any] = {
 }
 
 
-def changed_in_one(record: Any) -> Iterator[tuple[str, Any]]:
-    """Copies of a record that differ in one field each, however deep it is, with the path of the field."""
+def changed_in_one(record: Any) -> Iterator[Any]:
+    """Copies of a record that differ in one field each, however deep it is."""
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
         if dataclasses.is_dataclass(value):
             inner = changed_in_one(value)
         else:
-            inner = [("", not value if isinstance(value, bool) else OTHER[field.name])]
-        for path, other in inner:
-            yield f"{field.name}.{path}".rstrip("."), dataclasses.replace(record, **{field.name: other})
+            inner = iter([not value if isinstance(value, bool) else OTHER[field.name]])
+        for other in inner:
+            yield dataclasses.replace(record, **{field.name: other})
 
 
-VARIED = {
-    f"{type(layer.attention).__name__}, {type(layer.mlp).__name__}: {path}": (layer, other)
-    for layer in (LAYER, dataclasses.replace(LAYER, mlp=EXPERTS), dataclasses.replace(LAYER, attention=LATENT))
-    for path, other in changed_in_one(layer)
-}
+KINDS = (LAYER, dataclasses.replace(LAYER, mlp=EXPERTS), dataclasses.replace(LAYER, attention=LATENT))
 
 
-@pytest.mark.parametrize("name", VARIED)
-def test_layers_that_differ_in_one_switch_are_traced_apart(monkeypatch, name: str):
-    """Each field of each record, so that a new one is in it. Equal layers are traced once."""
+@pytest.mark.parametrize(
+    "first", KINDS, ids=lambda layer: f"{type(layer.attention).__name__}-{type(layer.mlp).__name__}"
+)
+def test_layers_that_differ_in_one_switch_are_traced_apart(monkeypatch, first: LayerSpec):
+    """Each field of each record, so that a new one is in it. Equal layers are traced once.
+
+    All of them are layers of one model, for a model takes long to make.
+    """
     traced = []
 
     def trace(layer: Layer, x: Any, inputs: Any, turn: Any, cache: Any) -> tuple[Any, Any]:
@@ -217,11 +220,11 @@ def test_layers_that_differ_in_one_switch_are_traced_apart(monkeypatch, name: st
         return x, cache
 
     monkeypatch.setattr(Layer, "__call__", trace)
-    first, second = VARIED[name]
-    spec = config(first, second, first, second)
+    others = list(changed_in_one(first))
+    spec = config(first, *others, copy.deepcopy(first), copy.deepcopy(others[-1]))
     decoder._run_layer.clear_cache()  # of traces of other tests
     jax.eval_shape(lambda: forward(spec))
-    assert traced == [first, second]
+    assert traced == [first, *others]
 
 
 def forward(spec: ModelSpec) -> jax.Array:

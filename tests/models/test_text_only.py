@@ -15,6 +15,7 @@ from jsg.errors import ModelError
 from jsg.models.config import read_spec
 from jsg.models.loading import load_model
 from jsg.models.wrapper import TEXT_ONLY
+from jsg.window import Window
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
 from tests.models.sizes import num_parameters
 from tests.models.test_config import read
@@ -117,7 +118,7 @@ def test_a_published_file_leaves_out_what_is_a_default(tmp_path, name: str):
     spec = read(tmp_path, whole(text, eos_token_id=[1, 106], image_token_index=262144, mm_tokens_per_image=256))
     assert (spec.vocab_size, spec.max_position_embeddings, spec.eos_token_ids) == (262208, 131072, (1, 106))
     sliding, full = spec.layers[0].attention, spec.layers[5].attention
-    assert (sliding.window, sliding.rope.type, sliding.rope.theta) == (1024, "default", 1e4)
+    assert (sliding.window, sliding.rope.type, sliding.rope.theta) == (Window(1024), "default", 1e4)
     assert (full.window, full.rope.type, full.rope.theta, full.rope.factor) == (None, "linear", 1e6, 8.0)
     assert full.scale == pytest.approx(text.get("query_pre_attn_scalar", 256) ** -0.5)
     assert spec.tie_word_embeddings

@@ -13,9 +13,16 @@ KERNELS = (
     Mutation(
         "kernels: a window is a token too long",
         "jsg/kernels_pallas/attention_block.py",
-        "(key > query - window)",
-        "(key >= query - window)",
+        "(key >= window.first(query))",
+        "(key >= window.first(query) - 1)",
         "tests/kernels_pallas/test_ragged_paged_attention.py",
+    ),
+    Mutation(
+        "kernels: on a CPU a window is never aligned",
+        "jsg/kernels_pallas/native/attention.py",
+        "return position // window * window if types.is_aligned else",
+        "return",
+        "tests/kernels_pallas/test_reference.py",
     ),
     Mutation(
         "kernels: what lies behind the last key counts",
@@ -111,8 +118,8 @@ KERNELS = (
     Mutation(
         "kernels: on a CPU a query sees the token after it",
         "jsg/kernels_pallas/native/attention.py",
-        "seen = _seen(function, position, window) if is_masked else None",
-        "seen = _seen(function, position + 1, window) if is_masked else None",
+        "position - key) if is_masked else None",
+        "position + 1 - key) if is_masked else None",
         "tests/kernels_pallas/test_reference.py",
     ),
     Mutation(

@@ -41,9 +41,16 @@ SCHED = (
     Mutation(
         "sched: nobody was ever passed too often",
         "jsg/sched/bypass.py",
-        "return self.bypassed(arrival) > self._bound",
+        "return self.bypassed(place) > self._bound",
         "return False",
         "tests/sched/test_bypass.py",
+    ),
+    Mutation(
+        "sched: all prompts of a post come before the next arrival",
+        "jsg/sched/rounds.py",
+        "post.end, post.ids = begin + num_new, ids",
+        "post.end, post.ids = begin, ids",
+        "tests/sched/test_rounds.py",
     ),
     Mutation(
         "sched: a retract teaches the estimate nothing",

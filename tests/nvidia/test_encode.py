@@ -12,7 +12,7 @@ from bench.nvidia import programs
 from bench.nvidia.compiler import IN_PLACE
 from bench.shapes import llava_next_video
 from jsg.engine.device.memory import WORKSPACE_BYTES
-from jsg.engine.startup import OTHER_ENCODE_SIZES
+from jsg.engine.shapes import OTHER_ENCODE_SIZES
 
 MAX_LAUNCHES = 22
 """Of a layer of the tower. Six are matmuls; heads are turned, and what is no multiple of 8, like 577 places, padded."""

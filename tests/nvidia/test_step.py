@@ -16,8 +16,7 @@ from bench.shapes import LLAMA_8B, llava_next_video
 from jsg.engine.device.memory import SAMPLED_BYTES, copied_head_bytes, extend_bound
 from jsg.engine.device.programs import GREEDY, VARIANTS, Variant
 from jsg.sched.buckets import BucketKey, Phase
-from tests.models.test_published_shapes import published
-from tests.models.test_published_text_configs import PUBLISHED
+from tests.models.published import PUBLISHED
 
 MAX_LAUNCHES = 10
 """Of a dense layer: two norms, four matmuls, rotation with the write to the pool, the activation, and attention in two:
@@ -180,17 +179,17 @@ FAMILIES = {
     "larger-experts": (MIXTRAL_8X22B, SHORTER),
     "sinks": (GPT_OSS_20B, SHORTER),
     "images": (LLAVA_NEXT_7B, {}),
-    "shared-expert": (published("qwen2_moe", "qwen2-57b-a14b"), SHORTER),
+    "shared-expert": (PUBLISHED["qwen2-57b-a14b"].file, SHORTER),
     # With 128 experts and more, of which a token uses 8; the first of GLM's layers has none.
     "many-experts": (QWEN3_30B_A3B, SHORTER),
-    "sigmoids": (PUBLISHED["glm-4.5-air"][0], SHORTER),
-    "sigmoids-and-norms": (PUBLISHED["minimax-m2"][0], {**SHORTER, "attn_type_list": [1, 1]}),
-    "float32-router": (PUBLISHED["ernie-4.5-21b-a3b"][0], SHORTER),
-    "experts-in-one-tensor": (PUBLISHED["powermoe-3b"][0], SHORTER),
-    "growing-queries": (published("ministral3", "ministral-3-8b"), SHORTER),
-    "norms-over-heads": (published("olmo2", "olmo-2-13b"), {}),
-    "no-rope": (published("smollm3", "smollm3-3b-base"), SHORTER | {"no_rope_layers": [1, 0]}),
-    "factors": (published("granite", "granite-3.3-8b"), SHORTER),
+    "sigmoids": (PUBLISHED["glm-4.5-air"].file, SHORTER),
+    "sigmoids-and-norms": (PUBLISHED["minimax-m2"].file, {**SHORTER, "attn_type_list": [1, 1]}),
+    "float32-router": (PUBLISHED["ernie-4.5-21b-a3b"].file, SHORTER),
+    "experts-in-one-tensor": (PUBLISHED["powermoe-3b"].file, SHORTER),
+    "growing-queries": (PUBLISHED["ministral-3-8b"].file, SHORTER),
+    "norms-over-heads": (PUBLISHED["olmo-2-13b"].file, {}),
+    "no-rope": (PUBLISHED["smollm3-3b-base"].file, SHORTER | {"no_rope_layers": [1, 0]}),
+    "factors": (PUBLISHED["granite-3.3-8b"].file, SHORTER),
     "part-of-heads": (PHI_4_MINI, {}),
     "blocks-side-by-side": (COMMAND_R7B, {}),
 }

@@ -12,7 +12,7 @@ import numpy as np
 
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
-from jsg.cache.windows import GroupedAllocator, WindowGroup
+from jsg.cache.windows import GroupedAllocator, WindowGroup, windows_of
 from jsg.engine.device import packing
 from jsg.engine.device.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
 from jsg.kernels_pallas.tile import GROUP_TILE, MIN_GROUP, QUERY_TILE, SHORT_TILE
@@ -21,11 +21,13 @@ from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
 from jsg.sched.buckets import BucketKey, Buckets, Phase
 from jsg.sched.config import SchedulerConfig
 from jsg.sched.request import Placement
+from jsg.sched.rounds import ROUND
 from jsg.sched.scheduler import Scheduler
 from jsg.sched.table import RequestTable
 from jsg.sched.vision_store import DUMP_ROW, NEWLINE_ROW, VisionShape
 from jsg.token_scores import TokenScores
 from jsg.types import CacheReport, FinishReason, FinishType, Request, RequestOutput, TokenLogprob
+from jsg.window import Window
 from tests.cache.integrity import check_allocator, check_cache
 from tests.sched.integrity import check_scheduler
 from tests.sched.token_model import (
@@ -169,7 +171,7 @@ class SimulatedDevice:
         """Every position that the entry attends to holds its own hash."""
         hashes = np.array(self._hashes[entry.place.row])
         for kv, page_table, group in zip(self._kvs, self._page_tables, self._windows, strict=True):
-            first = 0 if group is None else max(entry.start - group.window + 1, 0)
+            first = 0 if group is None else max(group.window.first(entry.start), 0)
             positions = np.arange(first, entry.start + entry.num_new)
             pages = page_table[entry.place.row, positions // self._page_size]
             found = kv[pages * self._page_size + positions % self._page_size]
@@ -216,8 +218,9 @@ class SimulatedDevice:
 
 def groups_of(allocator: PageAllocator, table: RequestTable) -> Iterator[tuple[np.ndarray | None, WindowGroup | None]]:
     """The map and the group of each page group of the device; None for layers that see all tokens."""
-    windows = allocator.windows if isinstance(allocator, GroupedAllocator) else ()
-    yield from ((numbers, next((g for g in windows if g.parts is numbers), None)) for numbers in table.maps)
+    yield from (
+        (numbers, next((g for g in windows_of(allocator) if g.parts is numbers), None)) for numbers in table.maps
+    )
 
 
 def check_packing(batch: Batch, key: BucketKey, parts: PackedInputs) -> None:
@@ -303,7 +306,7 @@ class EngineShape:
     draft_len: int = 0
     right_drafts: float = 0.8
     vision_rows: int = 0
-    windows: tuple[int, ...] = ()
+    windows: tuple[Window, ...] = ()
     part_rate: float = 1.0
     has_full_layers: bool = True
 
@@ -313,7 +316,7 @@ class EngineShape:
             return PageAllocator(self.num_pages + 1)
         groups = []
         for window in self.windows:
-            least = -(-(window - 1) // self.page_size) + 1 + -(-self.chunk // self.page_size)
+            least = -(-(window.length - 1) // self.page_size) + 1 + -(-self.chunk // self.page_size)
             num_parts = min(max(int(self.num_pages * self.part_rate), least), self.num_pages)
             groups.append(WindowGroup(window, self.num_pages + 1, num_parts + 1, self.page_size))
         return GroupedAllocator(self.num_pages + 1, groups, has_layers=self.has_full_layers)
@@ -336,7 +339,8 @@ class SimulatedEngine:
         self.shape = shape
         self.model = model or TokenModel()
         self.allocator = shape.allocator()
-        self.cache = RadixCache(shape.page_size, self.allocator, enabled=shape.has_cache)
+        kinds = windows_of(self.allocator)
+        self.cache = RadixCache(shape.page_size, self.allocator, kinds=kinds, enabled=shape.has_cache)
         buckets = make_test_buckets(
             shape.max_running, shape.chunk, has_decode=shape.has_decode, shares_prefixes=shape.shares_prefixes
         )
@@ -481,8 +485,12 @@ class SimulatedEngine:
         return [self.answers[rid] for rid, r in self.scheduler._requests.live.items() if r.place is None]
 
     def _count_bypassed(self, batch: Batch, waited: list[Answer]) -> None:
-        """Charges the chunks of a step to the earlier arrivals that waited before and after it."""
-        still_waiting = {answer.request.rid for answer in self._waiting()}
+        """Charges the chunks of a step to the requests of earlier places that waited before and after it.
+
+        The prompts that a post has beyond its part of the next round are not charged before that comes.
+        """
+        last = (self.scheduler._requests._rounds.now + 2) * ROUND
+        still_waiting = {answer.request.rid for answer in self._waiting() if answer.arrival < last}
         for answer in waited:
             if answer.request.rid in still_waiting:
                 later = [

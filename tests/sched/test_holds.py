@@ -10,6 +10,7 @@ from jsg.cache.radix import RadixCache
 from jsg.errors import QueueFullError, RequestError
 from jsg.sched.batch import Batch
 from jsg.types import FinishReason, FinishType, Request, SamplingParams
+from jsg.window import Window
 from tests.sched.simulated import EngineShape, SimulatedEngine
 from tests.sched.test_scheduler import PREFIX, make_engine, make_request, planned
 from tests.sched.token_model import TokenModel
@@ -163,9 +164,9 @@ def test_holds_of_one_prefix_free_it_only_together():
     for number in range(3):
         engine.add(hold(f"held {number}"))
     engine.run_until_idle()
-    assert engine.scheduler.table.num_yielding_pages == 16
+    assert engine.scheduler.table.num_yielding == 16
     engine.abort("held 1")
-    assert engine.scheduler.table.num_yielding_pages == 16
+    assert engine.scheduler.table.num_yielding == 16
     engine.add(make_request("runs", (7,) * 10))
     engine.run_until_idle()
     assert engine.scheduler.totals.num_holds_broken == 2
@@ -272,7 +273,7 @@ def play(data: st.DataObject) -> None:
         max_holds=data.draw(st.sampled_from([2, 1000])),
         conservativeness=data.draw(st.sampled_from([0.01, 1.0])),
         policy=data.draw(st.sampled_from(["lpm", "dfs-weight"])),
-        windows=data.draw(st.sampled_from([(), (), (3,), (2, 6)])),
+        windows=data.draw(st.sampled_from([(), (), (Window(3),), (Window(2), Window(6, is_aligned=True))])),
         part_rate=data.draw(st.sampled_from([0.0, 0.5])),
         has_full_layers=data.draw(st.booleans()),
     )

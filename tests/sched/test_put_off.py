@@ -15,6 +15,7 @@ from jsg.sched.buckets import BucketKey
 from jsg.sched.put_off import put_off
 from jsg.sched.vision_store import NUM_FIXED_ROWS
 from jsg.types import RequestOutput
+from jsg.window import Window
 from tests.sched.simulated import EngineShape, SimulatedEngine
 from tests.sched.test_image_keys import SHAPE, image, request
 from tests.sched.test_traffic import Traffic, abort_somebody, check_wild, random_request, shapes, traffics
@@ -113,9 +114,9 @@ def test_what_is_put_off_changes_no_answer(num_examples: int, monkeypatch: pytes
         shape=shapes,
         traffic=traffics,
         mode=st.sampled_from([(0, True), (0, False), (5, False)]),
-        windows=st.sampled_from([(), (1,), (4,)]),
+        windows=st.sampled_from([(), (Window(1),), (Window(4),), (Window(5, is_aligned=True),)]),
     )
-    def play_all(shape: EngineShape, traffic: Traffic, mode: tuple[int, bool], windows: tuple[int, ...]) -> None:
+    def play_all(shape: EngineShape, traffic: Traffic, mode: tuple[int, bool], windows: tuple[Window, ...]) -> None:
         draft_len, overlaps = mode
         changes = {"draft_len": draft_len, "overlaps": overlaps, "windows": windows, "part_rate": 0.3}
         engine = PuttingOff(dataclasses.replace(shape, **changes))
@@ -153,7 +154,7 @@ def test_pages_that_are_there_already_need_no_room():
         while engine.has_work:
             before = sum(engine.happened.values())
             engine.step()
-            is_full = not engine.scheduler.table.num_available_pages
+            is_full = not engine.scheduler.table.num_available
             num_full += is_full and sum(engine.happened.values()) > before
     engine.check_answers()
     assert num_full > 3 and engine.scheduler.totals.num_retracts == 0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import zlib
 from collections import Counter
 from typing import Any
 from unittest import mock
@@ -13,11 +14,13 @@ from hypothesis import strategies as st
 from jsg.config import POLICIES
 from jsg.sched import admission
 from jsg.types import FinishType, Request, SamplingParams
+from jsg.window import Window
 from tests.sched.simulated import EngineShape, SimulatedEngine
 from tests.sched.token_model import VOCAB
 
 NAMESPACES = ("", "", "", "tenant")
 PRIORITIES = (0, 0, 0, 10, -3)
+POSTS = ("", "", "a", "a", "b")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +63,7 @@ def random_request(rng: random.Random, rid: str, shape: EngineShape) -> Request:
         namespace=rng.choice(NAMESPACES),
         priority=rng.choice(PRIORITIES),
         return_cache_info=rng.random() < 0.3,
+        post=POSTS[zlib.crc32(rid.encode()) % len(POSTS)],
     )
 
 
@@ -210,8 +214,10 @@ def test_a_recorded_trace_replays_exactly(policy: str):
     assert first != record(2)
 
 
+ALIGNED = (Window(5, is_aligned=True),)
+WINDOW_SETS = [(Window(1),), (Window(2),), (Window(5),), ALIGNED, (Window(9),), (Window(3), Window(8, is_aligned=True))]
 WINDOWS = {
-    "windows": st.sampled_from([(1,), (2,), (5,), (9,), (3, 8)]),
+    "windows": st.sampled_from(WINDOW_SETS),
     "part_rate": st.sampled_from([0.0, 0.3, 0.6]),
     "has_full_layers": st.booleans(),
     "draft_len": st.sampled_from([0, 0, 3]),

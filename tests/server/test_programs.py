@@ -4,18 +4,15 @@ import asyncio
 import contextlib
 import copy
 import json
-import random
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 import jsg as sgl
 from jsg.constrained.text_patterns import PatternSet, PatternTables, pattern_tables
 from jsg.engine.front.grammar_compiler import GrammarCompiler
-from jsg.errors import ContextLengthError, GrammarError, QueueFullError, RequestError
-from jsg.lang.executor.limits import ProgramLimits
+from jsg.errors import ContextLengthError, RequestError
 from jsg.lang.ir import Text
 from jsg.lang.tokens.session import TokenSession
 from jsg.processing.parts import TextPart
@@ -24,7 +21,8 @@ from jsg.server.http.event_stream import COMMENT
 from jsg.server.native import programs
 from jsg.server.native.lang_backend import FrontModel
 from tests.server.battery import PROGRAM
-from tests.server.running import RunningServer, check_discreet, data_of, events_of
+from tests.server.posted_programs import gen_program, graph_of, run
+from tests.server.running import RunningServer, data_of, events_of
 from tests.server.scrape import Scrape, scrape, scrape_until
 from tests.server.scripted import ScriptedServer
 from tests.server.threads import ServerMaker, ServerThread
@@ -54,30 +52,6 @@ def talk(s, shots, question):
         s += sgl.user(f"{shots}{number}?") + sgl.assistant(f"yes {number}")
     s += sgl.user(question) + sgl.assistant(sgl.gen("answer", max_tokens=3))
     return s["answer"]
-
-
-def graph_of(program: Any, **constants: object) -> dict[str, Any]:
-    return json.loads(program.compile(**constants).to_json())
-
-
-def gen_program(count: int = 1, **args: object) -> dict[str, Any]:
-    """Gens `a0`, `a1`, ... one behind the other, each with these arguments."""
-    graph = copy.deepcopy(PROGRAM)
-    graph["nodes"] = graph["nodes"][:2]
-    for number in range(count):
-        graph["nodes"].append(
-            {"kind": "generate", "id": 2 + number, "stream": 0, "line": f"ask:{3 + number}", "name": f"a{number}",
-             "args": {"max_tokens": 2} | args}
-        )  # fmt: skip
-    graph["outputs"] = {f"a{n}": {"text": [{"node": 2 + n, "name": f"a{n}"}]} for n in range(count)}
-    return graph
-
-
-def run(server: ScriptedServer, graph: dict, **body) -> dict:
-    response = server.http.post("/v1/programs", json={"graph": graph, "arguments": {"q": "hi"}} | body)
-    assert response.status_code == 200, response.text
-    check_discreet(response.text)
-    return response.json()
 
 
 class TestRuns:
@@ -384,98 +358,6 @@ class TestRefused:
         ]
         answer = run(server, graph, arguments={"q": {"image": "aGk=", "media_type": "image/png"}})
         assert "cannot see" in answer["errors"][0]["message"]
-
-
-def judged(*conditions: dict[str, Any]) -> dict[str, Any]:
-    """A program that appends "then" or "otherwise" for each of these conditions."""
-    graph = copy.deepcopy(PROGRAM)
-    graph["nodes"] = graph["nodes"][:1]
-    for number, condition in enumerate(conditions):
-        place = {"stream": 0, "line": f"ask:{2 + number}"}
-        then, otherwise = (
-            {"nodes": [{"kind": "append", "id": 3 * number + i, **place, "pieces": [text]}], "outputs": {}}
-            for i, text in ((2, "then "), (3, "otherwise "))
-        )
-        graph["nodes"].append(
-            {"kind": "cond", "id": 3 * number + 1, **place, "condition": condition, "then": then}
-            | {"otherwise": otherwise}
-        )
-    return graph | {"outputs": {}, "returns": {"constant": None}}
-
-
-def matching(*patterns: str) -> dict[str, Any]:
-    return {"any": [{"matches": [[{"argument": "q"}], pattern]} for pattern in patterns]}
-
-
-class TestPatterns:
-    """The front compiles none of them: a grammar process does, for all patterns of a post together."""
-
-    def test_all_patterns_of_a_post_are_compiled_together_and_for_its_key(self, server: ScriptedServer):
-        answer = run(server, judged(matching("a+", "h."), matching("x"), matching("a+")), arguments={"q": "hi"})
-        assert (answer["text"], answer["errors"]) == ("then otherwise otherwise ", [])
-        assert server.engine.grammars.given == [(PatternSet("matches", ("a+", "h.", "x")), Caller().tenant)]
-        run(server, gen_program())
-        assert len(server.engine.grammars.given) == 1, "a post without patterns has nothing compiled"
-
-    @pytest.mark.parametrize("is_stream", [False, True])
-    def test_a_pattern_that_is_refused_is_named_with_its_node_before_anything_runs(
-        self, server: ScriptedServer, is_stream: bool
-    ):
-        graph = judged(matching("fine"), matching("fine", "(a"))
-        body = {"graph": graph, "arguments": {"q": "hi"}, "stream": is_stream}
-        response = server.http.post("/v1/programs", json=body)
-        error = response.json()["error"]
-        assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", "graph")
-        assert error["message"].startswith("node 4 (cond, ask:3): the pattern '(a' of matches() is refused: ")
-        assert not server.engine.requests
-
-    @pytest.mark.parametrize(
-        ("error", "status"),
-        [
-            (GrammarError("matches: patterns must compile within 5 s", param="matches"), 400),
-            (QueueFullError("others still come before it; try again later"), 503),
-        ],
-    )
-    def test_patterns_that_take_too_long(self, server: ScriptedServer, monkeypatch, error, status):
-        async def fail(patterns: PatternSet, owner: str) -> NoReturn:
-            raise error
-
-        monkeypatch.setattr(server.engine.grammars, "patterns", fail)
-        body = {"graph": judged(matching("a")), "arguments": {"q": "hi"}}
-        response = server.http.post("/v1/programs", json=body)
-        assert response.status_code == status and str(error) in response.json()["error"]["message"]
-
-    def test_a_program_whose_patterns_compile_takes_the_place_of_its_key_until_it_leaves(
-        self, make_server: ServerMaker, monkeypatch: pytest.MonkeyPatch
-    ):
-        begun, ended = threading.Event(), threading.Event()
-
-        async def wait(compiler: GrammarCompiler, patterns: PatternSet, owner: str) -> PatternTables:
-            if begun.is_set():
-                return pattern_tables(patterns)
-            begun.set()
-            try:
-                return await asyncio.get_running_loop().create_future()
-            finally:
-                ended.set()
-
-        monkeypatch.setattr(GrammarCompiler, "patterns", wait)
-        body = {"graph": judged(matching("a")), "arguments": {"q": "ab"}}
-        with make_server(server={"max_requests_per_key": 1}) as server:
-            connection = server.send("/v1/programs", body)
-            assert begun.wait(60)
-            assert server.http.post("/v1/programs", json=body).status_code == 429
-            connection.close()
-            assert ended.wait(60)
-            assert server.http.post("/v1/programs", json=body).json()["text"] == "otherwise "
-
-    def test_matching_is_charged_for_its_work(self, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch):
-        """Each character of the text can have come to thousands of places."""
-        pattern = "(" + "|".join(f".{{0,{20 + n}}}{char}" for n, char in enumerate("abcdefghijklmnopqrst")) + ")*"
-        monkeypatch.setattr(programs, "LIMITS", ProgramLimits(text_chars=200_000))
-        text = "".join(random.Random(0).choices("abcdefghijklmnopqrst", k=2_000))
-        answer = run(server, judged(matching(pattern)), arguments={"q": text})
-        assert any("more text" in error["message"] for error in answer["errors"])
 
 
 class TestLimits:

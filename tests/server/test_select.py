@@ -8,6 +8,7 @@ import pytest
 from jsg.types import FinishReason, FinishType
 from tests.server.running import check_discreet
 from tests.server.scripted import ScriptedServer
+from tests.server.test_programs import graph_of, judge
 
 
 @pytest.fixture
@@ -142,3 +143,21 @@ def test_what_was_aborted_has_no_scores(server: ScriptedServer):
     server.engine.finish = FinishReason(FinishType.ABORT, message="aborted")
     response = server.http.post("/select", json={"prompt": "So? ", "choices": ["yes!", "no"]})
     assert response.status_code == 499, response.text
+
+
+def test_all_that_an_http_request_generates_is_one_post(server: ScriptedServer):
+    """So it takes turns with what others send."""
+
+    def posts_of(path: str, **body) -> set[str]:
+        server.engine.requests.clear()
+        assert server.http.post(path, json=body).status_code == 200
+        assert len(server.engine.requests) > 1
+        return {request.post for request in server.engine.requests}
+
+    prompts = {"prompt": ["a", "b", "c"], "max_tokens": 1}
+    choices = {"prompt": "So? ", "choices": ["yes!", "no"]}
+    program = {"graph": graph_of(judge), "arguments": {"topic": "art"}}
+    asked = [("/v1/completions", prompts)] * 2 + [("/select", choices), ("/v1/programs", program)]
+    posts = [posts_of(path, **body) for path, body in asked]
+    assert list(map(len, posts)) == [1] * 4
+    assert len(set.union(*posts)) == 4 and "" not in set.union(*posts)

@@ -254,9 +254,7 @@ class Reader:
     def _known_class(self, name: str) -> CharRanges:
         if self.is_ecma:
             return {"d": charset.ECMA_DIGITS, "w": charset.ECMA_WORD, "s": charset.ECMA_SPACE}[name]
-        if name == "w":
-            return charset.unicode_word()
-        return charset.where(str.isdecimal if name == "d" else str.isspace)
+        return charset.python_classes()[name]
 
     def _property(self, start: int, *, is_negated: bool) -> CharRanges:
         end = self.pattern.find("}", self.position)

@@ -16,6 +16,7 @@ from jsg.models.block_spec import ExpertsSpec
 from jsg.models.spec import ModelSpec
 from jsg.sched.buckets import Buckets
 from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionShape
+from jsg.window import Window
 
 CPU_POOL_BYTES = 2**30
 """The KV pool on a CPU unless `--max-total-tokens` is given: host memory has other users."""
@@ -88,9 +89,10 @@ class MemoryPlan:
         spared = sum((self.pool_tokens - pool.tokens) * pool.bytes_per_token for pool in self.windows)
         return self.pool_tokens * self.bytes_per_token - spared
 
-    def num_pages(self, page_size: int) -> dict[int | None, int]:
+    def num_pages(self, page_size: int) -> dict[Window | None, int]:
         """By window the pages of the pool of its layers, with the dump page, and for None those of all tokens."""
-        tokens = {None: self.pool_tokens} | {pool.window: pool.tokens for pool in self.windows}
+        tokens: dict[Window | None, int] = {None: self.pool_tokens}
+        tokens |= {pool.window: pool.tokens for pool in self.windows}
         return {window: count // page_size + 1 for window, count in tokens.items()}
 
     def __str__(self) -> str:

@@ -10,6 +10,7 @@ import dataclasses
 from typing import NamedTuple
 
 from jsg.models.spec import ModelSpec
+from jsg.window import Window
 
 SEQUENCE_WINDOWS = 4
 """Sequences in the pool, which run or are cached, are taken to be so many windows long. Of shorter ones, layers with a
@@ -19,7 +20,7 @@ window hold fewer than the other layers could."""
 class WindowPool(NamedTuple):
     """The pool of the layers of one window: tokens that it holds, without the dump page, and bytes of one."""
 
-    window: int
+    window: Window
     tokens: int
     bytes_per_token: int
 
@@ -36,26 +37,26 @@ class PoolSizes:
         context_length: Tokens of a request at most.
     """
 
-    bytes_per_token: dict[int | None, int]
+    bytes_per_token: dict[Window | None, int]
     page_size: int
     chunk: int
     max_running: int
     context_length: int
 
     @property
-    def windows(self) -> dict[int, int]:
+    def windows(self) -> dict[Window, int]:
         """The bytes of a token, by window."""
         return {window: size for window, size in self.bytes_per_token.items() if window is not None}
 
-    def window_tokens(self, window: int, pool_tokens: int) -> int:
+    def window_tokens(self, window: Window, pool_tokens: int) -> int:
         """Tokens of a window's group beside so many tokens in all: a window for each sequence, and a chunk.
 
         There are no more sequences than requests may run, and what fits beside one request of the longest context.
         """
-        size, length = self.page_size, SEQUENCE_WINDOWS * window
+        size, length = self.page_size, SEQUENCE_WINDOWS * window.length
         beside = -(-max(pool_tokens - self.context_length, 0) // length)
         sequences = min(-(-pool_tokens // length), self.max_running + beside)
-        pages = max(sequences, 1) * (-(-(window - 1) // size) + 1) + -(-self.chunk // size)
+        pages = max(sequences, 1) * (-(-(window.length - 1) // size) + 1) + -(-self.chunk // size)
         return min(pool_tokens // size, pages) * size
 
     def num_bytes(self, pool_tokens: int) -> int:

@@ -24,6 +24,7 @@ from jsg.engine.device.memory import MemoryPlan
 from jsg.engine.device.pool_sizes import WindowPool
 from jsg.errors import ConfigError
 from jsg.kernels_pallas import ops
+from jsg.window import Window
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -167,9 +168,7 @@ def _read_manifest(directory: Path, manifest: Any) -> ProgramStore | None:
             plan = {**plan, "windows": _window_pools(plan.get("windows"))}
             types = {field.name: field.type for field in dataclasses.fields(MemoryPlan)} | {"windows": tuple}
             is_plan = {name: type(value) for name, value in plan.items()} == types
-            are_files = all(
-                isinstance(pair, list) and [type(each) for each in pair] == [str] * 2 for pair in programs.values()
-            )
+            are_files = all(_forms(pair) == [str] * 2 for pair in programs.values())
             if is_plan and are_files and all(isinstance(value, str) for value in conditions.values()):
                 files = {name: (file, checksum) for name, (file, checksum) in programs.items()}
                 return ProgramStore(directory, conditions, MemoryPlan(**plan), files)
@@ -179,6 +178,10 @@ def _read_manifest(directory: Path, manifest: Any) -> ProgramStore | None:
 def _window_pools(found: Any) -> tuple[WindowPool, ...] | None:
     """The pools of layers with a window, as JSON has them; None if they have another form."""
     match found:
-        case list() if all(isinstance(pool, list) and [type(each) for each in pool] == [int] * 3 for pool in found):
-            return tuple(WindowPool(*pool) for pool in found)
+        case list() if all(_forms(pool) == [list, int, int] and _forms(pool[0]) == [int, bool] for pool in found):
+            return tuple(WindowPool(Window(*window), *sizes) for window, *sizes in found)
     return None
+
+
+def _forms(value: Any) -> list[type] | None:
+    return [type(each) for each in value] if isinstance(value, list) else None

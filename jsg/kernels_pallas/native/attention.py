@@ -72,11 +72,13 @@ def paged_attention(
         has_sinks=sinks is not None,
         max_head_dim=next(width for width in HEAD_DIMS if width >= head_dim),
         softcap=scoring.softcap,
+        is_aligned=scoring.window is not None and scoring.window.is_aligned,
     )
     others = [
         "sinks" if types.has_sinks else "",
         "" if types.max_head_dim == HEAD_DIMS[0] else "wide",
         "" if types.softcap is None else f"capped_{types.softcap}",
+        "aligned" if types.is_aligned else "",
     ]
     name = "_".join(filter(None, ("jsg_attention", types.unit, types.queries, types.pool, *others)))
     name = library.registered(name, functools.partial(_emit, types))
@@ -92,7 +94,7 @@ def paged_attention(
         inputs.tile_lens,
         inputs.tile_positions,
         jnp.asarray(inputs.num_tiles, jnp.int32),
-        jnp.int32(NO_WINDOW if scoring.window is None else scoring.window),
+        jnp.int32(NO_WINDOW if scoring.window is None else scoring.window.length),
         jnp.float32(scoring.scale),
         jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
     )
@@ -176,7 +178,7 @@ def _emit_pass(types: AttentionTypes, module: ir.Module) -> Function:
     )
     _emit_start(types, function, call, rows, state)
     window = function.widened(function.load(INT32, call.window.data))
-    begin, end = _seen_blocks(function, rows, window)
+    begin, end = _seen_blocks(types, function, rows, window)
     with function.loop(end, start=begin, step=KEY_BLOCK) as key:
         num_keys = function.smaller(end - key, function.constant(KEY_BLOCK))
         _emit_offsets(types, function, call, rows, state, key, num_keys)
@@ -191,11 +193,17 @@ def _emit_pass(types: AttentionTypes, module: ir.Module) -> Function:
     return function
 
 
-def _seen_blocks(function: Function, rows: Rows, window: Value) -> tuple[Value, Value]:
+def _first_key(types: AttentionTypes, position: Value, window: Value) -> Value:
+    """The first key that a token at a position sees, or a number below 0."""
+    return position // window * window if types.is_aligned else position + 1 - window
+
+
+def _seen_blocks(types: AttentionTypes, function: Function, rows: Rows, window: Value) -> tuple[Value, Value]:
     """The first key of the first block that any row sees, and the key behind the last one that any row sees."""
     first = rows.position + rows.first // rows.group
     last = rows.position + (rows.first + rows.num_rows - 1) // rows.group
-    return function.larger_int(first + 1 - window, function.constant(0)) // KEY_BLOCK * KEY_BLOCK, last + 1
+    begin = function.larger_int(_first_key(types, first, window), function.constant(0))
+    return begin // KEY_BLOCK * KEY_BLOCK, last + 1
 
 
 def _emit_block(
@@ -211,7 +219,7 @@ def _emit_block(
     """`ROWS` rows from one on and a block of keys, if any of these rows sees any of these keys."""
     some = function.smaller(all_rows.num_rows - row, function.constant(ROWS))
     rows, state = all_rows._replace(first=all_rows.first + row, num_rows=some), whole.at(function, types, call, row)
-    begin, end = _seen_blocks(function, rows, window)
+    begin, end = _seen_blocks(types, function, rows, window)
     with function.when(function.both(begin <= key, key < end)):
         num_keys = function.smaller(end - key, function.constant(KEY_BLOCK))
         if types.unit == "amx":
@@ -323,17 +331,17 @@ def _emit_weights(
     """Masks the scores of each row and takes their exponentials. Panels that were not computed are masked too."""
     first = rows.position + rows.first // rows.group
     last = rows.position + (rows.first + rows.num_rows - 1) // rows.group
-    sees_all = function.both(key + (KEY_BLOCK - 1) <= first, last - window < key)
+    sees_all = function.both(key + (KEY_BLOCK - 1) <= first, _first_key(types, last, window) <= key)
     for is_masked, is_taken in ((False, sees_all), (True, sees_all.equals(0))):
         with function.when(is_taken), function.loop(rows.num_rows) as row:
-            position = rows.position + (rows.first + row) // rows.group - key
-            seen = _seen(function, position, window) if is_masked else None
+            position = rows.position + (rows.first + row) // rows.group
+            seen = _seen(function, _first_key(types, position, window) - key, position - key) if is_masked else None
             _emit_row_weights(types, function, call, state, row, seen)
 
 
-def _seen(function: Function, last: Value, window: Value) -> list[Value]:
-    """Which keys of a block a row sees, of which `last` is the last one."""
-    least = function.larger_int(last - window, function.constant(-1))
+def _seen(function: Function, first: Value, last: Value) -> list[Value]:
+    """Which keys of a block a row sees: those from `first` to `last`."""
+    least = function.larger_int(first - 1, function.constant(-1))
     lanes = [function.lanes() + function.narrowed(function.constant(at)) for at in range(0, KEY_BLOCK, LANES)]
     low, high = (function.spread(function.narrowed(limit)) for limit in (least, last))
     return [function.both(lane <= high, low < lane) for lane in lanes]

@@ -50,6 +50,7 @@ class AttentionTypes(NamedTuple):
         has_sinks: Each query head has a sink: see `ops.paged_attention`.
         max_head_dim: One of `HEAD_DIMS`.
         softcap: See `Scoring`.
+        is_aligned: Windows are: see `Window`.
     """
 
     queries: str
@@ -58,6 +59,7 @@ class AttentionTypes(NamedTuple):
     has_sinks: bool = False
     max_head_dim: int = HEAD_DIMS[0]
     softcap: float | None = None
+    is_aligned: bool = False
 
     @property
     def is_short(self) -> bool:

@@ -53,9 +53,9 @@ def _emit_rows(activation: Activation, kind: str, function: Function, buffers: l
             gate, up = (function.floats(kind, half, at * item_bytes) for half in (gates, ups))
             if isinstance(activation, ClampedGate):
                 gate, up = _at_most(function, gate, activation.limit), _clamped(function, up, activation.limit) + 1.0
-                share = _sigmoid(function, gate * activation.slope)
+                share = sigmoid(function, gate * activation.slope)
             else:
-                share = _sigmoid(function, gate if activation == "silu" else _gelu_curve(gate))
+                share = sigmoid(function, gate if activation == "silu" else _gelu_curve(gate))
             function.store_as(kind, gate * share * up, out.data, start + at * item_bytes)
 
 
@@ -68,7 +68,8 @@ def _clamped(function: Function, x: Value, limit: float) -> Value:
     return _at_most(function, function.chosen(x < -limit, function.like(x, -limit), x), limit)
 
 
-def _sigmoid(function: Function, x: Value) -> Value:
+def sigmoid(function: Function, x: Value) -> Value:
+    """1 / (1 + exp(-x)) of a vector. NaN stays NaN."""
     is_negative = x < 0.0
     decay = function.exp(function.chosen(is_negative, x, function.zeros() - x))  # it takes no more than 0
     return function.chosen(is_negative, decay, function.like(decay, 1.0)) / (decay + 1.0)

@@ -10,7 +10,7 @@ import pytest
 from jsg.cache.node import Root
 from jsg.cache.radix import PrefixLock
 from jsg.config import EngineConfig
-from jsg.engine import startup
+from jsg.engine import shapes, startup
 from jsg.engine.core import EngineCore
 from jsg.engine.device import packing
 from jsg.engine.device.step import PackedInputs, packed_sizes
@@ -69,7 +69,7 @@ def test_a_plain_program_is_told_of_no_groups():
 
 def buckets_of(directory: pathlib.Path, platform: str = "gpu", **knobs: object) -> Buckets:
     config = EngineConfig(model_path=str(directory), **knobs)  # pyright: ignore[reportArgumentType]
-    return startup._buckets(config, read_spec(directory), 256, platform)
+    return shapes.shapes_of(config, read_spec(directory), 256, platform)
 
 
 def test_room_for_groups_is_where_a_kernel_reads_them(
@@ -120,7 +120,7 @@ def test_a_step_with_groups_runs_the_program_that_reads_them(
     small_model: pathlib.Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch
 ):
     """On CPU that program takes no heed of them: the reference reads every prefix for itself."""
-    monkeypatch.setattr(startup, "_buckets", lambda *_, **__: make_buckets(4, 64, shares_prefixes=True))
+    monkeypatch.setattr(startup, "shapes_of", lambda *_, **__: make_buckets(4, 64, shares_prefixes=True))
     monkeypatch.setattr(groups, "MIN_SHARED_TOKENS", 32)
     core = small.make_core(small_model, compile_cache_dir)
     keys, requests = forward_keys(core, monkeypatch), requests_with(4, 40, 6)
@@ -156,7 +156,7 @@ def test_the_tokens_are_those_of_steps_that_share_nothing(
     directory = small.write_model(tmp_path / "long", max_position_embeddings=512)
     decode, extend = BucketKey(Phase.DECODE, 5, 5), BucketKey(Phase.EXTEND, 64, 5)
     buckets = Buckets((decode,), (extend,), chunk=64, grouped=(BucketKey(Phase.DECODE, 5, 5, 1),))
-    monkeypatch.setattr(startup, "_buckets", lambda *_, **__: buckets)
+    monkeypatch.setattr(startup, "shapes_of", lambda *_, **__: buckets)
     requests = requests_with(5, 256, 5)
 
     def answers(core: EngineCore) -> dict[str, list[int]]:

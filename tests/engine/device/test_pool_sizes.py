@@ -10,6 +10,7 @@ from jsg.engine.device.memory import plan_memory
 from jsg.engine.device.pool_sizes import PoolSizes, pool_sizes
 from jsg.models.config import read_spec
 from jsg.models.spec import ModelSpec
+from jsg.window import Window
 from tests.models.specs import changed
 
 GIB = 2**30
@@ -24,7 +25,7 @@ def windowed(directory: pathlib.Path, windows: list[int | None], heads: int = 2,
     """A model with these windows in its layers."""
     model = changed(read_spec(directory), attention={"heads": heads, "kv_heads": heads, "head_dim": head_dim})
     layer = model.layers[0]
-    attentions = [dataclasses.replace(layer.attention, window=window) for window in windows]
+    attentions = [dataclasses.replace(layer.attention, window=w and Window(w)) for w in windows]
     return dataclasses.replace(model, layers=tuple(dataclasses.replace(layer, attention=a) for a in attentions))
 
 
@@ -40,15 +41,17 @@ def test_one_request_of_published_models_takes_what_the_formula_says(small_model
         assert sizes.num_bytes(CONTEXT) / GIB == pytest.approx(expected, abs=0.005)
         assert model.kv_bytes_per_token(2) * CONTEXT / GIB == pytest.approx(of_all, abs=0.005)
         per_row = min(CONTEXT // 16, -(-(window - 1 + 2048) // 16) + 1)
-        assert sizes.window_tokens(window, CONTEXT) == per_row * 16
+        assert sizes.window_tokens(Window(window), CONTEXT) == per_row * 16
 
 
 def test_each_sequence_has_its_window(small_model: pathlib.Path):
     sizes = sizes_of(windowed(small_model, [None, 128]), max_running=8, page_size=1)
-    assert sizes.window_tokens(128, CONTEXT) == 8 * 128 + 2048, "no more of them than run"
-    assert sizes.window_tokens(128, 2 * CONTEXT) == (8 + CONTEXT // 512) * 128 + 2048, "others are cached"
-    assert sizes.window_tokens(128, 3 * 512) == 3 * 512, "a pool has no more than all tokens"
-    assert dataclasses.replace(sizes, chunk=0).window_tokens(128, 3 * 512 - 1) == 3 * 128, "they are four windows long"
+    assert sizes.window_tokens(Window(128), CONTEXT) == 8 * 128 + 2048, "no more of them than run"
+    assert sizes.window_tokens(Window(128), 2 * CONTEXT) == (8 + CONTEXT // 512) * 128 + 2048, "others are cached"
+    assert sizes.window_tokens(Window(128), 3 * 512) == 3 * 512, "a pool has no more than all tokens"
+    assert dataclasses.replace(sizes, chunk=0).window_tokens(Window(128), 3 * 512 - 1) == 3 * 128, (
+        "they are four windows long"
+    )
 
 
 def test_the_most_tokens_for_some_bytes(small_model: pathlib.Path):
@@ -63,7 +66,9 @@ def test_the_most_tokens_for_some_bytes(small_model: pathlib.Path):
 
 
 def test_what_is_left_goes_to_windows_for_the_cache():
-    sizes = PoolSizes(bytes_per_token={None: 10, 100: 5}, page_size=1, chunk=100, max_running=2, context_length=8000)
+    sizes = PoolSizes(
+        bytes_per_token={None: 10, Window(100): 5}, page_size=1, chunk=100, max_running=2, context_length=8000
+    )
     needed = sizes.num_bytes(8000)
     assert needed == 8000 * 10 + 300 * 5
     assert sizes.window_pools(8000, needed)[0].tokens == sizes.window_pools(8000, 0)[0].tokens == 300
@@ -74,10 +79,15 @@ def test_what_is_left_goes_to_windows_for_the_cache():
 def test_a_window_that_no_request_leaves_is_none(small_model: pathlib.Path):
     model = windowed(small_model, [64, None, 32, 64])
     assert model.for_context(65) == model
-    assert model.page_groups == (None, 32, 64) and model.layer_groups == (2, 0, 1, 2)
-    assert model.for_context(64).page_groups == (None, 32) and model.for_context(64).layer_groups == (0, 0, 1, 0)
+    assert model.page_groups == (None, Window(32), Window(64)) and model.layer_groups == (2, 0, 1, 2)
+    assert model.for_context(64).page_groups == (None, Window(32)) and model.for_context(64).layer_groups == (
+        0,
+        0,
+        1,
+        0,
+    )
     assert not model.for_context(32).has_windows
-    assert windowed(small_model, [64, 64]).page_groups == (64,)
+    assert windowed(small_model, [64, 64]).page_groups == (Window(64),)
 
 
 @pytest.mark.parametrize("windows", [[None, 128, 128, 128], [128, 128]])
@@ -102,5 +112,5 @@ def test_the_plan_of_a_model_with_windows_has_room_for_more_tokens(small_model: 
     (pool,) = made.windows
     assert made.pool_tokens > 2 * plan(windowed(small_model, [None] * len(windows), heads, head_dim)).pool_tokens
     assert made.pool_bytes < made.limit_bytes and made.needed_bytes <= made.limit_bytes
-    assert pool.window == 128 and pool.tokens < made.pool_tokens
+    assert pool.window == Window(128) and pool.tokens < made.pool_tokens
     assert f"layers with a window of 128 for {pool.tokens}" in str(made)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from jsg.engine.front.client import EngineClient
-from jsg.engine.front.places import Places
+from jsg.engine.front.places import ROUND_TOKENS, Places
 from jsg.errors import QueueTimeoutError
 from jsg.types import Request
 from tests.engine.front.background import until
@@ -47,6 +47,23 @@ def test_owners_take_turns():
     places.leave("a", "a0")
     places.leave("b", "b0")
     assert names(places.take()) == ["a1", "b1"]
+
+
+def test_posts_of_an_owner_take_turns():
+    """One with many prompts does not keep the next one waiting."""
+    places = Places(2)
+    for number in range(1000):
+        places.add("a", Request(rid=f"many{number}", input_ids=(number,) * 100, post="many"))
+    assert names(places.take()) == ["many0"]
+    places.add("a", Request(rid="late", input_ids=(1,), post="late"))
+    for number in range(200):
+        places.leave("a", f"many{number}")
+        if (taken := names(places.take())) == ["late"]:
+            break
+        assert taken == [f"many{number + 1}"]
+    assert number <= 2 * -(-ROUND_TOKENS // 100), "two rounds: the present one and the next"
+    places.leave("a", "late")
+    assert names(places.take()) == [f"many{number + 1}"]
 
 
 def test_all_that_waits_comes_in_the_end_and_nothing_twice():

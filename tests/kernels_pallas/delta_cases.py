@@ -1,0 +1,141 @@
+"""Steps of the gated delta rule, and its definition token by token in float64."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, StateCache
+
+SLOTS = 8
+EPS = 1e-3
+
+
+class Run(NamedTuple):
+    """A piece: its tokens, its slots, and the position of its first token, which the state may know."""
+
+    length: int
+    source: int = 0
+    target: int = 1
+    position: int = 0
+    is_known: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """The sizes of a layer and the pieces of a step."""
+
+    name: str
+    runs: tuple[Run, ...]
+    heads: int = 2
+    group: int = 2
+    keys: int = 16
+    values: int = 32
+    dtype: str = "float32"
+    padding: int = 3
+
+
+PROMPTS = (Run(70), Run(1, 2, 2, 9), Run(3, 3, 4, 2), Run(5, 0, 5, 0), Run(0))
+ROWS = (Run(1, 1, 1, 5), Run(1, 2, 2, 0), Run(1, 3, 4, 1), Run(1, 3, 5, 64), Run(0), Run(0))
+KNOWN = (Run(1, 1, 1, 4, is_known=True), Run(6, 2, 3, 2, is_known=True), Run(130, 4, 5, 1, is_known=True))
+CASES = (
+    Case("prompts", PROMPTS),
+    Case("rows", ROWS, padding=2),
+    Case("known", KNOWN, heads=1, group=3),
+    Case("bfloat16", PROMPTS, dtype="bfloat16", group=1, values=16),
+    Case("nothing", (Run(0), Run(0))),
+    Case("wide", (Run(2, 1, 1, 7), Run(66)), heads=1, keys=128, values=128),
+)
+
+
+class Arrays(NamedTuple):
+    """A case made into arguments. Slots from which nobody may read hold NaN."""
+
+    joint: jnp.ndarray
+    raw_gates: jnp.ndarray
+    weights: DeltaWeights
+    cache: StateCache
+    pieces: Pieces
+
+
+def make(case: Case, *, decay: float = 1.0) -> Arrays:
+    """Random tensors."""
+    rng = np.random.default_rng(len(case.name))
+    heads, mixed = case.heads * case.group, 2 * case.keys + case.group * case.values
+    total = sum(run.length for run in case.runs) + case.padding
+
+    def normal(*shape: int, dtype: str = case.dtype) -> jnp.ndarray:
+        return jnp.asarray(rng.standard_normal(shape, dtype=np.float32)).astype(dtype)
+
+    lens = np.array([run.length for run in case.runs])
+    columns = [np.cumsum(lens) - lens, lens, *zip(*(run[1:] for run in case.runs), strict=True)]
+    read = sorted({run.source for run in case.runs if run.length and run.position})
+
+    def slots(*shape: int, dtype: str) -> jnp.ndarray:
+        is_read = np.isin(np.arange(SLOTS), read).reshape(-1, *[1] * len(shape))
+        return jnp.where(is_read, normal(SLOTS, *shape, dtype=dtype), jnp.nan).astype(dtype)
+
+    inputs = slots(4, case.heads, mixed, dtype=case.dtype)
+    cache = StateCache(inputs, slots(heads, case.values, case.keys, dtype="float32"))
+    weights = DeltaWeights(
+        taps=normal(4, case.heads, mixed) / 2,
+        decay_rate=decay * normal(heads, dtype="float32"),
+        decay_bias=normal(heads, dtype="float32"),
+        norm=normal(case.values, dtype="float32"),
+        eps=EPS,
+    )
+    joint = normal(total, case.heads, mixed + case.group * case.values)
+    return Arrays(
+        joint,
+        normal(total, case.heads, 2 * case.group),
+        weights,
+        cache,
+        Pieces(*(jnp.asarray(c, jnp.int32) for c in columns)),
+    )
+
+
+def definition(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Outputs, inputs and states after a step."""
+    joint, raw, taps, inputs, states = (
+        np.array(x, np.float64) for x in (arrays.joint, arrays.raw_gates, arrays.weights.taps, *arrays.cache)
+    )
+    rate, bias, scale = (np.asarray(x, np.float64) for x in arrays.weights[1:4])
+    _, all_heads, values, keys = states.shape
+    group, mixed = all_heads // joint.shape[1], taps.shape[2]
+    out, given = np.zeros((len(joint), all_heads, values)), (inputs.copy(), states.copy())
+    for start, length, source, target, position, is_known in np.array(arrays.pieces).T:
+        if not length:
+            continue
+        kept = [given[0][source, p % 4] for p in range(max(position - 3, 0), position)]
+        window = [*[np.zeros_like(joint[0, :, :mixed])] * (3 - len(kept)), *kept]
+        state = given[1][source] if position else np.zeros_like(given[1][0])
+        columns = np.zeros_like(given[0][0])
+        for p in range(max(position - 4, 0), position):
+            columns[p % 4] = given[0][source, p % 4]
+        for token in range(start, start + length):
+            window = [*window[-3:], joint[token, :, :mixed]]
+            columns[(position + token - start) % 4] = window[-1]
+            convolved = _silu(sum(x * tap for x, tap in zip(window, taps, strict=True)))
+            for head in range(all_heads):
+                k_head, member = divmod(head, group)
+                query, key = (convolved[k_head, i * keys : (i + 1) * keys] for i in range(2))
+                query, key = (x / np.sqrt(x @ x + 1e-6) for x in (query, key))
+                value = convolved[k_head, 2 * keys + member * values :][:values]
+                if token > start or not is_known:
+                    decay = np.exp(
+                        -np.exp(rate[head]) * np.logaddexp(0, raw[token, k_head, group + member] + bias[head])
+                    )
+                    strength = 1 / (1 + np.exp(-raw[token, k_head, member]))
+                    state = state.copy()
+                    state[head] *= decay
+                    state[head] += strength * np.outer(value - state[head] @ key, key)
+                y = state[head] @ query * keys**-0.5
+                gate = joint[token, k_head, mixed + member * values :][:values]
+                out[token, head] = y / np.sqrt(y @ y / values + EPS) * scale * _silu(gate)
+        inputs[target], states[target] = columns, state
+    return out, inputs, states
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
