@@ -365,9 +365,9 @@ def _generate(config: EngineConfig, options: argparse.Namespace) -> int:
 
 def _check_prompt(config: EngineConfig, prompt: str, sampling: SamplingParams) -> None:
     """Refuses what an engine would refuse, before one is loaded, as far as the files of the model tell."""
+    from jsg.engine.embedder import read_embedder
     from jsg.engine.find import find_model
     from jsg.models.config import read_spec
-    from jsg.models.embedder import read_embedder
     from jsg.processing.answer import Prompt
     from jsg.processing.tokenizer import load_tokenizer
     from jsg.sources import find_tokenizer

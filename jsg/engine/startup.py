@@ -28,6 +28,7 @@ from jsg.engine.device.panels import lay_out
 from jsg.engine.device.program_store import ProgramStore
 from jsg.engine.device.programs import DeviceState, Programs, RunnerConfig, make_state, over_devices
 from jsg.engine.device.runner import ModelRunner
+from jsg.engine.embedder import read_embedder
 from jsg.engine.find import find_model
 from jsg.engine.grammars.constraints import Constraints
 from jsg.engine.grammars.kernel_folder import KernelFolder
@@ -41,7 +42,6 @@ from jsg.engine.shapes import shapes_of
 from jsg.errors import ConfigError, MemoryPlanError
 from jsg.kernels_pallas import ops, tuning
 from jsg.models.config import read_spec
-from jsg.models.embedder import read_embedder
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolve_kv_dtype, with_own_head
 from jsg.models.quantise import BYTES_PER_NUMBER, STORED
