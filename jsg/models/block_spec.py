@@ -4,6 +4,7 @@ See `jsg/models/spec.py`. Names of tensors are relative to the layer.
 """
 
 import dataclasses
+import math
 from typing import Literal, NamedTuple
 
 from jsg.errors import ConfigError, ModelError
@@ -31,6 +32,24 @@ class KVShape(NamedTuple):
     def numbers(self) -> int:
         """The numbers of a token."""
         return self.heads * self.head_dim * (2 if self.has_values else 1)
+
+
+class StateShape(NamedTuple):
+    """An array of what a layer keeps of each request.
+
+    Attributes:
+        shape: For one request.
+        heads_axis: The axis that devices share out.
+        dtype: Its type; None for that of activations.
+    """
+
+    shape: tuple[int, ...]
+    heads_axis: int
+    dtype: str | None = None
+
+    def num_bytes(self, itemsize: int) -> int:
+        """Bytes for one request, if a number of activations has so many."""
+        return math.prod(self.shape) * (itemsize if self.dtype is None else 4)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +190,8 @@ class AttentionSpec:
         qk_norm: Norms of queries and keys; None for none.
         qkv_bias: The projections to queries, keys and values have biases.
         output_bias: The projection after attention has a bias.
+        has_gate: The tensor of queries has after the rows of each head as many of gates, by whose sigmoid the result of
+            attention is multiplied.
         sinks: The tensor of a score for each head that takes part of the weight of a token's keys; None for none.
         projections: The tensors of the projections to queries, keys and values, without `.weight`. Equal names are one
             tensor, in which their rows stand one after another.
@@ -189,6 +210,7 @@ class AttentionSpec:
     qk_norm: QueryKeyNormSpec | None = None
     qkv_bias: bool = False
     output_bias: bool = False
+    has_gate: bool = False
     sinks: str | None = None
     projections: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output: str = "self_attn.o_proj"
@@ -199,13 +221,18 @@ class AttentionSpec:
         return KVShape(self.kv_heads, self.head_dim)
 
     @property
+    def state_shapes(self) -> tuple[StateShape, ...]:
+        """What the layer keeps of a request: nothing."""
+        return ()
+
+    @property
     def pair_numbers(self) -> int:
         """The products of a new token and a key, in all heads; with those of values there are twice as many."""
         return self.heads * self.head_dim
 
     def num_weights(self, width: int) -> int:
         """The numbers of the kernels, in a model of this width."""
-        return 2 * width * (self.heads + self.kv_heads) * self.head_dim
+        return width * ((3 if self.has_gate else 2) * self.heads + 2 * self.kv_heads) * self.head_dim
 
     def over_devices(self, count: int) -> "AttentionSpec":
         """The same for several devices. Key-value heads are repeated until each device has one."""

@@ -32,7 +32,10 @@ from jsg.models.families import (
     qwen2,
     qwen2_moe,
     qwen3,
+    qwen3_5,
+    qwen3_5_moe,
     qwen3_moe,
+    qwen3_next,
     seed_oss,
     smollm3,
 )
@@ -51,6 +54,9 @@ FAMILIES: dict[str, Family] = {
     "Qwen2MoeForCausalLM": qwen2_moe.FAMILY,
     "Qwen3ForCausalLM": qwen3.FAMILY,
     "Qwen3MoeForCausalLM": qwen3_moe.FAMILY,
+    "Qwen3NextForCausalLM": qwen3_next.FAMILY,
+    "Qwen3_5ForCausalLM": qwen3_5.FAMILY,
+    "Qwen3_5MoeForCausalLM": qwen3_5_moe.FAMILY,
     "MinistralForCausalLM": ministral.FAMILY,
     "Ministral3ForCausalLM": ministral3.FAMILY,
     "SeedOssForCausalLM": seed_oss.FAMILY,
@@ -88,6 +94,8 @@ WRAPPERS: dict[str, Wrapper] = {
     **dict.fromkeys(VISION_KINDS, llava.WRAPPER),
     "Mistral3ForConditionalGeneration": mistral3.WRAPPER,
     "Gemma3ForConditionalGeneration": gemma3.WRAPPER,
+    "Qwen3_5ForConditionalGeneration": qwen3_5.WRAPPER,
+    "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe.WRAPPER,
 }
 """Architecture of a model around one of these → how its files are read."""
 

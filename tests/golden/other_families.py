@@ -105,7 +105,78 @@ _COHERE = {
     "logit_scale": 0.95,
 }
 
+_SIGHT = {
+    "model_type": "qwen3_5_vision",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "depth": 1,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+}
+_HYBRID = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "rms_norm_eps": 1e-2,  # outputs of heads are normed, and rounding changes the direction of small ones
+    "rope_theta": None,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+}
+_HYBRID_EXPERTS = {**_QWEN_EXPERTS, "shared_expert_intermediate_size": 48, "intermediate_size": None}
+_QWEN3_NEXT = {
+    **_HYBRID,
+    **_HYBRID_EXPERTS,
+    "intermediate_size": 96,
+    "rope_theta": 1e4,
+    "rope_parameters": None,
+    "partial_rotary_factor": 0.5,
+}
+
 OTHERS: dict[str, dict[str, Any]] = {
+    "qwen3_5": small("Qwen3_5ForCausalLM", "qwen3_5_text", **_HYBRID),
+    "qwen3_5_around": around(
+        "Qwen3_5ForConditionalGeneration",
+        "qwen3_5",
+        small(
+            "Qwen3_5ForCausalLM",
+            "qwen3_5_text",
+            **{**_HYBRID, "linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_value_head_dim": 16},
+            layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"],
+        ),
+        vision_config=_SIGHT,
+        tie_word_embeddings=True,
+    ),
+    "qwen3_5_moe": small("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", **{**_HYBRID, **_HYBRID_EXPERTS, **_EVEN}),
+    "qwen3_5_moe_around": around(
+        "Qwen3_5MoeForConditionalGeneration",
+        "qwen3_5_moe",
+        small(
+            "Qwen3_5MoeForCausalLM",
+            "qwen3_5_moe_text",
+            # Every token uses all experts, so that weights in few bits choose no other: a state would remember it.
+            **{**_HYBRID, "num_hidden_layers": 3, **_HYBRID_EXPERTS, "num_experts": 4, "num_experts_per_tok": 4},
+            full_attention_interval=2,
+        ),
+        vision_config=_SIGHT | {"model_type": "qwen3_5_moe_vision"},
+        tie_word_embeddings=False,
+    ),
+    "qwen3_next": small("Qwen3NextForCausalLM", "qwen3_next", **{**_QWEN3_NEXT, **_EVEN}),
+    "qwen3_next_mixed": small(
+        "Qwen3NextForCausalLM",
+        "qwen3_next",
+        **{**_QWEN3_NEXT, "linear_value_head_dim": 24, "linear_conv_kernel_dim": 3},
+        mlp_only_layers=[1],
+        norm_topk_prob=False,
+    ),
     "qwen2_moe": {**_QWEN2_MOE, "mlp_only_layers": [1], **_EVEN},
     "qwen2_moe_window": {
         **_QWEN2_MOE,

@@ -93,20 +93,25 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "Glm4MoeForCausalLM": (8, 1e4, 1e-5, 131072, {None}, None),
         "MiniMaxM2ForCausalLM": (8, 5e6, 1e-6, 196608, {None}, 200034),
         "Ernie4_5_MoeForCausalLM": (4, 5e5, 1e-5, 131072, {None}, 1),
+        "Qwen3NextForCausalLM": (2, 1e4, 1e-6, 32768, {None}, None),
+        "Qwen3_5ForCausalLM": (4, 1e4, 1e-6, 32768, {None}, None),
+        "Qwen3_5MoeForCausalLM": (2, 1e4, 1e-6, 32768, {None}, None),
     }[architecture]
-    assert (config.layers[0].attention.kv_heads, config.layers[0].attention.rope.theta, config.final_norm.eps) == (
-        kv_heads,
-        theta,
-        eps,
-    )
+    attention = first_attention(config)
+    assert (attention.kv_heads, attention.rope.theta, config.final_norm.eps) == (kv_heads, theta, eps)
     assert (config.max_position_embeddings, set(config.layer_windows), config.bos_token_id) == (
         context_len,
         {window and Window(window) for window in windows},
         bos,
     )
     family_head_dim = FAMILIES[architecture].defaults.get("head_dim")
-    half = read(tmp_path, {"architectures": [architecture], "hidden_size": 64 * config.layers[0].attention.heads})
-    assert half.layers[0].attention.head_dim == (family_head_dim or 64)
+    half = read(tmp_path, {"architectures": [architecture], "hidden_size": 64 * attention.heads})
+    assert first_attention(half).head_dim == (family_head_dim or 64)
+
+
+def first_attention(spec):
+    """That of the first layer with keys and values."""
+    return next(layer.attention for layer in spec.layers if layer.attention.kv_shape is not None)
 
 
 @pytest.mark.slow
@@ -124,7 +129,8 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
     if "rope_local_base_freq" in ours:
         values["rope_local_base_freq"] = theirs.rope_parameters["sliding_attention"]["rope_theta"]
         values["sliding_window_pattern"] = theirs._sliding_window_pattern
-    values.setdefault("sliding_window_pattern", ours.get("sliding_window_pattern"))  # a 4 in the code of Cohere 2
+    for name in ("sliding_window_pattern", "full_attention_interval", "output_gate_type"):  # numbers in their code
+        values.setdefault(name, ours.get(name))
     if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
         values["sliding_window"] = type(theirs).sliding_window
     derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128}
