@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jsg.models.problems import find_problems
 
+from jsg.engine.problems import find_problems
 from jsg.errors import ModelError
 from jsg.models.block_spec import ExpertsSpec
 from jsg.models.delta_spec import DeltaSpec
