@@ -220,8 +220,7 @@ def start(config: EngineConfig, report: Report) -> Parts:
     eos_ids = frozenset(settings.model.eos_token_ids)
     kernels = KernelFolder(kernel_cache_of(settings.config))
     lexicon = _lexicon_loader(settings, kernels)  # before the long work, because the tokenizer may be missing
-    kernels.begin()  # these two beside the long work
-    lexicon.begin()
+    kernels.begin()  # beside the long work, in another process
     runner, plan = _make_runner(settings, report)
     if isinstance(settings.party, Leader):
         settings.party.open(runner.replica, runner.programs.executables)
@@ -231,6 +230,7 @@ def start(config: EngineConfig, report: Report) -> Parts:
     keeps = not config.disable_radix_cache and not settings.model.state_shapes
     cache = RadixCache(size, allocator, kinds=windows_of(allocator), enabled=keeps)
     kernels.wait()
+    lexicon.begin()  # last: it is Python, in whose time nothing else of the start goes on
     return Parts(
         info=_info(settings, plan),
         decode_steps=_decode_steps(settings, plan, runner),

@@ -54,17 +54,17 @@ class StateShape(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NormSpec:
-    """A root mean square norm with a weight, or a layer norm.
+    """A root mean square norm, or a layer norm.
 
     Attributes:
-        name: The tensor of the weight, without `.weight`.
+        name: The tensor of the weight, without `.weight`; None for no weight.
         eps: Added to the mean square before the root.
         is_wide: The weight multiplies in float32, before the result is rounded to the type of activations.
         adds_one: What multiplies is 1 + the weight.
         is_centred: The mean is subtracted first, as in a layer norm.
     """
 
-    name: str
+    name: str | None
     eps: float
     is_wide: bool = False
     adds_one: bool = False
@@ -132,7 +132,7 @@ class QueryKeyNormSpec:
     """Norms of queries and keys.
 
     Attributes:
-        query: The tensor of the weight of queries, without `.weight`.
+        query: The tensor of the weight of queries, without `.weight`; None for no weight.
         key: The same of keys.
         eps: Added to the mean square before the root.
         spans_heads: The mean is that of all heads together, and the weight has a number for each of theirs. Such norms
@@ -142,8 +142,8 @@ class QueryKeyNormSpec:
         is_late: Queries and keys are normed after they are rotated, and not before.
     """
 
-    query: str = "self_attn.q_norm"
-    key: str = "self_attn.k_norm"
+    query: str | None = "self_attn.q_norm"
+    key: str | None = "self_attn.k_norm"
     eps: float
     spans_heads: bool = False
     is_wide: bool = False
@@ -162,15 +162,17 @@ class QueryKeyNormSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class QueryScaleSpec:
-    """A factor of queries that grows with the position p: 1 + beta * ln(1 + floor(p / length)).
+    """A factor of queries that grows with the position p: 1 + beta * ln(1 + floor((p + offset) / length)).
 
     Attributes:
         beta: How fast it grows.
         length: Tokens in which it does not grow.
+        offset: What is added to positions.
     """
 
     beta: float
     length: int
+    offset: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +286,7 @@ class RouterSpec:
         choice_bias_axes: The axes of this tensor, of which the last is that of experts.
         is_float32: The kernel of the projection stays float32, whatever the type of the model.
         rounds_weights: Weights are rounded to the type of activations before they multiply.
+        weighs_input: They multiply what experts read, and not what they make.
     """
 
     name: str = "mlp.gate"
@@ -293,6 +296,7 @@ class RouterSpec:
     choice_bias_axes: int = 1
     is_float32: bool = False
     rounds_weights: bool = True
+    weighs_input: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from jsg.models.latent import LatentAttention
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.layers import Embedding, Linear, RMSNorm, parameter, project
 from jsg.models.origin import Origin, Source, side_by_side
-from jsg.models.rope import Rotation, rotation
+from jsg.models.rope import Rotation, grown, rotation
 from jsg.models.spec import LayerSpec, Mixer, ModelSpec
 from jsg.models.tensor_parallel import add_up
 
@@ -89,9 +89,7 @@ class Attention(nnx.Module):
             qkv = jnp.concatenate([queries, keys], axis=2)
         qkv = qkv if self.joint_norm is None else self.joint_norm(qkv)
         queries, cache = ops.rotate_and_write(qkv, turn.cos, turn.sin, inputs.slots, cache, norms=self.norms)
-        if (growth := self.spec.query_scale) is not None:
-            steps = jnp.floor(inputs.positions.astype(jnp.float32) / growth.length)
-            queries *= (1 + growth.beta * jnp.log1p(steps)).astype(queries.dtype)[:, None, None]
+        queries = grown(queries, inputs.positions, spec.query_scale)
         gathered = ops.paged_attention(
             queries, cache, inputs.attention, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=sinks
         )

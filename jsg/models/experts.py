@@ -15,6 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.reference_routes import Routes
 from jsg.models.block_spec import ExpertsSpec
 from jsg.models.feed_forward import FeedForward
 from jsg.models.layers import Linear, activation_result, parameter, project
@@ -73,7 +74,12 @@ class SparseFeedForward(nnx.Module):
         routes = ops.expert_routes(
             self._logits(x), self.spec.router.choice, bias=bias, first=first_expert(num_own), num_own=num_own
         )
+        weights = routes.weights
+        if self.spec.router.rounds_weights:
+            weights = weights.astype(x.dtype).astype(jnp.float32)
         copies = x[routes.tokens]
+        if self.spec.router.weighs_input:
+            copies = (_of_copies(routes, weights) * copies).astype(x.dtype)
         gate, up, down = (
             None if bias is None else bias[...] for bias in (self.gate_bias, self.up_bias, self.down_bias)
         )
@@ -81,10 +87,7 @@ class SparseFeedForward(nnx.Module):
         inner = ops.gated(jnp.stack(gate_up, axis=1), self.spec.activation)
         down = None if down is None else on_first_of_group(down)
         made = _grouped(inner, self.down, down, routes.sizes)[routes.places]
-        weights = routes.weights
-        if self.spec.router.rounds_weights:
-            weights = weights.astype(x.dtype).astype(jnp.float32)
-        weighted = weights[..., None] * made
+        weighted = made if self.spec.router.weighs_input else weights[..., None] * made
         if num_groups() > 1:  # the copies of other groups were not computed, and NaN may stand in their place
             weighted = jnp.where((weights != 0)[..., None], weighted, 0)
         part = weighted.sum(1).astype(x.dtype)  # not as a matmul, which may round
@@ -98,6 +101,12 @@ class SparseFeedForward(nnx.Module):
         kernel = self.router[...]
         logits = project(x.astype(kernel.dtype), kernel)
         return logits if self.router_bias is None else logits + self.router_bias[...].astype(jnp.float32)
+
+
+def _of_copies(routes: Routes, weights: Float[Array, "T k"]) -> Float[Array, "copies 1"]:
+    """The weight of each sorted copy."""
+    is_here = routes.places[routes.tokens] == jnp.arange(len(routes.tokens))[:, None]
+    return jnp.where(is_here, weights[routes.tokens], 0).sum(1, keepdims=True)
 
 
 def _grouped(

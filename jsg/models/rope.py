@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
-from jsg.models.block_spec import RopeSpec
+from jsg.models.block_spec import QueryScaleSpec, RopeSpec
 
 
 class Rotation(NamedTuple):
@@ -36,6 +36,16 @@ def rotation(positions: Int[Array, " T"], rope: RopeSpec | None, head_dim: int) 
         scale = np.where(np.arange(len(frequencies)) < rope.rotated // 2, scale, 1.0).astype(np.float32)
     turn = Rotation(jnp.cos(angles) * scale, jnp.sin(angles) * scale)
     return lax.optimization_barrier(turn) if ops.target_platform() == "cpu" else turn
+
+
+def grown(
+    queries: Float[Array, "T N H"], positions: Int[Array, " T"], growth: QueryScaleSpec | None
+) -> Float[Array, "T N H"]:
+    """Queries times what grows with their position, if anything does."""
+    if growth is None:
+        return queries
+    steps = jnp.floor((positions + growth.offset).astype(jnp.float32) / growth.length)
+    return queries * (1 + growth.beta * jnp.log1p(steps)).astype(queries.dtype)[:, None, None]
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Float[np.ndarray, " half"]:
@@ -74,7 +84,8 @@ def _llama3(fast: Float[np.ndarray, " half"], rope: RopeSpec) -> Float[np.ndarra
     """Keeps short waves, slows long ones by `factor`, and blends in between."""
     turns = np.float32(rope.original_max_position_embeddings) / (np.float32(2.0 * math.pi) / fast)
     slow = fast / np.float32(rope.factor)
-    share = (turns - np.float32(rope.low_freq_factor)) / np.float32(rope.high_freq_factor - rope.low_freq_factor)
+    span = (rope.high_freq_factor - rope.low_freq_factor) or 1.0  # Llama 4 Scout blends nothing
+    share = (turns - np.float32(rope.low_freq_factor)) / np.float32(span)
     blend = (np.float32(1.0) - share) * fast / np.float32(rope.factor) + share * fast
     return np.where(turns < rope.low_freq_factor, slow, np.where(turns > rope.high_freq_factor, fast, blend))
 

@@ -92,7 +92,7 @@ def _read_type(config: Fields, scaling: Fields, rope_type: RopeType, theta: floa
             truncate=scaling.flag("truncate", default=True),
         )
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-    scaling.require(low < high, "low_freq_factor", f"be below high_freq_factor = {high}", low)
+    scaling.require(low <= high, "low_freq_factor", f"be at most high_freq_factor = {high}", low)
     return dataclasses.replace(rope, low_freq_factor=low, high_freq_factor=high)
 
 

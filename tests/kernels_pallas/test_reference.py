@@ -147,33 +147,6 @@ def test_machine_code_computes_in_bfloat16(
     compiled.cache_clear()
 
 
-@BOTH
-@pytest.mark.parametrize("head_dim", [48, 576])
-def test_values_may_be_the_first_numbers_of_keys(head_dim: int, implementation: str):
-    """One key-value head of all query heads, as wide as published latent rows, and any."""
-    value_dim = head_dim - 16
-    case = dataclasses.replace(named("mixed"), heads=5, kv_heads=1, head_dim=head_dim)
-    arrays = cases.make(case, latent=True)
-
-    def run(queries: jax.Array, keys: jax.Array, inputs: AttentionInputs) -> jax.Array:
-        how = {"scale": head_dim**-0.5, "value_dim": value_dim, "implementation": implementation}
-        return ops.latent_attention(queries, (keys,), inputs, **how)
-
-    out = jax.jit(run, compiler_options=QUICKLY)(arrays.queries, arrays.keys, arrays.inputs)
-    assert out.shape[-1] == value_dim
-    np.testing.assert_allclose(out[: len(arrays.expected)], arrays.expected[..., :value_dim], atol=4e-6)
-
-
-def test_a_latent_row_that_is_not_finite_is_nan_for_those_who_see_it_only():
-    """Its value is zeros, and its key NaN, so what masks it may multiply it by zero."""
-    rows = jnp.ones((3, 1, 8)).at[1, 0, 2].set(jnp.inf).at[2, 0, 0].set(jnp.nan)
-    (pool,) = ops.write_latents((jnp.zeros((4, 2, 1, 8)),), jnp.array([3, 5, 0]), rows)
-    found = np.asarray(pool).reshape(8, 8)
-    assert (found[3] == 1).all()
-    assert np.isnan(found[5, -1]) and not found[5, :-1].any()
-    assert not found[[0, 1, 2, 4, 6, 7]].any(), "the dump slot takes zeros whatever a token has"
-
-
 def test_machine_code_names_what_it_cannot_do():
     odd = dataclasses.replace(named("decode"), head_dim=24)
     wide = dataclasses.replace(named("decode"), head_dim=592)

@@ -50,6 +50,11 @@ def _whole(value: Any) -> Any:
     return {name: _whole(of) for name, of in value.items()}
 
 
+def _window(of: int | list[Any] | None) -> Window | None:
+    """One of this length, or of the fields in a list."""
+    return Window(*of) if isinstance(of, list) else of and Window(of)
+
+
 def _read() -> dict[str, Published]:
     made: dict[str, Published] = {}
     for architecture, family in json.loads(TABLE.read_text()).items():
@@ -61,7 +66,7 @@ def _read() -> dict[str, Published]:
             if "billions" in row:
                 row["parameters"] = row.pop("billions") * 1e9
             if "windows" in row:
-                row["windows"] = frozenset(length and Window(length) for length in row["windows"])
+                row["windows"] = frozenset(_window(of) for of in row["windows"])
             if "experts" in row:
                 row["experts"] = tuple(row["experts"])
             made[name] = Published(file=_whole(file), **row)

@@ -66,6 +66,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
     config = read(tmp_path, {"architectures": [architecture]})
     kv_heads, theta, eps, context_len, windows, bos = {
         "LlamaForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
+        "Llama4ForCausalLM": (8, 5e5, 1e-5, 131072, {None, Window(8192, is_aligned=True)}, 1),
         "MistralForCausalLM": (8, 1e4, 1e-6, 131072, {4096}, 1),
         "MixtralForCausalLM": (8, 1e6, 1e-5, 131072, {None}, 1),
         "Qwen2ForCausalLM": (32, 1e4, 1e-6, 32768, {None}, None),
@@ -90,6 +91,8 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "HunYuanDenseV1ForCausalLM": (32, 1e4, 1e-5, 2048, {None}, 1),
         "GraniteMoeForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
         "DeepseekV3ForCausalLM": (1, 1e4, 1e-6, 4096, {None}, 0),
+        "Glm4MoeLiteForCausalLM": (1, 1e4, 1e-5, 202752, {None}, 0),
+        "Mistral4ForCausalLM": (1, 1e4, 1e-6, 1048576, {None}, 1),
         "Glm4MoeForCausalLM": (8, 1e4, 1e-5, 131072, {None}, None),
         "MiniMaxM2ForCausalLM": (8, 5e6, 1e-6, 196608, {None}, 200034),
         "Ernie4_5_MoeForCausalLM": (4, 5e5, 1e-5, 131072, {None}, 1),
@@ -101,7 +104,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
     assert (attention.kv_heads, attention.rope.theta, config.final_norm.eps) == (kv_heads, theta, eps)
     assert (config.max_position_embeddings, set(config.layer_windows), config.bos_token_id) == (
         context_len,
-        {window and Window(window) for window in windows},
+        {Window(window) if isinstance(window, int) else window for window in windows},
         bos,
     )
     family_head_dim = FAMILIES[architecture].defaults.get("head_dim")

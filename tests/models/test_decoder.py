@@ -130,6 +130,7 @@ LATENT = LatentSpec(
     value_dim=24,
     scale=32**-0.5,
     rope=RopeSpec(),
+    query_scale=QueryScaleSpec(beta=0.1, length=64),
     query_norm=NormSpec(name="self_attn.q_a_layernorm", eps=1e-6),
     norm=NormSpec(name="self_attn.kv_a_layernorm", eps=1e-6),
 )
@@ -156,6 +157,7 @@ OTHER: dict[str, Any] = {
     "scale": 0.5,
     "beta": 0.2,
     "length": 32,
+    "offset": 3,
     "residual_factor": 0.5,
     "window": Window(9),
     "softcap": 5.0,

@@ -19,6 +19,7 @@ from jsg.kernels_pallas import (
     attention_block,
     cascade,
     grouped_matmul,
+    ops,
     paged_decode,
     ragged_paged_attention,
     tuning,
@@ -137,6 +138,56 @@ def test_decode_in_splits(name: str, nvdisasm):
     )
     for launched in ("_decode_kernel", "_combine_kernel"):
         assert spills(program.instructions(launched, nvdisasm)) == set()
+
+
+LATENT_ROW, LATENT_VALUE = 576, 512
+LATENT = [
+    pytest.param(
+        name,
+        pool,
+        heads,
+        marks=() if name in CLASSES.values() and pool == "bfloat16" and heads == 16 else pytest.mark.long,
+        id=f"{name}-{pool}-{heads}",
+    )
+    for name in NAMES
+    for pool in ("bfloat16", "float32", "8-bit")
+    for heads in (16, 128)
+]
+"""All heads of DeepSeek V3, and those of one of eight devices."""
+
+
+@pytest.mark.parametrize("kernel", ["paged_decode", "ragged_paged_attention"])
+@pytest.mark.parametrize(("name", "pool", "heads"), LATENT)
+def test_latent_attention(kernel: str, name: str, pool: str, heads: int, nvdisasm):
+    """Rows come in 16-byte copies, but in 8 bits 64 numbers of a block are too few for that of all threads."""
+    module = {"paged_decode": paged_decode, "ragged_paged_attention": ragged_paged_attention}[kernel]
+    is_decode = module is paged_decode
+    num_tokens = 32 if is_decode else PAST_A_TILE
+    rows = array(POOL_TOKENS, 1, 1, LATENT_ROW, dtype=stored_type(card(name), pool))
+    queries = array(num_tokens, heads, LATENT_ROW, dtype="float32" if pool == "float32" else "bfloat16")
+    inputs = attention_inputs(num_tokens, 1, tiles=0 if is_decode else num_tokens // QUERY_TILE + ROWS, groups=0)
+    calculated = []
+
+    def attend(queries, rows, inputs):
+        sizes = module.default_sizes(queries, rows, LATENT_VALUE)
+        matmul = min(padded_rows(heads), sizes.block_m) if is_decode else sizes.block_m
+        cut = matmul, sizes.block_k, sizes.num_stages
+        calculated.append((matmul, attention_block.shared_bytes(*cut, queries, rows, LATENT_VALUE)))
+        how = {"scale": 1.0, "value_dim": LATENT_VALUE, "implementation": "triton"}
+        return ops.latent_attention(queries, (rows,), inputs, **how)
+
+    program = compile_for(name, attend, queries, rows, inputs)
+    assert program.makers_of(POOL_TOKENS * LATENT_ROW) <= IN_PLACE
+    [(matmul, shared_bytes)] = calculated
+    launched = "_decode_kernel" if is_decode else kernel
+    assert program.kernel(launched).shared_bytes <= shared_bytes <= program.card.shared_bytes
+    counts = program.instructions(launched, nvdisasm)
+    assert spills(counts) == set()
+    if pool == "8-bit":
+        assert {copy.rpartition(".")[2] for copy in having(counts, "LDGSTS")} == {"128", "64"}
+        assert having(counts, PRODUCTS)
+    else:
+        check_products(program.card, counts, matmul, is_exact=pool == "float32")
 
 
 @pytest.mark.parametrize(("pool", "head_dim"), [("bfloat16", 64), ("bfloat16", 128), ("bfloat16", 256), ("8-bit", 128)])

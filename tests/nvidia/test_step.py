@@ -192,6 +192,7 @@ FAMILIES = {
     "factors": (PUBLISHED["granite-3.3-8b"].file, SHORTER),
     "part-of-heads": (PHI_4_MINI, {}),
     "blocks-side-by-side": (COMMAND_R7B, {}),
+    "aligned-window": (PUBLISHED["llama-4-scout"].file, SHORTER | {"no_rope_layers": [1, 0]}),
 }
 """A family that is not here has the records of one that is, up to sizes: Seed-OSS those of "biases", Ministral and
 Mistral Small those of "window"."""

@@ -20,7 +20,7 @@ CALLS = {
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "gemma4": GEMMA_4,
     "functiongemma": "Gemma3ForCausalLM",
-    "pythonic": "LlamaForCausalLM",  # Llama 3.2
+    "pythonic": "Llama4ForConditionalGeneration",  # and Llama 3.2
     "hermes": "Qwen3ForCausalLM",
     "llama3_json": "LlamaForCausalLM",
 }
