@@ -49,12 +49,11 @@ from jsg.models.family import Family
 from jsg.models.vision_config import VISION_KINDS
 from jsg.models.wrapper import Wrapper
 
-MAX_NAMED = 12
+MAX_NAMED = 10
 """The most architectures of a kind that an error message names."""
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": llama.FAMILY,
-    "Llama4ForCausalLM": llama4.FAMILY,
     "MistralForCausalLM": mistral.FAMILY,
     "MixtralForCausalLM": mixtral.FAMILY,
     "Qwen2ForCausalLM": qwen2.FAMILY,
@@ -90,6 +89,7 @@ FAMILIES: dict[str, Family] = {
     "Ernie4_5_MoeForCausalLM": ernie4_5_moe.FAMILY,
     "Ernie4_5ForCausalLM": ernie4_5.FAMILY,
     "Cohere2ForCausalLM": cohere2.FAMILY,
+    "Llama4ForCausalLM": llama4.FAMILY,
 }
 """Architecture → how its files are read."""
 
@@ -124,7 +124,7 @@ def family_of(architecture: str) -> Family:
     """
     family = FAMILIES.get(ALIASES.get(architecture, architecture))
     if family is None:
-        served = (_shortened(FAMILIES, "ForCausalLM"), _shortened(WRAPPERS, "ForConditionalGeneration"))
+        served = (shortened(FAMILIES, "ForCausalLM"), shortened(WRAPPERS, "ForConditionalGeneration"))
         raise ModelError(
             f"the architecture must be one of {', '.join(served)}, but config.json names {architecture!r}; choose "
             "another model, of those on the page of models in the documentation"
@@ -132,8 +132,8 @@ def family_of(architecture: str) -> Family:
     return family
 
 
-def _shortened(names: Collection[str], suffix: str) -> str:
+def shortened(names: Collection[str], suffix: str = "") -> str:
     """The first of these names, and how many more there are."""
     first = ", ".join(name.removesuffix(suffix) for name in itertools.islice(names, MAX_NAMED))
     rest = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return f"{first}{rest} (…{suffix})"
+    return f"{first}{rest} (…{suffix})" if suffix else f"{first}{rest}"

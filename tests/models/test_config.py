@@ -554,6 +554,8 @@ MINIMAX = VARIANTS["minimax_m2"]
             "scoring_func must be 'sigmoid', the only supported value, but is 'soft",
         ),
         (MINIMAX | {"attn_type_list": [1, 0]}, "attn_type_list must be 1 for each layer"),
+        (MINIMAX | {"attn_type_list": 1}, "attn_type_list must be 1 for each layer"),
+        (MINIMAX | {"model_type": ["minimax_m2"]}, "model_type must be minimax_m2"),
         (MINIMAX | {"shared_intermediate_size": 64}, "no field 'shared_intermediate_size'"),
         (VARIANTS["ernie4_5_moe"] | {"use_bias": True}, "use_bias must be False, the only supported value"),
     ],
@@ -561,6 +563,13 @@ MINIMAX = VARIANTS["minimax_m2"]
 def test_a_router_that_is_another_is_refused(tmp_path, file: dict[str, Any], message: str):
     with pytest.raises(ModelError, match=message):
         read(tmp_path, file)
+
+
+@pytest.mark.parametrize(("variant", "field"), [("gpt_oss", "attention_bias"), ("qwen2_moe", "qkv_bias")])
+def test_a_null_bias_is_none(tmp_path, variant: str, field: str):
+    """Where an absent one is true, as in transformers."""
+    assert read(tmp_path, VARIANTS[variant] | {field: True}).layers[0].attention.qkv_bias
+    assert not read(tmp_path, VARIANTS[variant] | {field: None}).layers[0].attention.qkv_bias
 
 
 def test_layers_behind_the_last_are_not_read(tmp_path):

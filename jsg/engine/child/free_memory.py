@@ -1,4 +1,4 @@
-"""Gives memory back that nobody needs any more: of the C library, and pages of files. Standard library only."""
+"""Gives memory back that nobody needs any more: of the C library, and pages of files."""
 
 import ctypes
 import gc
@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import final
+
+from jsg.malloc import trim
 
 EVERY_S = 60.0
 """Seconds between two times. In a soak 14 of 19 took about half a millisecond, and 5 about a tenth of a second."""
@@ -24,13 +26,6 @@ _ONLY_READ = re.compile(
 )
 """Of `/proc/PID/smaps`: a private mapping of a file that has no page of its own. It gives the addresses of its begin
 and end, and the KiB that are present."""
-
-
-def trim() -> None:
-    """Has glibc give back the free pages of all its heaps. Without glibc nothing happens."""
-    library = ctypes.CDLL(None)
-    if hasattr(library, "malloc_trim"):
-        library.malloc_trim(0)
 
 
 def collect_seldom() -> None:

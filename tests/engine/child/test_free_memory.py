@@ -17,7 +17,7 @@ from tests.engine.fake_core import FakeGrammars
 
 HOLES = """
 import ctypes, re
-from jsg.engine.child.free_memory import trim
+from jsg.malloc import trim
 
 def anonymous_kib():
     return int(re.search(r"Anonymous:\\s+(\\d+)", open("/proc/self/smaps_rollup").read())[1])
