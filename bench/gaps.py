@@ -143,6 +143,18 @@ def score_long_texts(rng: random.Random) -> Post:
     return "/v1/score", {"query": query, "items": items, "label_token_ids": [5]}
 
 
+def scored_chat(_rng: random.Random) -> Post:
+    """Eight answers of 3 000 tokens with 20 alternatives for each."""
+    message = {"role": "user", "content": "hi"}
+    asked = {"max_tokens": 3000, "ignore_eos": True, "n": 8, "logprobs": True, "top_logprobs": 20}
+    return "/v1/chat/completions", {"messages": [message], **asked}
+
+
+def tokenized(rng: random.Random) -> Post:
+    """The tokens of 1024 texts of 3 500 characters."""
+    return "/tokenize", {"prompt": [words(rng, 3500) for _ in range(1024)]}
+
+
 def choices(rng: random.Random) -> Post:
     """A choice among 512 texts behind 10 000 characters."""
     return "/select", {"prompt": words(rng, 10_000), "choices": [f"choice {number}" for number in range(512)]}
@@ -221,7 +233,8 @@ GENERATES, EMBEDS, JUDGES, SEES = "generates", "embeds", "judges", "sees"
 FLAVOURS: dict[str, tuple[Make, ...]] = {
     GENERATES: (
         *(answers, long, prompts, short_prompts, texts, text, refused_text, chat, echoed, scored_echo, scored),
-        *(scored_answers, biased, score, score_texts, score_long_texts, choices, stops, wrong_ids, program),
+        *(scored_answers, scored_chat, biased, score, score_texts, score_long_texts, tokenized, choices, stops),
+        *(wrong_ids, program),
     ),
     EMBEDS: (embeddings, short_embeddings),
     JUDGES: (rerank,),

@@ -286,7 +286,7 @@ def read_or_compile(dispatcher: Any, wanted: Any) -> None:
     Before it looks into the cache, numba loads all that it knows of NumPy, and `scipy.linalg`: 0.3 s in the start of an
     engine. Only compiling needs that, and it loads it again if it is missing.
     """
-    cache = getattr(dispatcher, "_cache", None)
+    cache: Any = getattr(dispatcher, "_cache", None)
     if read := getattr(cache, "_load_overload", None):  # a version without it is slower, and as right
         cache.load_overload = read
     dispatcher.compile(wanted)

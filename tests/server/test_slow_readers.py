@@ -1,6 +1,8 @@
 """A client that reads slowly or leaves costs the event loop no more than one that reads."""
 
 import asyncio
+import copy
+import json
 from collections.abc import AsyncGenerator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +17,7 @@ from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.caller import ApiCall, Caller
 from jsg.server.generation import Generator
 from jsg.server.http.event_stream import Event, respond_with_events
-from jsg.server.http.json_pieces import PIECE_BYTES, respond_in_pieces
+from jsg.server.http.json_pieces import AT_ONCE, PIECE_BYTES, list_pieces, respond_in_pieces
 from jsg.server.native.generate import PIECE_SCORES, _LogprobsJson
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
 
@@ -244,6 +246,15 @@ def test_what_nobody_foresaw_ends_a_stream_with_an_error_and_a_trace(event, path
     assert sent[2] == (b"" if named else b"data: [DONE]\n\n")
     [record] = caplog.records
     assert record.exc_info is not None
+
+
+@pytest.mark.parametrize("size", [0, 1, AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE])
+def test_the_pieces_of_a_list_are_its_json(size: int):
+    for whole in ([*range(size)], [[*range(size)], [], ["a", "b"]], [str(number) for number in range(size)]):
+        given = copy.deepcopy(whole)
+        pieces = [*list_pieces(given)]
+        assert json.loads(b"".join(pieces)) == whole
+        assert given == [] and max(map(len, pieces)) < 8 * AT_ONCE
 
 
 def test_a_long_body_is_made_as_its_client_reads_it_and_not_for_one_that_has_left():

@@ -6,14 +6,17 @@ lasted 0.12 s: after each call of the system the loop had to wait until the thre
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
-from typing import final
+from typing import Any, final
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from jsg.server.http.event_stream import until_disconnect
 
+AT_ONCE = 2**12
+"""Numbers or short texts of a list that become JSON in one call: 0.2 ms."""
 PIECE_BYTES = 2**17
 """What is made and sent in one turn: less than 1 ms, since a number of 20 bytes takes 50 ns."""
 
@@ -31,6 +34,24 @@ async def respond_in_pieces(pieces: Iterator[bytes], turn: Callable[[], Awaitabl
     await turn()
     first, is_whole = _next(pieces)
     return Response(first, media_type=_JSON) if is_whole else _InPieces(first, pieces, turn)
+
+
+def list_pieces(items: list[Any]) -> Iterator[bytes]:
+    """The JSON of a list, or of a list of lists. It is empty afterwards, because to free a million items takes long."""
+    yield b"["
+    items.reverse()
+    is_first = True
+    while items:
+        if not is_first:
+            yield b","
+        is_first = False
+        if isinstance(items[-1], list):
+            yield from list_pieces(items.pop())
+            continue
+        some = items[: -AT_ONCE - 1 : -1]
+        del items[-AT_ONCE:]
+        yield msgspec.json.encode(some)[1:-1]
+    yield b"]"
 
 
 _JSON = "application/json"

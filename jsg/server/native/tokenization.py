@@ -1,9 +1,10 @@
 """`/tokenize` and `/detokenize`, as SGLang and as vLLM have them."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Self
 
+import msgspec
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
@@ -15,6 +16,7 @@ from jsg.server.http.body import Body, Checked, TokenIds
 from jsg.server.http.failures import json_response
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.http.json_body import BodyBytes, CurrentRules, new_router
+from jsg.server.http.json_pieces import list_pieces, respond_in_pieces
 from jsg.server.shared.answers import token_text
 from jsg.server.shared.fields import MODEL
 from jsg.server.shared.harmless import template_variables
@@ -109,14 +111,20 @@ async def tokenize(
         strs = await front.threads.run(lambda: _token_strs(id_lists, front.generator.tokenizer), num_bytes)
     counts = [len(ids) for ids in id_lists]
     is_list = isinstance(body.prompt, list)
-    return json_response(
-        {
-            "tokens": id_lists if is_list else id_lists[0],
-            "count": counts if is_list else counts[0],
-            "max_model_len": front.generator.info.max_request_tokens,
-            "token_strs": strs if is_list or strs is None else strs[0],
-        }
-    )
+    most = front.generator.info.max_request_tokens
+    plain = msgspec.json.encode({"count": counts if is_list else counts[0], "max_model_len": most})
+
+    def pieces() -> Iterator[bytes]:  # a body of four megabytes may have as many tokens
+        yield plain[:-1] + b',"tokens":'
+        yield from list_pieces(id_lists if is_list else id_lists[0])
+        yield b',"token_strs":'
+        if strs is None:
+            yield b"null"
+        else:
+            yield from list_pieces(strs if is_list else strs[0])
+        yield b"}"
+
+    return await respond_in_pieces(pieces(), functools.partial(front.generator.share.turn, caller.tenant))
 
 
 @router.post("/detokenize")

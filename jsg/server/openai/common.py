@@ -74,10 +74,11 @@ async def respond(
     await until_disconnect(request, generation.complete())
 
     def whole() -> Response:
-        shown = [choice.whole() for choice in choices]
-        for choice in shown:
-            if choice["logprobs"]:
-                choice["logprobs"] = in_pieces(choice["logprobs"])
+        shown: list[dict[str, Any]] = []
+        for choice in choices:  # the log-probabilities of each become JSON before those of the next are made
+            entry = choice.whole()
+            scores: dict[str, Any] | None = entry["logprobs"]
+            shown.append(entry | {"logprobs": in_pieces(scores) if scores else scores})
         counted = usage(generation.answers, body.num_answers)
         return json_response({**head, "object": kind, "choices": shown, "usage": counted})
 

@@ -1,6 +1,5 @@
 """The fields of an answer that every API shows."""
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ from jsg.types import FinishType
 
 NOT_ENDED: dict[str, Any] = {"finish_reason": None, "matched_stop": None}
 PIECE = 512
-"""Scored tokens that become JSON in one call. With 20 alternatives each it takes about 1 ms."""
+"""Scored tokens that become JSON in one call, and are freed in one. With 20 alternatives each it takes about 1 ms."""
 
 
 def finish_of(answer: Answer) -> dict[str, Any]:
@@ -43,14 +42,21 @@ def scores_len(answer: Answer) -> int:
 
 
 def in_pieces(scores: Mapping[str, list[Any] | None]) -> dict[str, msgspec.Raw]:
-    """The same with each list as JSON. It is made in pieces, because threads wait for each call of the encoder."""
+    """The same with each list as JSON. The lists are empty afterwards.
+
+    All is done in pieces, because threads wait for each call of the encoder, and while many objects are freed at once.
+    """
     return {name: msgspec.Raw(_in_pieces(entries)) for name, entries in scores.items()}
 
 
 def _in_pieces(entries: list[Any] | None) -> bytes:
     if entries is None:
         return b"null"
-    return b"[%b]" % b",".join(msgspec.json.encode(some)[1:-1] for some in itertools.batched(entries, PIECE))
+    made: list[bytes] = []
+    while entries:
+        made.append(msgspec.json.encode(entries[:PIECE])[1:-1])
+        del entries[:PIECE]
+    return b"[%b]" % b",".join(made)
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
