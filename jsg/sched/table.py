@@ -40,7 +40,6 @@ class RequestTable:
         copies: By row, the KV slots to copy before the row is read: sources and targets.
         lacking: By row, see `Batch.lacking`.
         windows: The groups of layers with a window, with the parts that pages have in them.
-        maps: For each page group of the device, what says by page its number there; None for the page itself.
         states: What rows have of further kinds of state.
         num_uncached_pages: How many pages in use the tree does not own.
         num_kept: How many kept prefixes were not dropped yet.
@@ -64,7 +63,6 @@ class RequestTable:
         self.copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.lacking: dict[int, Sequence[np.ndarray]] = {}
         self.windows = windows_of(allocator)
-        self.maps = allocator.maps if isinstance(allocator, GroupedAllocator) else (None,)
         self.states: tuple[RowStates, ...] = ()
         if self.windows:
             self.states += (WindowRows(self.windows, self.pages),)
@@ -79,6 +77,11 @@ class RequestTable:
     def page_size(self) -> int:
         """Tokens in a page."""
         return self._cache.page_size
+
+    @property
+    def maps(self) -> tuple[np.ndarray | None, ...]:
+        """For each page group of the device, what says by page its number there; None for the page itself."""
+        return self._allocator.maps if isinstance(self._allocator, GroupedAllocator) else (None,)
 
     @property
     def has_states(self) -> bool:
