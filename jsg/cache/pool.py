@@ -22,7 +22,8 @@ class KVPool(NamedTuple):
     Attributes:
         layers: For each layer with keys (keys, values), `[P, page_size, K, H]`; on a TPU one array
             `[P, page_size, 2·K, H]`, in which the key and the value of a head stand side by side. A layer whose values
-            are the first numbers of its keys has the keys only. Only `kernels_pallas` looks inside.
+            are the first numbers of its keys has the keys only, and one that reads those of another layer has none.
+            Only `kernels_pallas` looks inside.
         states: For each layer with states of requests in place of keys its arrays, by slot. Slot 0 is for padding.
     """
 
@@ -82,8 +83,8 @@ def make_pool(
 ) -> KVPool:
     """A pool of zeros with `num_pages` pages, page 0 included, or for each layer so many.
 
-    `kv_shapes` has for each layer the number of key-value heads and the width of one, and whether it keeps values. With
-    a sharding, the heads are divided among devices.
+    `kv_shapes` has for each layer the number of key-value heads and the width of one, and whether it keeps values. A
+    layer without heads has no arrays. With a sharding, the heads are divided among devices.
 
     Zeros matter: attention multiplies masked values by 0, and 0 times a NaN in uninitialised memory would be NaN.
     """
@@ -92,6 +93,8 @@ def make_pool(
         count: int, kv_shape: tuple[int, int] | tuple[int, int, bool]
     ) -> tuple[Float[Array, "P page_size heads H"], ...]:
         kv_heads, head_dim = kv_shape[:2]
+        if not kv_heads:
+            return ()
         has_values = len(kv_shape) == 2 or bool(kv_shape[2])
         arrays = 2 if has_values and not is_interleaved else 1
         shape = (count, page_size, kv_heads * (2 if has_values else 1) // arrays, head_dim)

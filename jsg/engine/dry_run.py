@@ -25,7 +25,6 @@ from jsg.engine.device.pool_sizes import pool_sizes
 from jsg.engine.shapes import ACCELERATOR_CHUNK
 from jsg.engine.startup import plan_of, settle
 from jsg.errors import ConfigError, JsgError, MemoryPlanError, ModelError
-from jsg.models.block_spec import ExpertsSpec
 from jsg.models.decoder import Decoder
 from jsg.models.delta_spec import DeltaSpec
 from jsg.models.embedder import read_embedder
@@ -311,7 +310,7 @@ def _described(model: ModelSpec) -> dict[str, Any]:
         for spec in (layer.attention for layer in model.layers)
         if not isinstance(spec, DeltaSpec)
     )
-    experts = collections.Counter(layer.mlp for layer in model.layers if isinstance(layer.mlp, ExpertsSpec))
+    experts = collections.Counter(layer.experts for layer in model.layers if layer.experts is not None)
     names = ("heads", "kv_heads", "head_dim", "window", "num_layers")
     return {
         "architecture": model.architecture,

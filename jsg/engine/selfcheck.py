@@ -269,19 +269,23 @@ def step_cost(
     read = used = routers = 0.0  # numbers of kernels: those that are read, those that all tokens use, and of routers
     keys = pairs = 0  # numbers of keys that are read, and pairs of a new token's number and a key's
     for layer, count in collections.Counter(config.layers).items():
-        attention, mlp = layer.attention, layer.mlp
-        load = ExpertLoad(1.0, float(num_tokens))
-        block = mlp.num_weights(width) / num_devices
-        if isinstance(mlp, ExpertsSpec):
-            load = expert_load(mlp.count, mlp.router.choice.per_token, num_tokens, num_groups)
-            block *= num_groups  # a device has a part of its group's experts only
-            routers += count * width * mlp.count
-            if mlp.shared is not None:
-                shared = mlp.shared.block.num_weights(width) / num_devices
-                read, used = read + count * shared, used + count * shared * num_tokens
+        attention = layer.attention
         projections = attention.num_weights(width) / num_devices
-        read += count * (projections + load.num_read * block)
-        used += count * (projections * num_tokens + load.num_copies * block)
+        if layer.own_input is not None:
+            projections += layer.own_input.num_weights(width)
+        read, used = read + count * projections, used + count * projections * num_tokens
+        for mlp in layer.blocks:
+            load = ExpertLoad(1.0, float(num_tokens))
+            block = mlp.num_weights(width) / num_devices
+            if isinstance(mlp, ExpertsSpec):
+                load = expert_load(mlp.count, mlp.router.choice.per_token, num_tokens, num_groups)
+                block *= num_groups  # a device has a part of its group's experts only
+                routers += count * width * mlp.count
+                if mlp.shared is not None:
+                    shared = mlp.shared.block.num_weights(width) / num_devices
+                    read, used = read + count * shared, used + count * shared * num_tokens
+            read += count * load.num_read * block
+            used += count * load.num_copies * block
         num_keys, num_pairs = _keys_and_pairs(cached, new, attention.window)
         keys += count * num_keys * (0 if attention.kv_shape is None else attention.kv_shape.numbers)
         pairs += count * num_pairs * attention.pair_numbers

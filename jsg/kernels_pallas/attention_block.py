@@ -25,7 +25,7 @@ from jsg.kernels_pallas.tuning import stages_in_memory
 from jsg.window import Window
 
 MIN_ROWS = 16
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 MAX_VALUE_DIM = 512
 """The most numbers of a key that are its value too. The others are at most `MAX_HEAD_DIM`."""
 LOWEST = -1e30
@@ -160,8 +160,11 @@ def shared_bytes(
 
 
 def warps_for(num_warps: int, head_dim: int) -> int:
-    """The warps of a program of many rows: `num_warps`, or more for heads whose sums would not fit in registers."""
-    return num_warps * max(1, padded_head_dim(head_dim) // REGISTER_HEAD_DIM)
+    """The warps of a program of many rows: `num_warps`, or twice as many if sums of heads would not fit in registers.
+
+    Of four times as many each would have too few registers, compiled for an H200 with heads of 512.
+    """
+    return num_warps * (2 if padded_head_dim(head_dim) > REGISTER_HEAD_DIM else 1)
 
 
 def pool_spec(pool: Float[Array, "P page_size K H"], head_axis: int, parts: int = 1) -> pl.BlockSpec:

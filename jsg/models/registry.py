@@ -12,6 +12,7 @@ from jsg.models.families import (
     exaone4,
     gemma2,
     gemma3,
+    gemma4,
     glm4,
     glm4_moe,
     glm4_moe_lite,
@@ -69,6 +70,7 @@ FAMILIES: dict[str, Family] = {
     "GraniteForCausalLM": granite.FAMILY,
     "Gemma2ForCausalLM": gemma2.FAMILY,
     "Gemma3ForCausalLM": gemma3.FAMILY,
+    "Gemma4ForCausalLM": gemma4.FAMILY,
     "Olmo3ForCausalLM": olmo3.FAMILY,
     "Exaone4ForCausalLM": exaone4.FAMILY,
     "HunYuanDenseV1ForCausalLM": hunyuan_v1_dense.FAMILY,
@@ -90,6 +92,7 @@ FAMILIES: dict[str, Family] = {
 ALIASES = {name.replace("ForCausalLM", "Model"): name for name in FAMILIES} | {
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "Gemma3TextModel": "Gemma3ForCausalLM",
+    "Gemma4TextModel": "Gemma4ForCausalLM",
     "Llama4TextModel": "Llama4ForCausalLM",
 }
 """Other names of architectures: those of models that were saved without their head, and the first name of Llama."""
@@ -101,6 +104,7 @@ WRAPPERS: dict[str, Wrapper] = {
     **dict.fromkeys(VISION_KINDS, llava.WRAPPER),
     "Mistral3ForConditionalGeneration": mistral3.WRAPPER,
     "Gemma3ForConditionalGeneration": gemma3.WRAPPER,
+    "Gemma4ForConditionalGeneration": gemma4.WRAPPER,
     "Qwen3_5ForConditionalGeneration": qwen3_5.WRAPPER,
     "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe.WRAPPER,
     "Llama4ForConditionalGeneration": llama4.WRAPPER,

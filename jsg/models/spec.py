@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping
 from jsg.errors import ConfigError
 from jsg.models.block_spec import (
     AttentionSpec,
+    BesideSpec,
     ExpertsSpec,
     FeedForwardSpec,
     KVShape,
+    LayerInputSpec,
     NormSpec,
     StackSpec,
     StateShape,
@@ -64,28 +66,49 @@ class LayerSpec:
     Attributes:
         before_attention: The norm of what attention reads; None for none.
         attention: Attention.
+        kv_source: The layer whose keys and values it reads; None for its own.
         after_attention: The norm of what attention adds; None for none.
         before_mlp: The norm of what the feed-forward block reads; None for none.
         is_parallel: The feed-forward block reads the residual stream from before attention: through its own norm, or
             if it has none through that of attention.
         mlp: The feed-forward block.
+        beside: Experts beside it; None for none.
         after_mlp: The norm of what the feed-forward block adds; None for none.
         residual_factor: Multiplies what is added to the residual stream.
+        own_input: What is added last, of an input of the layer's own; None for nothing. All layers have the same.
+        scalar: The tensor of a number that multiplies the residual stream at the end; None for none.
     """
 
     before_attention: NormSpec | None = None
     attention: Mixer
+    kv_source: int | None = None
     after_attention: NormSpec | None = None
     before_mlp: NormSpec | None = None
     mlp: FeedForwardSpec | ExpertsSpec
+    beside: BesideSpec | None = None
     after_mlp: NormSpec | None = None
     is_parallel: bool = False
     residual_factor: float = 1.0
+    own_input: LayerInputSpec | None = None
+    scalar: str | None = None
+
+    @property
+    def blocks(self) -> tuple[FeedForwardSpec | ExpertsSpec, ...]:
+        """The feed-forward block, and the experts beside it."""
+        return (self.mlp,) if self.beside is None else (self.mlp, self.beside.experts)
+
+    @property
+    def experts(self) -> ExpertsSpec | None:
+        """The experts of the layer, if it has any."""
+        return next((block for block in self.blocks if isinstance(block, ExpertsSpec)), None)
 
     def over_devices(self, count: int, groups: int) -> "LayerSpec":
         """The same for several devices. See `ModelSpec.over_devices`."""
         attention = self.attention.over_devices(count)
-        self.mlp.check_devices(count, groups)
+        for block in self.blocks:
+            block.check_devices(count, groups)
+        if self.own_input is not None:
+            require_divisor(count, count, 1, "vocab_size_per_layer_input", self.own_input.vocab_size)
         return dataclasses.replace(self, attention=attention)
 
 
@@ -191,7 +214,12 @@ class ModelSpec:
     @property
     def has_experts(self) -> bool:
         """Whether a layer has several experts."""
-        return any(isinstance(layer.mlp, ExpertsSpec) for layer in self.layers)
+        return any(layer.experts is not None for layer in self.layers)
+
+    @property
+    def layer_inputs(self) -> LayerInputSpec | None:
+        """The inputs that layers have of their own, if they have any."""
+        return self.layers[0].own_input
 
     @property
     def layer_windows(self) -> tuple[Window | None, ...]:
@@ -211,8 +239,11 @@ class ModelSpec:
 
     @property
     def kv_shapes(self) -> tuple[KVShape, ...]:
-        """What each layer with keys keeps of a token."""
-        return tuple(shape for layer in self.layers if (shape := layer.attention.kv_shape) is not None)
+        """What each layer with keys keeps of a token. One that reads what another keeps has no heads of its own."""
+        read = ((layer.attention.kv_shape, layer.kv_source) for layer in self.layers)
+        return tuple(
+            shape if source is None else shape._replace(heads=0) for shape, source in read if shape is not None
+        )
 
     @property
     def state_shapes(self) -> tuple[tuple[StateShape, ...], ...]:

@@ -114,6 +114,18 @@ _LLAMA4_TOWER = {
     "patch_size": 14,
 }
 
+_GEMMA4 = {
+    "global_head_dim": 32,
+    "sliding_window": 24,
+    "rms_norm_eps": 0.1,  # large, so that the scalar of the last layer, behind which a norm stands, changes something
+    "pad_token_id": 0,
+    "rope_theta": None,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 3000.0, "partial_rotary_factor": 0.3},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
+    },
+}
+
 _COHERE = {
     "hidden_size": 96,
     "head_dim": None,
@@ -431,6 +443,59 @@ OTHERS: dict[str, dict[str, Any]] = {
         image_token_index=500,
         boi_token_index=501,
         eoi_token_index=502,
+        tie_word_embeddings=False,
+    ),
+    "gemma4": small(
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        **_GEMMA4,
+        hidden_size=48,
+        num_hidden_layers=6,
+        layer_types=["sliding_attention", "full_attention"] * 3,
+        num_kv_shared_layers=3,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=12,
+        vocab_size_per_layer_input=520,
+    ),
+    "gemma4_experts": small(
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        **_GEMMA4,
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "full_attention", "full_attention"],
+        hidden_size_per_layer_input=0,
+        attention_bias=True,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        final_logit_softcapping=3.0,
+        enable_moe_block=True,
+        num_experts=6,
+        top_k_experts=3,
+        moe_intermediate_size=32,
+    ),
+    "gemma4_around": around(
+        "Gemma4ForConditionalGeneration",
+        "gemma4",
+        small(
+            "Gemma4ForCausalLM",
+            "gemma4_text",
+            **_GEMMA4 | {"global_head_dim": None, "num_key_value_heads": 6},
+            hidden_size_per_layer_input=0,
+            layer_types=["sliding_attention", "full_attention"],
+            attention_k_eq_v=True,
+            per_layer_config={"1": {"head_dim": 32, "num_key_value_heads": 2}},
+        ),
+        vision_config={
+            "model_type": "gemma4_vision",
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "patch_size": 4,
+            "position_embedding_size": 16,
+        },
         tie_word_embeddings=False,
     ),
     "ernie4_5": small("Ernie4_5ForCausalLM", "ernie4_5", use_bias=True, num_key_value_heads=3),

@@ -20,7 +20,10 @@ SHAPES = Path(__file__).parent / "data" / "shapes.json"
 HYBRIDS = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 NORMS_ADD_ONE = ("gemma2", "gemma3", "gemma3_text", *HYBRIDS)
 """`model_type` of families whose norms scale by 1 + the weight."""
-NORMS = ("norm.weight", "layer_norm1.weight", "layer_norm2.weight")
+UNSCALED = ("gemma4", "gemma4_text")
+"""`model_type` of families that learn the scale of scores in the norms of queries."""
+NORMS = ("norm.weight", "layer_norm1.weight", "layer_norm2.weight", "layer_scalar", "router.scale", "expert_scale")
+"""The ends of names of what scales."""
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -205,6 +208,8 @@ def random_tensors(variant: str, seed: int) -> dict[str, np.ndarray]:
         plain = (".linear_attn.",) if VARIANTS[variant]["model_type"] in HYBRIDS else (".post_",)
         shifted = [name for name in tensors if name.endswith(NORMS) and not any(part in name for part in plain)]
         tensors |= {name: tensors[name] - np.float32(1) for name in shifted}
+    if VARIANTS[variant]["model_type"] in UNSCALED:
+        tensors |= {name: tensors[name] / np.float32(4) for name in tensors if name.endswith("q_norm.weight")}
     return tensors
 
 

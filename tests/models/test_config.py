@@ -86,6 +86,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "Glm4ForCausalLM": (2, 1e4, 1.5625e-7, 131072, {None}, None),
         "Gemma2ForCausalLM": (4, 1e4, 1e-6, 8192, {4096, None}, 2),
         "Gemma3ForCausalLM": (4, 1e4, 1e-6, 131072, {4096, None}, 2),
+        "Gemma4ForCausalLM": (4, 1e4, 1e-6, 131072, {512, None}, 2),
         "Olmo3ForCausalLM": (32, 5e5, 1e-5, 2048, {4096, None}, None),
         "Exaone4ForCausalLM": (32, 1e4, 1e-5, 2048, {4096, None}, 0),
         "HunYuanDenseV1ForCausalLM": (32, 1e4, 1e-5, 2048, {None}, 1),
@@ -124,9 +125,10 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
 
     family = FAMILIES[architecture]
     theirs = AutoConfig.for_model(family.model_type)
-    values = theirs.to_dict() | {"layer_types": None, "no_rope_layers": None, "moe_layer_end_index": -1}  # derived
-    ours = dict(family.defaults)
-    ours["rope_theta"] = ours.pop("rope_parameters", {}).get("rope_theta", ours["rope_theta"])
+    derived = {"layer_types": None, "no_rope_layers": None, "moe_layer_end_index": -1, "per_layer_config": None}
+    values, ours = theirs.to_dict() | derived, dict(family.defaults)
+    if "full_attention" not in ours.get("rope_parameters", {}):
+        ours["rope_theta"] = ours.pop("rope_parameters", {}).get("rope_theta", ours["rope_theta"])
     values |= {name: value for name, value in theirs.rope_parameters.items() if name in ours}
     values["rope_theta"] = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)["rope_theta"]
     if "rope_local_base_freq" in ours:
@@ -136,9 +138,9 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
         values.setdefault(name, ours.get(name))
     if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
         values["sliding_window"] = type(theirs).sliding_window
-    derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128}
+    derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128, "global_head_dim": 512}
     for name, value in ours.items():
-        theirs_too = values.get(name, getattr(theirs, name, None))  # some fields have two names there
+        theirs_too = values[name] if name in values else getattr(theirs, name, None)  # some have two names there
         assert (theirs_too or derived.get(name)) == (value or derived.get(name)), name
 
 

@@ -32,7 +32,7 @@ UNKNOWN = {
     "qwen3-vl-fp8": shape("Qwen3VLMoeForConditionalGeneration", text_config=TEXT, quantization_config=FP8),
     "qwen2.5-vl": shape("Qwen2_5_VLForConditionalGeneration", **TEXT, vision_config={"depth": 32}),
     "kimi-k2.5": shape("KimiK25ForConditionalGeneration", text_config={"quantization_config": PACKED}),
-    "gemma4": shape("Gemma4ForConditionalGeneration", text_config=TEXT, audio_config=None),
+    "gemma3n": shape("Gemma3nForConditionalGeneration", text_config=TEXT, audio_config=None),
     "llama-4": shape("Llama4ForConditionalGeneration", text_config=TEXT, boi_token_index=200080),
     "phi-2": shape("PhiForCausalLM", **TEXT, hidden_act="gelu_new"),
     "mamba": shape("MambaForCausalLM", d_model=768, n_layer=24, vocab_size=50280),

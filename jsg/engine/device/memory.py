@@ -158,8 +158,8 @@ def extend_bound(
 ) -> int:
     """The most temporaries of a pass over chunks, as programs for NVIDIA cards have them: tests/nvidia compares.
 
-    These are gate and up of each token that a feed-forward block takes, and their product. XLA's own matmuls, which
-    quantised kernels take, keep a fourth.
+    These are gate and up of each token that a feed-forward block takes, and their product, and the inputs that layers
+    have of their own. XLA's own matmuls, which quantised kernels take, keep a fourth of a block's.
 
     Args:
         model: The shape of the model.
@@ -168,12 +168,14 @@ def extend_bound(
         restored_bytes: Bytes of the largest kernel that a step restores from 4 bits; None if kernels are not quantised.
         num_devices: Devices that share the model.
     """
-    blocks = {layer.mlp for layer in model.layers}
+    blocks = {block for layer in model.layers for block in layer.blocks}
     inner = max(mlp.inner * (mlp.router.choice.per_token if isinstance(mlp, ExpertsSpec) else 1) for mlp in blocks)
     kept = 3 if restored_bytes is None else 4
     blocks_bytes = num_tokens * kept * inner * itemsize // num_devices
     copied_bytes = copied_head_bytes(model, itemsize) // num_devices
-    return blocks_bytes + WORKSPACE_BYTES + copied_bytes + (restored_bytes or 0)
+    own = model.layer_inputs
+    inputs_bytes = 0 if own is None else num_tokens * own.count * own.width * itemsize
+    return blocks_bytes + inputs_bytes + WORKSPACE_BYTES + copied_bytes + (restored_bytes or 0)
 
 
 def copied_head_bytes(model: ModelSpec, itemsize: int) -> int:
