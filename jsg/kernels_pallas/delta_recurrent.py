@@ -39,7 +39,6 @@ class _Refs(NamedTuple):
     decay_rate: Any
     decay_bias: Any
     norm: Any
-    pieces: Pieces
     out: Any
     inputs: Any
     states: Any
@@ -113,12 +112,13 @@ def delta_kernel(static: _Static, *refs: jax.Ref) -> None:
 
     Masked: what stands before position 0, by `where`, because a slot may hold anything.
     """
-    joint, raw_gates, taps, rate, bias, norm, *fields = refs
-    *fields, _, _, out, inputs, states = fields
-    here = _Refs(joint, raw_gates, taps, rate, bias, norm, Pieces(*fields), out, inputs, states)
+    joint, raw_gates, taps, rate, bias, norm, *others = refs
+    *fields, _, _, out, inputs, states = others
+    here = _Refs(joint, raw_gates, taps, rate, bias, norm, out, inputs, states)
     index, head = pl.program_id(0), pl.program_id(1)
-    numbers = [plgpu.load(field.at[index]) for field in here.pieces]
-    piece = _Piece(*numbers, head, head // static.group, head % static.group)
+    start, length, source, target, position, is_known = (_at(field, index) for field in fields)
+    key_head, member = head // static.group, head % static.group
+    piece = _Piece(start, length, source, target, position, is_known, head, key_head, member)
     rows, columns = jnp.arange(static.values), jnp.arange(static.keys)
     channels = (columns, static.keys + columns, 2 * static.keys + piece.member * static.values + rows)
     place = (head, rows[:, None], columns[None])
@@ -141,6 +141,11 @@ def delta_kernel(static: _Static, *refs: jax.Ref) -> None:
         for part, before, last in zip(channels, first, window, strict=True):
             for back, x in enumerate((*reversed(last), before[0])):
                 _keep(static, here, piece, part, target, back, x)
+
+
+def _at(field: Any, index: Int[Array, ""]) -> Int[Array, ""]:
+    """The number of this piece."""
+    return plgpu.load(field.at[index])
 
 
 def _kept(static: _Static, here: _Refs, piece: _Piece, part: Int[Array, " c"], back: int) -> Float[Array, " c"]:

@@ -197,12 +197,11 @@ class AttentionSpec:
         qk_norm: Norms of queries and keys; None for none.
         qkv_bias: The projections to queries, keys and values have biases.
         output_bias: The projection after attention has a bias.
-        has_gate: The tensor of queries has after the rows of each head as many of gates, by whose sigmoid the result of
-            attention is multiplied.
         sinks: The tensor of a score for each head that takes part of the weight of a token's keys; None for none.
         projections: The tensors of the projections to queries, keys and values, without `.weight`. Equal names are one
             tensor, in which their rows stand one after another. Without one to values, a value is its key before norm
-            and rope; without one to keys, what another layer keeps is read.
+            and rope; without one to keys, what another layer keeps is read. With a fourth, the tensor of queries has
+            after the rows of each head as many of gates, by whose sigmoid the result of attention is multiplied.
         output: That of the projection after attention.
     """
 
@@ -218,10 +217,14 @@ class AttentionSpec:
     qk_norm: QueryKeyNormSpec | None = None
     qkv_bias: bool = False
     output_bias: bool = False
-    has_gate: bool = False
     sinks: str | None = None
     projections: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output: str = "self_attn.o_proj"
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether the result of attention is multiplied by gates."""
+        return len(self.projections) > 3
 
     @property
     def kv_shape(self) -> KVShape:
@@ -241,7 +244,7 @@ class AttentionSpec:
     def num_weights(self, width: int) -> int:
         """The numbers of the kernels, in a model of this width."""
         queries = (3 if self.has_gate else 2) * self.heads
-        return width * (queries + (len(self.projections) - 1) * self.kv_heads) * self.head_dim
+        return width * (queries + (len(self.projections[:3]) - 1) * self.kv_heads) * self.head_dim
 
     def over_devices(self, count: int) -> "AttentionSpec":
         """The same for several devices. Key-value heads are repeated until each device has one."""

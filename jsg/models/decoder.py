@@ -41,12 +41,12 @@ class Attention(nnx.Module):
     def __init__(self, spec: AttentionSpec, prefix: str, width: int, dtype: jax.typing.DTypeLike):
         heads, kv_heads, head_dim = spec.heads, spec.kv_heads, spec.head_dim
         order = spec.rope.row_order(head_dim) if spec.rope else None
-        kv_parts, kv_width = len(spec.projections) - 1, kv_heads // spec.kv_repeats * head_dim
+        kv_parts, kv_width = len(spec.projections[:3]) - 1, kv_heads // spec.kv_repeats * head_dim
         num_queries = 2 if spec.has_gate else 1  # rows of queries and of their gates
         query_order = _gated_order(order, heads // kv_heads, head_dim) if spec.has_gate else order
         self.spec = spec
         self.qkv = Linear(
-            tuple(f"{prefix}.{name}" for name in spec.projections),
+            tuple(f"{prefix}.{name}" for name in spec.projections[:3]),
             width,
             (kv_heads, (num_queries * heads // kv_heads + kv_parts) * head_dim),
             dtype,

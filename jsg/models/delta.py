@@ -59,9 +59,8 @@ class DeltaAttention(nnx.Module):
     ) -> tuple[Float[Array, "T D"], LayerArrays]:
         """The outputs of the tokens, and the states after them. Positions turn nothing."""
         assert inputs.pieces is not None, "a step has its pieces"
-        weights = DeltaWeights(
-            self.taps[...], self.decay_rate[...], self.decay_bias[...], self.norm.weight[...], self.spec.eps
-        )
+        of_heads = self.decay_rate[...], self.decay_bias[...]
+        weights = DeltaWeights(self.taps[...], *of_heads, self.norm.factor, self.spec.eps)
         is_decode = inputs.attention.tile_rows.shape[0] == 0
         given = (self.joint(x), self.gates(x), weights, StateCache(*cache), inputs.pieces)
         out, states = ops.gated_delta(*given, has_one_token=is_decode)

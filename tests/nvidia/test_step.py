@@ -222,8 +222,6 @@ FAMILIES = {
         SHORTER | {"layer_types": [FULL, FULL], "num_kv_shared_layers": 1},
     ),
     "experts-beside": (PUBLISHED["gemma-4-26b-a4b-it"].file, SHORTER | {"layer_types": [*LAYER_KINDS[::-1]]}),
-    "linear": (QWEN3_5_9B, SHORTER),
-    "linear-experts": (QWEN3_5_35B_A3B, SHORTER),
     "aligned-window": (PUBLISHED["llama-4-scout"].file, SHORTER | {"no_rope_layers": [1, 0]}),
 }
 """A family that is not here has the records of one that is, up to sizes: Seed-OSS those of "biases", Ministral and

@@ -174,7 +174,7 @@ class _Piece:
         function, num_bytes = self._function, self._shape.group * self._shape.keys * self._shape.values * 4
         states = self._call.states.data
         source, target = ((slot * self._heads + self._head) * num_bytes for slot in (self._source, self._target))
-        is_first = self._position.equals(0)
+        is_first = function.both(self._position.equals(0), self._is_known.equals(0))
         is_moved = function.chosen(self._source.equals(self._target), function.constant(0), function.constant(1))
         end = function.chosen(is_first, function.constant(num_bytes), is_moved * num_bytes)
         with function.loop(end, step=4 * LANES) as at:

@@ -19,6 +19,7 @@ from jsg.models.parts import (
 from jsg.models.spec import Mixer, ModelSpec
 
 LINEAR = "linear_attention"
+GATED = tuple(f"self_attn.{name}_proj" for name in "qkvq")
 KINDS = (LINEAR, FULL)
 MAX_TAPS = 16
 WIDE = {"is_wide": True, "adds_one": True}
@@ -42,8 +43,8 @@ def attention(config: Fields, projections: tuple[str, ...], gates: tuple[str, ..
         projections=tuple(f"linear_attn.{name}" for name in projections),
         gates=tuple(f"linear_attn.{name}" for name in gates),
     )
-    full: dict[str, Any] = {"is_partial": True, "own_rope_fields": SECTIONS, "bias": "attention_bias", "has_gate": True}
-    return {FULL: read_attention(config, **full, qk_norm=WIDE), LINEAR: linear}
+    full: dict[str, Any] = {"is_partial": True, "own_rope_fields": SECTIONS, "bias": "attention_bias"}
+    return {FULL: read_attention(config, **full, qk_norm=WIDE, projections=GATED), LINEAR: linear}
 
 
 def kinds(config: Fields) -> list[str]:
