@@ -160,7 +160,7 @@ def _in_file(source: Source, layout: Layout) -> Layout:
     outer, axis, last = int(part.expert is not None), layout.axis, len(source.shape) - 1
     axis_in_file = outer + (last - axis if part.is_transposed else axis)
     is_whole = part.stored[axis_in_file] == source.shape[axis]
-    heads = len(part.order) if part.order and axis == 0 else 1
+    heads = part.rows_of_head[1] if axis == 0 else 1
     return Layout(
         axis_in_file,
         layout.parts if is_whole else 1,

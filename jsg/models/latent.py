@@ -12,6 +12,7 @@ So all heads read the same rows, and two small matrices of each head stand befor
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jaxtyping import Array, Float
 
 from jsg.kernels_pallas import ops
@@ -19,8 +20,8 @@ from jsg.kernels_pallas.inputs import LayerCache
 from jsg.kernels_pallas.reference_write import rotate
 from jsg.models.inputs import ForwardInputs
 from jsg.models.latent_spec import LatentSpec
-from jsg.models.layers import Linear, RMSNorm, exact_precision, parameter
-from jsg.models.origin import Origin, Source
+from jsg.models.layers import Linear, RMSNorm, activation_result, exact_precision, parameter
+from jsg.models.origin import Origin, Part, Source
 from jsg.models.rope import Rotation, grown
 
 
@@ -32,7 +33,6 @@ class LatentAttention(nnx.Module):
         heads, plain, value = spec.heads, spec.plain_dim, spec.value_dim
         self.spec = spec
         rank, norm = spec.query_rank, spec.query_norm
-        self.query_rank = Linear((f"{name}.q_a_proj",), width, (rank,), dtype, bias=bias) if rank else None
         self.query_norm = RMSNorm(norm, f"{prefix}.", rank, dtype) if rank else None
         self.queries = Linear(
             (f"{name}.q_b_proj" if rank else f"{name}.q_proj",),
@@ -42,17 +42,22 @@ class LatentAttention(nnx.Module):
             split_axis=1,
             out_orders=(_order(spec, plain),),
         )
-        self.rows = Linear(
+        # Both that read the residual stream are one kernel: two would be joined by XLA in each step.
+        names, widths, orders = (
             (f"{name}.kv_a_proj_with_mqa",),
-            width,
             (spec.rank + spec.rope_dim,),
-            dtype,
-            bias=bias,
-            out_orders=(_order(spec, spec.rank),),
+            (_order(spec, spec.rank),),
         )
+        if rank:
+            names, widths, orders = (f"{name}.q_a_proj", *names), (rank, *widths), (None, *orders)
+        how = {"bias": bias, "out_dims": widths, "out_orders": orders}
+        self.rows = Linear(names, width, (sum(widths),), dtype, **how)
         self.norm = RMSNorm(spec.norm, f"{prefix}.", spec.rank, dtype)
-        made = Origin((Source(f"{name}.kv_b_proj.weight", (heads * (plain + value), spec.rank)),), split_axis=0)
-        self.of_heads = parameter((heads, plain + value, spec.rank), dtype, made)
+        # Parts of one kernel would be copied in each step, because a product takes whole arrays.
+        self.to_keys, self.to_values = (
+            _of_heads(f"{name}.kv_b_proj.weight", spec, first, rows, dtype)
+            for first, rows in ((0, plain), (plain, value))
+        )
         self.output = Linear((f"{name}.o_proj",), heads * value, (width,), dtype, split_axis=0, bias=bias)
 
     def __call__(
@@ -64,20 +69,31 @@ class LatentAttention(nnx.Module):
     ) -> tuple[Float[Array, "T D"], LayerCache]:
         """Attention of the tokens to their context. Writes their rows to the pool first."""
         spec, source = self.spec, x
-        if self.query_rank is not None and self.query_norm is not None:
-            source = self.query_norm(self.query_rank(x))
+        read = self.rows(x)
+        if self.query_norm is None:
+            source = lax.optimization_barrier(x)  # against that joining
+        else:
+            source, read = jnp.split(read, [spec.query_rank], axis=-1)
+            source = self.query_norm(source)
         plain, turned = jnp.split(self.queries(source), [spec.plain_dim], axis=-1)
-        latent, key = jnp.split(self.rows(x), [spec.rank], axis=-1)
+        latent, key = jnp.split(read, [spec.rank], axis=-1)
         key = rotate(key[:, None], turn.cos, turn.sin)
         row = jnp.concatenate([self.norm(latent)[:, None], key], axis=-1)
         cache = ops.write_latents(cache, inputs.slots, row)
-        to_keys, to_values = jnp.split(self.of_heads[...], [spec.plain_dim], axis=1)
-        moved = _each_head("tnp,npr->tnr", plain, to_keys)
+        moved = _each_head("tnp,npr->tnr", plain, self.to_keys[...])
         queries = jnp.concatenate([moved, rotate(turned, turn.cos, turn.sin)], axis=-1)
         queries = grown(queries, inputs.positions, spec.query_scale)
         gathered = ops.latent_attention(queries, cache, inputs.attention, scale=spec.scale, value_dim=spec.rank)
-        values = _each_head("tnr,nvr->tnv", gathered, to_values)
+        values = _each_head("tnr,nvr->tnv", gathered, self.to_values[...])
         return self.output(values.reshape(len(x), -1)), cache
+
+
+def _of_heads(name: str, spec: LatentSpec, first: int, rows: int, dtype: jax.typing.DTypeLike) -> nnx.Param:
+    """Some rows of each head of a tensor that has, for each head, rows for keys and rows for values."""
+    head = spec.plain_dim + spec.value_dim
+    part = Part((spec.heads * head, spec.rank), first=first, order=tuple(range(rows)), head=head)
+    origin = Origin((Source(name, (spec.heads * rows, spec.rank), part=part),), split_axis=0)
+    return parameter((spec.heads, rows, spec.rank), dtype, origin)
 
 
 def _order(spec: LatentSpec, before: int) -> tuple[int, ...] | None:
@@ -90,5 +106,5 @@ def _each_head(
     subscripts: str, x: Float[Array, "T N in"], kernels: Float[Array, "N rows columns"]
 ) -> Float[Array, "T N out"]:
     """Products of each head with its matrix, in the dtype of `x`."""
-    precision = exact_precision(x.dtype)
-    return jnp.einsum(subscripts, x, kernels, precision=precision, preferred_element_type=jnp.float32).astype(x.dtype)
+    how = {"precision": exact_precision(x.dtype), "preferred_element_type": activation_result(x.dtype)}
+    return jnp.einsum(subscripts, x, kernels, **how).astype(x.dtype)

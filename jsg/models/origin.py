@@ -22,6 +22,7 @@ class Part(NamedTuple):
         first: The first row.
         step: The distance of a row from the one before it.
         order: For each row of a head the row of the same head in the file; None if all stand as they are in the file.
+        head: Rows of a head in the file, if the source has only those of `order`.
     """
 
     stored: tuple[int, ...]
@@ -30,6 +31,13 @@ class Part(NamedTuple):
     first: int = 0
     step: int = 1
     order: tuple[int, ...] | None = None
+    head: int | None = None
+
+    @property
+    def rows_of_head(self) -> tuple[int, int]:
+        """How many rows of the source, and of the file, are read together: those of a head, if some are reordered."""
+        rows = 1 if self.order is None else len(self.order)
+        return rows, self.head or rows
 
 
 class Source(NamedTuple):

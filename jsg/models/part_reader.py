@@ -3,7 +3,7 @@
 import numpy as np
 
 from jsg.models.checkpoint import Checkpoint, Piece
-from jsg.models.origin import Part, Source
+from jsg.models.origin import Source
 from jsg.models.slices import Slices
 
 
@@ -23,9 +23,9 @@ class PartReader:
         if part is None:
             return self._checkpoint.read(source.name, slices)
         start, stop, _ = slices[0].indices(source.shape[0])
-        unit = _unit(part)
-        low, high = start // unit * unit, -(-stop // unit) * unit
-        rows = slice(part.first + low * part.step, part.first + (high - 1) * part.step + 1)
+        unit, head = part.rows_of_head
+        low, last = start // unit * head, (stop - 1) // unit * head + max(part.order or (0,))
+        rows = slice(part.first + low * part.step, part.first + last * part.step + 1)
         stored = (rows, *slices[1:])[:: -1 if part.is_transposed else 1]
         if part.expert is None:
             tensor = self._checkpoint.read(source.name, stored)
@@ -34,7 +34,7 @@ class PartReader:
         tensor = (tensor.T if part.is_transposed else tensor)[:: part.step]
         if part.order is None:
             return tensor
-        return tensor[[row // unit * unit + part.order[row % unit] - low for row in range(start, stop)]]
+        return tensor[[row // unit * head + part.order[row % unit] - low for row in range(start, stop)]]
 
     def piece(self, source: Source) -> Piece:
         """How the source is best cut into pieces. Changes nothing."""
@@ -45,11 +45,6 @@ class PartReader:
         axis, length = self._checkpoint.piece(source.name, outer)
         axis = len(source.shape) - 1 - (axis - outer) if part.is_transposed else axis - outer
         if axis == 0:
-            unit = _unit(part)
-            length = max(1, length // part.step // unit) * unit
+            unit, head = part.rows_of_head
+            length = max(1, length // part.step // head) * unit
         return Piece(axis, length)
-
-
-def _unit(part: Part) -> int:
-    """How many rows are read together: those of a head, if they are reordered."""
-    return 1 if part.order is None else len(part.order)

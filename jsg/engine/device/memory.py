@@ -12,8 +12,9 @@ from jsg.engine.device.mask_pool import NUM_MASKS, num_words
 from jsg.engine.device.pool_sizes import WindowPool, pool_sizes
 from jsg.errors import ConfigError, MemoryPlanError
 from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS
-from jsg.models.block_spec import ExpertsSpec
-from jsg.models.spec import ModelSpec
+from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
+from jsg.models.latent_spec import LatentSpec
+from jsg.models.spec import LayerSpec, ModelSpec
 from jsg.sched.buckets import Buckets
 from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionShape
 from jsg.window import Window
@@ -159,7 +160,8 @@ def extend_bound(
     """The most temporaries of a pass over chunks, as programs for NVIDIA cards have them: tests/nvidia compares.
 
     These are gate and up of each token that a feed-forward block takes, and their product, and the inputs that layers
-    have of their own. XLA's own matmuls, which quantised kernels take, keep a fourth of a block's.
+    have of their own. XLA's own matmuls, which quantised kernels take, keep a fourth of a block's. Experts and latent
+    attention: see `_kept_numbers`.
 
     Args:
         model: The shape of the model.
@@ -168,14 +170,36 @@ def extend_bound(
         restored_bytes: Bytes of the largest kernel that a step restores from 4 bits; None if kernels are not quantised.
         num_devices: Devices that share the model.
     """
-    blocks = {block for layer in model.layers for block in layer.blocks}
-    inner = max(mlp.inner * (mlp.router.choice.per_token if isinstance(mlp, ExpertsSpec) else 1) for mlp in blocks)
-    kept = 3 if restored_bytes is None else 4
-    blocks_bytes = num_tokens * kept * inner * itemsize // num_devices
+    products = 3 if restored_bytes is None else 4
+    kept = max(_kept_numbers(each, model.hidden_size, products, num_devices) for each in set(model.layers))
+    blocks_bytes = num_tokens * kept * itemsize
     copied_bytes = copied_head_bytes(model, itemsize) // num_devices
     own = model.layer_inputs
     inputs_bytes = 0 if own is None else num_tokens * own.count * own.width * itemsize
     return blocks_bytes + inputs_bytes + WORKSPACE_BYTES + copied_bytes + (restored_bytes or 0)
+
+
+def _kept_numbers(layer: LayerSpec, width: int, products: int, num_devices: int) -> int:
+    """The numbers of each token that a layer keeps on a device beside the residual stream, at most.
+
+    Experts read copies of the token, which every device has whole; the product in a shared expert may be there beside
+    them. Latent attention keeps the queries as they are made, the part of them that is moved into the space of rows,
+    and that beside the other part.
+    """
+    attention, kept = layer.attention, 0
+    if isinstance(attention, LatentSpec):
+        of_head = 2 * attention.rank + 2 * attention.rope_dim + attention.plain_dim
+        kept = attention.heads * of_head // num_devices
+    return max(kept, *(_kept_by_block(block, width, products, num_devices) for block in layer.blocks))
+
+
+def _kept_by_block(mlp: FeedForwardSpec | ExpertsSpec, width: int, products: int, num_devices: int) -> int:
+    inner = mlp.inner // num_devices
+    if not isinstance(mlp, ExpertsSpec):
+        return products * inner
+    shared = 0 if mlp.shared is None else mlp.shared.block.inner // num_devices
+    routed = mlp.router.choice.per_token * ((products - 1) * inner + max(inner, width))
+    return max(products * shared, routed + shared)
 
 
 def copied_head_bytes(model: ModelSpec, itemsize: int) -> int:
