@@ -120,6 +120,12 @@ class SparseFeedForward(nnx.Module):
         return logits if self.router_bias is None else logits + self.router_bias[...].astype(jnp.float32)
 
 
+def _of_copies(routes: Routes, weights: Float[Array, "T k"]) -> Float[Array, "copies 1"]:
+    """The weight of each sorted copy."""
+    is_here = routes.places[routes.tokens] == jnp.arange(len(routes.tokens))[:, None]
+    return jnp.where(is_here, weights[routes.tokens], 0).sum(1, keepdims=True)
+
+
 class ExpertsBeside(nnx.Module):
     """Experts beside the feed-forward block of a layer."""
 
@@ -132,12 +138,6 @@ class ExpertsBeside(nnx.Module):
     def __call__(self, x: Float[Array, "T D"], made: Float[Array, "T D"]) -> Float[Array, "T D"]:
         """What both add, of the residual stream and of what the block made."""
         return self.after_block(made) + self.after(self.experts(self.before(x), x))
-
-
-def _of_copies(routes: Routes, weights: Float[Array, "T k"]) -> Float[Array, "copies 1"]:
-    """The weight of each sorted copy."""
-    is_here = routes.places[routes.tokens] == jnp.arange(len(routes.tokens))[:, None]
-    return jnp.where(is_here, weights[routes.tokens], 0).sum(1, keepdims=True)
 
 
 def expert_sources(

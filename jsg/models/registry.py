@@ -92,8 +92,8 @@ FAMILIES: dict[str, Family] = {
 ALIASES = {name.replace("ForCausalLM", "Model"): name for name in FAMILIES} | {
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "Gemma3TextModel": "Gemma3ForCausalLM",
-    "Gemma4TextModel": "Gemma4ForCausalLM",
     "Llama4TextModel": "Llama4ForCausalLM",
+    "Gemma4TextModel": "Gemma4ForCausalLM",
 }
 """Other names of architectures: those of models that were saved without their head, and the first name of Llama."""
 
@@ -104,10 +104,10 @@ WRAPPERS: dict[str, Wrapper] = {
     **dict.fromkeys(VISION_KINDS, llava.WRAPPER),
     "Mistral3ForConditionalGeneration": mistral3.WRAPPER,
     "Gemma3ForConditionalGeneration": gemma3.WRAPPER,
-    "Gemma4ForConditionalGeneration": gemma4.WRAPPER,
     "Qwen3_5ForConditionalGeneration": qwen3_5.WRAPPER,
     "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe.WRAPPER,
     "Llama4ForConditionalGeneration": llama4.WRAPPER,
+    "Gemma4ForConditionalGeneration": gemma4.WRAPPER,
 }
 """Architecture of a model around one of these → how its files are read."""
 

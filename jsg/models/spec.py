@@ -244,7 +244,7 @@ class ModelSpec:
 
     @property
     def kv_shapes(self) -> tuple[KVShape, ...]:
-        """What each layer with keys keeps of a token. One that reads what another keeps has no heads of its own."""
+        """What each layer with keys keeps of a token. One that reads another's has no heads of its own."""
         read = ((layer.attention.kv_shape, layer.kv_source) for layer in self.layers)
         return tuple(
             shape if source is None else shape._replace(heads=0) for shape, source in read if shape is not None

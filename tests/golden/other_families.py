@@ -95,17 +95,6 @@ _MISTRAL3 = {"vision_config": _TOWER, "image_token_index": 10, "spatial_merge_si
 _GLM4_MOE = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "pad_token_id": 0}
 _ERNIE_MOE = {"moe_intermediate_size": 32, "head_dim": None, "hidden_size": 96, "rope_theta": 500.0}
 
-_GEMMA4 = {
-    "global_head_dim": 32,
-    "sliding_window": 24,
-    "rms_norm_eps": 0.1,  # large, so that the scalar of the last layer, behind which a norm stands, changes something
-    "pad_token_id": 0,
-    "rope_theta": None,
-    "rope_parameters": {
-        "full_attention": {"rope_type": "proportional", "rope_theta": 3000.0, "partial_rotary_factor": 0.3},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
-    },
-}
 _LLAMA4 = {
     "intermediate_size": 32,
     "intermediate_size_mlp": 96,
@@ -123,6 +112,18 @@ _LLAMA4_TOWER = {
     "projector_output_dim": 32,
     "image_size": 28,
     "patch_size": 14,
+}
+
+_GEMMA4 = {
+    "global_head_dim": 32,
+    "sliding_window": 24,
+    "rms_norm_eps": 0.1,  # large, so that the scalar of the last layer, behind which a norm stands, changes something
+    "pad_token_id": 0,
+    "rope_theta": None,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 3000.0, "partial_rotary_factor": 0.3},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
+    },
 }
 
 _COHERE = {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jsg.errors import ModelError
-from jsg.models.block_spec import RopeSpec
+from jsg.models.block_spec import ExpertsSpec, RopeSpec
 from jsg.models.registry import FAMILIES, WRAPPERS
 from jsg.models.spec import ModelSpec
 from jsg.window import Window

@@ -40,7 +40,7 @@ THETA = 10_000.0
 """The base of a rope that is there without one."""
 OWN_SHAPE = frozenset({"head_dim", "num_key_value_heads"})
 """What a layer may have of its own."""
-WIDE = {"is_wide": True}
+WIDE: dict[str, Any] = {"is_wide": True}
 
 
 def kinds(config: Fields) -> list[str]:
