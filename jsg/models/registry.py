@@ -47,7 +47,7 @@ from jsg.models.family import Family
 from jsg.models.vision_config import VISION_KINDS
 from jsg.models.wrapper import Wrapper
 
-MAX_NAMED = 12
+MAX_NAMED = 10
 """The most architectures of a kind that an error message names."""
 
 FAMILIES: dict[str, Family] = {
