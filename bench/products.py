@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.report import Report
+from jsg.engine.device.panels import lay_out
 from jsg.models.layers import Linear, project
-from jsg.models.panels import lay_out
 from jsg.models.quantise import PAIRS, Quantised, quantise
 
 INPUTS, OUTPUTS = 2048, 32_768

@@ -302,10 +302,10 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float, log: S
     # end with their parent.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(0))
+    from jsg.engine.find import find_model
     from jsg.engine.front.children import EngineChild
     from jsg.engine.front.gpus import device_groups, engine_configs
     from jsg.engine.front.kv_addresses import kv_events_of
-    from jsg.models.find import find_model
     from jsg.sources import find_tokenizer
 
     model_dir = find_model(engine)
@@ -365,9 +365,9 @@ def _generate(config: EngineConfig, options: argparse.Namespace) -> int:
 
 def _check_prompt(config: EngineConfig, prompt: str, sampling: SamplingParams) -> None:
     """Refuses what an engine would refuse, before one is loaded, as far as the files of the model tell."""
+    from jsg.engine.embedder import read_embedder
+    from jsg.engine.find import find_model
     from jsg.models.config import read_spec
-    from jsg.models.embedder import read_embedder
-    from jsg.models.find import find_model
     from jsg.processing.answer import Prompt
     from jsg.processing.tokenizer import load_tokenizer
     from jsg.sources import find_tokenizer
@@ -526,8 +526,8 @@ def _compile(config: EngineConfig, directory: pathlib.Path, target: str, log: Se
 
 def _convert(options: argparse.Namespace) -> int:
     """Writes the checkpoint. Shows a bar on a terminal, and a line for each tenth elsewhere."""
-    from jsg.models.convert import check_destination, convert, use_host
-    from jsg.models.find import find_model
+    from jsg.conversion.convert import check_destination, convert, use_host
+    from jsg.engine.find import find_model
     from jsg.server.progress import ByteDisplay
 
     use_host()

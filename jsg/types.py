@@ -432,6 +432,8 @@ class CacheReport:
         evicted_at: When the continuation at that index was evicted, in seconds since the epoch; None if no such
             eviction is remembered.
         evicted_tokens: How many of its tokens were evicted together.
+        unusable_tokens: How many more tokens are cached than can be used, because layers with a window have forgotten
+            what is before them.
     """
 
     matched_tokens: int
@@ -440,6 +442,7 @@ class CacheReport:
     cached_continuations: tuple[int, ...] = ()
     evicted_at: float | None = None
     evicted_tokens: int = 0
+    unusable_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ HOST_MODULES = (
     "jsg.engine.media_reader",
     "jsg.engine.nvidia_smi",
     "jsg.engine.private_directory",
-    "jsg.models.find",
+    "jsg.engine.find",
     "jsg.models.image_layout",
 )
 DEVICE_FILES = ("cache/pool.py",)  # in a host package, but on the device side

@@ -15,12 +15,12 @@ from jax.sharding import PartitionSpec
 
 from bench.nvidia import compiler
 from bench.nvidia.compiler import Program
-from jsg.cache.pool import make_pool
+from jsg.cache.pool import make_pool, make_states
 from jsg.config import EngineConfig
 from jsg.engine.device.cards import mesh_of
 from jsg.engine.device.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS, Executables
 from jsg.engine.device.memory import vision_shape
-from jsg.engine.device.programs import Programs, RunnerConfig, make_state, over_devices
+from jsg.engine.device.programs import DeviceState, Programs, RunnerConfig, make_state, over_devices
 from jsg.engine.shapes import OTHER_ENCODE_SIZES, ROW_MULTIPLE
 from jsg.models.config import read_spec
 from jsg.models.llava import Llava
@@ -148,14 +148,22 @@ def make_model(
         page_size=page_size,
         eos_token_ids=frozenset(),
         vision=vision,
+        has_states=bool(config.state_shapes),
     )
     num_pages = pool_tokens // page_size + 1
     shapes = (config.kv_shapes, num_pages, page_size)
     rows = None if vision is None else jax.ShapeDtypeStruct((vision.num_rows, config.hidden_size), jnp.bfloat16)
-    state = jax.eval_shape(lambda rows: make_state(settings, make_pool(*shapes, kv_dtype), rows), rows)
+
+    def begin(rows: Any) -> DeviceState:
+        pool = make_pool(*shapes, kv_dtype)
+        states = make_states(config.state_shapes, settings.num_rows, jnp.bfloat16)
+        return make_state(settings, pool._replace(states=states), rows)
+
+    state = jax.eval_shape(begin, rows)
     options_of = quantization if options_of is None else options_of
     programs = CardExecutables(card, config.hidden_size, options_of, num_devices, num_groups)
-    state = over_devices(state, programs.mesh)
+    axes = [[shape.heads_axis + 1 for shape in shapes] for shapes in config.state_shapes]
+    state = over_devices(state, programs.mesh, axes)
     model = abstract_model(config, jnp.bfloat16, quantization, programs.mesh)
     Programs(model, settings, state, buckets, programs).declare()
     is_seeing = isinstance(model, Llava)

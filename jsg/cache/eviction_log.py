@@ -36,12 +36,16 @@ class EvictionLog:
     hashes of paths are kept unfinished and are extended edge by edge, so that the cost of an eviction does not grow
     with its depth.
 
+    Attributes:
+        num_pages: Pages that were evicted so far. The cache counts them.
+
     Invariant: `_states` has the hash of the path to the end of a node, by the serial of the node. A split does not
     change the path, since the lower half stays the same node.
     """
 
     def __init__(self, page_bytes: int, clock: Callable[[], float] = time.time, capacity: int = CAPACITY):
         """Makes an empty log of at most `capacity` leaves. `clock` returns seconds since the epoch."""
+        self.num_pages = 0
         self._page_bytes = page_bytes
         self._clock = clock
         self._capacity = capacity

@@ -6,7 +6,7 @@ the tree has: the *usable length* of the prefix (`RadixCache.usable_len`).
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
@@ -54,6 +54,9 @@ class StateKind(Protocol):
         """Units that a row of some tokens is expected to take for more tokens, `num_next` of them in the next step."""
         ...
 
-    def check(self, *, is_idle: bool) -> None:
-        """Asserts that the units of each account add up to all, and that nothing is in use when nothing runs."""
+    def observe(self, told: Callable[[np.ndarray, int], None]) -> None:
+        """Calls `told` each time that what pages, int32, have of the state is evicted or comes back.
+
+        The second argument is behind how many further pages this decides what can be used.
+        """
         ...

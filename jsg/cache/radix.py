@@ -19,7 +19,7 @@ from jsg.cache.eviction import EvictionQueue
 from jsg.cache.eviction_log import EvictionLog
 from jsg.cache.kinds import PrefixMatch, StateKind
 from jsg.cache.node import INT_BYTES, Node, Root, common_len, path_up
-from jsg.cache.observer import TreeObserver
+from jsg.cache.observer import Observers, TreeObserver
 from jsg.cache.use_clock import UseClock
 from jsg.cache.watch import Place, Watch, WatchGroup
 from jsg.cache.watch_index import WatchIndex
@@ -122,14 +122,13 @@ class RadixCache:
         self.num_yielding = 0
         self.num_nodes = 0
         self._allocator = allocator
-        self._observers: tuple[TreeObserver, ...] = ()  # a new one for each change, since one may end in its own call
+        self._observers = Observers(self.kinds, allocator.num_total + 1)
         self._roots: dict[str, Root] = {}
         self._leaves = EvictionQueue()
         self._evictions = EvictionLog(page_size * INT_BYTES, clock)
         self._watches = WatchIndex(page_size)
         self._uses = UseClock(clock)
         self._serials = itertools.count(1)
-        self._evicted_pages = 0
 
     @property
     def _page_bytes(self) -> int:
@@ -144,8 +143,7 @@ class RadixCache:
     def _matched(self, path: Sequence[Node]) -> PrefixMatch:
         """The match that ends where this path does."""
         self._use(path)
-        for observer in self._observers:
-            observer.hit(path[-1])
+        self._observers.hit(path[-1])
         pages = _join_pages(path)
         self._uses.num_pages += len(pages)
         return PrefixMatch(pages=pages, node=path[-1], num_tokens=len(pages) * self.page_size)
@@ -264,14 +262,13 @@ class RadixCache:
         self.num_nodes -= len(leaves)
         self.num_evictable -= len(pages)
         self._allocator.free(pages)
-        self._evicted_pages += len(pages)
+        self._evictions.num_pages += len(pages)
 
     def reset(self) -> bool:
         """Evicts everything. Where anything is locked, returns False and changes nothing."""
         if self.num_protected:
             return False
-        for observer in self._observers:
-            observer.cleared()
+        self._observers.cleared()
         self.evict(self.num_evictable)
         return True
 
@@ -312,8 +309,7 @@ class RadixCache:
                 node.num_yielding += change
             if is_decisive:
                 self._account(node, node.num_pages)
-        for observer in self._observers:
-            observer.held(lock.node)
+        self._observers.changed(lock.node)
 
     def _account(self, node: Node, num_pages: int) -> None:
         """Adds pages to the counts to which the locks of a node assign them."""
@@ -368,6 +364,22 @@ class RadixCache:
         for kind in self.kinds:
             kind.keep_longest(map(self._match_at, itertools.islice(self._watches.places(), MOST_AWAITED)), num_next)
 
+    def note_gain(self) -> None:
+        """Notes that more of what is cached can be used than before, so that waiting prompts get new keys."""
+        self._watches.change_all()
+
+    def usable_at(self, node: Node) -> int:
+        """How many tokens of the path to the end of `node` a prompt can use that goes on there."""
+        return self.usable_len(self._match_to(node))
+
+    def is_usable(self, node: Node) -> bool:
+        """Whether it can use all of them."""
+        return not self.kinds or self.usable_len(match := self._match_to(node)) == match.num_tokens
+
+    def _match_to(self, node: Node) -> PrefixMatch:
+        pages = _join_pages(_path_to_root(node)[::-1])
+        return PrefixMatch(pages, node, len(pages) * self.page_size)
+
     def usable_of(self, group: WatchGroup) -> int:
         """How many tokens of the cached prefix of its watches can be used."""
         return self.usable_len(self._match_at(group.place)) if self.kinds else group.matched
@@ -380,11 +392,11 @@ class RadixCache:
 
     def observe(self, observer: TreeObserver) -> None:
         """Tells `observer` of each change from now on."""
-        self._observers += (observer,)
+        self._observers.add(observer)
 
     def unobserve(self, observer: TreeObserver) -> None:
         """Tells `observer` no more."""
-        self._observers = tuple(other for other in self._observers if other is not observer)
+        self._observers.remove(observer)
 
     @property
     def roots(self) -> list[Node]:
@@ -444,8 +456,8 @@ class RadixCache:
             num_nodes=self.num_nodes,
             num_cached_tokens=num_cached * self.page_size,
             num_namespaces=len(self._roots),
-            inserted_tokens=(num_cached + self._evicted_pages) * self.page_size,
-            evicted_tokens=self._evicted_pages * self.page_size,
+            inserted_tokens=(num_cached + self._evictions.num_pages) * self.page_size,
+            evicted_tokens=self._evictions.num_pages * self.page_size,
         )
 
     # Finding the way.
@@ -490,8 +502,7 @@ class RadixCache:
         upper = node.split(num_pages, self.page_size, next(self._serials))
         self.num_nodes += 1
         self._watches.split(upper, node)
-        for observer in self._observers:
-            observer.split(upper, node)
+        self._observers.split(upper, node)
         return upper
 
     def _nodes(self) -> Iterator[Node]:
@@ -518,8 +529,7 @@ class RadixCache:
             self._roots[parent.namespace] = parent
         self.num_nodes += 1
         self.num_evictable += leaf.num_pages
-        for observer in self._observers:
-            observer.added(leaf)
+        self._observers.added(leaf)
         self._leaves.offer(leaf)
         self._watches.added(leaf, start)
         return leaf
@@ -531,8 +541,7 @@ class RadixCache:
         """
         parent = leaf.parent
         assert parent is not None and leaf.is_evictable_leaf
-        for observer in self._observers:
-            observer.removed(leaf)
+        self._observers.removed(leaf)
         del parent.children[leaf.tokens[: self._page_bytes]]
         self._watches.removed(leaf, parent)
         if not parent.children:

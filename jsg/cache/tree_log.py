@@ -43,8 +43,9 @@ class TreeLog(TreeObserver):
     def look(self, cursor: int, *, with_tokens: bool) -> dict[str, Any]:
         """The news since the look that gave this cursor; `is_new` if a new copy must be begun with them.
 
-        `nodes` has (id, id of the parent or namespace, tokens, holders, time of the last use, hits, first tokens), and
-        `is_whole` says that the walk has ended. Hits are counted from the first look on.
+        `nodes` has (id, id of the parent or namespace, tokens, holders, time of the last use, hits, first tokens,
+        whether a prompt that goes on at its end can use all before), and `is_whole` says that the walk has ended. Hits
+        are counted from the first look on.
         """
         if cursor == STOP:
             self._stop()
@@ -82,13 +83,14 @@ class TreeLog(TreeObserver):
         self._hits.clear()
         self._walk = []
 
-    def _row(self, node: Node) -> tuple[int, int | str, int, int, float, int, bytes]:
+    def _row(self, node: Node) -> tuple[int, int | str, int, int, float, int, bytes, bool]:
         above = node.parent
         assert above is not None
         place = above.namespace if isinstance(above, Root) else above.serial
         used_at, hits = self._cache.used_at(node), self._hits.get(node.serial, 0)
         tokens = node.tokens[: SHOWN_TOKENS * INT_BYTES] if self._with_tokens else b""
-        return node.serial, place, node.num_tokens, node.num_locks, used_at, hits, tokens
+        is_usable = self._cache.is_usable(node)
+        return node.serial, place, node.num_tokens, node.num_locks, used_at, hits, tokens, is_usable
 
     def _check(self) -> None:
         if len(self._changed) + len(self._removed) > MAX_CHANGES:
@@ -125,8 +127,8 @@ class TreeLog(TreeObserver):
             self._changed[above.serial] = above
         self._check()
 
-    def held(self, node: Node) -> None:
-        """Notes the path, whose holders changed."""
+    def changed(self, node: Node) -> None:
+        """Notes the path, whose holders may have changed, or whose end can be used now or no longer."""
         for above in path_up(node):
             self._changed[above.serial] = above
         self._check()

@@ -118,8 +118,12 @@ class WatchIndex:
         """The places where watches end, behind at least one page."""
         return (place for edge in self._edges.values() for place in edge.places if place.matched)
 
+    def change_all(self) -> None:
+        """Counts all groups as changed."""
+        self._changed.update(dict.fromkeys(group for place in self.places() for group in place.groups.values()))
+
     def drain_changed(self) -> list[WatchGroup]:
-        """The groups that are new, match more or less, or have no watches any more, since the last call."""
+        """The groups that are new, may match more or less, or have no watches any more, since the last call."""
         changed = [*self._changed]
         self._changed.clear()
         return changed

@@ -7,7 +7,7 @@ group. Tree, rows and requests know pages; what parts these have stands here, an
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -59,6 +59,7 @@ class WindowGroup:
         self._turn = itertools.count(1)
         self._queue: deque[tuple[int, np.ndarray]] = deque()
         self._num_entries = 0
+        self._told: Callable[[np.ndarray, int], None] | None = None
 
     @property
     def stride(self) -> int:
@@ -110,8 +111,12 @@ class WindowGroup:
         behind_missing = np.maximum.accumulate(np.append(0, np.where(self.parts[pages] == 0, ends[1:], 0)))
         return int(np.flatnonzero(self.first_needed(ends) >= behind_missing)[-1])
 
-    def check(self, *, is_idle: bool) -> None:
+    def observe(self, told: Callable[[np.ndarray, int], None]) -> None:
         """See `StateKind`."""
+        self._told = told
+
+    def check(self, *, is_idle: bool) -> None:
+        """Asserts that the parts of each account add up to all, and that none is in use when nothing runs."""
         assert sum(self.counts) == self.num_total, (
             f"{' + '.join(WINDOW_TERMS)} = {self.counts} must add up to {self.num_total} parts"
         )
@@ -196,6 +201,8 @@ class WindowGroup:
             self.num_evictable -= len(pages)
             self._take_parts(pages)
             count -= len(pages)
+            if self._told is not None:
+                self._told(pages, self.num_needed)
 
     def _take_parts(self, pages: np.ndarray) -> None:
         self._numbers.free(self.parts[pages])
@@ -233,6 +240,8 @@ class WindowGroup:
         self.num_evictable -= len(idle)
         self.num_in_use += len(idle)
         self._put(idle)
+        if self._told is not None and len(takers):
+            self._told(takers, self.num_needed)
         return is_new
 
 

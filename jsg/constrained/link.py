@@ -283,13 +283,11 @@ def _compile_kernels() -> list[Any]:
 def read_or_compile(dispatcher: Any, wanted: Any) -> None:
     """Reads what the dispatcher has in its cache for a signature, or else compiles it.
 
-    Before it looks into the cache, numba loads all that it knows of NumPy, and all of `scipy.linalg`: 0.3 s in the
-    start of an engine. Only compiling needs that, and it loads it again if it is missing.
+    Before it looks into the cache, numba loads all that it knows of NumPy, and `scipy.linalg`: 0.3 s in the start of an
+    engine. Only compiling needs that, and it loads it again if it is missing.
     """
     cache = getattr(dispatcher, "_cache", None)
-    if cache is not None and (
-        read := getattr(cache, "_load_overload", None)
-    ):  # a version without it is slower, and as right
+    if read := getattr(cache, "_load_overload", None):  # a version without it is slower, and as right
         cache.load_overload = read
     dispatcher.compile(wanted)
     dispatcher.disable_compile()

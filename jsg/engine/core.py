@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jsg.cache.observer import TreeObserver
+from jsg.cache.radix import RadixCache
 from jsg.cache.tree_log import TreeLog
 from jsg.config import EngineConfig
 from jsg.engine.child.protocol import Call, Failure, ModelInfo, Progress, Refusal
@@ -65,10 +65,10 @@ class EngineCore:
         """Whether a step would serve requests, or return outputs of an earlier step."""
         return self._in_flight is not None or bool(self._outputs) or not self.scheduler.is_idle
 
-    def observe_cache(self, observer: TreeObserver) -> None:
-        """Tells `observer` of each change of the prefix cache from now on. No request may have run yet."""
-        assert not self._cache.num_nodes, "this observer must see a tree grow from its beginning"
-        self._cache.observe(observer)
+    @property
+    def cache(self) -> RadixCache:
+        """The prefix cache."""
+        return self._cache
 
     def add(self, request: Request) -> None:
         """Queues a request.

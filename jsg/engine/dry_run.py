@@ -22,15 +22,15 @@ from jsg.config import EngineConfig
 from jsg.engine.device import cards
 from jsg.engine.device.memory import largest_step_bound, usable_bytes
 from jsg.engine.device.pool_sizes import pool_sizes
+from jsg.engine.embedder import read_embedder
+from jsg.engine.problems import find_problems
 from jsg.engine.shapes import ACCELERATOR_CHUNK
 from jsg.engine.startup import plan_of, settle
 from jsg.errors import ConfigError, JsgError, MemoryPlanError, ModelError
 from jsg.models.decoder import Decoder
 from jsg.models.delta_spec import DeltaSpec
-from jsg.models.embedder import read_embedder
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, resolve_dtype, resolve_kv_dtype
-from jsg.models.problems import find_problems
 from jsg.models.quantise import BYTES_PER_NUMBER, Quantised
 from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import AXES, bytes_on_one_device

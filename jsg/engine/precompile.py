@@ -15,6 +15,7 @@ from jsg.engine.device import program_store
 from jsg.engine.device.cards import Card, card, mesh_of, traced_for
 from jsg.engine.device.executables import Executables, no_compilation_cache
 from jsg.engine.device.programs import Programs
+from jsg.engine.find import find_model
 from jsg.engine.grammars.kernel_folder import KernelFolder
 from jsg.engine.startup import (
     Report,
@@ -27,7 +28,6 @@ from jsg.engine.startup import (
     make_plan,
     settle,
 )
-from jsg.models.find import find_model
 
 
 def precompile(config: EngineConfig, directory: Path, report: Report, target: str | None = None) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from jsg.engine.device.executables import Executables
 from jsg.engine.device.expert_load import ExpertLoad, expert_load
-from jsg.engine.device.packing import empty_step
+from jsg.engine.device.packing import PIECES, empty_step
 from jsg.engine.device.programs import RunnerConfig
 from jsg.engine.device.runner import ModelRunner
 from jsg.models.block_spec import ExpertsSpec
@@ -321,7 +321,7 @@ def _pack(key: BucketKey, context: int, config: RunnerConfig) -> np.ndarray:
     if config.has_states:
         rows = np.arange(key.num_rows)
         slots, one = rows % (config.num_rows - 1) + 1, np.ones_like(rows)
-        parts["pieces"].reshape(-1, key.num_rows)[:] = rows, one, slots, slots, one * context, one - one
+        parts[PIECES].reshape(-1, key.num_rows)[:] = rows, one, slots, slots, one * context, one - one
     return packed
 
 

@@ -24,9 +24,12 @@ from jsg.engine.device import program_store
 from jsg.engine.device.devices import Device, check_number_types, open_device, processor
 from jsg.engine.device.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS, Executables, use_compilation_cache
 from jsg.engine.device.memory import MemoryPlan, largest_step_bytes, plan_memory, usable_bytes, vision_shape
+from jsg.engine.device.panels import lay_out
 from jsg.engine.device.program_store import ProgramStore
 from jsg.engine.device.programs import DeviceState, Programs, RunnerConfig, make_state, over_devices
 from jsg.engine.device.runner import ModelRunner
+from jsg.engine.embedder import read_embedder
+from jsg.engine.find import find_model
 from jsg.engine.grammars.constraints import Constraints
 from jsg.engine.grammars.kernel_folder import KernelFolder
 from jsg.engine.grammars.lexicon import LexiconLoader
@@ -39,11 +42,8 @@ from jsg.engine.shapes import shapes_of
 from jsg.errors import ConfigError, MemoryPlanError
 from jsg.kernels_pallas import ops, tuning
 from jsg.models.config import read_spec
-from jsg.models.embedder import read_embedder
-from jsg.models.find import find_model
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolve_kv_dtype, with_own_head
-from jsg.models.panels import lay_out
 from jsg.models.quantise import BYTES_PER_NUMBER, STORED
 from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import bytes_on_one_device, make_mesh, sharding_of
@@ -531,7 +531,6 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
         max_prefill_tokens=config.max_prefill_tokens,
         max_bypass_tokens=config.max_bypass_tokens,
         max_queued=config.max_queued_requests,
-        has_windows=settings.model.has_windows,
         has_states=bool(settings.model.state_shapes),
         embeds=settings.embedder is not None,
         vision=settings.vision,

@@ -128,7 +128,7 @@ class Pieces(NamedTuple):
     Attributes:
         starts: Index of the first token among the packed tokens.
         lens: Tokens.
-        sources: The slot that is read, whatever it holds if the first token has position 0.
+        sources: The slot that is read, whatever it holds if the first token has position 0 and is not known.
         targets: The slot that is written.
         positions: Position of the first token in its sequence.
         is_known: 1 if the state in the source has the first token already, so that it is only read for it; else 0.

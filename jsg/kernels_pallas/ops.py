@@ -217,6 +217,7 @@ def gated_delta(
     cache: StateCache,
     pieces: Pieces,
     *,
+    has_one_token: bool = False,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "T N Dv"], StateCache]:
     """Linear attention by the gated delta rule: convolution, gates, states and the gated norm of its output.
@@ -232,7 +233,8 @@ def gated_delta(
         weights: The parameters.
         cache: The layer's states, changed in place if donated.
         pieces: Which tokens belong to which states.
-        implementation: "native", "reference", or None for the best that works here.
+        has_one_token: Token i is the only one of piece i, or piece i has none, as in a decode step.
+        implementation: "triton", "native", "reference", or None for the best that works here.
 
     Returns:
         The output of each head in the dtype of `joint`, zero for tokens in no piece. And the states.
@@ -240,12 +242,21 @@ def gated_delta(
     Raises:
         NotImplementedError: The implementation that was named cannot do this case.
     """
-    if (implementation or best_implementation()) == "native":
-        from jsg.kernels_pallas.native import delta
+    given = (joint, raw_gates, weights, cache, pieces)
+    match implementation or best_implementation():
+        case "triton":
+            from jsg.kernels_pallas import delta_recurrent
 
-        with _falling_back("gated_delta", "native", implementation):
-            return delta.gated_delta(joint, raw_gates, weights, cache, pieces)
-    out, cache = reference_delta.gated_delta(joint, raw_gates, weights, cache, pieces)
+            with _falling_back("gated_delta", "triton", implementation):
+                return delta_recurrent.gated_delta(*given, has_one_token=has_one_token, interpret=_interprets())
+        case "native":
+            from jsg.kernels_pallas.native import delta
+
+            with _falling_back("gated_delta", "native", implementation):
+                return delta.gated_delta(*given)
+        case _:
+            pass
+    out, cache = reference_delta.gated_delta(*given)
     return out.astype(joint.dtype), cache
 
 

@@ -119,7 +119,8 @@ def recurrent(
     ) -> tuple[Float[Array, "T N Dv"], Float[Array, "slots N Dv Dk"]]:
         out, states = carry
         start, is_real = pieces.starts[index], pieces.lens[index] > 0
-        state = jnp.where(pieces.positions[index] == 0, 0, states[pieces.sources[index]])  # a slot may hold NaN
+        is_fresh = (pieces.positions[index] == 0) & (pieces.is_known[index] == 0)
+        state = jnp.where(is_fresh, 0, states[pieces.sources[index]])  # a slot may hold NaN
 
         def one_token(
             token: Int[Array, ""], carry: tuple[Float[Array, "N Dv Dk"], Float[Array, "T N Dv"]]

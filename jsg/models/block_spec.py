@@ -240,8 +240,8 @@ class AttentionSpec:
 
     def num_weights(self, width: int) -> int:
         """The numbers of the kernels, in a model of this width."""
-        own = (3 if self.has_gate else 2) * self.heads + (len(self.projections) - 1) * self.kv_heads
-        return width * own * self.head_dim
+        queries = (3 if self.has_gate else 2) * self.heads
+        return width * (queries + (len(self.projections) - 1) * self.kv_heads) * self.head_dim
 
     def over_devices(self, count: int) -> "AttentionSpec":
         """The same for several devices. Key-value heads are repeated until each device has one."""

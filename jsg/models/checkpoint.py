@@ -29,7 +29,7 @@ IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 NO_HEAD = "a model that was saved without its head can embed (--task embed), but generates no text"
 
 PIECE_BYTES = 2**20 - 2**14
-"""The bytes of a tensor that are read at once. Below 1 MiB `host_memory.freed_at_once` lets malloc reuse them."""
+"""The bytes of a tensor that are read at once. Below 1 MiB `freed_at_once` lets malloc reuse them."""
 
 
 class Piece(NamedTuple):

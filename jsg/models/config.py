@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jsg.fields import Fields, read_json
 from jsg.models.forms import refuse_quantised
-from jsg.models.registry import TEXT_HALVES, WRAPPERS, family_of
+from jsg.models.registry import TEXT_HALVES, WRAPPERS, family_of, shortened
 from jsg.models.spec import ModelSpec
 from jsg.models.vision_config import TOWER_FIELDS, VISION_KINDS, read_tower, read_vision
 from jsg.models.without_effect import refuse_unknown
@@ -44,7 +44,7 @@ def _read_wrapped(path: Path, whole: Fields, architecture: str, wrapper: Wrapper
     """The model of a file that has its text half in a section of its own."""
     text = wrapper.text_half_of(whole)
     model_type = text.get("model_type")
-    text.require(model_type in TEXT_HALVES, "model_type", f"be one of {', '.join(TEXT_HALVES)}", model_type)
+    text.require(model_type in TEXT_HALVES, "model_type", f"be one of {shortened(TEXT_HALVES)}", model_type)
     tower = read_tower(whole) if architecture in VISION_KINDS else None
     refuse_quantised(path, whole, text)
     model = _with_eos_tokens(path, family_of(TEXT_HALVES[model_type]).read(text))

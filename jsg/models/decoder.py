@@ -41,9 +41,9 @@ class Attention(nnx.Module):
     def __init__(self, spec: AttentionSpec, prefix: str, width: int, dtype: jax.typing.DTypeLike):
         heads, kv_heads, head_dim = spec.heads, spec.kv_heads, spec.head_dim
         order = spec.rope.row_order(head_dim) if spec.rope else None
+        kv_parts, kv_width = len(spec.projections) - 1, kv_heads // spec.kv_repeats * head_dim
         num_queries = 2 if spec.has_gate else 1  # rows of queries and of their gates
         query_order = _gated_order(order, heads // kv_heads, head_dim) if spec.has_gate else order
-        kv_parts, kv_width = len(spec.projections) - 1, kv_heads // spec.kv_repeats * head_dim
         self.spec = spec
         self.qkv = Linear(
             tuple(f"{prefix}.{name}" for name in spec.projections),
@@ -264,8 +264,7 @@ class Decoder(nnx.Module):
         caches, states, turns, kinds = list(pool.layers), list(pool.states), {}, {}
         groups = inputs.of_groups()
         of_layers = self.spec.layer_groups if len(groups) > 1 else [0] * len(caches)
-        num_caches = num_states = 0
-        places: list[int] = []  # of layers, in the pool
+        num_caches, num_states, places = 0, 0, list[int]()
         for layer in self.layers:
             attention = layer.spec.attention
             has_keys = attention.kv_shape is not None
@@ -277,11 +276,9 @@ class Decoder(nnx.Module):
                 kinds[layer.spec] = nnx.split(layer)
             graph, state = kinds[layer.spec]
             alike = jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(nnx.state(layer)))
-            group = groups[of_layers[i] if has_keys else 0]
-            places.append(i)
-            at = i if layer.spec.kv_source is None else places[layer.spec.kv_source]
-            mine = None if own is None else own[:, len(places) - 1]
-            x, kept[at] = _run_layer(graph, alike, x, group, turns[angles], kept[at], mine)
+            places.append(i if layer.spec.kv_source is None else places[layer.spec.kv_source])
+            group, given = groups[of_layers[i] if has_keys else 0], None if own is None else own[:, len(places) - 1]
+            x, kept[places[-1]] = _run_layer(graph, alike, x, group, turns[angles], kept[places[-1]], given)
             num_caches, num_states = num_caches + has_keys, num_states + (not has_keys)
         return self.final_norm(x), KVPool(tuple(caches), tuple(states))
 

@@ -62,5 +62,7 @@ class DeltaAttention(nnx.Module):
         weights = DeltaWeights(
             self.taps[...], self.decay_rate[...], self.decay_bias[...], self.norm.weight[...], self.spec.eps
         )
-        out, states = ops.gated_delta(self.joint(x), self.gates(x), weights, StateCache(*cache), inputs.pieces)
+        is_decode = inputs.attention.tile_rows.shape[0] == 0
+        given = (self.joint(x), self.gates(x), weights, StateCache(*cache), inputs.pieces)
+        out, states = ops.gated_delta(*given, has_one_token=is_decode)
         return self.output(out.reshape(len(x), -1)), tuple(states)

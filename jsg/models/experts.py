@@ -48,7 +48,7 @@ class SparseFeedForward(nnx.Module):
 
         def kernels(name: str, in_dim: int, out_dim: int, split_axis: int, **place: int) -> nnx.Param:
             """A kernel [in_dim, out_dim] for each expert. A device has its slice of those of its group's experts."""
-            sources = expert_sources(spec, f"{prefix}.{name}", (out_dim, in_dim), **place)
+            sources = of_experts(f"{prefix}.{name}", count, (out_dim, in_dim), spec.stack, **place)
             origin = Origin(sources, transposed=True, split_axis=split_axis, expert_axis=0)
             return parameter((spec.count, in_dim, out_dim), dtype, origin, summed_axis=1)
 
@@ -56,9 +56,8 @@ class SparseFeedForward(nnx.Module):
             """A bias [length] for each expert, shared out as the results of its kernel."""
             if not spec.has_bias:
                 return None
-            origin = Origin(
-                expert_sources(spec, f"{prefix}.{name}", (length,), **place), split_axis=split_axis, expert_axis=0
-            )
+            sources = of_experts(f"{prefix}.{name}", count, (length,), spec.stack, **place)
+            origin = Origin(sources, split_axis=split_axis, expert_axis=0)
             return parameter((spec.count, length), dtype, origin)
 
         self.gate = kernels(spec.gate, width, spec.inner, 2, turns=turns)
@@ -120,12 +119,6 @@ class SparseFeedForward(nnx.Module):
         return logits if self.router_bias is None else logits + self.router_bias[...].astype(jnp.float32)
 
 
-def _of_copies(routes: Routes, weights: Float[Array, "T k"]) -> Float[Array, "copies 1"]:
-    """The weight of each sorted copy."""
-    is_here = routes.places[routes.tokens] == jnp.arange(len(routes.tokens))[:, None]
-    return jnp.where(is_here, weights[routes.tokens], 0).sum(1, keepdims=True)
-
-
 class ExpertsBeside(nnx.Module):
     """Experts beside the feed-forward block of a layer."""
 
@@ -140,23 +133,10 @@ class ExpertsBeside(nnx.Module):
         return self.after_block(made) + self.after(self.experts(self.before(x), x))
 
 
-def expert_sources(
-    spec: ExpertsSpec, name: str, shape: tuple[int, ...], *, turn: int = 0, turns: int = 1
-) -> tuple[Source, ...]:
-    """The kernel of each expert, [out, in], or its bias, [out]. See `of_experts`."""
-    is_bias = len(shape) == 1
-    if (stack := spec.stack) is None:
-        return of_experts(f"{name}.{'bias' if is_bias else 'weight'}", spec.count, shape, turn=turn, turns=turns)
-    return of_experts(
-        name + (stack.bias_suffix if is_bias else stack.suffix),
-        spec.count,
-        shape,
-        turn=turn,
-        turns=turns,
-        is_stacked=True,
-        is_transposed=stack.is_transposed and not is_bias,
-        is_interleaved=stack.is_interleaved,
-    )
+def _of_copies(routes: Routes, weights: Float[Array, "T k"]) -> Float[Array, "copies 1"]:
+    """The weight of each sorted copy."""
+    is_here = routes.places[routes.tokens] == jnp.arange(len(routes.tokens))[:, None]
+    return jnp.where(is_here, weights[routes.tokens], 0).sum(1, keepdims=True)
 
 
 def _grouped(

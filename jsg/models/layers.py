@@ -38,7 +38,7 @@ def parameter(
         origin: The tensors that they come from.
         summed_axis: For a kernel that may be quantised, the axis that products sum over. With `--quantization` its
             value is a `Quantised` instead of an array.
-        is_kernel: Whether it is read by `project` or `Embedding` only, so that it may lie in panels: see `panels.py`.
+        is_kernel: Whether it is read by `project` or `Embedding` only, so that it may lie in panels: see `lay_out`.
     """
     return nnx.Param(jnp.zeros(shape, dtype), origin=origin, summed_axis=summed_axis, is_kernel=is_kernel)
 

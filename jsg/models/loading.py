@@ -18,11 +18,11 @@ from jax.sharding import Mesh
 
 from jsg.errors import ModelError
 from jsg.kernels_pallas.inputs import SCALE_GROUP
+from jsg.malloc import freed_at_once
 from jsg.models.assemble import assemble
 from jsg.models.build import build_model
 from jsg.models.checkpoint import Piece, has_checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
-from jsg.models.host_memory import freed_at_once
 from jsg.models.llava import Llava
 from jsg.models.origin import Origin, Source
 from jsg.models.part_reader import PartReader

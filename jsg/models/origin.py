@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from jsg.models.block_spec import StackSpec
+
 
 class Part(NamedTuple):
     """Which numbers of a tensor of the file a source is. Rows are the first axis of the source.
@@ -102,33 +104,27 @@ def side_by_side(
 
 
 def of_experts(
-    name: str,
-    count: int,
-    shape: tuple[int, ...],
-    *,
-    turn: int = 0,
-    turns: int = 1,
-    is_stacked: bool = False,
-    is_transposed: bool = False,
-    is_interleaved: bool = False,
+    name: str, count: int, shape: tuple[int, ...], stack: StackSpec | None = None, *, turn: int = 0, turns: int = 1
 ) -> tuple[Source, ...]:
-    """The kernel, or the bias, of each expert.
+    """The kernel of each expert, [out, in], or its bias, [out].
 
     Args:
-        name: The tensor, with `{expert}` for the number of the expert unless all are in one.
+        name: The tensor without its suffix, with `{expert}` for the number of the expert unless all are in one.
         count: Experts.
-        shape: The shape for one expert: [out, in], or [out] for a bias.
+        shape: The shape for one expert.
+        stack: How one tensor has all experts; None if each has its own.
         turn: Which of the projections in a tensor it is, from 0.
         turns: How many there are.
-        is_stacked: The tensor has all experts; they are its first axis.
-        is_transposed: Its other axes are [in, out].
-        is_interleaved: Rows of the projections in it take turns; else all rows of one are before those of the next.
     """
-    rows = (shape[0] * turns, *shape[1:])
-    stored = rows[::-1] if is_transposed else rows
-    first, step = (turn, turns) if is_interleaved else (turn * shape[0], 1)
-    if stored == shape and not is_stacked and not is_transposed:
+    is_bias, form = len(shape) == 1, stack or StackSpec()
+    name += form.bias_suffix if is_bias else form.suffix
+    if stack is None and turns == 1:
         return tuple(Source(name.format(expert=expert), shape) for expert in range(count))
-    stored = (count, *stored) if is_stacked else stored
-    parts = [Part(stored, expert if is_stacked else None, is_transposed, first, step) for expert in range(count)]
-    return tuple(Source(name.format(expert=i), shape, part=part) for i, part in enumerate(parts))
+    is_transposed = form.is_transposed and not is_bias
+    stored = (shape[0] * turns, *shape[1:])[:: -1 if is_transposed else 1]
+    first, step = (turn, turns) if form.is_interleaved else (turn * shape[0], 1)
+    if stack is None:
+        part = Part(stored, first=first)
+        return tuple(Source(name.format(expert=expert), shape, part=part) for expert in range(count))
+    parts = [Part((count, *stored), expert, is_transposed, first, step) for expert in range(count)]
+    return tuple(Source(name, shape, part=part) for part in parts)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from jsg.errors import ModelError
 from jsg.models.families import (
     cohere2,
+    deepseek_v2,
     deepseek_v3,
     ernie4_5,
     ernie4_5_moe,
@@ -32,6 +33,7 @@ from jsg.models.families import (
     mixtral,
     olmo2,
     olmo3,
+    olmoe,
     phi3,
     qwen2,
     qwen2_moe,
@@ -52,7 +54,6 @@ MAX_NAMED = 10
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": llama.FAMILY,
-    "Llama4ForCausalLM": llama4.FAMILY,
     "MistralForCausalLM": mistral.FAMILY,
     "MixtralForCausalLM": mixtral.FAMILY,
     "Qwen2ForCausalLM": qwen2.FAMILY,
@@ -72,6 +73,7 @@ FAMILIES: dict[str, Family] = {
     "Gemma3ForCausalLM": gemma3.FAMILY,
     "Gemma4ForCausalLM": gemma4.FAMILY,
     "Olmo3ForCausalLM": olmo3.FAMILY,
+    "OlmoeForCausalLM": olmoe.FAMILY,
     "Exaone4ForCausalLM": exaone4.FAMILY,
     "HunYuanDenseV1ForCausalLM": hunyuan_v1_dense.FAMILY,
     "GptOssForCausalLM": gpt_oss.FAMILY,
@@ -79,6 +81,7 @@ FAMILIES: dict[str, Family] = {
     "Glm4ForCausalLM": glm4.FAMILY,
     "GraniteMoeForCausalLM": granitemoe.FAMILY,
     "Glm4MoeForCausalLM": glm4_moe.FAMILY,
+    "DeepseekV2ForCausalLM": deepseek_v2.FAMILY,
     "DeepseekV3ForCausalLM": deepseek_v3.FAMILY,
     "Glm4MoeLiteForCausalLM": glm4_moe_lite.FAMILY,
     "Mistral4ForCausalLM": mistral4.FAMILY,
@@ -86,14 +89,15 @@ FAMILIES: dict[str, Family] = {
     "Ernie4_5_MoeForCausalLM": ernie4_5_moe.FAMILY,
     "Ernie4_5ForCausalLM": ernie4_5.FAMILY,
     "Cohere2ForCausalLM": cohere2.FAMILY,
+    "Llama4ForCausalLM": llama4.FAMILY,
 }
 """Architecture → how its files are read."""
 
 ALIASES = {name.replace("ForCausalLM", "Model"): name for name in FAMILIES} | {
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "Gemma3TextModel": "Gemma3ForCausalLM",
-    "Llama4TextModel": "Llama4ForCausalLM",
     "Gemma4TextModel": "Gemma4ForCausalLM",
+    "Llama4TextModel": "Llama4ForCausalLM",
 }
 """Other names of architectures: those of models that were saved without their head, and the first name of Llama."""
 
@@ -104,10 +108,10 @@ WRAPPERS: dict[str, Wrapper] = {
     **dict.fromkeys(VISION_KINDS, llava.WRAPPER),
     "Mistral3ForConditionalGeneration": mistral3.WRAPPER,
     "Gemma3ForConditionalGeneration": gemma3.WRAPPER,
+    "Gemma4ForConditionalGeneration": gemma4.WRAPPER,
     "Qwen3_5ForConditionalGeneration": qwen3_5.WRAPPER,
     "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe.WRAPPER,
     "Llama4ForConditionalGeneration": llama4.WRAPPER,
-    "Gemma4ForConditionalGeneration": gemma4.WRAPPER,
 }
 """Architecture of a model around one of these → how its files are read."""
 
@@ -120,7 +124,7 @@ def family_of(architecture: str) -> Family:
     """
     family = FAMILIES.get(ALIASES.get(architecture, architecture))
     if family is None:
-        served = (_shortened(FAMILIES, "ForCausalLM"), _shortened(WRAPPERS, "ForConditionalGeneration"))
+        served = (shortened(FAMILIES, "ForCausalLM"), shortened(WRAPPERS, "ForConditionalGeneration"))
         raise ModelError(
             f"the architecture must be one of {', '.join(served)}, but config.json names {architecture!r}; choose "
             "another model, of those on the page of models in the documentation"
@@ -128,8 +132,8 @@ def family_of(architecture: str) -> Family:
     return family
 
 
-def _shortened(names: Collection[str], suffix: str) -> str:
+def shortened(names: Collection[str], suffix: str = "") -> str:
     """The first of these names, and how many more there are."""
     first = ", ".join(name.removesuffix(suffix) for name in itertools.islice(names, MAX_NAMED))
     rest = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return f"{first}{rest} (…{suffix})"
+    return f"{first}{rest} (…{suffix})" if suffix else f"{first}{rest}"

@@ -75,23 +75,22 @@ def _read_rotated(config: Fields, scaling: Fields, head_dim: int | None) -> int 
 
 def _read_type(config: Fields, scaling: Fields, rope_type: RopeType, theta: float, width: int | None) -> RopeSpec:
     """Rope of this type, that turns `width` numbers of a head."""
-    if rope_type == "default":
-        return RopeSpec(theta=theta)
     if rope_type == "longrope":
         return _read_longrope(config, scaling, theta, width)
+    rope = RopeSpec(type=rope_type, theta=theta)
+    if rope_type == "default":
+        return rope
     if rope_type == "proportional":
-        return RopeSpec(type="proportional", theta=theta, factor=scaling.number("factor", default=1.0, high=1e6))
+        return dataclasses.replace(rope, factor=scaling.number("factor", default=1.0, high=1e6))
     factor = scaling.number("factor", high=1e6)
     scaling.require(factor >= 1.0, "factor", "be at least 1", factor)
+    rope = dataclasses.replace(rope, factor=factor)
     if rope_type == "linear":
-        return RopeSpec(type="linear", theta=theta, factor=factor)
-    original = _read_original(config, scaling)
+        return rope
+    rope = dataclasses.replace(rope, original_max_position_embeddings=_read_original(config, scaling))
     if rope_type == "yarn":
-        return RopeSpec(
-            type="yarn",
-            theta=theta,
-            factor=factor,
-            original_max_position_embeddings=original,
+        return dataclasses.replace(
+            rope,
             beta_fast=scaling.number("beta_fast", default=32.0),
             beta_slow=scaling.number("beta_slow", default=1.0),
             attention_factor=_read_attention_factor(scaling, factor),
@@ -99,14 +98,7 @@ def _read_type(config: Fields, scaling: Fields, rope_type: RopeType, theta: floa
         )
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
     scaling.require(low <= high, "low_freq_factor", f"be at most high_freq_factor = {high}", low)
-    return RopeSpec(
-        type="llama3",
-        theta=theta,
-        factor=factor,
-        low_freq_factor=low,
-        high_freq_factor=high,
-        original_max_position_embeddings=original,
-    )
+    return dataclasses.replace(rope, low_freq_factor=low, high_freq_factor=high)
 
 
 def _read_original(config: Fields, scaling: Fields) -> int:

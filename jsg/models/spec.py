@@ -227,11 +227,6 @@ class ModelSpec:
         return tuple(layer.attention.window for layer in self.layers if layer.attention.kv_shape is not None)
 
     @property
-    def has_windows(self) -> bool:
-        """Whether a layer has a window."""
-        return any(window is not None for window in self.layer_windows)
-
-    @property
     def page_groups(self) -> tuple[Window | None, ...]:
         """The windows that layers have, each once, None for all tokens first. Layers of a group have the same pages."""
         windows = set(self.layer_windows)
@@ -244,7 +239,7 @@ class ModelSpec:
 
     @property
     def kv_shapes(self) -> tuple[KVShape, ...]:
-        """What each layer with keys keeps of a token. One that reads another's has no heads of its own."""
+        """What each layer with keys keeps of a token. One that reads what another keeps has no heads of its own."""
         read = ((layer.attention.kv_shape, layer.kv_source) for layer in self.layers)
         return tuple(
             shape if source is None else shape._replace(heads=0) for shape, source in read if shape is not None

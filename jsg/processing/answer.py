@@ -422,6 +422,7 @@ def _shown_cache(report: CacheReport, request: Request) -> dict[str, Any]:
         },
         "evicted_at": report.evicted_at,
         "evicted_tokens": report.evicted_tokens,
+        "unusable_tokens": report.unusable_tokens,
         "namespace": namespace_digest(request.namespace),
     }
 

@@ -38,20 +38,16 @@ MIN_AT_ONCE = 8
 """The branches that are made at first at least, however long the prefix is."""
 
 
-def check_joined(request: Request, table: RequestTable, *, has_windows: bool, has_states: bool) -> None:
+def check_joined(request: Request, table: RequestTable) -> None:
     """Raises RequestError for a joined request that can never run."""
-    if has_states:
+    if table.has_states:
         raise RequestError(
             "a joined prompt needs a model that keeps keys and values of each token, but this one has layers with a "
             "state of each request, and branches have no state in common; put them one after another as text",
             param="joined",
         )
-    if has_windows:
-        raise RequestError(
-            "a joined prompt needs a model whose layers see all tokens, but this one has layers with a sliding window, "
-            "in which branches would push each other out; put the branches one after another as text",
-            param="joined",
-        )
+    if table.windows:
+        _check_windows(request, min(group.window.length for group in table.windows), table.page_size)
     num_branches, num_prefix = len(spans(request)), request.joined[0]
     if num_branches * num_prefix > MAX_COPIED_TOKENS:
         raise RequestError(
@@ -62,10 +58,32 @@ def check_joined(request: Request, table: RequestTable, *, has_windows: bool, ha
         )
     num_behind = len(request.input_ids) + request.sampling.max_new_tokens - request.joined[-1]
     needed = table.num_branch_pages(request) + table.num_copied_pages(request) + table.pages_for(num_behind)
-    if needed > table.num_pages:
+    if needed > (most := min([table.num_pages, *(group.num_total for group in table.windows)])):
         raise RequestError(
-            f"a joined prompt must fit in the {table.num_pages} pages of the KV pool, but with its branches this one "
+            f"a joined prompt must fit in the {most} pages of the KV pool, but with its branches this one "
             f"needs {needed}; shorten it or lower max_new_tokens",
+            param="joined",
+        )
+
+
+def _check_windows(request: Request, window: int, page_size: int) -> None:
+    """Raises RequestError if a joined request would leave the smallest window of a layer.
+
+    Branches have the same positions, but stand one after another in the row. So the last positions before a token are
+    no run of its row, and layers with a window read a run.
+    """
+    num_tokens = len(request.input_ids) + max(request.sampling.max_new_tokens - 1, 0)  # the last one is never read
+    if num_tokens > window:
+        raise RequestError(
+            f"this model has layers with a sliding window of {window} tokens, in which the branches of a joined prompt "
+            f"would push each other out; so prompt and output must fit in the window, but have {num_tokens} tokens; "
+            "shorten them, or put the branches one after another as text",
+            param="joined",
+        )
+    if page_size > 1:
+        raise RequestError(
+            f"joined prompts of a model with sliding windows need pages of one token, but --page-size is {page_size}; "
+            "put the branches one after another as text, or start the server with --page-size 1",
             param="joined",
         )
 

@@ -25,13 +25,15 @@ class KeyHeap[T]:
         self._heap: list[tuple[Key, int, T]] = []
         self._pushes = itertools.count()
 
-    def put(self, item: T, key: Key) -> None:
-        """Gives an item this key."""
-        if self._keys.get(item) != key:
-            self._keys[item] = key
-            heapq.heappush(self._heap, (key, next(self._pushes), item))
-            if len(self._heap) > 2 * len(self._keys) + SPARE_KEYS:
-                self.replace(self._keys)
+    def put(self, item: T, key: Key) -> bool:
+        """Gives an item this key. Returns whether it had another one, or none."""
+        if self._keys.get(item) == key:
+            return False
+        self._keys[item] = key
+        heapq.heappush(self._heap, (key, next(self._pushes), item))
+        if len(self._heap) > 2 * len(self._keys) + SPARE_KEYS:
+            self.replace(self._keys)
+        return True
 
     def discard(self, item: T) -> None:
         """Takes an item out, if it is here."""

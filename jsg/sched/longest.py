@@ -12,6 +12,8 @@ from jsg.cache.watch import Watch, WatchGroup
 from jsg.sched.key_heap import KeyHeap
 from jsg.sched.request import RunningRequest
 
+MOST_LOWERED = 64
+"""At most so many groups are looked at for the tokens that can be used of what is cached."""
 SPARE_CHANGES = 1024
 """How many changes are remembered, beside four for each request. A priority that has missed more begins anew."""
 
@@ -21,7 +23,8 @@ class _Priority:
 
     Attributes:
         waiting: By watch.
-        groups: The groups of their watches, with (tokens that match, negated; arrival of the first of them).
+        groups: The groups of their watches, with (tokens that match and can be used, negated; arrival of the first of
+            them). There may be more tokens in the key than can be used.
         num_seen: How many changes the keys of groups have taken in.
     """
 
@@ -35,7 +38,7 @@ class _Priority:
 
 @final
 class LongestFirst:
-    """Orders requests by priority, then by the length of their cached prefix, then by arrival.
+    """Orders requests by priority, then by the tokens of their cached prefix that can be used, then by arrival.
 
     Only the keys of the largest priority are exact. Another one takes in what it has missed when its turn comes. So
     a change costs the same however many priorities its group has.
@@ -94,11 +97,21 @@ class LongestFirst:
             return None
         priority = self._priorities[tier]
         self._refresh(tier, priority)
-        group = priority.groups.first()
+        watch = self._first(tier, priority.groups)
+        for _ in range(MOST_LOWERED):  # a key is exact, or too good as long as nobody has looked
+            assert watch.group is not None, "the watch of a waiting request has not ended"
+            if not priority.groups.put(watch.group, (-self._cache.usable_of(watch.group), watch.turn)):
+                break
+            watch = self._first(tier, priority.groups)
+        return priority.waiting[watch]
+
+    @staticmethod
+    def _first(tier: int, groups: KeyHeap[WatchGroup]) -> Watch:
+        group = groups.first()
         assert group is not None, "each watch has a group"
         watch = group.first(tier)
-        assert watch is not None, "the key of a group is exact"
-        return priority.waiting[watch]
+        assert watch is not None, "the key of a group has the first of its watches"
+        return watch
 
     def _refresh(self, tier: int, priority: _Priority) -> None:
         """Takes in what has changed since the last time."""

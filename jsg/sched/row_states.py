@@ -14,7 +14,10 @@ class RowStates(Protocol):
     """What rows have of one kind of state, or of several. `RequestTable` tells it of each row."""
 
     def admit(self, place: Placement, match: PrefixMatch) -> None:
-        """Notes that a row goes on behind a cached prefix, all of which can be used."""
+        """Notes that a row goes on behind a cached prefix, all of which can be used.
+
+        That of a joined request begins behind the branches, whose states are kept for it (`Placement.before`).
+        """
         ...
 
     def move(self, places: Sequence[Placement], num_next: int) -> None:
@@ -30,6 +33,10 @@ class RowStates(Protocol):
 
     def release(self, place: Placement) -> None:
         """Gives back what a row has. What it has cached is in the tree already."""
+        ...
+
+    def check(self, *, is_idle: bool) -> None:
+        """Asserts that the units of each account add up to all, and that nothing is in use when nothing runs."""
         ...
 
 
@@ -48,9 +55,10 @@ class WindowRows:
 
     def admit(self, place: Placement, match: PrefixMatch) -> None:
         """See `RowStates`."""
-        place.seen_from = [int(group.first_needed(len(match.pages))) for group in self._groups]
-        for group, first in zip(self._groups, place.seen_from, strict=True):
+        firsts = [int(group.first_needed(len(match.pages))) for group in self._groups]
+        for group, first in zip(self._groups, firsts, strict=True):
             group.use(match.pages[first:])
+        place.seen_from = [place.first_page + first for first in firsts]
 
     def move(self, places: Sequence[Placement], num_next: int) -> None:
         """See `RowStates`. Other pages can get the parts behind the windows.
@@ -88,6 +96,11 @@ class WindowRows:
         row = self._pages[place.row, : place.num_tree_pages]
         for group, first in self._seen(place):
             group.leave(row[first:])
+
+    def check(self, *, is_idle: bool) -> None:
+        """See `RowStates`."""
+        for group in self._groups:
+            group.check(is_idle=is_idle)
 
     def _seen(self, place: Placement) -> Iterable[tuple[WindowGroup, int]]:
         """Each group with the first page that counts as in the window of a row."""

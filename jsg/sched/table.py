@@ -10,7 +10,7 @@ import numpy as np
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.kinds import PrefixMatch
 from jsg.cache.radix import RadixCache
-from jsg.cache.windows import GroupedAllocator, windows_of
+from jsg.cache.windows import GroupedAllocator, WindowGroup, windows_of
 from jsg.sched.positions import PositionWords, spans
 from jsg.sched.request import KeptPrefix, Placement, RunningRequest
 from jsg.sched.row_states import RowStates, WindowRows
@@ -35,13 +35,10 @@ class RequestTable:
     Attributes:
         words: The words by which the tree finds tokens whose positions are not their indices.
         vision: The rows of images in the vision pool.
-        page_size: Tokens in a page.
         pages: int32 [rows, pages of a row], the page numbers.
         dirty_rows: Rows whose copy on the device lacks something that no forward pass writes.
         copies: By row, the KV slots to copy before the row is read: sources and targets.
         lacking: By row, see `Batch.lacking`.
-        windows: The groups of layers with a window, with the parts that pages have in them.
-        maps: For each page group of the device, what says by page its number there; None for the page itself.
         states: What rows have of further kinds of state.
         num_uncached_pages: How many pages in use the tree does not own.
         num_kept: How many kept prefixes were not dropped yet.
@@ -60,16 +57,13 @@ class RequestTable:
     ):
         self.words = PositionWords(vocab_size, cache)
         self.vision = VisionStore(vision, vocab_size)
-        self.page_size = cache.page_size
-        self.pages = _zeros(max_running + 1, -(-max_context // self.page_size))
+        self.pages = _zeros(max_running + 1, -(-max_context // cache.page_size))
         self.dirty_rows: set[int] = set()
         self.copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.lacking: dict[int, Sequence[np.ndarray]] = {}
-        self.windows = windows_of(allocator)
-        self.maps = allocator.maps if isinstance(allocator, GroupedAllocator) else (None,)
         self.states: tuple[RowStates, ...] = ()
-        if self.windows:
-            self.states += (WindowRows(self.windows, self.pages),)
+        if windows := windows_of(allocator):
+            self.states += (WindowRows(windows, self.pages),)
         self.num_uncached_pages = 0
         self.num_kept = self._num_set_rows = 0
         self._allocator = allocator
@@ -78,9 +72,24 @@ class RequestTable:
         self._states = PageAllocator(max_running + 1) if has_states else None
 
     @property
+    def page_size(self) -> int:
+        """Tokens in a page."""
+        return self._cache.page_size
+
+    @property
     def has_states(self) -> bool:
         """Whether the model keeps a state of each request, in a slot of the request's placement."""
         return self._states is not None
+
+    @property
+    def windows(self) -> tuple[WindowGroup, ...]:
+        """The groups of layers with a window, with the parts that pages have in them."""
+        return windows_of(self._allocator)
+
+    @property
+    def maps(self) -> tuple[np.ndarray | None, ...]:
+        """For each page group of the device, what says by page its number there; None for the page itself."""
+        return self._allocator.maps if isinstance(self._allocator, GroupedAllocator) else (None,)
 
     @property
     def num_pages(self) -> int:
@@ -198,7 +207,10 @@ class RequestTable:
         stem = self._cache.match(running.key[:num_prefix], request.namespace)
         before = (KeptPrefix(self._cache.lock(stem), stem.pages, np.empty(0, np.int32)), *branches)
         self.num_kept += 1
-        match = self._cache.match(running.key[num_whole * size : running.match_limit], running.namespace)
+        key = running.key[num_whole * size : running.match_limit]
+        match = self._cache.match(key, running.namespace)
+        if (num_usable := self._cache.usable_len(match)) < match.num_tokens:
+            match = self._cache.match(key[:num_usable], running.namespace)
         lock, num_there = self._cache.lock(match), num_whole + len(match.pages)
         self.pages[row, num_whole:num_there] = match.pages
         if (num_copied := self.pages_for(num_joined) - num_there) > 0:
@@ -207,15 +219,22 @@ class RequestTable:
             target = np.arange(num_there * size, num_joined)
             target = self.pages[row, target // size] * size + target % size
             self.copies[row] = source[num_there * size :].astype(np.int32), target.astype(np.int32)
-        return Placement(row, lock, num_there, max(num_there * size, num_joined), before=before, first_page=num_whole)
+        place = Placement(row, lock, num_there, max(num_there * size, num_joined), before=before, first_page=num_whole)
+        for states in self.states:
+            states.admit(place, match)
+        return place
 
     def explain(self, running: RunningRequest, place: Placement) -> CacheReport:
         """Says why the cached prefix of a request that was just admitted ends where it does; in tokens of its row."""
         start = place.first_page * self.page_size
         tokens = running.key[start : running.match_limit]
         report = self.words.readable(self._cache.explain(place.lock.node, tokens, running.namespace))
-        if self.windows and self._cache.matched_len(tokens, running.namespace) > report.matched_tokens:
-            report = CacheReport(matched_tokens=report.matched_tokens, matchable_tokens=report.matchable_tokens)
+        unusable = (
+            self._cache.matched_len(tokens, running.namespace) - report.matched_tokens if self._cache.kinds else 0
+        )
+        if unusable:
+            lengths = {"matched_tokens": report.matched_tokens, "matchable_tokens": report.matchable_tokens}
+            report = CacheReport(**lengths, unusable_tokens=unusable)
         behind = None if report.first_difference is None else start + report.first_difference
         matched, matchable = start + report.matched_tokens, start + report.matchable_tokens
         return dataclasses.replace(report, matched_tokens=matched, matchable_tokens=matchable, first_difference=behind)
@@ -245,7 +264,6 @@ class RequestTable:
         pages, own = row[first_page:num_pages].copy(), row[place.num_tree_pages : num_pages].copy()
         states = [states.keep(place, yields=yields) for states in self.states]
         if keeps_own:
-            assert not self.windows, "joined requests need layers that see all tokens"
             place.num_dispatched = place.num_tree_pages * self.page_size
         self.release(place)
         self.num_kept += 1
@@ -348,6 +366,7 @@ class RequestTable:
         lacking = [begin + np.flatnonzero(group.hand_over(own, others)) for group in self.windows]
         if any(map(len, lacking)):
             self.lacking[row] = [np.empty(0, np.int64), *lacking][-len(self.maps) :]
+            self._cache.note_gain()
 
     def _num_shared(self, running: RunningRequest, num_tokens: int) -> int:
         """How many of the first tokens of a row may go into the tree. All tokens of a text may.
@@ -383,8 +402,8 @@ class RequestTable:
             counts = self._states.num_free, len(self.pages) - 1 - self.num_free_rows
             assert sum(counts) == self._states.num_total, f"free + running = {counts} must be all slots of states"
         is_idle = self.num_free_rows == len(self.pages) - 1
-        for kind in self._cache.kinds:
-            kind.check(is_idle=is_idle and not self.num_kept)
+        for states in self.states:
+            states.check(is_idle=is_idle and not self.num_kept)
         if is_idle:
             assert self.num_kept or not self._cache.num_protected, "a prefix is locked, but no request runs"
             assert self.num_kept or not self.num_uncached_pages, "a row has pages, but no request runs"

@@ -7,7 +7,6 @@ probes see 503 for a moment before the exit.
 
 import asyncio
 import contextlib
-import ctypes
 import dataclasses
 import functools
 import ipaddress
@@ -32,6 +31,7 @@ from jsg.engine.front.fleet import open_engines
 from jsg.engine.front.served import ServedEngine
 from jsg.engine.media_reader import ModelMediaReader
 from jsg.errors import ConfigError, JsgError
+from jsg.malloc import set_thresholds
 from jsg.processing.media_prompt import MediaReader
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.app import create_app
@@ -55,7 +55,6 @@ FIRST_REQUEST_S = 1.0
 """For so long after it is ready the server begins no other work: the request that it was started for comes now."""
 CLOSE_S = 2  # for the last bytes of responses under way
 DEATH_NOTICE_S = 1.0  # probes see 503 for so long after the engine's death
-M_MMAP_THRESHOLD = -3  # of <malloc.h>
 MMAP_THRESHOLD_BYTES = 128 * 2**10  # glibc's own at the start
 
 
@@ -262,9 +261,7 @@ def _give_back_buffers() -> None:
     while 18 MB stayed in use.
     """
     if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):  # not in musl
-            libc.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+        set_thresholds(MMAP_THRESHOLD_BYTES)
 
 
 def _listen(server: ServerConfig) -> socket.socket:

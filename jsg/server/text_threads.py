@@ -8,8 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import final
 
-from jsg.engine.child.free_memory import trim
 from jsg.errors import QueueFullError
+from jsg.malloc import trim
 
 LONG_BYTES = 2**17  # take about 30 ms; larger texts go to the threads for long work
 LARGE_BYTES = 2**20

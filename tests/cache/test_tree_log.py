@@ -10,18 +10,20 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.node import Node, Root
 from jsg.cache.radix import PrefixLock, RadixCache
 from jsg.cache.tree_log import STOP, TreeLog
+from jsg.cache.windows import make_allocator, windows_of
 from jsg.engine.front.tree_copy import Change, TreeCopy
+from jsg.window import Window
 
 NUM_PAGES = 400
 NAMESPACES = ("", "tenant")
 
 
 class Reader:
-    """[parent, tokens, holders, hits] of each node, as a page that shows the tree would keep them."""
+    """[parent, tokens, holders, hits, use] of each node, as a page that shows the tree would keep them."""
 
     def __init__(self, copy: TreeCopy) -> None:
         self.nodes: dict[Any, list[Any]] = {
-            node.id: [node.parent, node.length, node.holders, node.hits] for node in copy.nodes.values()
+            node.id: [node.parent, node.length, node.holders, node.hits, node.is_usable] for node in copy.nodes.values()
         }
 
     def apply(self, change: Change) -> None:
@@ -33,7 +35,7 @@ class Reader:
                 old[0], old[1] = upper, old[1] - length
             case ("insert", new, parent, length):
                 assert parent == 0 or parent in self.nodes
-                self.nodes[new] = [parent, length, 0, 0]
+                self.nodes[new] = [parent, length, 0, 0, True]
             case ("evict", gone):
                 del self.nodes[gone]
                 assert gone not in {node[0] for node in self.nodes.values()}, "leaves go first"
@@ -42,17 +44,22 @@ class Reader:
                 self.nodes[number][3] = hits
             case ("hold", number, holders):
                 self.nodes[number][2] = holders
+            case ("use", number, is_usable):
+                assert is_usable != self.nodes[number][4]
+                self.nodes[number][4] = bool(is_usable)
             case _:
                 raise AssertionError(change)
 
 
 class Traffic:
-    """A tree, and somebody who uses it in any way."""
+    """A tree, and somebody who uses it in any way. With `num_parts`, so many pages have parts in a window."""
 
-    def __init__(self, seed: int, page_size: int = 1, num_pages: int = NUM_PAGES) -> None:
+    def __init__(self, seed: int, page_size: int = 1, num_pages: int = NUM_PAGES, num_parts: int = 0) -> None:
         self.random = random.Random(seed)
-        self.allocator = PageAllocator(num_pages + 1)
-        self.cache = RadixCache(page_size, self.allocator)
+        sizes = {None: num_pages + 1} | ({Window(4): num_parts + 1} if num_parts else {})
+        self.allocator = make_allocator(sizes, page_size, has_layers=True)
+        self.windows = windows_of(self.allocator)
+        self.cache = RadixCache(page_size, self.allocator, kinds=self.windows)
         self.locks: list[PrefixLock] = []
         self.hits: dict[int, int] = {}
 
@@ -67,6 +74,8 @@ class Traffic:
         if pages is None:
             self.cache.evict(30)
             return
+        for group in self.windows:
+            group.leave(pages)
         result = self.cache.insert(tokens, pages, self.random.choice(NAMESPACES))
         self.allocator.free(pages[: result.num_existing])
 
@@ -96,19 +105,23 @@ class Traffic:
         (self.flush if self.random.random() < 0.004 else self.random.choice(acts))()
 
 
-def tree_of(cache: RadixCache) -> dict[int, tuple[int, int, int, str | None]]:
-    """Parent, tokens, holders and, at the top, the namespace of each node."""
+def tree_of(cache: RadixCache) -> dict[int, tuple[int, int, int, str | None, bool]]:
+    """Parent, tokens, holders, at the top the namespace, and the use of each node."""
 
-    def facts(node: Node) -> tuple[int, int, int, str | None]:
+    def facts(node: Node) -> tuple[int, int, int, str | None, bool]:
         above = node.parent
         assert above is not None
-        return above.serial, node.num_tokens, node.num_locks, above.namespace if isinstance(above, Root) else None
+        namespace = above.namespace if isinstance(above, Root) else None
+        return above.serial, node.num_tokens, node.num_locks, namespace, cache.is_usable(node)
 
     return {node.serial: facts(node) for node in cache._nodes()}
 
 
-def told(copy: TreeCopy) -> dict[int, tuple[int, int, int, str | None]]:
-    return {node.id: (node.parent, node.length, node.holders, node.namespace) for node in copy.nodes.values()}
+def told(copy: TreeCopy) -> dict[int, tuple[int, int, int, str | None, bool]]:
+    return {
+        node.id: (node.parent, node.length, node.holders, node.namespace, node.is_usable)
+        for node in copy.nodes.values()
+    }
 
 
 def take(log: TreeLog, copy: TreeCopy) -> list[Change] | None:
@@ -121,7 +134,7 @@ def test_a_copy_and_a_reader_of_changes_have_the_tree(monkeypatch):
     monkeypatch.setattr(tree_log, "MAX_CHANGES", 60)
     kinds: set[Any] = set()
     for seed in range(12):
-        traffic = Traffic(seed, page_size=seed % 2 + 1)
+        traffic = Traffic(seed, page_size=seed % 2 + 1, num_parts=60 if seed % 3 == 0 else 0)
         for _ in range(60):
             traffic.act()
         log, copy, reader = TreeLog(traffic.cache), TreeCopy(), None
@@ -140,7 +153,7 @@ def test_a_copy_and_a_reader_of_changes_have_the_tree(monkeypatch):
                 kinds.add(change[0])
                 reader.apply(change)
             assert reader.nodes == Reader(copy).nodes
-    assert kinds == {"part", "anew", "split", "insert", "evict", "hit", "hold"}
+    assert kinds == {"part", "anew", "split", "insert", "evict", "hit", "hold", "use"}
 
 
 def test_hits_are_counted_for_the_whole_path_from_the_first_look_on():
@@ -166,13 +179,13 @@ def test_nobody_is_told_after_the_end_or_who_does_not_look(monkeypatch):
     monkeypatch.setattr(tree_log, "MAX_CHANGES", 50)
     traffic = Traffic(3)
     log, copy = TreeLog(traffic.cache), TreeCopy()
-    assert not traffic.cache._observers
+    assert not traffic.cache._observers._each
     take(log, copy)
-    assert traffic.cache._observers == (log,)
+    assert traffic.cache._observers._each == (log,)
     log.look(STOP, with_tokens=False)
-    assert not traffic.cache._observers
+    assert not traffic.cache._observers._each
     take(log, copy)
-    while traffic.cache._observers:  # until too much has changed
+    while traffic.cache._observers._each:  # until too much has changed
         traffic.act()
     assert take(log, copy) is None
     assert told(copy) == tree_of(traffic.cache)

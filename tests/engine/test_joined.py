@@ -1,8 +1,10 @@
 """Joined prompts and position jumps in a real engine, beside a dense model with a mask."""
 
 import asyncio
+import contextlib
 import dataclasses
 import pathlib
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -211,12 +213,25 @@ def test_stops_and_biases_work_behind_a_join(core_for: Callable[..., EngineCore]
     assert biased.token_ids == [7] * 10
 
 
-def test_a_model_with_a_sliding_window_refuses(tmp_path: pathlib.Path, compile_cache_dir: str):
-    directory = small.write_model(tmp_path / "window", **(MISTRAL | {"sliding_window": 32}))
-    core = small.make_core(directory, compile_cache_dir, **small.DETERMINISTIC)
-    with pytest.raises(RequestError, match="sliding window"):
-        core.add(joined("r", (2, 3), [(4,), (5,)], (6,)))
-    core.close()
+def test_what_fits_in_a_sliding_window_is_as_without_one(
+    core_for: Callable[..., EngineCore], models: dict[str, pathlib.Path], tmp_path: pathlib.Path, compile_cache_dir: str
+):
+    """In a pool that has few tokens of layers with a window, and not for prompts that leave it."""
+    directory = pathlib.Path(shutil.copytree(models["mistral"], tmp_path / "window"))
+    small.write_model(directory, **(MISTRAL | {"sliding_window": 40}))
+    rng, without = np.random.default_rng(5), core_for(family="mistral", **small.DETERMINISTIC)
+    prefix, branches, suffix = random_tokens(rng, 9), [random_tokens(rng, 8), random_tokens(rng, 6)], (5, 6)
+    request = joined("fits", prefix, branches, suffix)
+    core = small.make_core(directory, compile_cache_dir, load_format="safetensors", **small.DETERMINISTIC)
+    with contextlib.closing(core):
+        for rid in ("cold", "warm"):
+            outcome, expected = (
+                small.run(each, [(0, dataclasses.replace(request, rid=rid))])[rid] for each in (core, without)
+            )
+            assert (outcome.token_ids, outcome.logprobs) == (expected.token_ids, expected.logprobs)
+        assert outcome.cached_tokens == expected.cached_tokens == 24
+        with pytest.raises(RequestError, match=r"sliding window of 40 tokens.* have 41 tokens"):
+            core.add(joined("long", random_tokens(rng, 16), branches, suffix))
 
 
 @pytest.mark.parametrize("page_size", [1, small.PAGE_SIZE])

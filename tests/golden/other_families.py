@@ -703,7 +703,6 @@ OTHERS: dict[str, dict[str, Any]] = {
             **_LLAMA4,
             num_hidden_layers=4,
             head_dim=32,
-            num_key_value_heads=3,
             no_rope_layers=[1, 0, 1, 1],
             attention_chunk_size=35,
             num_local_experts=4,
@@ -761,4 +760,54 @@ OTHERS: dict[str, dict[str, Any]] = {
         rope_parameters=_GROWING | {"partial_rotary_factor": 0.5, "mscale_all_dim": 0.5},
     )
     | {"q_lora_rank": None},
+    "deepseek_v2": small(
+        "DeepseekV2ForCausalLM",
+        "deepseek_v2",
+        **_LATENT | {"num_nextn_predict_layers": None, "hidden_size": 96},
+        num_hidden_layers=3,
+        n_group=1,
+        topk_group=1,
+        n_shared_experts=2,
+        rope_scaling={
+            "type": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+        },
+    )
+    | {"q_lora_rank": None},
+    "deepseek_v2_ranks": small(
+        "DeepseekV2ForCausalLM",
+        "deepseek_v2",
+        **_LATENT
+        | {"num_nextn_predict_layers": None, "hidden_size": 96, "n_routed_experts": 5}
+        | {"num_key_value_heads": None, "first_k_dense_replace": 0},
+        q_lora_rank=24,
+        n_shared_experts=1,
+        attention_bias=True,
+        topk_method="greedy",
+    ),
+    "olmoe": small(
+        "OlmoeForCausalLM",
+        "olmoe",
+        head_dim=None,
+        hidden_size=96,
+        intermediate_size=32,
+        num_experts=6,
+        num_experts_per_tok=3,
+    ),
+    "olmoe_biases": small(
+        "OlmoeForCausalLM",
+        "olmoe",
+        head_dim=None,
+        hidden_size=96,
+        intermediate_size=48,
+        num_experts=5,
+        num_experts_per_tok=3,
+        num_key_value_heads=6,
+        num_hidden_layers=3,
+        norm_topk_prob=True,
+        attention_bias=True,
+    ),
 }

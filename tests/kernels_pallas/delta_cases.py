@@ -37,8 +37,21 @@ class Case:
 
 
 PROMPTS = (Run(70), Run(1, 2, 2, 9), Run(3, 3, 4, 2), Run(5, 0, 5, 0), Run(0))
-ROWS = (Run(1, 1, 1, 5), Run(1, 2, 2, 0), Run(1, 3, 4, 1), Run(1, 3, 5, 64), Run(0), Run(0))
-KNOWN = (Run(1, 1, 1, 4, is_known=True), Run(6, 2, 3, 2, is_known=True), Run(130, 4, 5, 1, is_known=True))
+ROWS = (
+    Run(1, 6, 6, 0, is_known=True),
+    Run(1, 1, 1, 5),
+    Run(1, 2, 2, 0),
+    Run(1, 3, 4, 1),
+    Run(1, 3, 5, 64),
+    Run(0),
+    Run(0),
+)
+KNOWN = (
+    Run(2, 6, 6, 0, is_known=True),
+    Run(1, 1, 1, 4, is_known=True),
+    Run(6, 2, 3, 2, is_known=True),
+    Run(130, 4, 5, 1, is_known=True),
+)
 CASES = (
     Case("prompts", PROMPTS),
     Case("rows", ROWS, padding=2),
@@ -70,7 +83,7 @@ def make(case: Case, *, decay: float = 1.0) -> Arrays:
 
     lens = np.array([run.length for run in case.runs])
     columns = [np.cumsum(lens) - lens, lens, *zip(*(run[1:] for run in case.runs), strict=True)]
-    read = sorted({run.source for run in case.runs if run.length and run.position})
+    read = sorted({run.source for run in case.runs if run.length and (run.position or run.is_known)})
 
     def slots(*shape: int, dtype: str) -> jnp.ndarray:
         is_read = np.isin(np.arange(SLOTS), read).reshape(-1, *[1] * len(shape))
@@ -109,7 +122,7 @@ def definition(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             continue
         kept = [given[0][source, p % 4] for p in range(max(position - 3, 0), position)]
         window = [*[np.zeros_like(joint[0, :, :mixed])] * (3 - len(kept)), *kept]
-        state = given[1][source] if position else np.zeros_like(given[1][0])
+        state = given[1][source] if position or is_known else np.zeros_like(given[1][0])
         columns = np.zeros_like(given[0][0])
         for p in range(max(position - 4, 0), position):
             columns[p % 4] = given[0][source, p % 4]

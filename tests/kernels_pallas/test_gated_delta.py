@@ -13,21 +13,25 @@ from jsg.kernels_pallas.inputs import Pieces, StateCache
 from jsg.kernels_pallas.native import library
 from tests.kernels_pallas.delta_cases import CASES, EPS, SLOTS, Arrays, Case, Run, definition, make
 
-IMPLEMENTATIONS = ("reference", "native")
+IMPLEMENTATIONS = ("reference", "native", "triton")
+FAST = ("rows", "known")
+"""Of a kernel in interpret mode."""
+SOME_SLOW = ("reference", "native", pytest.param("triton", marks=pytest.mark.slow))
 TOLERANCES = {"float32": 2e-5, "bfloat16": 2e-2}
 
 
 @functools.cache
-def compiled(implementation: str):
+def compiled(implementation: str, has_one_token: bool = False):
     def call(a: Arrays) -> tuple[jax.Array, StateCache]:
         weights = a.weights._replace(eps=EPS)
-        return ops.gated_delta(a.joint, a.raw_gates, weights, a.cache, a.pieces, implementation=implementation)
+        how = {"has_one_token": has_one_token, "implementation": implementation}
+        return ops.gated_delta(a.joint, a.raw_gates, weights, a.cache, a.pieces, **how)
 
     return jax.jit(call)
 
 
 def run(implementation: str, arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    out, cache = compiled(implementation)(arrays)
+    out, cache = compiled(implementation, len(arrays.joint) == len(arrays.pieces.lens))(arrays)
     return tuple(np.asarray(x, np.float32) for x in (out, *cache))
 
 
@@ -35,8 +39,15 @@ def targets(case: Case) -> list[int]:
     return [run.target for run in case.runs if run.length]
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "implementation"),
+    [
+        pytest.param(case, name, marks=[pytest.mark.slow] if name == "triton" and case.name not in FAST else [])
+        for case in CASES
+        for name in IMPLEMENTATIONS
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_it_is_its_definition(case: Case, implementation: str):
     """Slots that nobody may read hold NaN, and no slot but the targets changes."""
     arrays = make(case)
@@ -50,7 +61,7 @@ def test_it_is_its_definition(case: Case, implementation: str):
         np.testing.assert_array_equal(new[untouched], np.asarray(old, np.float32)[untouched])
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", SOME_SLOW)
 def test_a_sequence_has_the_same_bits_however_it_is_cut_and_beside_others(implementation: str):
     """In one shape, as with `--deterministic`. The slot of a state does not matter either."""
     whole = make(Case("cuts", (Run(60), Run(0), Run(0)), padding=4))
@@ -80,7 +91,7 @@ def test_a_sequence_has_the_same_bits_however_it_is_cut_and_beside_others(implem
             np.testing.assert_array_equal(np.asarray(new)[last], old[1])
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", SOME_SLOW)
 def test_one_token_4096_times(implementation: str):
     """Equal keys are the worst case for products of (I + A)^-1, which random tokens do not show."""
     arrays = make(Case("alike", (Run(4096),), heads=1, group=1, keys=16, values=16, padding=0))

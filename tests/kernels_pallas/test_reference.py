@@ -117,20 +117,30 @@ def test_machine_code_for_short_registers_gives_the_same_bits(monkeypatch: pytes
     compiled.cache_clear()
 
 
-@pytest.mark.parametrize("pool_dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("unit", ["matrix unit", "pairs", "neither"])
+IN_BFLOAT16 = (
+    named("sinks"),
+    named("pages-of-16"),
+    CAPPED,
+    *(cases.for_model(named("mixed"), model) for model in ("phi-2", "llama-3-8b")),
+)
+
+
+def slow_unless_third(number: int, *others: int) -> tuple[pytest.MarkDecorator, ...]:
+    """A third of the dear cases is fast, in which there is each unit, each type of pool and each case."""
+    return (pytest.mark.slow,) if number < 3 and (number + sum(others)) % 3 else ()
+
+
 @pytest.mark.parametrize(
-    "case",
+    ("case", "unit", "pool_dtype"),
     [
-        named("sinks"),
-        named("pages-of-16"),
-        CAPPED,
-        *(cases.for_model(named("mixed"), model) for model in ("phi-2", "llama-3-8b")),
+        pytest.param(case, unit, pool, marks=slow_unless_third(i, j, k), id=f"{case.name}-{unit}-{pool}")
+        for i, case in enumerate(IN_BFLOAT16)
+        for j, unit in enumerate(("matrix unit", "pairs", "neither"))
+        for k, pool in enumerate(("bfloat16", "float32"))
     ],
-    ids=lambda case: case.name,
 )
 def test_machine_code_computes_in_bfloat16(
-    case: cases.Case, pool_dtype: str, unit: str, monkeypatch: pytest.MonkeyPatch
+    case: cases.Case, unit: str, pool_dtype: str, monkeypatch: pytest.MonkeyPatch
 ):
     """The matrix unit and the instruction for pairs take heads of a multiple of 32 and pools in bfloat16."""
     if unit == "matrix unit" and not amx.is_available():

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from jsg.models import orbax_writer
+from jsg.conversion import orbax_writer
+from jsg.conversion.convert import convert
 from jsg.models.config import read_spec
-from jsg.models.convert import convert
 from jsg.models.loading import abstract_model, checkpoint_shapes
 from tests.golden.variants import VARIANTS, WIDE, random_tensors, write_checkpoint
 from tests.own_process import said

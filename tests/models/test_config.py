@@ -91,6 +91,8 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "Exaone4ForCausalLM": (32, 1e4, 1e-5, 2048, {4096, None}, 0),
         "HunYuanDenseV1ForCausalLM": (32, 1e4, 1e-5, 2048, {None}, 1),
         "GraniteMoeForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
+        "OlmoeForCausalLM": (16, 1e4, 1e-5, 4096, {None}, None),
+        "DeepseekV2ForCausalLM": (1, 1e4, 1e-6, 2048, {None}, 1),
         "DeepseekV3ForCausalLM": (1, 1e4, 1e-6, 4096, {None}, 0),
         "Glm4MoeLiteForCausalLM": (1, 1e4, 1e-5, 202752, {None}, 0),
         "Mistral4ForCausalLM": (1, 1e4, 1e-6, 1048576, {None}, 1),
@@ -125,8 +127,10 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
 
     family = FAMILIES[architecture]
     theirs = AutoConfig.for_model(family.model_type)
-    derived = {"layer_types": None, "no_rope_layers": None, "moe_layer_end_index": -1, "per_layer_config": None}
-    values, ours = theirs.to_dict() | derived, dict(family.defaults)
+    values, ours = theirs.to_dict() | {"moe_layer_end_index": -1}, dict(family.defaults)
+    values |= dict.fromkeys(
+        ("layer_types", "no_rope_layers", "moe_layers", "mlp_layer_types", "per_layer_config")
+    )  # derived
     if "full_attention" not in ours.get("rope_parameters", {}):
         ours["rope_theta"] = ours.pop("rope_parameters", {}).get("rope_theta", ours["rope_theta"])
     values |= {name: value for name, value in theirs.rope_parameters.items() if name in ours}
@@ -138,7 +142,8 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
         values.setdefault(name, ours.get(name))
     if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
         values["sliding_window"] = type(theirs).sliding_window
-    derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128, "global_head_dim": 512}
+    derived = {"num_key_value_heads": theirs.num_attention_heads, "num_experts_per_tok": 6}
+    derived |= {"head_dim": 128, "global_head_dim": 512}
     for name, value in ours.items():
         theirs_too = values[name] if name in values else getattr(theirs, name, None)  # some have two names there
         assert (theirs_too or derived.get(name)) == (value or derived.get(name)), name
@@ -197,7 +202,7 @@ def test_every_family_is_listed_by_its_name():
 def test_a_null_is_no_absence(tmp_path):
     mistral = {**VARIANTS["mistral_window"], "num_key_value_heads": None, "sliding_window": None, "head_dim": None}
     config = read(tmp_path, mistral)
-    assert (config.layers[0].attention.kv_heads, config.layers[0].attention.head_dim, config.has_windows) == (
+    assert (config.layers[0].attention.kv_heads, config.layers[0].attention.head_dim, any(config.layer_windows)) == (
         4,
         16,
         False,
@@ -409,7 +414,7 @@ def test_windows_of_mistral_and_qwen(tmp_path):
     without_switch = {name: value for name, value in qwen.items() if name != "use_sliding_window"}
     assert read(tmp_path, without_switch).layer_windows == (None, None)
     switched = read(tmp_path, {**qwen, "use_sliding_window": True})
-    assert (switched.layer_windows, switched.has_windows) == ((None, Window(32)), True)
+    assert (switched.layer_windows, any(switched.layer_windows)) == ((None, Window(32)), True)
     named = {**qwen, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
     assert read(tmp_path, named).layer_windows == (Window(32), None)
 
@@ -549,6 +554,8 @@ MINIMAX = VARIANTS["minimax_m2"]
             "scoring_func must be 'sigmoid', the only supported value, but is 'soft",
         ),
         (MINIMAX | {"attn_type_list": [1, 0]}, "attn_type_list must be 1 for each layer"),
+        (MINIMAX | {"attn_type_list": 1}, "attn_type_list must be 1 for each layer"),
+        (MINIMAX | {"model_type": ["minimax_m2"]}, "model_type must be minimax_m2"),
         (MINIMAX | {"shared_intermediate_size": 64}, "no field 'shared_intermediate_size'"),
         (VARIANTS["ernie4_5_moe"] | {"use_bias": True}, "use_bias must be False, the only supported value"),
     ],
@@ -556,6 +563,13 @@ MINIMAX = VARIANTS["minimax_m2"]
 def test_a_router_that_is_another_is_refused(tmp_path, file: dict[str, Any], message: str):
     with pytest.raises(ModelError, match=message):
         read(tmp_path, file)
+
+
+@pytest.mark.parametrize(("variant", "field"), [("gpt_oss", "attention_bias"), ("qwen2_moe", "qkv_bias")])
+def test_a_null_bias_is_none(tmp_path, variant: str, field: str):
+    """Where an absent one is true, as in transformers."""
+    assert read(tmp_path, VARIANTS[variant] | {field: True}).layers[0].attention.qkv_bias
+    assert not read(tmp_path, VARIANTS[variant] | {field: None}).layers[0].attention.qkv_bias
 
 
 def test_layers_behind_the_last_are_not_read(tmp_path):

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jsg.engine.problems import find_problems
 from jsg.errors import ModelError
 from jsg.models.block_spec import ExpertsSpec
 from jsg.models.delta_spec import DeltaSpec
-from jsg.models.problems import find_problems
 from tests.golden.compare import MAX_DIFFERENCE, Recorded
 from tests.golden.variants import random_tensors, write_checkpoint
 from tests.models.paged import PagedModel, load_directory

@@ -11,10 +11,10 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
+from jsg.conversion.convert import convert
 from jsg.errors import ModelError
 from jsg.models.build import build_model
 from jsg.models.config import read_spec
-from jsg.models.convert import convert
 from jsg.models.decoder import Decoder
 from jsg.models.loading import abstract_model, load_model, resolve_dtype
 from jsg.models.registry import FAMILIES

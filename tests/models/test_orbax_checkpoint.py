@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from jsg.conversion import orbax_writer
+from jsg.conversion.convert import convert
+from jsg.conversion.orbax_writer import Layout, grid
 from jsg.errors import ModelError
-from jsg.models import orbax_writer
 from jsg.models.checkpoint import open_checkpoint
 from jsg.models.config import read_spec
-from jsg.models.convert import convert
 from jsg.models.loading import load_model
 from jsg.models.orbax_checkpoint import FOLDER, MANIFEST, OrbaxTensor, files_of, manifest_text, open_tensors
-from jsg.models.orbax_writer import Layout, grid
 from tests.golden.variants import random_tensors, write_checkpoint
 from tests.test_imports import run_python
 

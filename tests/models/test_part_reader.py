@@ -12,10 +12,11 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
+from jsg.conversion import convert as convert_module
+from jsg.conversion.convert import convert
 from jsg.errors import ModelError
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.models import checkpoint, in_place
-from jsg.models import convert as convert_module
 from jsg.models.block_spec import (
     AttentionSpec,
     ExpertsSpec,
@@ -27,7 +28,6 @@ from jsg.models.block_spec import (
     StackSpec,
 )
 from jsg.models.checkpoint import open_checkpoint
-from jsg.models.convert import convert
 from jsg.models.in_place import fill
 from jsg.models.layers import parameter
 from jsg.models.loading import abstract_model, checkpoint_shapes, load_model
@@ -177,8 +177,8 @@ def test_parts_are_loaded_as_tensors_of_their_own(directories, monkeypatch, tmp_
     directory = directories["made"]
     if way == "orbax":
         monkeypatch.setattr(convert_module, "read_spec", lambda directory: MADE)
-        monkeypatch.setattr("jsg.models.orbax_writer.PIECE_BYTES", 1024)
-        monkeypatch.setattr("jsg.models.orbax_writer.FILE_BYTES", 4096)
+        monkeypatch.setattr("jsg.conversion.orbax_writer.PIECE_BYTES", 1024)
+        monkeypatch.setattr("jsg.conversion.orbax_writer.FILE_BYTES", 4096)
         convert(directory, tmp_path / "orbax", tp_size=2)
         directory = tmp_path / "orbax"
     if way == "pieces":
@@ -201,8 +201,8 @@ def test_a_device_reads_its_slice_of_a_part(directories, name: str):
         shape, origin = (WIDTH, KV_HEADS, 5 * HEAD_DIM), Origin(sources, 2, transposed=True, split_axis=1)
         factor = 1
     else:
-        tensor, stack = "model.layers.2.experts.both", {"is_stacked": True, "is_transposed": True}
-        sources = of_experts(tensor, EXPERTS, (INNER, WIDTH), turn=1, turns=2, is_interleaved=True, **stack)
+        tensor, stack = "model.layers.2.experts.both", StackSpec(is_transposed=True, is_interleaved=True, suffix="")
+        sources = of_experts(tensor, EXPERTS, (INNER, WIDTH), stack, turn=1, turns=2)
         shape = (EXPERTS, WIDTH, INNER)
         origin = Origin(sources, transposed=True, split_axis=2, expert_axis=0)
         factor = 2
@@ -266,4 +266,4 @@ def test_an_order_of_rows_is_a_rotation(rotated: int | None, is_interleaved: boo
 
 def test_a_source_that_is_a_whole_tensor_has_no_part():
     assert side_by_side(["a", "b"], [4, 2], (3,), (1, 1), (None, None)) == (Source("a", (4, 3)), Source("b", (2, 3)))
-    assert of_experts("e.{expert}", 2, (4, 3)) == (Source("e.0", (4, 3)), Source("e.1", (4, 3)))
+    assert of_experts("e.{expert}", 2, (4, 3)) == (Source("e.0.weight", (4, 3)), Source("e.1.weight", (4, 3)))

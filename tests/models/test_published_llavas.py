@@ -107,7 +107,7 @@ def test_the_published_llavas(tmp_path, name: str):
     file, parameters, shape, theta, tokens = VISION[name]
     config, tower = read(tmp_path, file), vision(tmp_path, file)
     assert (config.hidden_size, config.layers[0].attention.heads, config.layers[0].attention.kv_heads) == shape
-    assert (config.layers[0].attention.head_dim, config.layers[0].attention.rope, config.has_windows) == (
+    assert (config.layers[0].attention.head_dim, config.layers[0].attention.rope, any(config.layer_windows)) == (
         128,
         RopeSpec(theta=theta),
         False,

@@ -16,12 +16,12 @@ from safetensors.numpy import save_file
 
 from bench.device.shapes import MIXTRAL_8X7B, MIXTRAL_8X22B
 from bench.shapes import LLAMA_8B, write_model
+from jsg.conversion.convert import convert
 from jsg.errors import ModelError
 from jsg.kernels_pallas.inputs import SCALE_GROUP
 from jsg.models import loading
 from jsg.models.checkpoint import Checkpoint
 from jsg.models.config import read_spec
-from jsg.models.convert import convert
 from jsg.models.layers import project
 from jsg.models.loading import abstract_model, load_model
 from jsg.models.quantise import BYTES_PER_NUMBER, PAIRS, STORED, Quantised, quantise

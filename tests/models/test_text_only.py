@@ -10,9 +10,9 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
+from jsg.conversion.convert import convert
 from jsg.errors import ModelError
 from jsg.models.config import read_spec
-from jsg.models.convert import convert
 from jsg.models.loading import load_model
 from jsg.models.wrapper import TEXT_ONLY
 from jsg.window import Window

@@ -122,8 +122,8 @@ def test_a_mistral_half(tmp_path):
         8,
         14336,
     )
-    assert (config.max_position_embeddings, config.has_windows) == (131072, False)  # a null is not silence
-    assert read(tmp_path, {**LLAVA_1_5, "text_config": {"model_type": "mistral", "vocab_size": 32064}}).has_windows
+    assert (config.max_position_embeddings, any(config.layer_windows)) == (131072, False)  # a null is not silence
+    assert read(tmp_path, {**LLAVA_1_5, "text_config": {"model_type": "mistral", "vocab_size": 32064}}).layer_windows[0]
 
 
 def test_tokens_of_the_whole_come_before_those_of_the_text_half(tmp_path):

@@ -196,17 +196,17 @@ MODELS = (
     ),
     Mutation(
         "models: malloc is not told to give blocks back",
-        "jsg/models/host_memory.py",
-        "library.mallopt(M_MMAP_THRESHOLD, LARGE)",
+        "jsg/malloc.py",
+        "set_thresholds(LARGE, KEPT)",
         "pass",
-        "tests/models/test_host_memory.py",
+        "tests/test_malloc.py",
     ),
     Mutation(
         "models: malloc is never told to keep blocks again",
-        "jsg/models/host_memory.py",
-        "library.mallopt(M_MMAP_THRESHOLD, LARGEST)",
+        "jsg/malloc.py",
+        "set_thresholds(LARGEST, 2 * LARGEST)",
         "pass",
-        "tests/models/test_host_memory.py",
+        "tests/test_malloc.py",
     ),
     Mutation(
         "kernels: a query sees the token behind it",

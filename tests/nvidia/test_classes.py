@@ -4,6 +4,7 @@
 """
 
 import functools
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -244,22 +245,33 @@ def test_experts(name: str, side: str, num_rows: int, nvdisasm):
 
 
 @pytest.mark.parametrize("name", OTHER_CARDS)
-def test_choices_of_experts_and_tokens(name: str, nvdisasm):
+def test_choices_of_tokens_and_of_few_experts(name: str, nvdisasm):
     column = functools.partial(array, ROWS)
     logits = array(ROWS, VOCAB, dtype="float32")
     limits = column(dtype="float32"), column(dtype="float32"), column(dtype="int32"), column(dtype="float32")
     few = functools.partial(expert_routes, choice=ChoiceSpec(per_token=2), first=0, num_own=8)
-    many = functools.partial(expert_routes, choice=ChoiceSpec(per_token=8), first=0, num_own=128)
     for kernel, fn, args in (
         ("expert_routes_kernel", few, (array(8192, 8, dtype="float32"),)),
-        ("choose_kernel", many, (array(8192, 128, dtype="float32"),)),
-        ("place_kernel", many, (array(256, 128, dtype="float32"),)),
         ("kept_threshold_kernel", kept_threshold, (logits, *limits)),
         ("top_logits_kernel", lambda logits: top_logits(logits, 20), (logits,)),
     ):
-        program = compile_for(name, fn, *args)
-        assert program.fits
-        assert spills(program.instructions(kernel, nvdisasm)) == set()
+        check_kernel(compile_for(name, fn, *args), kernel, nvdisasm)
+
+
+def check_kernel(program: Program, kernel: str, nvdisasm: pathlib.Path) -> None:
+    assert program.fits
+    assert spills(program.instructions(kernel, nvdisasm)) == set()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in ("l4", "b200") else pytest.mark.long) for name in NAMES if name != "h200"],
+)
+def test_choices_of_many_experts(name: str, nvdisasm):
+    """Other classes are long: it takes as long to compile as all kernels of the test before."""
+    many = functools.partial(expert_routes, choice=ChoiceSpec(per_token=8), first=0, num_own=128)
+    for kernel, num_tokens in (("choose_kernel", 8192), ("place_kernel", 256)):
+        check_kernel(compile_for(name, many, array(num_tokens, 128, dtype="float32")), kernel, nvdisasm)
 
 
 @functools.cache

@@ -121,6 +121,29 @@ QWEN3_30B_A3B = QWEN3_4B | {
     "num_key_value_heads": 4,
     "tie_word_embeddings": False,
 }
+_HYBRID = {
+    name: value for name, value in LLAMA_8B.items() if name not in ("rope_parameters", "rope_scaling", "head_dim")
+}
+QWEN3_5_9B = _HYBRID | {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "vocab_size": 248_320,
+    "intermediate_size": 12_288,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "full_attention_interval": 2,  # so that one of two layers is full
+    "rms_norm_eps": 1e-6,
+}
+QWEN3_5_35B_A3B = {name: value for name, value in QWEN3_5_9B.items() if name != "intermediate_size"} | {
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "model_type": "qwen3_5_moe_text",
+    "hidden_size": 2048,
+    "num_key_value_heads": 2,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
 _OTHER_FIELDS = {name: value for name, value in LLAMA_8B.items() if name not in ("rope_parameters", "rope_scaling")}
 PHI_4_MINI = _OTHER_FIELDS | {
     "architectures": ["Phi3ForCausalLM"],
@@ -199,12 +222,15 @@ FAMILIES = {
         SHORTER | {"layer_types": [FULL, FULL], "num_kv_shared_layers": 1},
     ),
     "experts-beside": (PUBLISHED["gemma-4-26b-a4b-it"].file, SHORTER | {"layer_types": [*LAYER_KINDS[::-1]]}),
+    "linear": (QWEN3_5_9B, SHORTER),
+    "linear-experts": (QWEN3_5_35B_A3B, SHORTER),
     "aligned-window": (PUBLISHED["llama-4-scout"].file, SHORTER | {"no_rope_layers": [1, 0]}),
 }
 """A family that is not here has the records of one that is, up to sizes: Seed-OSS those of "biases", Ministral and
 Mistral Small those of "window"."""
 LONG = (
     "experts-beside",
+    "larger-experts",
     "sigmoids-and-norms",
     "float32-router",
     "experts-in-one-tensor",
@@ -244,6 +270,23 @@ def test_extend_of_other_models(name: str):
     assert program.temporary_bytes <= extend_bound(family(name).config, 512, jnp.bfloat16.dtype.itemsize)
 
 
+def test_a_layer_of_linear_attention_costs_hardly_more_launches_than_one_of_attention():
+    """Beside the feed-forward block: a norm, two projections, the rule with its states, and the projection behind it.
+
+    The step reads and writes each state once: 2 MiB of float32 for each row and layer, beside the last inputs.
+    """
+    of = programs.make_model(QWEN3_5_9B, num_hidden_layers=2, **SHORTER)
+    deep = programs.make_model(QWEN3_5_9B, num_hidden_layers=3, **SHORTER)  # a layer of linear attention more
+    key = BucketKey(Phase.DECODE, 32, 32)
+    two, three = (each.programs.program(("forward", key)) for each in (of, deep))
+    check_forward(three, deep)
+    assert len(three.launches) - len(two.launches) <= MAX_LAUNCHES
+    rules = [launch for launch in three.launches if launch.name == "delta_kernel"]
+    assert len(rules) == 2, "one launch for each layer"
+    states = sum(shape.num_bytes(2) for shapes in deep.config.state_shapes for shape in shapes)
+    assert states == 2 * (2 * 2**20 + 2 * 4 * 8192)
+
+
 MAX_LAUNCHES_WITH_EXPERTS = MAX_LAUNCHES + 5
 """Of a layer with experts. In place of gate and up, silu, and down: the router, the routes, the copies, three grouped
 matmuls, silu, and the weighted sum."""
@@ -254,7 +297,7 @@ matmuls, silu, and the weighted sum."""
     [BucketKey(Phase.DECODE, 64, 64), BucketKey(Phase.EXTEND, programs.CHUNK, 256)],
     ids=lambda key: f"{key.phase}-{key.num_tokens}",
 )
-@pytest.mark.parametrize("name", ["experts", "larger-experts"])
+@pytest.mark.parametrize("name", ["experts", pytest.param("larger-experts", marks=pytest.mark.long)])
 def test_tokens_run_the_experts_that_they_chose(name: str, key: BucketKey):
     """Nothing is computed for each token and each expert, and choosing costs a launch or two."""
     of, (shape, options) = family(name), FAMILIES[name]

@@ -112,6 +112,7 @@ def test_why_the_cached_prefix_ended_is_told_when_asked_for(tokenizer: Tokenizer
         "first_difference": {"position": 1, "token_id": 8, "cached_token_ids": [5, 6]},
         "evicted_at": None,
         "evicted_tokens": 0,
+        "unusable_tokens": 0,
         "namespace": namespace_digest("salted"),
     }
     assert "salted" not in str(answer.result())

@@ -85,8 +85,10 @@ def keys_of(order: Order, waiting: Iterable[RunningRequest]) -> dict[RunningRequ
         return order.keys(waiting)
     keys: dict[RunningRequest, Key] = {}
     for running in waiting:
-        assert running.watch is not None
-        number = order._number_of(running) if isinstance(order, OneByOne) else -running.watch.matched
+        assert running.watch is not None and running.watch.group is not None
+        number = (
+            order._number_of(running) if isinstance(order, OneByOne) else -order._cache.usable_of(running.watch.group)
+        )
         keys[running] = -running.request.priority, number, running.arrival
     return keys
 

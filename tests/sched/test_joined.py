@@ -3,7 +3,7 @@
 import dataclasses
 import random
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from unittest import mock
 
@@ -16,6 +16,7 @@ from jsg.config import POLICIES
 from jsg.errors import ContextLengthError, JsgError, QueueFullError, RequestError
 from jsg.sched import joined as joined_requests
 from jsg.types import FinishType, Request, SamplingParams
+from jsg.window import Window
 from tests.sched.integrity import check_scheduler
 from tests.sched.simulated import Answer, EngineShape, SimulatedEngine
 from tests.sched.test_position_jumps import engine_out_of_words
@@ -418,10 +419,29 @@ def test_what_cannot_fit_is_refused():
     engine = make_engine(num_pages=12, page_size=4)
     with pytest.raises(RequestError, match="12 pages"):
         engine.add(joined("copies", max_new=3))
-    engine.scheduler._config = dataclasses.replace(engine.scheduler._config, has_windows=True)
-    with pytest.raises(RequestError, match="sliding window"):
-        engine.add(joined("windows", max_new=3))
+    changed = mock.patch.object(engine.scheduler.table, "_states", (object(),))
+    with changed, pytest.raises(RequestError, match="state of each request"):
+        engine.add(joined("kinds", max_new=3))
     assert engine.scheduler.is_idle
+
+
+def test_a_joined_prompt_fits_in_all_windows_or_is_refused():
+    total = len(joined("", max_new=0).input_ids)
+    for windows in ((Window(total + 4),), (Window(total + 4, is_aligned=True), Window(100))):
+        engine = make_engine(num_pages=200, windows=windows, part_rate=0.7)
+        with pytest.raises(RequestError, match=rf"sliding window of {total + 4} tokens.* have {total + 5} tokens"):
+            engine.add(joined("long", max_new=6))
+        for rid in ("first", "again"):
+            engine.add(joined(rid, max_new=5))
+            engine.run_until_idle()
+        assert engine.answers["again"].cached_tokens == total - 1
+        engine.check_answers()
+    engine = make_engine(windows=(Window(total),), page_size=4, part_rate=0.7)
+    with pytest.raises(RequestError, match="pages of one token, but --page-size is 4"):
+        engine.add(joined("pages", max_new=1))
+    engine = make_engine(num_pages=200, windows=(Window(20),), chunk=8, part_rate=0.0, has_cache=False)
+    with pytest.raises(RequestError, match="must fit in the 28 pages"):
+        engine.add(joined("parts", PREFIX[:8], ((1, 2, 3), (2, 3, 4), (3, 4, 5)), max_new=1))
 
 
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=10).map(tuple)
@@ -457,15 +477,26 @@ def requests(draw: st.DrawFn, rid: str) -> Request:
 
 def test_random_traffic_with_joined_prompts():
     """Whatever else runs, waits, is held, retracted or aborted: every token sees what it should, where it should."""
-    hypothesis.settings(max_examples=25)(hypothesis.given(st.data())(play))()
+    hypothesis.settings(max_examples=25)(hypothesis.given(st.data())(lambda data: play(data)))()
 
 
 @pytest.mark.slow
 def test_random_traffic_with_joined_prompts_at_length():
-    hypothesis.settings(max_examples=400)(hypothesis.given(st.data())(play))()
+    hypothesis.settings(max_examples=400)(hypothesis.given(st.data())(lambda data: play(data)))()
 
 
-def play(data: st.DataObject) -> None:
+@pytest.mark.parametrize("num_examples", [15, pytest.param(150, marks=pytest.mark.slow)])
+def test_random_traffic_with_joined_prompts_in_windows(num_examples: int):
+    """Layers with a window, which some joined prompts fit in, and for which parts of pages are short."""
+
+    def play_in_windows(data: st.DataObject) -> None:
+        windows = data.draw(st.sampled_from([(Window(16),), (Window(30, is_aligned=True),), (Window(12), Window(40))]))
+        play(data, {"windows": windows, "part_rate": data.draw(st.sampled_from([0.0, 0.5, 0.8]))})
+
+    hypothesis.settings(max_examples=num_examples)(hypothesis.given(st.data())(play_in_windows))()
+
+
+def play(data: st.DataObject, knobs: Mapping[str, Any] | None = None) -> None:
     page_size = data.draw(st.sampled_from([1, 1, 4]))
     shape = EngineShape(
         num_pages=data.draw(st.integers(6, 20)) * 4 // page_size,
@@ -481,6 +512,7 @@ def play(data: st.DataObject) -> None:
         draft_len=data.draw(st.sampled_from([0, 0, 3])),
         shares_prefixes=data.draw(st.booleans()),
         context_length=96,
+        **(knobs or {}),
     )
     at_once = data.draw(st.sampled_from([1, 2, 1000]))
     with mock.patch.multiple(joined_requests, COPIED_AT_ONCE=0, MIN_AT_ONCE=at_once):
@@ -510,7 +542,9 @@ def send(data: st.DataObject, shape: EngineShape) -> None:
         except QueueFullError:
             assert engine.scheduler.table.words._limit == 8
         except JsgError:
-            assert len(request.input_ids) + request.sampling.max_new_tokens > shape.num_pages * shape.page_size // 4
+            num_tokens = len(request.input_ids) + request.sampling.max_new_tokens
+            is_long = num_tokens > shape.num_pages * shape.page_size // 4
+            assert is_long or (request.joined and shape.windows and (shape.page_size > 1 or num_tokens > 12))
         if engine.answers and data.draw(st.integers(0, 4)) == 0:
             rid = data.draw(st.sampled_from(sorted(engine.answers)))
             if engine.answers[rid].finish is None:

@@ -1,14 +1,21 @@
 """Layers with a window: which cached prefixes can still be used, and what is decided by that."""
 
+import random
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
+from jsg.cache.block_events import BlockRecorder, BlocksCleared, BlocksRemoved, BlocksStored
+from jsg.cache.node import Node
 from jsg.types import Request
 from jsg.window import Window
 from tests.sched.simulated import EngineShape, SimulatedEngine
 from tests.sched.test_scheduler import make_request
 
 WINDOW = Window(4)
+BLOCK = 2
+"""Pages of a block of events."""
 
 
 def make_engine(num_parts: int, **knobs: object) -> SimulatedEngine:
@@ -44,3 +51,114 @@ def test_what_a_waiting_request_needs_goes_last(waits: bool):
     engine.run_until_idle()
     assert engine.answers["later"].cached_tokens == (12 if waits else 0)
     engine.check_answers()
+
+
+def with_a_gone_beginning() -> SimulatedEngine:
+    """The cache has 20 tokens of a prompt that begins with 2, whose first 14 have no parts, and 18 of one with 3."""
+    engine = make_engine(24)
+    for first, length in ((2, 20), (3, 18)):
+        engine.add(prompt(f"cached {first}", first, length, max_new=0))
+        engine.run_until_idle()
+    (group,) = engine.scheduler.table.windows
+    assert (engine.cache.stats().num_cached_tokens, group.counts) == (38, (0, 24, 0))
+    return engine
+
+
+def test_the_order_of_the_queue_goes_by_what_can_be_used():
+    engine = with_a_gone_beginning()
+    for first, length in ((2, 10), (3, 8)):
+        engine.add(prompt(f"{first}", first, length, 6, max_new=1))
+    engine.run_until_idle()
+    order = dict.fromkeys(entry.running.request.rid for batch in engine.batches for entry in batch.entries)
+    assert [*order][-2:] == ["3", "2"], "the longer prefix cannot be used"
+    assert engine.answers["3"].cached_tokens == 8
+    engine.check_answers()
+
+
+def test_a_report_says_how_much_is_cached_in_vain():
+    engine = with_a_gone_beginning()
+    engine.add(prompt("asked", 2, 4, 6, 6, max_new=1, return_cache_info=True))
+    engine.run_until_idle()
+    report = engine.answers["asked"].cache_report
+    assert report is not None and report.first_difference is None
+    assert (report.matched_tokens, report.unusable_tokens, report.matchable_tokens) == (0, 4, 5)
+    engine.check_answers()
+
+
+class Router:
+    """Who knows of the cache what block events say: by name of a block the name before it."""
+
+    def __init__(self, engine: SimulatedEngine):
+        self._cache = engine.cache
+        self._recorder = BlockRecorder(BLOCK * engine.shape.page_size, engine.cache.usable_at)
+        engine.cache.observe(self._recorder)
+        self.blocks: dict[int, int | None] = {}
+        self.num_back = 0
+
+    def take(self) -> None:
+        """Takes the events since the last time, and compares what they leave with the tree."""
+        for event in self._recorder.take():
+            match event:
+                case BlocksStored(hashes, parent):
+                    assert parent is None or parent in self.blocks, "a block comes before the one that it follows"
+                    assert not self.blocks.keys() & set(hashes), "a block is told twice"
+                    self.blocks |= zip(hashes, (parent, *hashes), strict=False)
+                case BlocksRemoved(hashes):
+                    for name in reversed(hashes):
+                        del self.blocks[name]
+                    self.num_back += 1
+                    assert not set(self.blocks.values()) & set(hashes), "a block goes before one that follows it"
+                case BlocksCleared():
+                    self.blocks.clear()
+        expected = [
+            name for root in self._cache.roots for child in root.children.values() for name in self._told(child)
+        ]
+        assert sorted(expected) == sorted(self.blocks)
+
+    def _told(self, node: Node) -> list[int]:
+        """The blocks at and below a node behind or at whose end some prompt can go on."""
+        ending, below = self._recorder._endings[node.serial], []
+        for child in node.children.values():
+            below += self._told(child)
+        start = (ending.depth - node.num_tokens) // self._recorder.block_tokens
+        usable = max((end for end in self._ends(node)), default=0)
+        return [*ending.hashes[: max(min(usable, ending.depth) // self._recorder.block_tokens - start, 0)], *below]
+
+    def _ends(self, node: Node) -> Iterator[int]:
+        """How much can be used at the end of the node and of all below."""
+        yield self._cache.usable_at(node)
+        for child in node.children.values():
+            depth = self._recorder._endings[node.serial].depth
+            yield from (end for end in self._ends(child) if end > depth)
+
+
+@pytest.mark.parametrize("page_size", [1, 2])
+def test_routers_are_told_of_blocks_that_are_of_use(page_size: int):
+    num_back = 0
+    for seed in range(3):
+        rng = random.Random(seed)
+        shape = EngineShape(
+            num_pages=80,
+            page_size=page_size,
+            max_running=3,
+            windows=(Window(3), Window(6), Window(5, is_aligned=True)),
+            part_rate=0.4,
+        )
+        engine = SimulatedEngine(shape)
+        router = Router(engine)
+        for index in range(30):
+            tokens = [
+                *([2, 3, 4, 5] * 4)[: rng.randrange(1, 16)],
+                *(rng.randrange(2, 7) for _ in range(rng.randrange(1, 20))),
+            ]
+            engine.add(make_request(f"{index}", tuple(tokens), max_new=rng.randrange(1, 12)))
+            for _ in range(rng.randrange(6)):
+                engine.step()
+                router.take()
+        engine.run_until_idle()
+        router.take()
+        num_back += router.num_back
+        engine.check_answers()
+        router.take()
+        assert not router.blocks
+    assert num_back > 20

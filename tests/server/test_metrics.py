@@ -265,6 +265,28 @@ def test_scrapes_share_one_question_and_the_last_answer_is_kept():
     asyncio.run(run())
 
 
+def test_the_use_of_several_pools_is_that_of_each_by_its_size():
+    """An engine may be full although many tokens are free: of layers with a window."""
+
+    def engine(num_free: int, usage: float) -> SimpleNamespace:
+        async def stats() -> dict[str, float]:
+            pool = {"num_free_tokens": num_free, "num_evictable_tokens": 40, "num_protected_tokens": 10}
+            return {**pool, "num_uncached_tokens": 0, "kv_usage": usage}
+
+        info = SimpleNamespace(max_total_tokens=num_free + 50, page_size=1)
+        return SimpleNamespace(is_alive=True, is_stalled=False, info=info, stats=stats)
+
+    async def run() -> None:
+        fleet = SimpleNamespace(is_alive=True, is_stalled=False, engines=(engine(50, 1.0), engine(250, 0.2)), routed={})
+        stats = EngineStats(fleet)  # pyright: ignore[reportArgumentType]
+        await stats.refresh()
+        values = {family.series.name: [*family.samples.values()] for family in stats.families()}
+        assert values["jsg:kv_usage"] == [(pytest.approx(0.4),)]
+        assert values["jsg:kv_used_tokens"] == [(20,)]
+
+    asyncio.run(run())
+
+
 def test_requests_under_way_are_seen(server: RunningServer, http: httpx.Client):
     with server.holding(3):
         result = scrape(http)

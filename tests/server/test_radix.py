@@ -227,12 +227,12 @@ def quick(monkeypatch):
 def test_nobody_is_told_when_nobody_looks(quick):
     async def main() -> None:
         direct = Direct()
-        assert not direct.cache._observers
+        assert not direct.cache._observers._each
         reader = direct.reader()
         with direct.feed.listening(reader):
             await reader.snapshot()
-            assert len(direct.cache._observers) == 1
-        while direct.cache._observers:
+            assert len(direct.cache._observers._each) == 1
+        while direct.cache._observers._each:
             await asyncio.sleep(0.001)
         assert direct.feed._asking is not None
         await direct.feed._asking

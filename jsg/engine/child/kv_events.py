@@ -23,6 +23,7 @@ from jsg.cache.block_events import (
     BlocksStored,
     block_tokens_of,
 )
+from jsg.cache.radix import RadixCache
 from jsg.engine.child.protocol import KvEvents
 from jsg.errors import ConfigError
 from jsg.types import namespace_digest
@@ -96,10 +97,12 @@ class KvEventPublisher:
         self._thread = Thread(target=_publish, args=arguments, daemon=True)
         self._thread.start()
 
-    def recorder(self, page_size: int) -> BlockRecorder:
-        """What must observe the tree, which is empty, so that its changes are published."""
-        self._recorder = BlockRecorder(block_tokens_of(page_size))
-        return self._recorder
+    def observe(self, cache: RadixCache) -> None:
+        """Publishes the changes of a tree, which is empty."""
+        assert not cache.num_nodes, "who publishes a tree must see it grow from its beginning"
+        usable_at = cache.usable_at if cache.kinds else None
+        self._recorder = BlockRecorder(block_tokens_of(cache.page_size), usable_at)
+        cache.observe(self._recorder)
 
     def publish(self) -> None:
         """Sends one batch with the events since the last one, if there are any."""

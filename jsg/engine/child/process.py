@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, final
 import msgspec
 import zmq
 
-from jsg.cache.observer import TreeObserver
+from jsg.cache.radix import RadixCache
 from jsg.config import EngineConfig
-from jsg.engine.child.free_memory import IdleTrim
+from jsg.engine.child.free_memory import IdleTrim, collect_seldom
 from jsg.engine.child.heartbeat import HeartbeatSender, LoopClock
 from jsg.engine.child.intake import Intake, Taker
 from jsg.engine.child.log import log_to_stderr
@@ -84,10 +84,11 @@ class Core(Taker, Protocol):
 
 
 class CacheOwner(Protocol):
-    """A core whose prefix cache can be observed. Scripted cores of tests have none."""
+    """A core with a prefix cache. Scripted cores of tests have none."""
 
-    def observe_cache(self, observer: TreeObserver) -> None:
-        """Tells `observer` of each change of the cache, which is empty."""
+    @property
+    def cache(self) -> RadixCache:
+        """The cache."""
         ...
 
 
@@ -212,12 +213,11 @@ def run(start: EngineStart) -> int:
         link.send(FromEngine(failure=Failure.of(error)))
         link.close(START_FLUSH_MS)
         return 2
-    gc.freeze()  # these objects live as long as the process, so later collections need not visit them
-    gc.enable()
+    collect_seldom()
     link.send(FromEngine(ready=core.info))
     idle = IdleTrim()
     if publisher is not None:
-        cast(CacheOwner, core).observe_cache(publisher.recorder(core.info.page_size))
+        publisher.observe(cast(CacheOwner, core).cache)
 
     def settle() -> None:
         gc.freeze()  # settling has made 100 000 more objects that stay

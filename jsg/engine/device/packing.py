@@ -18,6 +18,7 @@ from jsg.sched.vision_store import DUMP_ROW
 from jsg.types import SamplingParams
 
 FROM_DEVICE = -1
+PIECES = "pieces"
 
 
 def empty_step(
@@ -26,7 +27,8 @@ def empty_step(
     """The int32 array of `step.PackedInputs` for a step of this shape, all zeros, and views of its parts by name."""
     sizes = packed_sizes(key, num_groups, has_states=has_states)
     packed = np.zeros(sum(sizes), np.int32)
-    return packed, dict(zip(PackedInputs._fields, np.split(packed, np.cumsum(sizes)[:-1]), strict=True))
+    names = (*PackedInputs._fields, PIECES)[: len(sizes)]
+    return packed, dict(zip(names, np.split(packed, np.cumsum(sizes)[:-1]), strict=True))
 
 
 def pack_forward(
@@ -50,7 +52,7 @@ def pack_forward(
     """
     packed, parts = empty_step(key, len(maps), has_states=has_states)
     counts, token_ids, positions, model_positions, slots, rows, logit_index, *rest = parts.values()
-    groups, tiles, pieces = rest[:4], rest[4:8], rest[8]
+    groups, tiles = rest[:4], rest[4:8]
     lens = np.array([entry.num_new for entry in batch.entries])
     ends = np.cumsum(lens)
     num_tokens = ends[-1]
@@ -78,7 +80,7 @@ def pack_forward(
         _fill_groups(groups, batch)
     if has_states:
         slots, is_known = ([getattr(entry, name) for entry in batch.entries] for name in ("state_slot", "is_known"))
-        pieces.reshape(-1, key.num_rows)[:, : len(lens)] = ends - lens, lens, slots, slots, starts, is_known
+        parts[PIECES].reshape(-1, key.num_rows)[:, : len(lens)] = ends - lens, lens, slots, slots, starts, is_known
     return packed
 
 

@@ -13,8 +13,8 @@ from jsg.models.spec import ModelSpec
 from jsg.window import Window
 
 SEQUENCE_WINDOWS = 4
-"""Sequences in the pool, which run or are cached, are taken to be so many windows long. Of shorter ones, layers with a
-window hold fewer than the other layers could."""
+"""Sequences in the pool, which run or are cached, are taken to be so many windows long at most. Of shorter ones, layers
+with a window hold fewer than the other layers could."""
 
 
 class WindowPool(NamedTuple):
@@ -48,12 +48,24 @@ class PoolSizes:
         """The bytes of a token, by window."""
         return {window: size for window, size in self.bytes_per_token.items() if window is not None}
 
+    def sequence_length(self, window: Window) -> int:
+        """How many tokens long sequences are taken to be that a window's group has room for.
+
+        In windows it is the ratio of the bytes of all layers to those of layers that see all tokens. With one window at
+        least half as many requests run then, however long they are, as if the pool were shared out for their length. It
+        is `SEQUENCE_WINDOWS` at most, since most requests are not longer.
+        """
+        of_all, windows = sum(self.bytes_per_token.values()), SEQUENCE_WINDOWS * window.length
+        if (of_full := self.bytes_per_token.get(None)) is not None:
+            windows = min(windows, window.length * of_all // of_full)
+        return min(windows, max(self.context_length, window.length))
+
     def window_tokens(self, window: Window, pool_tokens: int) -> int:
         """Tokens of a window's group beside so many tokens in all: a window for each sequence, and a chunk.
 
         There are no more sequences than requests may run, and what fits beside one request of the longest context.
         """
-        size, length = self.page_size, SEQUENCE_WINDOWS * window.length
+        size, length = self.page_size, self.sequence_length(window)
         beside = -(-max(pool_tokens - self.context_length, 0) // length)
         sequences = min(-(-pool_tokens // length), self.max_running + beside)
         pages = max(sequences, 1) * (-(-(window.length - 1) // size) + 1) + -(-self.chunk // size)

@@ -132,11 +132,11 @@ def over_devices(state: DeviceState, mesh: Mesh | None, axes: Sequence[Sequence[
     `axes` are those of heads in the arrays of `KVPool.states`.
     """
 
-    def shared(x: jax.ShapeDtypeStruct, axis: int | None) -> jax.ShapeDtypeStruct:
+    def shared(x: Any, axis: int | None) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of(mesh, axis, len(x.shape)))
 
     layers = jax.tree.map(lambda x: shared(x, HEADS_AXIS), state.pool.layers)
-    states = tuple(tuple(map(shared, *each)) for each in zip(state.pool.states, axes, strict=True))
+    states: Any = tuple(tuple(map(shared, arrays, each)) for arrays, each in zip(state.pool.states, axes, strict=True))
     pool = KVPool(layers, states)
     return jax.tree.map(lambda x: shared(x, None), state._replace(pool=None))._replace(pool=pool)
 

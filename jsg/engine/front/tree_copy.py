@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 Change = tuple[str | int, ...]
-"""One of ("split", upper, lower, tokens of upper), ("insert", id, parent, tokens), ("evict", id), ("hit", id, hits) and
-("hold", id, holders). A parent that is a namespace is 0."""
+"""One of ("split", upper, lower, tokens of upper), ("insert", id, parent, tokens), ("evict", id), ("hit", id, hits),
+("hold", id, holders) and ("use", id, whether it can be used). A parent that is a namespace is 0."""
 
 
 class TreeNode(NamedTuple):
@@ -19,6 +19,7 @@ class TreeNode(NamedTuple):
     hits: int
     tokens: bytes
     namespace: str | None
+    is_usable: bool = True
 
 
 @final
@@ -57,9 +58,9 @@ class TreeCopy:
 
 
 def _node(row: Sequence[Any]) -> TreeNode:
-    number, above, length, holders, used_at, hits, tokens = row
-    is_top = isinstance(above, str)
-    return TreeNode(number, 0 if is_top else above, length, holders, used_at, hits, tokens, above if is_top else None)
+    number, above, length, holders, used_at, hits, tokens, is_usable = row
+    parent, namespace = (0, above) if isinstance(above, str) else (above, None)
+    return TreeNode(number, parent, length, holders, used_at, hits, tokens, namespace, is_usable)
 
 
 def changes_between(
@@ -67,32 +68,35 @@ def changes_between(
 ) -> list[Change]:
     """The steps from one state of a tree to the next one, in which the nodes of `told` are new or other than before.
 
-    An upper half begins with the hits and holders of the lower half, and any other new node without.
+    An upper half begins with the hits and holders of the lower half, and any other new node without. It can be used as
+    the lower half can, and any other new node can.
     """
     changes: list[Change] = []
-    begin: dict[int, tuple[int, int]] = {}  # hits and holders that the reader knows of
+    begin: dict[int, tuple[int, int, bool]] = {}  # hits, holders and use that the reader knows of
     for node in told.values():
         old = before.get(node.id)
         if old is None:
             continue
-        begin[node.id] = old.hits, old.holders
+        begin[node.id] = old.hits, old.holders, old.is_usable
         if node.parent != old.parent:  # only a split moves a node, and all that is between is new then
             for upper in reversed(_new_above(node, before, told)):
                 changes.append(("split", upper.id, node.id, upper.length))
-                begin[upper.id] = old.hits, old.holders
+                begin[upper.id] = old.hits, old.holders, old.is_usable
     for node in told.values():
         if node.id not in begin:
             for new in reversed([node, *_new_above(node, before, told)]):
                 if new.id not in begin:
                     changes.append(("insert", new.id, new.parent, new.length))
-                    begin[new.id] = 0, 0
+                    begin[new.id] = 0, 0, True
     changes += [("evict", gone) for gone in removed if gone in before]
     for node in told.values():
-        hits, holders = begin[node.id]
+        hits, holders, is_usable = begin[node.id]
         if node.hits > hits:
             changes.append(("hit", node.id, node.hits))
         if node.holders != holders:
             changes.append(("hold", node.id, node.holders))
+        if node.is_usable != is_usable:
+            changes.append(("use", node.id, int(node.is_usable)))
     return changes
 
 

@@ -15,6 +15,7 @@ from jsg.constrained.special_tokens import check_names
 from jsg.constrained.stop_patterns import stop_patterns
 from jsg.engine.child.protocol import ModelInfo, Progress
 from jsg.engine.core import EngineCore
+from jsg.engine.find import find_model
 from jsg.engine.media_reader import ModelMediaReader
 from jsg.engine.offline.driver import Driver
 from jsg.engine.offline.grammars import OfflineGrammars, Tables
@@ -22,7 +23,6 @@ from jsg.engine.offline.lang_backend import EngineBackend, EngineModel
 from jsg.engine.offline.media import Media, with_media
 from jsg.engine.selfcheck import SelfCheck
 from jsg.errors import ConfigError, JsgError, RequestError
-from jsg.models.find import find_model
 from jsg.processing.answer import Answer, Prompt, asked
 from jsg.processing.media_prompt import MediaReader
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer

@@ -39,6 +39,7 @@ FAMILY = deepseek_v3.FAMILY.variant(
         "n_group": 1,
         "topk_group": 1,
         "routed_scaling_factor": 1.8,
+        "num_nextn_predict_layers": 0,
         "mlp_layer_types": None,
     },
     without="first_k_dense_replace",

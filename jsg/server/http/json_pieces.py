@@ -1,7 +1,7 @@
 """Long responses of JSON that are made while they are sent, on the event loop and piece by piece.
 
-A thread would not help, because whoever makes JSON holds the interpreter. Beside one that made 84 MB, a turn of the
-loop that takes 17 ms lasted 0.12 s: after each call of the system the loop had to wait until the thread let it go on.
+A thread would not help, because whoever makes JSON holds the interpreter. Beside one that made 84 MB, a turn of 17 ms
+lasted 0.12 s: after each call of the system the loop had to wait until the thread let it go on.
 """
 
 import contextlib

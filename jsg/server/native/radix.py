@@ -276,7 +276,7 @@ def _num_ids(change: Change) -> int:
 def _alike(some: dict[int, TreeNode], others: dict[int, TreeNode]) -> bool:
     """Whether two states of a tree differ in nothing that a change tells."""
 
-    def told(nodes: dict[int, TreeNode]) -> dict[int, tuple[int, int, int, int]]:
-        return {node.id: (node.parent, node.length, node.holders, node.hits) for node in nodes.values()}
+    def told(nodes: dict[int, TreeNode]) -> dict[int, tuple[int, int, int, int, bool]]:
+        return {n.id: (n.parent, n.length, n.holders, n.hits, n.is_usable) for n in nodes.values()}
 
     return told(some) == told(others)

@@ -12,6 +12,7 @@ from jsg.errors import NotFoundError
 
 LOCKED = 1
 FOLDED = 2
+UNUSABLE = 4
 TOP = 0
 """The parent of the first nodes of all namespaces."""
 
@@ -92,7 +93,7 @@ class View:
         return aggregates
 
     def _row(self, node: TreeNode, now_s: float, *, is_folded: bool) -> list[int]:
-        flags = (LOCKED if node.holders else 0) + (FOLDED if is_folded else 0)
+        flags = (LOCKED if node.holders else 0) + (FOLDED if is_folded else 0) + (0 if node.is_usable else UNUSABLE)
         age_s = max(int(now_s - node.used_at), 0)
         return [self.name(node.id), self.name(node.parent), node.length, node.holders, age_s, node.hits, flags]
 

@@ -62,6 +62,7 @@ class EngineSeries:
 
 
 _STATS = {**CORE_STATS, **LOOP_STATS}
+_POOL_KEYS = tuple(f"num_{state}_tokens" for state in ("free", "evictable", "protected", "uncached"))
 _GAUGES = {key for key, stat in _STATS.items() if stat.kind == "gauge"}
 
 
@@ -72,7 +73,7 @@ def _name(series: str, kind: Kind) -> str:
 ENGINE_SERIES = (
     EngineSeries(
         Series("jsg:kv_tokens", "gauge", "The tokens of the KV pool, by their state.", ("state",)),
-        {(state,): (f"num_{state}_tokens",) for state in ("free", "evictable", "protected", "uncached")},
+        {(key.removeprefix("num_").removesuffix("_tokens"),): (key,) for key in _POOL_KEYS},
     ),
     EngineSeries(
         Series(
@@ -221,9 +222,10 @@ def _joined(each: Sequence[_Told]) -> Stats:
     for told in each:
         for key, value in (told.stats or {}).items():
             joined[key] = joined.get(key, 0) + (value if told.engine.is_alive or key not in _GAUGES else 0)
-    held = joined.get("num_protected_tokens", 0) + joined.get("num_uncached_tokens", 0)
-    size = held + joined.get("num_free_tokens", 0) + joined.get("num_evictable_tokens", 0)
+    living = [told.stats for told in each if told.stats and told.engine.is_alive]
+    sizes = [sum(stats.get(key, 0) for key in _POOL_KEYS) for stats in living]
+    used = sum(stats.get("kv_usage", 0) * size for stats, size in zip(living, sizes, strict=True))
     prompt_tokens = joined.get("prompt_tokens", 0)
-    joined["kv_usage"] = held / size if size else 0.0
+    joined["kv_usage"] = used / sum(sizes) if any(sizes) else 0.0
     joined["cache_hit_rate"] = joined.get("cached_tokens", 0) / prompt_tokens if prompt_tokens else 0.0
     return joined

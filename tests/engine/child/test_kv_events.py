@@ -147,7 +147,7 @@ def new_socket() -> Iterator[Callable[[int], zmq.Socket]]:
 def publishing(where: KvEvents, page_size: int) -> Iterator[tuple[KvEventPublisher, RadixCache, PageAllocator]]:
     publisher, allocator = KvEventPublisher(where), PageAllocator(4001)
     cache = RadixCache(page_size, allocator)
-    cache.observe(publisher.recorder(page_size))
+    publisher.observe(cache)
     try:
         yield publisher, cache, allocator
     finally:

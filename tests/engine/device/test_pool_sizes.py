@@ -4,6 +4,8 @@ import dataclasses
 import pathlib
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jsg.config import EngineConfig
 from jsg.engine.device.memory import plan_memory
@@ -45,13 +47,54 @@ def test_one_request_of_published_models_takes_what_the_formula_says(small_model
 
 
 def test_each_sequence_has_its_window(small_model: pathlib.Path):
-    sizes = sizes_of(windowed(small_model, [None, 128]), max_running=8, page_size=1)
+    sizes = sizes_of(windowed(small_model, [None, 128, 128, 128, 128]), max_running=8, page_size=1)
     assert sizes.window_tokens(Window(128), CONTEXT) == 8 * 128 + 2048, "no more of them than run"
     assert sizes.window_tokens(Window(128), 2 * CONTEXT) == (8 + CONTEXT // 512) * 128 + 2048, "others are cached"
     assert sizes.window_tokens(Window(128), 3 * 512) == 3 * 512, "a pool has no more than all tokens"
     assert dataclasses.replace(sizes, chunk=0).window_tokens(Window(128), 3 * 512 - 1) == 3 * 128, (
         "they are four windows long"
     )
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_no_group_starves_whatever_the_options(data: st.DataObject):
+    """All requests of the longest context that the other layers have room for have their windows.
+
+    And of requests of any length, with one window, at least half as many run as if the pool were shared out for them.
+    """
+    page_size = data.draw(st.sampled_from([1, 4, 16]))
+    windows = data.draw(st.lists(st.integers(page_size, 500), min_size=1, max_size=3, unique=True))
+    of_full = data.draw(st.integers(1, 20))
+    sizes = PoolSizes(
+        bytes_per_token={None: of_full} | {Window(w): data.draw(st.integers(1, 3 * of_full)) for w in windows},
+        page_size=page_size,
+        chunk=data.draw(st.integers(1, 3000)),
+        max_running=data.draw(st.integers(1, 300)),
+        context_length=data.draw(st.integers(max(windows) + 16, 20_000)),
+    )
+    tokens = sizes.tokens_in(num_bytes := data.draw(st.integers(0, 10**7)))
+    pools = {pool.window.length: pool.tokens for pool in sizes.window_pools(tokens, num_bytes)}
+
+    def running(length: int) -> int:
+        """How many requests of a length run at a time, and one of them computes a chunk."""
+        counts = [min(sizes.max_running, tokens // (-(-length // page_size) * page_size))]
+        for window, there in pools.items():
+            pages = min(-(-length // page_size), -(-(window - 1) // page_size) + 1)
+            if there < tokens:
+                counts.append(max(there // page_size - -(-sizes.chunk // page_size), 0) // pages)
+        return min(counts)
+
+    if tokens >= sizes.context_length:
+        assert running(sizes.context_length) >= min(sizes.max_running, tokens // (sizes.context_length + page_size))
+    assert sum(count * sizes.windows[Window(window)] for window, count in pools.items()) + tokens * of_full <= num_bytes
+    if len(windows) == 1 and sum(sizes.windows.values()) <= 3 * of_full:  # else they are taken to be four windows long
+        length = data.draw(st.integers(16, sizes.context_length))
+        of_chunk = (sizes.chunk + 2 * page_size) * sum(sizes.windows.values())
+        of_each = of_full * (length + page_size)
+        of_each += sum(b * (min(length, w.length) + 2 * page_size) for w, b in sizes.windows.items())
+        best = min(sizes.max_running, max(num_bytes - of_chunk, 0) // of_each)
+        assert running(length) >= best // 2 - 2, (running(length), best)  # tokens and pages are whole
 
 
 def test_the_most_tokens_for_some_bytes(small_model: pathlib.Path):
@@ -86,7 +129,7 @@ def test_a_window_that_no_request_leaves_is_none(small_model: pathlib.Path):
         1,
         0,
     )
-    assert not model.for_context(32).has_windows
+    assert not any(model.for_context(32).layer_windows)
     assert windowed(small_model, [64, 64]).page_groups == (Window(64),)
 
 

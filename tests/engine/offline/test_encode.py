@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import jsg
+from jsg.engine.embedder import read_embedder
 from jsg.errors import ModelError, RequestError
 from jsg.models.config import read_spec
-from jsg.models.embedder import read_embedder
 from jsg.models.loading import load_model
 from jsg.processing.vectors import check_dimensions
 from tests.engine.late import late_programs

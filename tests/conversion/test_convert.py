@@ -22,12 +22,13 @@ from safetensors.numpy import load_file, save_file
 
 from bench.load import write_safetensors
 from bench.shapes import LLAMA_SMALL
+from jsg.conversion import convert as converting
+from jsg.conversion import orbax_writer
+from jsg.conversion.convert import convert
 from jsg.errors import ConfigError, ModelError
-from jsg.models import convert as converting
-from jsg.models import orbax_checkpoint, orbax_writer
+from jsg.models import orbax_checkpoint
 from jsg.models.checkpoint import open_checkpoint
 from jsg.models.config import read_spec
-from jsg.models.convert import convert
 from jsg.models.loading import abstract_model, checkpoint_shapes, load_model
 from tests.golden.variants import VARIANTS, random_tensor, random_tensors, tensor_shapes, write_checkpoint
 from tests.golden.vision_variants import vision_tensors, write_vision_checkpoint
@@ -502,7 +503,7 @@ def test_few_files_are_in_memory_at_a_time(tmp_path):
         from pathlib import Path
         import jax
         from bench.load import AnonymousPeak
-        from jsg.models.convert import convert, use_host
+        from jsg.conversion.convert import convert, use_host
         use_host()
         jax.block_until_ready(jax.numpy.zeros(3) + 1)
         with AnonymousPeak() as peak:

@@ -13,7 +13,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, json, sys
-from jsg.models.host_memory import freed_at_once
+from jsg.malloc import freed_at_once
 
 MIB = 2**20
 FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jsg.engine.device.panels import lay_out
 from jsg.kernels_pallas.inputs import Panels
 from jsg.models.config import read_spec
 from jsg.models.loading import abstract_model, load_model
-from jsg.models.panels import lay_out
 from jsg.models.spec import ModelSpec
 from tests.golden.variants import random_tensors, write_checkpoint
 from tests.models.paged import PagedModel

@@ -13,14 +13,15 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from jsg.conversion import orbax_writer
+from jsg.conversion.late_signals import signals_later
+from jsg.conversion.orbax_writer import Layout, Promise
 from jsg.errors import ConfigError, ModelError
-from jsg.models import orbax_checkpoint, orbax_writer
+from jsg.models import orbax_checkpoint
 from jsg.models.checkpoint import Checkpoint, open_checkpoint
 from jsg.models.config import read_spec
 from jsg.models.forms import INDEX_FILE
-from jsg.models.late_signals import signals_later
 from jsg.models.loading import abstract_model, checkpoint_shapes, is_unread, origins, with_own_head
-from jsg.models.orbax_writer import Layout, Promise
 from jsg.models.origin import Origin, Source
 from jsg.models.slices import outer_axis, sides_of, source_slices, view_of
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jsg.config import EngineConfig
+from jsg.engine.embedder import read_embedder
 from jsg.fields import read_json
 from jsg.models.config import read_spec
-from jsg.models.embedder import read_embedder
 from jsg.models.forms import weights_form
 from jsg.sources import resolve_model
 

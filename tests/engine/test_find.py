@@ -10,8 +10,8 @@ import pytest
 from huggingface_hub import constants
 
 from jsg.config import EngineConfig
+from jsg.engine.find import find_model
 from jsg.errors import ModelError
-from jsg.models.find import find_model
 from tests.fake_hub import fake_hub
 from tests.golden.variants import LLAMA
 
@@ -33,7 +33,6 @@ UNKNOWN = {
     "qwen2.5-vl": shape("Qwen2_5_VLForConditionalGeneration", **TEXT, vision_config={"depth": 32}),
     "kimi-k2.5": shape("KimiK25ForConditionalGeneration", text_config={"quantization_config": PACKED}),
     "gemma3n": shape("Gemma3nForConditionalGeneration", text_config=TEXT, audio_config=None),
-    "llama-4": shape("Llama4ForConditionalGeneration", text_config=TEXT, boi_token_index=200080),
     "phi-2": shape("PhiForCausalLM", **TEXT, hidden_act="gelu_new"),
     "mamba": shape("MambaForCausalLM", d_model=768, n_layer=24, vocab_size=50280),
     "falcon-h1": shape("FalconH1ForCausalLM", **TEXT, mamba_d_state=128),

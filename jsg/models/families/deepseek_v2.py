@@ -1,0 +1,42 @@
+"""DeepSeek V2 Lite and Coder V2 Lite: latent attention, and experts by a softmax whose weights are left as they are."""
+
+from jsg.fields import Fields
+from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
+from jsg.models.families import deepseek_v3, glm4_moe
+
+
+def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
+    """The feed-forward block of each layer. A greedy choice is from all experts, whatever groups the file has."""
+    all_in_one = config.under({"n_group": 1, "topk_group": 1})
+    return glm4_moe.mlp(all_in_one, choice={"is_renormed": False}, router={"rounds_weights": False})
+
+
+FAMILY = deepseek_v3.FAMILY.variant(
+    architecture="DeepseekV2ForCausalLM",
+    model_type="deepseek_v2",
+    other_types=(),
+    only={"scoring_func": "softmax", "topk_method": "greedy", "moe_layer_freq": 1}
+    | {"norm_topk_prob": False, "rope_interleave": True, "mlp_bias": False},
+    defaults={
+        "vocab_size": 102400,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,
+        "max_position_embeddings": 2048,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "moe_intermediate_size": 1407,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,  # as in all files; transformers has no default
+        "first_k_dense_replace": 0,
+        "routed_scaling_factor": 1.0,
+    },
+    without="n_group topk_group norm_topk_prob rope_interleave num_nextn_predict_layers",
+    ignored=deepseek_v3.FAMILY.ignored | {"n_group", "topk_group"},
+    aliases={"num_experts": "n_routed_experts"},
+    mlp=mlp,
+    later_layers=None,
+)

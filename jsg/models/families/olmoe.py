@@ -1,0 +1,37 @@
+"""OLMoE (1B-7B): Llama with norms of all heads together, and experts in all layers."""
+
+from jsg.fields import Fields
+from jsg.models.block_spec import ExpertsSpec
+from jsg.models.family import PLAIN
+from jsg.models.parts import is_on, read_experts
+
+
+def mlp(config: Fields) -> ExpertsSpec:
+    """Experts whose weights need not sum to one."""
+    choice = {"is_renormed": is_on(config, "norm_topk_prob")}
+    return read_experts(config, "num_experts", "intermediate_size", choice=choice)
+
+
+FAMILY = PLAIN.variant(
+    architecture="OlmoeForCausalLM",
+    model_type="olmoe",
+    only={"clip_qkv": None},
+    defaults={
+        "vocab_size": 50304,
+        "hidden_size": 2048,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": False,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+        "bos_token_id": None,
+        "eos_token_id": 50279,
+    },
+    aliases={"num_local_experts": "num_experts"},
+    attention={"bias": "attention_bias", "qk_norm": {"spans_heads": True}},
+    mlp=mlp,
+)
