@@ -6,6 +6,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.activation import Activation
 from jsg.models.block_spec import LayerInputSpec
 from jsg.models.layers import Embedding, Linear, RMSNorm
 
@@ -33,7 +34,7 @@ class LayerInput(nnx.Module):
     """Makes what a layer adds of its input."""
 
     def __init__(self, spec: LayerInputSpec, prefix: str, width: int, dtype: jax.typing.DTypeLike):
-        self.activation = spec.activation
+        self.activation: Activation = spec.activation
         self.gate = Linear((f"{prefix}.per_layer_input_gate",), width, (spec.width,), dtype)
         self.projection = Linear((f"{prefix}.per_layer_projection",), spec.width, (width,), dtype)
         self.norm = RMSNorm(spec.norm, f"{prefix}.", width, dtype)
