@@ -186,7 +186,7 @@ class RMSNorm(nnx.Module):
         order: tuple[int, ...] | None = None,
     ):
         """Declares the weight, if it has one. `order` is its `Part.order`."""
-        sources = side_by_side([f"{prefix}{spec.name}.weight"], [width], (), [1], [order])
+        sources = side_by_side([f"{prefix}{spec.name}{spec.suffix}"], [width], (), [1], [order])
         self.weight = parameter((width,), dtype, Origin(sources)) if spec.name else None
         self.shape, self.dtype = (width,), dtype
         self.eps = spec.eps

@@ -54,7 +54,7 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Float[np.ndarray, " ha
     The arithmetic follows PyTorch's float32 step by step, because an error here grows with the position. PyTorch's
     power is exact to the last bit, but numpy's float32 power is not.
     """
-    if rope.rotated is not None:
+    if rope.rotated is not None and rope.type != "proportional":
         turned = inverse_frequencies(dataclasses.replace(rope, rotated=None), rope.rotated)
         return np.pad(turned, (0, (head_dim - rope.rotated) // 2))
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
@@ -71,6 +71,9 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Float[np.ndarray, " ha
             return _yarn(wavelengths, rope, head_dim)
         case "longrope":
             return np.float32(1.0) / (np.asarray(rope.factors, np.float32) * wavelengths)
+        case "proportional":
+            is_turned = np.arange(len(fast)) < (rope.rotated or head_dim) // 2
+            return np.where(is_turned, fast, np.float32(0.0)) / np.float32(rope.factor)
 
 
 def attention_factor(rope: RopeSpec) -> float:

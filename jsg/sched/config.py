@@ -22,6 +22,7 @@ class SchedulerConfig:
 
     Attributes:
         has_windows: Whether some layer sees only the last tokens.
+        has_states: Whether some layer keeps a state of each request in place of keys and values.
         embeds: Whether requests ask for the vector of their prompt, with one new token that nobody reads.
         vision: The shape of the vision pool; None if the model takes text only.
     """
@@ -39,6 +40,7 @@ class SchedulerConfig:
     max_queued: int = 10_000
     max_holds: int = MAX_HOLDS
     has_windows: bool = False
+    has_states: bool = False
     embeds: bool = False
     vision: VisionShape | None = None
 
@@ -59,7 +61,7 @@ def check_request(request: Request, config: SchedulerConfig, table: RequestTable
             got = max(ids) if min(ids) >= 0 else min(ids)
             raise RequestError(f"{name}: token ids must be in [0, {config.vocab_size}), but got {got}", param=name)
     if request.joined:
-        check_joined(request, table, has_windows=config.has_windows)
+        check_joined(request, table, has_windows=config.has_windows, has_states=config.has_states)
 
 
 def check_positions(request: Request, context_length: int) -> np.ndarray | None:

@@ -34,7 +34,7 @@ def attention(config: Fields) -> list[AttentionSpec]:
     plain = dataclasses.replace(turned, rope=None, qk_norm=None, query_scale=growth)
     ropes = read_roped_layers(config)
     kinds = read_layer_types(config, (FULL, CHUNKED)) or [CHUNKED if has_rope else FULL for has_rope in ropes]
-    windows = {FULL: None}
+    windows: dict[str, Window | None] = {FULL: None}
     if CHUNKED in kinds:
         windows[CHUNKED] = Window(config.integer("attention_chunk_size", high=MAX_CONTEXT_LEN), is_aligned=True)
     return [
