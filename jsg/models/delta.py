@@ -60,7 +60,7 @@ class DeltaAttention(nnx.Module):
         """The outputs of the tokens, and the states after them. Positions turn nothing."""
         assert inputs.pieces is not None, "a step has its pieces"
         weights = DeltaWeights(
-            self.taps[...], self.decay_rate[...], self.decay_bias[...], self.norm.weight[...], self.spec.eps
+            self.taps[...], self.decay_rate[...], self.decay_bias[...], self.norm.factor, self.spec.eps
         )
         out, states = ops.gated_delta(self.joint(x), self.gates(x), weights, StateCache(*cache), inputs.pieces)
         return self.output(out.reshape(len(x), -1)), tuple(states)
