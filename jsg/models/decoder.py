@@ -130,7 +130,7 @@ class NormsOverHeads(nnx.Module):
         self.eps = norm.eps
         self.num_queries, self.num_keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
 
-        def weight(name: str, length: int, repeats: int) -> nnx.Param:
+        def weight(name: str | None, length: int, repeats: int) -> nnx.Param:
             """The weight of each key-value head's queries, or of its key."""
             sources = side_by_side([f"{prefix}.{name}.weight"], [length // repeats], (), [repeats], [order])
             return parameter(

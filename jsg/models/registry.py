@@ -74,6 +74,7 @@ FAMILIES: dict[str, Family] = {
     "Gemma4ForCausalLM": gemma4.FAMILY,
     "Olmo3ForCausalLM": olmo3.FAMILY,
     "OlmoeForCausalLM": olmoe.FAMILY,
+    "Llama4ForCausalLM": llama4.FAMILY,
     "Exaone4ForCausalLM": exaone4.FAMILY,
     "HunYuanDenseV1ForCausalLM": hunyuan_v1_dense.FAMILY,
     "GptOssForCausalLM": gpt_oss.FAMILY,

@@ -127,10 +127,9 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
 
     family = FAMILIES[architecture]
     theirs = AutoConfig.for_model(family.model_type)
-    values, ours = theirs.to_dict() | {"moe_layer_end_index": -1}, dict(family.defaults)
-    values |= dict.fromkeys(
-        ("layer_types", "no_rope_layers", "moe_layers", "mlp_layer_types", "per_layer_config")
-    )  # derived
+    names = "layer_types no_rope_layers per_layer_config moe_layers mlp_layer_types"
+    derived = {"moe_layer_end_index": -1} | dict.fromkeys(names.split())
+    values, ours = theirs.to_dict() | derived, dict(family.defaults)
     if "full_attention" not in ours.get("rope_parameters", {}):
         ours["rope_theta"] = ours.pop("rope_parameters", {}).get("rope_theta", ours["rope_theta"])
     values |= {name: value for name, value in theirs.rope_parameters.items() if name in ours}
@@ -142,8 +141,8 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
         values.setdefault(name, ours.get(name))
     if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
         values["sliding_window"] = type(theirs).sliding_window
-    derived = {"num_key_value_heads": theirs.num_attention_heads, "num_experts_per_tok": 6}
-    derived |= {"head_dim": 128, "global_head_dim": 512}
+    derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128, "global_head_dim": 512}
+    derived |= {"num_experts_per_tok": 6}
     for name, value in ours.items():
         theirs_too = values[name] if name in values else getattr(theirs, name, None)  # some have two names there
         assert (theirs_too or derived.get(name)) == (value or derived.get(name)), name
