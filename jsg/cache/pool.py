@@ -4,7 +4,7 @@ It is a list of arrays and not one stacked array, since a stacked pool that goes
 (docs/packages/cache.md). Padding tokens are written to page 0, which is never allocated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -20,12 +20,15 @@ class KVPool(NamedTuple):
     """Keys and values of all cached tokens, by layer. Each step takes the pool as a donation and returns it.
 
     Attributes:
-        layers: For each layer (keys, values), `[P, page_size, K, H]`; on a TPU one array `[P, page_size, 2·K, H]`, in
-            which the key and the value of a head stand side by side. A layer whose values are the first numbers of
-            its keys has the keys only. Only `kernels_pallas` looks inside.
+        layers: For each layer with keys (keys, values), `[P, page_size, K, H]`; on a TPU one array
+            `[P, page_size, 2·K, H]`, in which the key and the value of a head stand side by side. A layer whose values
+            are the first numbers of its keys has the keys only, and one that reads those of another layer has none.
+            Only `kernels_pallas` looks inside.
+        states: For each layer with states of requests in place of keys its arrays, by slot. Slot 0 is for padding.
     """
 
     layers: tuple[tuple[Float[Array, "P page_size heads H"], ...], ...]
+    states: tuple[tuple[Float[Array, "slots ..."], ...], ...] = ()
 
     @property
     def page_size(self) -> int:
@@ -42,7 +45,31 @@ def copy_slots(pool: KVPool, source: Int[Array, " k"], target: Int[Array, " k"])
         rows = lax.optimization_barrier(array[source // size, source % size])
         return array.at[target // size, target % size].set(rows)
 
-    return KVPool(jax.tree.map(copy, pool.layers))
+    return pool._replace(layers=jax.tree.map(copy, pool.layers))
+
+
+def make_states(
+    shapes: Sequence[Sequence[tuple[tuple[int, ...], int, str | None]]],
+    num_slots: int,
+    dtype: jax.typing.DTypeLike,
+    place: Callable[[int, int], jax.sharding.Sharding | None] = lambda *_: None,
+) -> tuple[tuple[Float[Array, "slots ..."], ...], ...]:
+    """The states of `num_slots` requests, slot 0 included, in each layer that has any.
+
+    Args:
+        shapes: For each layer the shape of each of its arrays for one request, its axis of heads, and its type; None
+            for `dtype`.
+        num_slots: Slots.
+        dtype: Type of activations.
+        place: The sharding of an array with so many axes, of which this one is divided among devices.
+    """
+    return tuple(
+        tuple(
+            jnp.zeros((num_slots, *shape), own or dtype, device=place(axis + 1, len(shape) + 1))
+            for shape, axis, own in arrays
+        )
+        for arrays in shapes
+    )
 
 
 def make_pool(
@@ -56,8 +83,8 @@ def make_pool(
 ) -> KVPool:
     """A pool of zeros with `num_pages` pages, page 0 included, or for each layer so many.
 
-    `kv_shapes` has for each layer the number of key-value heads and the width of one, and whether it keeps values. With
-    a sharding, the heads are divided among devices.
+    `kv_shapes` has for each layer the number of key-value heads and the width of one, and whether it keeps values. A
+    layer without heads has no arrays. With a sharding, the heads are divided among devices.
 
     Zeros matter: attention multiplies masked values by 0, and 0 times a NaN in uninitialised memory would be NaN.
     """
@@ -66,6 +93,8 @@ def make_pool(
         count: int, kv_shape: tuple[int, int] | tuple[int, int, bool]
     ) -> tuple[Float[Array, "P page_size heads H"], ...]:
         kv_heads, head_dim = kv_shape[:2]
+        if not kv_heads:
+            return ()
         has_values = len(kv_shape) == 2 or bool(kv_shape[2])
         arrays = 2 if has_values and not is_interleaved else 1
         shape = (count, page_size, kv_heads * (2 if has_values else 1) // arrays, head_dim)

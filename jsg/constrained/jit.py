@@ -60,14 +60,14 @@ def inner[F: Callable[..., Any]](function: F) -> F:
     return _njit(numba, function, pipeline_class=_link().LinkedCompiler, **options)
 
 
-def _njit(numba: Any, function: Any, *signature: Any, **options: Any) -> Any:
+def _njit(numba: Any, function: Any, **options: Any) -> Any:
     # Without numba's own memory management, since kernels allocate nothing.
     options |= {"nogil": True, "_nrt": False}
     try:
-        return numba.njit(*signature, **options)(function)
+        return numba.njit(**options)(function)
     except KeyError:  # these options are no promise of numba's; a version without them is slower, and as right
         public = {name: value for name, value in options.items() if name in _PUBLIC}
-        return numba.njit(*signature, **public)(function)
+        return numba.njit(**public)(function)
 
 
 @final
@@ -87,7 +87,8 @@ class Kernels:
             numba.config.CACHE_DIR = str(kernel_directory(Path(directory or default_kernel_cache())))
         try:
             signature = _link().signature(static, memory)
-            dispatcher = _njit(numba, _link().run, signature, cache=is_kept, no_cfunc_wrapper=True)
+            dispatcher = _njit(numba, _link().run, cache=is_kept, no_cfunc_wrapper=True)
+            _link().read_or_compile(dispatcher, signature)
         finally:
             numba.config.CACHE_DIR = directory
         self._entry = dispatcher.get_overload(signature)

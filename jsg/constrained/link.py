@@ -280,6 +280,19 @@ def _compile_kernels() -> list[Any]:
     return jit.entries()
 
 
+def read_or_compile(dispatcher: Any, wanted: Any) -> None:
+    """Reads what the dispatcher has in its cache for a signature, or else compiles it.
+
+    Before it looks into the cache, numba loads all that it knows of NumPy, and `scipy.linalg`: 0.3 s in the start of an
+    engine. Only compiling needs that, and it loads it again if it is missing.
+    """
+    cache = getattr(dispatcher, "_cache", None)
+    if read := getattr(cache, "_load_overload", None):  # a version without it is slower, and as right
+        cache.load_overload = read
+    dispatcher.compile(wanted)
+    dispatcher.disable_compile()
+
+
 def signature(static: type, memory: type) -> Any:
     """The signature of `run`."""
     return INT(INT, jit.type_of(static), jit.type_of(memory), INT, *[Operand()] * jit.MAX_ARRAYS)

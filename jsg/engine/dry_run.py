@@ -25,8 +25,8 @@ from jsg.engine.device.pool_sizes import pool_sizes
 from jsg.engine.shapes import ACCELERATOR_CHUNK
 from jsg.engine.startup import plan_of, settle
 from jsg.errors import ConfigError, JsgError, MemoryPlanError, ModelError
-from jsg.models.block_spec import ExpertsSpec
 from jsg.models.decoder import Decoder
+from jsg.models.delta_spec import DeltaSpec
 from jsg.models.embedder import read_embedder
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, resolve_dtype, resolve_kv_dtype
@@ -306,9 +306,11 @@ def _num_bytes(module: nnx.Module) -> int:
 def _described(model: ModelSpec) -> dict[str, Any]:
     """The shape of a model: how many layers have which attention, and which experts."""
     heads = collections.Counter(
-        (spec.heads, spec.kv_heads, spec.head_dim, spec.window) for spec in (layer.attention for layer in model.layers)
+        (spec.heads, spec.kv_heads, spec.head_dim, spec.window)
+        for spec in (layer.attention for layer in model.layers)
+        if not isinstance(spec, DeltaSpec)
     )
-    experts = collections.Counter(layer.mlp for layer in model.layers if isinstance(layer.mlp, ExpertsSpec))
+    experts = collections.Counter(layer.experts for layer in model.layers if layer.experts is not None)
     names = ("heads", "kv_heads", "head_dim", "window", "num_layers")
     return {
         "architecture": model.architecture,
@@ -324,6 +326,8 @@ def _described(model: ModelSpec) -> dict[str, Any]:
             {"count": mlp.count, "per_token": mlp.router.choice.per_token, "num_layers": count}
             for mlp, count in experts.items()
         ],
+        "num_linear_layers": len(model.state_shapes),
+        "state_bytes": model.state_bytes(2),
         "sees_images": model.vision is not None,
         "notes": list(model.notes),
     }
@@ -338,6 +342,9 @@ def _shown(model: ModelSpec) -> list[str]:
     text = f"model:   {model.architecture}, {model.num_layers} layers of width {model.hidden_size}"
     text += "".join(f", {heads} heads of {dim} ({kv_heads} of keys and values)" for heads, kv_heads, dim in heads)
     text += "".join(f", {count} layers with a window of {window}" for window, count in windows.items())
+    if shape["num_linear_layers"]:
+        text += f", {shape['num_linear_layers']} layers of linear attention"
+        text += f" with a state of {shape['state_bytes'] / 2**20:.1f} MiB for each request"
     text += "".join(f", {count} experts of which a token uses {per_token}" for count, per_token in experts)
     text += ", and a tower that sees images" if shape["sees_images"] else ""
     return [text, f"context: {model.max_position_embeddings} tokens", *(f"note:    {note}" for note in model.notes)]

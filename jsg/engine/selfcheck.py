@@ -16,6 +16,7 @@ import numpy as np
 from jsg.engine.device.executables import Executables
 from jsg.engine.device.expert_load import ExpertLoad, expert_load
 from jsg.engine.device.packing import empty_step
+from jsg.engine.device.programs import RunnerConfig
 from jsg.engine.device.runner import ModelRunner
 from jsg.models.block_spec import ExpertsSpec
 from jsg.models.spec import ModelSpec
@@ -169,7 +170,7 @@ class DecodeSteps:
         self.runner.prepare_idle_steps(key)
         pages = self._pages(key.num_rows, context + 1)
         self.runner.write_pages(range(1, len(pages)), pages, (None,) * len(self.num_pages))
-        packed = _pack(key, context, self.vocab_size, len(self.num_pages))
+        packed = _pack(key, context, self.runner.programs.config)
         ms = _step_ms(lambda: self.runner.run_idle_step(key, packed), deadline)
         floor_ms = self.cost(rows=key.num_rows, cached=context, new=1).floor_ms(rates)
         return StepTime(num_rows=key.num_rows, context=context, ms=ms, floor_ms=floor_ms)
@@ -268,27 +269,32 @@ def step_cost(
     read = used = routers = 0.0  # numbers of kernels: those that are read, those that all tokens use, and of routers
     keys = pairs = 0  # numbers of keys that are read, and pairs of a new token's number and a key's
     for layer, count in collections.Counter(config.layers).items():
-        attention, mlp = layer.attention, layer.mlp
-        load = ExpertLoad(1.0, float(num_tokens))
-        block = mlp.num_weights(width) / num_devices
-        if isinstance(mlp, ExpertsSpec):
-            load = expert_load(mlp.count, mlp.router.choice.per_token, num_tokens, num_groups)
-            block *= num_groups  # a device has a part of its group's experts only
-            routers += count * width * mlp.count
-            if mlp.shared is not None:
-                shared = mlp.shared.block.num_weights(width) / num_devices
-                read, used = read + count * shared, used + count * shared * num_tokens
+        attention = layer.attention
         projections = attention.num_weights(width) / num_devices
-        read += count * (projections + load.num_read * block)
-        used += count * (projections * num_tokens + load.num_copies * block)
+        if layer.own_input is not None:
+            projections += layer.own_input.num_weights(width)
+        read, used = read + count * projections, used + count * projections * num_tokens
+        for mlp in layer.blocks:
+            load = ExpertLoad(1.0, float(num_tokens))
+            block = mlp.num_weights(width) / num_devices
+            if isinstance(mlp, ExpertsSpec):
+                load = expert_load(mlp.count, mlp.router.choice.per_token, num_tokens, num_groups)
+                block *= num_groups  # a device has a part of its group's experts only
+                routers += count * width * mlp.count
+                if mlp.shared is not None:
+                    shared = mlp.shared.block.num_weights(width) / num_devices
+                    read, used = read + count * shared, used + count * shared * num_tokens
+            read += count * load.num_read * block
+            used += count * load.num_copies * block
         num_keys, num_pairs = _keys_and_pairs(cached, new, attention.window)
-        keys += count * num_keys * attention.kv_shape.numbers
+        keys += count * num_keys * (0 if attention.kv_shape is None else attention.kv_shape.numbers)
         pairs += count * num_pairs * attention.pair_numbers
     head = width * config.vocab_size / num_devices
     per_token = config.kv_bytes_per_token(itemsize) if kv_bytes_per_token is None else kv_bytes_per_token
     return Cost(
         weight_bytes=round((kernel_itemsize or itemsize) * read + itemsize * (head + routers)),
-        kv_bytes=per_token * rows * keys // sum(shape.numbers for shape in config.kv_shapes) // num_devices,
+        kv_bytes=per_token * rows * keys // sum(shape.numbers for shape in config.kv_shapes) // num_devices
+        + 2 * rows * config.state_bytes(itemsize) // num_devices,  # a state is read and written
         matmul_flops=round(2 * (used + routers * num_tokens + head * rows)),
         attention_flops=4 * rows * pairs // num_devices,
     )
@@ -301,17 +307,21 @@ def _keys_and_pairs(cached: int, new: int, window: Window | None) -> tuple[int, 
     return cached + new - int(firsts[0]), int((positions + 1 - firsts).sum())
 
 
-def _pack(key: BucketKey, context: int, vocab_size: int, num_groups: int) -> np.ndarray:
+def _pack(key: BucketKey, context: int, config: RunnerConfig) -> np.ndarray:
     """A decode step of rows 1, 2, … with `context` cached tokens each, which writes to the dump slot.
 
     Its tokens differ, as those of requests do, because equal tokens would choose the same experts.
     """
-    packed, parts = empty_step(key, num_groups)
+    packed, parts = empty_step(key, config.num_groups, has_states=config.has_states)
     parts["counts"][2] = key.num_rows
-    parts["token_ids"][:] = np.random.default_rng(0).integers(vocab_size, size=key.num_tokens)
+    parts["token_ids"][:] = np.random.default_rng(0).integers(config.vocab_size, size=key.num_tokens)
     parts["positions"][:] = parts["model_positions"][:] = context
     parts["rows"][:] = np.arange(1, key.num_rows + 1)
     parts["logit_index"][:] = np.arange(key.num_rows)
+    if config.has_states:
+        rows = np.arange(key.num_rows)
+        slots, one = rows % (config.num_rows - 1) + 1, np.ones_like(rows)
+        parts["pieces"].reshape(-1, key.num_rows)[:] = rows, one, slots, slots, one * context, one - one
     return packed
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from jsg.cache.pool import HEADS_AXIS, make_pool
+from jsg.cache.pool import HEADS_AXIS, make_pool, make_states
 from jsg.cache.radix import RadixCache
 from jsg.cache.windows import make_allocator, windows_of
 from jsg.config import EngineConfig, option
@@ -176,6 +176,7 @@ class Settings:
             vision=self.vision,
             embeds=self.embedder is not None,
             num_groups=len(self.model.page_groups),
+            has_states=bool(self.model.state_shapes),
         )
 
     @property
@@ -194,6 +195,8 @@ class Settings:
             is_interleaved=ops.is_pool_interleaved(self.platform),
             sharding=sharding_of(self.mesh, HEADS_AXIS, 4),
         )
+        place = functools.partial(sharding_of, self.mesh)
+        pool = pool._replace(states=make_states(model.state_shapes, self.max_running + 1, self.dtype, place))
         rows, whole = None, sharding_of(self.mesh, None, 2)
         if self.vision is not None:
             rows = jnp.zeros((self.vision.num_rows, model.hidden_size), self.dtype, device=whole)
@@ -201,7 +204,8 @@ class Settings:
 
     def abstract_state(self, plan: MemoryPlan) -> DeviceState:
         """As `make_state`, with shapes in place of arrays."""
-        return over_devices(jax.eval_shape(lambda: self.make_state(plan)), self.mesh)
+        axes = [[shape.heads_axis + 1 for shape in shapes] for shapes in self.model.state_shapes]
+        return over_devices(jax.eval_shape(lambda: self.make_state(plan)), self.mesh, axes)
 
 
 def start(config: EngineConfig, report: Report) -> Parts:
@@ -216,16 +220,17 @@ def start(config: EngineConfig, report: Report) -> Parts:
     eos_ids = frozenset(settings.model.eos_token_ids)
     kernels = KernelFolder(kernel_cache_of(settings.config))
     lexicon = _lexicon_loader(settings, kernels)  # before the long work, because the tokenizer may be missing
-    kernels.begin()  # these two beside the long work
-    lexicon.begin()
+    kernels.begin()  # beside the long work, in another process
     runner, plan = _make_runner(settings, report)
     if isinstance(settings.party, Leader):
         settings.party.open(runner.replica, runner.programs.executables)
         runner.calls = settings.party
     size, groups = settings.page_size, settings.model.page_groups
     allocator = make_allocator(plan.num_pages(size), size, has_layers=None in groups)
-    cache = RadixCache(size, allocator, kinds=windows_of(allocator), enabled=not config.disable_radix_cache)
+    keeps = not config.disable_radix_cache and not settings.model.state_shapes
+    cache = RadixCache(size, allocator, kinds=windows_of(allocator), enabled=keeps)
     kernels.wait()
+    lexicon.begin()  # last: it is Python, in whose time nothing else of the start goes on
     return Parts(
         info=_info(settings, plan),
         decode_steps=_decode_steps(settings, plan, runner),
@@ -472,6 +477,7 @@ def plan_of(settings: Settings, limit_bytes: int, weights_bytes: int, temporary_
         chunk=settings.buckets.chunk,
         vision_bytes=settings.vision.num_rows * settings.vision_row_bytes if settings.vision else 0,
         num_devices=settings.config.tp_size,
+        state_bytes=(settings.max_running + 1) * settings.model.state_bytes(settings.dtype.itemsize),
     )
 
 
@@ -525,6 +531,7 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
         max_prefill_tokens=config.max_prefill_tokens,
         max_bypass_tokens=config.max_bypass_tokens,
         max_queued=config.max_queued_requests,
+        has_states=bool(settings.model.state_shapes),
         embeds=settings.embedder is not None,
         vision=settings.vision,
     )

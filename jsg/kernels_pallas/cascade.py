@@ -30,17 +30,19 @@ from jsg.kernels_pallas.attention_block import (
     check_supported,
     finish,
     keys_in_block,
+    load_query,
     padded_head_dim,
     padded_rows,
     pool_spec,
     shared_bytes,
+    store_rows,
     warps_for,
     whole_spec,
 )
 from jsg.kernels_pallas.combine import Partials, split_range
 from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups, Scoring
 from jsg.kernels_pallas.tile import GROUP_TILE
-from jsg.kernels_pallas.tuning import fitting, sizes_for
+from jsg.kernels_pallas.tuning import attention_sizes, fitting
 from jsg.window import Window
 
 MAX_COLUMN_BYTES = 256
@@ -136,10 +138,9 @@ def cascade(
 
 def default_sizes(num_tiles: int, queries: Float[Array, "B N H"], keys: Float[Array, "P page_size K H"]) -> Sizes:
     """The best sizes on this device for the queries of a step."""
-    kernel = "cascade" if keys.dtype.itemsize < 4 else "cascade_float32"
     rows = rows_of(queries, keys)
     return fitting(
-        Sizes(**sizes_for(kernel, rows=num_tiles), rest=paged_decode.default_sizes(queries, keys)),
+        Sizes(**attention_sizes("cascade", keys.dtype, rows=num_tiles), rest=paged_decode.default_sizes(queries, keys)),
         lambda sizes: shared_bytes(rows, sizes.block_k, sizes.num_stages, queries, keys),
     )
 
@@ -169,8 +170,7 @@ def _attend_prefixes(
         in_specs=[
             *(whole_spec(array) for array in (groups.rows, groups.lens, groups.members, page_table)),
             pl.BlockSpec((tokens, None, group, head_dim), lambda k, s, t: (0, k, 0, 0)),
-            pool_spec(keys, head_axis=0),
-            pool_spec(values, head_axis=0),
+            (pool_spec(keys, head_axis=0), pool_spec(values, head_axis=0)),
         ],
         out_specs=[
             pl.BlockSpec((tokens, None, None, group, head_dim), lambda k, s, t: (0, s, k, 0, 0)),
@@ -191,8 +191,7 @@ def _attend_prefixes(
         groups.members,
         page_table,
         queries.reshape(tokens, kv_heads, group, head_dim),
-        keys,
-        values,
+        (keys, values),
     )
     shape = (tokens, sizes.splits, heads)
     return Partials(
@@ -218,8 +217,7 @@ def _prefix_kernel(
     tile_members: Ref,
     page_table: Ref,
     queries: Ref,
-    keys: Ref,
-    values: Ref,
+    pools: tuple[Ref, ...],
     out: Ref,
     lse: Ref,
     *,
@@ -245,18 +243,24 @@ def _prefix_kernel(
     @pl.when((first < last) & (tile_members[tile, first_member] >= 0))
     def _() -> None:
         padded_group = pl.next_power_of_2(group)
-        row, dim = jnp.arange(padded_rows(members_per_program * padded_group)), jnp.arange(padded_head_dim(head_dim))
+        row = jnp.arange(padded_rows(members_per_program * padded_group))
         member, head = lax.div(row, padded_group), lax.rem(row, padded_group)
         is_row = (member < members_per_program) & (head < group)
         token = plgpu.load(tile_members.at[tile, first_member + member], mask=is_row, other=-1)
         is_row &= token >= 0
         token = jnp.where(is_row, token, num_tokens)  # interpret mode writes masked rows back, so they need a place
-        block = token[:, None], head[:, None], dim[None, :]
-        is_real = is_row[:, None] & (dim[None, :] < head_dim)
-        query = plgpu.load(queries.at[block], mask=is_real, other=0.0)
+        block = token[:, None], head[:, None]
         state = attend(
-            query, keys, values, page_table, tile_rows[tile], first, last, scoring=scoring, block_k=sizes.block_k
+            load_query(queries, block, is_row, head_dim),
+            pools,
+            page_table,
+            tile_rows[tile],
+            first,
+            last,
+            scoring=scoring,
+            block_k=sizes.block_k,
+            value_dim=head_dim,
         )
         found, found_lse = finish(state)
-        plgpu.store(out.at[block], found, mask=is_real)
+        store_rows(out, block, is_row, found)
         plgpu.store(lse.at[token, head], found_lse, mask=is_row)

@@ -27,9 +27,18 @@ def scores_of(
 
 
 def choice_scores(
-    spec: ChoiceSpec, scores: Float[Array, "t e"], bias: Float[Array, " e"] | None, num_experts: int
+    spec: ChoiceSpec,
+    logits: Float[Array, "t e"],
+    scores: Float[Array, "t e"],
+    bias: Float[Array, " e"] | None,
+    num_experts: int,
 ) -> Float[Array, "t e"]:
-    """What the choice compares: at least `LEAST` for each of the first `num_experts`."""
+    """What the choice compares: at least `LEAST` for each of the first `num_experts`.
+
+    Large logits differ where their sigmoids are rounded to 1, so a choice by nothing but sigmoids is one by logits.
+    """
+    if spec.score == "sigmoid" and bias is None and spec.groups == spec.kept_groups:
+        scores = logits
     biased = scores if bias is None else scores + bias[None, :]
     biased = jnp.where(biased >= LEAST, biased, LEAST)
     if spec.groups == spec.kept_groups:

@@ -216,9 +216,10 @@ def _choose(
     is_expert = expert < num_experts
     mask = some.is_token[:, None] & is_expert[None, :]
     found = plgpu.load(logits.at[some.number[:, None], expert[None, :]], mask=mask, other=-jnp.inf)
-    scores = scores_of(choice, jnp.where(some.is_token[:, None], found, 0.0), is_expert[None, :])
+    found = jnp.where(some.is_token[:, None], found, 0.0)
+    scores = scores_of(choice, found, is_expert[None, :])
     bias = plgpu.load(biases[0].at[expert], mask=is_expert, other=0) if biases else None
-    left = jnp.where(is_expert[None, :], choice_scores(choice, scores, bias, num_experts), 2 * LEAST)
+    left = jnp.where(is_expert[None, :], choice_scores(choice, found, scores, bias, num_experts), 2 * LEAST)
     chosen, experts = [], []
     for _ in range(choice.per_token):
         best = jnp.where(left == left.max(1)[:, None], expert[None, :], padded).min(1)

@@ -102,19 +102,21 @@ class Scoring(NamedTuple):
 
 
 class HeadNorms(NamedTuple):
-    """The RMS norms that some families apply to every head's query and key.
+    """The RMS norms that some families apply to every head's query and key, and value.
 
     Attributes:
         query: Weights of queries. What is normed is rounded to their type, multiplied by them, and rounded to its own.
         key: Weights of keys, of the same type.
         eps: Added to the mean square before the root.
-        is_late: Heads are normed after rotation, and not before it.
+        is_late: Queries and keys are normed after rotation, and not before it.
+        norms_values: Values are normed too, without weights.
     """
 
     query: Float[Array, " H"]
     key: Float[Array, " H"]
     eps: float
     is_late: bool = False
+    norms_values: bool = False
 
 
 class Pieces(NamedTuple):

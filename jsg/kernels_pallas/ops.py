@@ -199,9 +199,12 @@ def latent_attention(
 ) -> Float[Array, "T N value"]:
     """`paged_attention` over keys whose first `value_dim` numbers, fewer than all, are their values.
 
-    The cache has one array. Attention to all numbers of a key costs an eighth more than to those of the value, for the
-    published widths of 576 and 512.
+    The cache has one array. All but "triton" weigh all numbers of a key, which costs an eighth more than to weigh those
+    of the value, for the published widths of 576 and 512.
     """
+    if (implementation or best_implementation()) == "triton":
+        with _falling_back(ATTENTION, "triton", implementation):
+            return _triton_attention(queries, cache, inputs, scale=scale, value_dim=value_dim)
     (rows,) = cache
     out = paged_attention(queries, (rows, rows), inputs, scale=scale, implementation=implementation)
     return out[..., :value_dim]
@@ -428,22 +431,23 @@ def _triton_attention(
     cache: LayerCache,
     inputs: AttentionInputs,
     *,
-    scale: float,
-    window: Window | None,
-    softcap: float | None,
-    sinks: Float[Array, " N"] | None,
-) -> Float[Array, "T N H"]:
-    """Chooses the kernel: a step with query tiles is one launch; one of singles splits contexts and shares prefixes."""
+    value_dim: int | None = None,
+    **how: Any,
+) -> Float[Array, "T N value"]:
+    """Chooses the kernel: a step with query tiles is one launch; one of singles splits contexts and shares prefixes.
+
+    Latent rows are read for so many heads at a time that the members of a group would not fit beside each other.
+    """
     from jsg.kernels_pallas.cascade import cascade
     from jsg.kernels_pallas.paged_decode import paged_decode
     from jsg.kernels_pallas.ragged_paged_attention import ragged_paged_attention
 
-    if len(cache) != 2:
+    if len(cache) != (2 if value_dim is None else 1):
         raise NotImplementedError("the Triton kernels want keys and values in arrays of their own")
-    without_tiles = paged_decode if inputs.groups is None else cascade
+    without_tiles = paged_decode if inputs.groups is None or value_dim is not None else cascade
     attend = ragged_paged_attention if inputs.tile_rows.shape[0] else without_tiles
-    how: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
-    return attend(queries, *cache, inputs, **how, interpret=_interprets()).out
+    how |= {} if value_dim is None else {"value_dim": value_dim}
+    return attend(queries, cache[0], cache[-1], inputs, **how, interpret=_interprets()).out
 
 
 def _interprets() -> bool:

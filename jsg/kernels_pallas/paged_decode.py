@@ -31,16 +31,18 @@ from jsg.kernels_pallas.attention_block import (
     finish,
     joined,
     keys_in_block,
+    load_query,
     load_sinks,
-    padded_head_dim,
     padded_rows,
+    parts_of_group,
     pool_spec,
     shared_bytes,
+    store_rows,
     whole_spec,
 )
 from jsg.kernels_pallas.combine import Partials, combine, split_range
 from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
-from jsg.kernels_pallas.tuning import fitting, sizes_for
+from jsg.kernels_pallas.tuning import attention_sizes, fitting
 from jsg.window import Window
 
 
@@ -52,12 +54,14 @@ class Sizes(NamedTuple):
         block_k: Keys per iteration of a program, unless `keys_in_block` gives fewer; a split is a multiple of it.
         num_warps: Warps per program.
         num_stages: Iterations whose loads are in flight.
+        block_m: The most query heads of a program.
     """
 
     splits: int
     block_k: int
     num_warps: int
     num_stages: int
+    block_m: int = 128
 
 
 class Ranges(NamedTuple):
@@ -84,6 +88,7 @@ def paged_decode(
     window: Window | None = None,
     softcap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
+    value_dim: int | None = None,
     sizes: Sizes | None = None,
     interpret: bool = False,
 ) -> Attended:
@@ -92,12 +97,13 @@ def paged_decode(
     Args:
         queries: See `ops.paged_attention`, as for `scale`, `window`, `softcap` and `sinks`.
         keys: The pool of one layer.
-        values: Likewise.
+        values: Likewise; not used with `value_dim`.
         inputs: Only the page table and the singles are used.
         scale: Above zero.
         window: See above.
         softcap: See above.
         sinks: See above.
+        value_dim: See `ops.latent_attention`; None for values in an array of their own.
         sizes: How to cut the work; None for the best sizes on this device.
         interpret: Run slowly on a CPU instead of compiling for a GPU.
 
@@ -105,7 +111,7 @@ def paged_decode(
         NotImplementedError: See `attention_block.check_supported`.
     """
     num_singles = min(len(inputs.single_rows), len(queries))
-    sizes = sizes or default_sizes(queries[:num_singles], keys)
+    sizes = sizes or default_sizes(queries[:num_singles], keys, value_dim)
     last = inputs.single_kv_lens[:num_singles]
     first = jnp.zeros_like(last) if window is None else jnp.maximum(window.first(last - 1), 0)
     ranges = Ranges(inputs.single_rows[:num_singles], first, last)
@@ -118,6 +124,7 @@ def paged_decode(
         Scoring(scale, softcap=softcap),
         sizes,
         sinks=sinks if sizes.splits == 1 else None,
+        value_dim=value_dim,
         out_dtype=queries.dtype if sizes.splits == 1 else jnp.float32,
         interpret=interpret,
     )
@@ -128,13 +135,14 @@ def paged_decode(
     return with_padding(attended, len(queries))
 
 
-def default_sizes(queries: Float[Array, "B N H"], keys: Float[Array, "P page_size K H"]) -> Sizes:
+def default_sizes(
+    queries: Float[Array, "B N H"], keys: Float[Array, "P page_size K H"], value_dim: int | None = None
+) -> Sizes:
     """The best sizes on this device for the queries of a step."""
-    kernel = "paged_decode" if keys.dtype.itemsize < 4 else "paged_decode_float32"
     rows = padded_rows(queries.shape[1] // keys.shape[2])
     return fitting(
-        Sizes(**sizes_for(kernel, rows=len(queries))),
-        lambda sizes: shared_bytes(rows, sizes.block_k, sizes.num_stages, queries, keys),
+        Sizes(**attention_sizes("paged_decode", keys.dtype, rows=len(queries), is_latent=value_dim is not None)),
+        lambda sizes: shared_bytes(min(rows, sizes.block_m), sizes.block_k, sizes.num_stages, queries, keys, value_dim),
     )
 
 
@@ -149,6 +157,7 @@ def attend_splits(
     *,
     prefix: Partials | None = None,
     sinks: Float[Array, " N"] | None = None,
+    value_dim: int | None = None,
     out_dtype: jax.typing.DTypeLike,
     interpret: bool,
 ) -> Partials:
@@ -164,36 +173,39 @@ def attend_splits(
         sizes: How to cut the work.
         prefix: Attention to the keys before each token's range, which is joined to the result of its only split.
         sinks: See `ops.paged_attention`. They are part of the result of the only split too.
+        value_dim: See `paged_decode`.
         out_dtype: Type of the result.
         interpret: Run slowly on a CPU instead of compiling for a GPU.
     """
-    check_supported(keys)
+    check_supported(keys, value_dim)
     assert (prefix is None and sinks is None) or sizes.splits == 1, "they would be joined to every split"
-    sizes = sizes._replace(block_k=keys_in_block(sizes.block_k, queries, keys))
+    sizes = sizes._replace(block_k=keys_in_block(sizes.block_k, queries, keys, value_dim))
+    pools = (keys, values) if value_dim is None else (keys,)
     rows, heads, head_dim = queries.shape
-    kv_heads = keys.shape[2]
-    group = heads // kv_heads
-    head_block = (None, None, None, group, head_dim)
+    value_dim = value_dim or head_dim
+    parts = parts_of_group(heads // keys.shape[2], sizes.block_m)
+    blocks = parts * keys.shape[2]
+    group = heads // blocks
+    head_block = (None, None, None, group, value_dim)
     known, known_specs = (), ()
     if prefix is not None:
         splits = prefix.out.shape[1]
         known = (
-            prefix.out.reshape(rows, splits, kv_heads, group, head_dim),
-            prefix.lse.reshape(rows, splits, kv_heads, group),
+            prefix.out.reshape(rows, splits, blocks, group, value_dim),
+            prefix.lse.reshape(rows, splits, blocks, group),
         )
         known_specs = (
-            pl.BlockSpec((None, splits, None, group, head_dim), lambda k, s, b: (b, 0, k, 0, 0)),
+            pl.BlockSpec((None, splits, None, group, value_dim), lambda k, s, b: (b, 0, k, 0, 0)),
             pl.BlockSpec((None, splits, None, group), lambda k, s, b: (b, 0, k, 0)),
         )
-    given = () if sinks is None else (sinks.reshape(kv_heads, group),)
+    given = () if sinks is None else (sinks.reshape(blocks, group),)
     out, lse = pl.pallas_call(
         functools.partial(_decode_kernel, scoring=scoring, sizes=sizes, prefix_block_k=prefix and prefix.block_k),
-        grid=(kv_heads, sizes.splits, rows),
+        grid=(blocks, sizes.splits, rows),
         in_specs=[
             *(whole_spec(array) for array in (*ranges, page_table)),
             pl.BlockSpec((None, None, group, head_dim), lambda k, s, b: (b, k, 0, 0)),
-            pool_spec(keys, head_axis=0),
-            pool_spec(values, head_axis=0),
+            tuple(pool_spec(pool, head_axis=0, parts=parts) for pool in pools),
             known_specs,
             tuple(pl.BlockSpec((None, group), lambda k, s, b: (k, 0)) for _ in given),
         ],
@@ -202,14 +214,14 @@ def attend_splits(
             pl.BlockSpec(head_block[:-1], lambda k, s, b: (b, s, k, 0)),
         ],
         out_shape=[
-            jax.ShapeDtypeStruct((rows, sizes.splits, kv_heads, group, head_dim), out_dtype),
-            jax.ShapeDtypeStruct((rows, sizes.splits, kv_heads, group), jnp.float32),
+            jax.ShapeDtypeStruct((rows, sizes.splits, blocks, group, value_dim), out_dtype),
+            jax.ShapeDtypeStruct((rows, sizes.splits, blocks, group), jnp.float32),
         ],
         compiler_params=plgpu.CompilerParams(num_warps=sizes.num_warps, num_stages=sizes.num_stages),
         interpret=interpret,
-    )(*ranges, page_table, queries.reshape(rows, kv_heads, group, head_dim), keys, values, known, given)
+    )(*ranges, page_table, queries.reshape(rows, blocks, group, head_dim), pools, known, given)
     shape = (rows, sizes.splits, heads)
-    return Partials(out.reshape(*shape, head_dim), lse.reshape(shape), ranges.first, ranges.last, sizes.block_k)
+    return Partials(out.reshape(*shape, value_dim), lse.reshape(shape), ranges.first, ranges.last, sizes.block_k)
 
 
 def with_padding(attended: Attended, num_tokens: int) -> Attended:
@@ -229,8 +241,7 @@ def _decode_kernel(
     lasts: Ref,
     page_table: Ref,
     queries: Ref,
-    keys: Ref,
-    values: Ref,
+    pools: tuple[Ref, ...],
     known: tuple[Ref, ...],
     sinks: tuple[Ref, ...],
     out: Ref,
@@ -240,12 +251,12 @@ def _decode_kernel(
     sizes: Sizes,
     prefix_block_k: int | None,
 ) -> None:
-    """The query heads of one kv head of one token, over one split of the token's keys.
+    """The query heads of one kv head of one token, or a part of them, over one split of the token's keys.
 
-    Grid: (K, splits, B); programs that run together read neighbouring heads of the same pages. Queries `[G, H]` are
-    padded to a block of at least 16 rows in registers, and masked on load and store. Rows, ranges, page table and pool
-    are whole. A program owns the block `[G, H]` of `out` and `[G]` of `lse` of its token, split and kv head. A program
-    whose split has no keys writes nothing, except for the first split, which always writes.
+    Grid: (K · parts, splits, B); programs that run together read neighbouring heads of the same pages. Queries
+    `[G, H]` are padded to a block of at least 16 rows in registers, and masked on load and store. Rows, ranges, page
+    table and pool are whole. A program owns the block `[G, H]` of `out` and `[G]` of `lse` of its token, split and kv
+    head. A program whose split has no keys writes nothing, except for the first split, which always writes.
 
     If attention to the keys before the range is given, a program reads its block `[splits, G, H]` of outputs and
     `[splits, G]` of log-sum-exps for its token and kv head, masked for splits without keys. If there are sinks, it
@@ -256,18 +267,25 @@ def _decode_kernel(
 
     @pl.when((first < last) | (split == 0))
     def _() -> None:
-        group, head_dim = queries.shape
-        head, dim = jnp.arange(padded_rows(group)), jnp.arange(padded_head_dim(head_dim))
-        block, is_real = (head[:, None], dim[None, :]), (head[:, None] < group) & (dim[None, :] < head_dim)
-        query = plgpu.load(queries.at[block], mask=is_real, other=0.0)
+        group, value_dim = out.shape
+        head = jnp.arange(padded_rows(group))
+        is_head = head < group
         state = attend(
-            query, keys, values, page_table, rows[token], first, last, scoring=scoring, block_k=sizes.block_k
+            load_query(queries, (head[:, None],), is_head, value_dim),
+            pools,
+            page_table,
+            rows[token],
+            first,
+            last,
+            scoring=scoring,
+            block_k=sizes.block_k,
+            value_dim=value_dim,
         )
         if prefix_block_k is not None:
             state = _joined_prefix(state, known[0], known[1], firsts[token], prefix_block_k)
-        found, found_lse = finish(state, load_sinks(sinks, head, head < group))
-        plgpu.store(out.at[block], found.astype(out.dtype), mask=is_real)
-        plgpu.store(lse.at[head], found_lse, mask=head < group)
+        found, found_lse = finish(state, load_sinks(sinks, head, is_head))
+        store_rows(out, (head[:, None],), is_head, found)
+        plgpu.store(lse.at[head], found_lse, mask=is_head)
 
 
 def _joined_prefix(state: Softmax, outs: Ref, lses: Ref, prefix_len: Int[Array, ""], block_k: int) -> Softmax:

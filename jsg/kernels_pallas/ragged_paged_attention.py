@@ -26,7 +26,7 @@ from jsg.kernels_pallas import attention_block
 from jsg.kernels_pallas.attention_block import Attended, Ref
 from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
 from jsg.kernels_pallas.tile import QUERY_TILE
-from jsg.kernels_pallas.tuning import fitting, sizes_for
+from jsg.kernels_pallas.tuning import attention_sizes, fitting
 from jsg.window import Window
 
 
@@ -71,15 +71,13 @@ class Block(NamedTuple):
 
     Attributes:
         nth: The index of its token in the item.
-        where: Index arrays into `[T, G, H]`.
+        where: Index arrays into `[T, G]`.
         is_head: Whether a row is a head that exists.
-        is_dim: Whether a column is a dimension that exists.
     """
 
     nth: Int[Array, " M"]
-    where: tuple[Int[Array, "M 1"], Int[Array, "M 1"], Int[Array, "1 H"]]
+    where: tuple[Int[Array, "M 1"], Int[Array, "M 1"]]
     is_head: Bool[Array, " M"]
-    is_dim: Bool[Array, "1 H"]
 
 
 def ragged_paged_attention(
@@ -92,6 +90,7 @@ def ragged_paged_attention(
     window: Window | None = None,
     softcap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
+    value_dim: int | None = None,
     sizes: Sizes | None = None,
     interpret: bool = False,
 ) -> Attended:
@@ -104,57 +103,63 @@ def ragged_paged_attention(
     Args:
         queries: See `ops.paged_attention`, as for `scale`, `window`, `softcap` and `sinks`.
         keys: The pool of one layer.
-        values: Likewise.
+        values: Likewise; not used with `value_dim`.
         inputs: They have room for at least one query tile and one single.
         scale: Above zero.
         window: See above.
         softcap: See above.
         sinks: See above.
+        value_dim: See `ops.latent_attention`; None for values in an array of their own.
         sizes: How to cut the work; None for the best sizes on this device.
         interpret: Run slowly on a CPU instead of compiling for a GPU.
 
     Raises:
         NotImplementedError: See `attention_block.check_supported`.
     """
-    attention_block.check_supported(keys)
+    attention_block.check_supported(keys, value_dim)
     num_tokens, heads, head_dim = queries.shape
-    kv_heads = keys.shape[2]
-    group = heads // kv_heads
-    sizes = sizes or default_sizes(queries, keys)
+    sizes = sizes or default_sizes(queries, keys, value_dim)
+    parts = attention_block.parts_of_group(heads // keys.shape[2], sizes.block_m)
+    blocks = parts * keys.shape[2]
+    group = heads // blocks
     block_q = min(QUERY_TILE, max(1, sizes.block_m // pl.next_power_of_2(group)))
     items = list_items(inputs, block_q, num_tokens)
-    of_head = pl.BlockSpec((num_tokens, None, group, head_dim), lambda head, _: (0, head, 0, 0))
-    pools = [attention_block.pool_spec(pool, head_axis=0) for pool in (keys, values)]
+    of_head, of_out = (
+        pl.BlockSpec((num_tokens, None, group, dim), lambda head, _: (0, head, 0, 0))
+        for dim in (head_dim, value_dim or head_dim)
+    )
+    pools = (keys, values) if value_dim is None else (keys,)
+    of_pools = tuple(attention_block.pool_spec(pool, head_axis=0, parts=parts) for pool in pools)
     whole = pl.BlockSpec()
-    given = () if sinks is None else (sinks.reshape(kv_heads, group),)
+    given = () if sinks is None else (sinks.reshape(blocks, group),)
     of_group = tuple(pl.BlockSpec((None, group), lambda head, _: (head, 0)) for _ in given)
-    block_k = attention_block.keys_in_block(sizes.block_k, queries, keys)
+    num_warps = sizes.num_warps if value_dim else attention_block.warps_for(sizes.num_warps, head_dim)
+    block_k = attention_block.keys_in_block(sizes.block_k, queries, keys, value_dim)
     out, lse = pl.pallas_call(
         functools.partial(_kernel, scoring=Scoring(scale, window, softcap), block_q=block_q, block_k=block_k),
-        grid=(kv_heads, len(items.lens)),
-        in_specs=[Items._make([whole] * len(Items._fields)), whole, of_head, *pools, of_group],
-        out_specs=[of_head, pl.BlockSpec((num_tokens, None, group), lambda head, _: (0, head, 0))],
+        grid=(blocks, len(items.lens)),
+        in_specs=[Items._make([whole] * len(Items._fields)), whole, of_head, of_pools, of_group],
+        out_specs=[of_out, pl.BlockSpec((num_tokens, None, group), lambda head, _: (0, head, 0))],
         out_shape=[
-            jax.ShapeDtypeStruct((num_tokens, kv_heads, group, head_dim), queries.dtype),
-            jax.ShapeDtypeStruct((num_tokens, kv_heads, group), jnp.float32),
+            jax.ShapeDtypeStruct((num_tokens, blocks, group, value_dim or head_dim), queries.dtype),
+            jax.ShapeDtypeStruct((num_tokens, blocks, group), jnp.float32),
         ],
-        compiler_params=plgpu.CompilerParams(
-            num_warps=attention_block.warps_for(sizes.num_warps, head_dim), num_stages=sizes.num_stages
-        ),
+        compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=sizes.num_stages),
         interpret=interpret,
         name="ragged_paged_attention",
-    )(items, inputs.page_table, queries.reshape(num_tokens, kv_heads, group, head_dim), keys, values, given)
-    return Attended(out.reshape(queries.shape), lse.reshape(num_tokens, heads))
+    )(items, inputs.page_table, queries.reshape(num_tokens, blocks, group, head_dim), pools, given)
+    return Attended(out.reshape(num_tokens, heads, -1), lse.reshape(num_tokens, heads))
 
 
-def default_sizes(queries: Float[Array, "T N H"], keys: Float[Array, "P page_size K H"]) -> Sizes:
+def default_sizes(
+    queries: Float[Array, "T N H"], keys: Float[Array, "P page_size K H"], value_dim: int | None = None
+) -> Sizes:
     """The best sizes on this device for the queries of a step."""
-    kernel = "ragged_paged_attention" if keys.dtype.itemsize < 4 else "ragged_paged_attention_float32"
-    group = pl.next_power_of_2(queries.shape[1] // keys.shape[2])
+    kernel, is_latent = "ragged_paged_attention", value_dim is not None
     return fitting(
-        Sizes(**sizes_for(kernel, rows=len(queries))),
+        Sizes(**attention_sizes(kernel, keys.dtype, rows=len(queries), is_latent=is_latent)),
         lambda sizes: attention_block.shared_bytes(
-            max(sizes.block_m, group), sizes.block_k, sizes.num_stages, queries, keys
+            sizes.block_m, sizes.block_k, sizes.num_stages, queries, keys, value_dim
         ),
     )
 
@@ -195,8 +200,7 @@ def _kernel(
     items: Items,
     page_table: Ref,
     queries: Ref,
-    keys: Ref,
-    values: Ref,
+    pools: tuple[Ref, ...],
     sinks: tuple[Ref, ...],
     out: Ref,
     lse: Ref,
@@ -205,11 +209,12 @@ def _kernel(
     block_q: int,
     block_k: int,
 ) -> None:
-    """All query heads of one kv head of one item: see `Items`, whose fields are references here.
+    """All query heads of one kv head, or a part of them, of one item: see `Items`, whose fields are references here.
 
-    Grid: (K, items); programs that run together read neighbouring heads of the same pages. All arrays are whole, but
-    queries, pool, results and sinks have one kv head. A program owns `out` and `lse` of the tokens of its item, and of
-    the padding tokens among packed tokens item·block_q to item·block_q + block_q - 1, so padding needs no pass.
+    Grid: (K · parts, items); programs that run together read neighbouring heads of the same pages. All arrays are
+    whole, but queries, pool, results and sinks have one kv head. A program owns `out` and `lse` of the tokens of its
+    item, and of the padding tokens among packed tokens item·block_q to item·block_q + block_q - 1, so padding needs
+    no pass.
     Query blocks, `[block_q·G, H]` for a part of a tile and `[G, H]` for a single, are padded in registers, and masked
     on load and store. Tokens behind the end of an item are masked too.
     """
@@ -220,17 +225,16 @@ def _kernel(
         start, position = items.starts[item], items.positions[item]
         block = _block(start, block_q, queries)
         is_real = block.is_head & (block.nth < length)
-        query = plgpu.load(queries.at[block.where], mask=is_real[:, None] & block.is_dim, other=0.0)
         state = attention_block.attend(
-            query,
-            keys,
-            values,
+            attention_block.load_query(queries, block.where, is_real, out.shape[-1]),
+            pools,
             page_table,
             items.rows[item],
             0 if scoring.window is None else jnp.maximum(scoring.window.first(position), 0),
             position + length,
             scoring=scoring,
             block_k=block_k,
+            value_dim=out.shape[-1],
             query_positions=None if block_q == 1 else position + block.nth,
         )
         sink = attention_block.load_sinks(sinks, block.where[1][:, 0], block.is_head)
@@ -249,18 +253,17 @@ def _kernel(
         block = _block(item * block_q, block_q, queries)
         token = item * block_q + block.nth
         is_padding = block.is_head & (token >= items.num_tokens[0]) & (token < len(queries))
-        zeros = jnp.zeros((len(token), block.is_dim.size), jnp.float32)
+        zeros = jnp.zeros((len(token), attention_block.padded_head_dim(out.shape[-1])), jnp.float32)
         _store(out, lse, block, is_padding, zeros, jnp.full(token.shape, -jnp.inf, jnp.float32))
 
 
 def _block(start: Int[Array, ""], block_q: int, queries: Ref) -> Block:
     """The query block of `block_q` packed tokens from `start` on; the heads of a token are consecutive rows."""
-    _, group, head_dim = queries.shape
+    _, group, _ = queries.shape
     padded_group = pl.next_power_of_2(group)
     row = jnp.arange(attention_block.padded_rows(block_q * padded_group))
     nth, head = lax.div(row, padded_group), lax.rem(row, padded_group)
-    dim = jnp.arange(attention_block.padded_head_dim(head_dim))[None, :]
-    return Block(nth, ((start + nth)[:, None], head[:, None], dim), head < group, dim < head_dim)
+    return Block(nth, ((start + nth)[:, None], head[:, None]), head < group)
 
 
 def _store(
@@ -271,6 +274,6 @@ def _store(
     out_MH: Float[Array, "M H"],
     lse_M: Float[Array, " M"],
 ) -> None:
-    token, head, _ = block.where
-    plgpu.store(out.at[block.where], out_MH.astype(out.dtype), mask=mask[:, None] & block.is_dim)
+    token, head = block.where
+    attention_block.store_rows(out, block.where, mask, out_MH)
     plgpu.store(lse.at[token[:, 0], head[:, 0]], lse_M, mask=mask)

@@ -39,7 +39,7 @@ def expert_routes(
 ) -> Routes:
     """See `ops.expert_routes`."""
     num_experts, scores = logits.shape[1], scores_of(choice, logits)
-    _, experts = lax.top_k(choice_scores(choice, scores, bias, num_experts), choice.per_token)
+    _, experts = lax.top_k(choice_scores(choice, logits, scores, bias, num_experts), choice.per_token)
     chosen = jnp.take_along_axis(scores, experts, 1)
     place = (experts - first) % num_experts
     order = jnp.argsort(place.reshape(-1), stable=True)

@@ -22,6 +22,8 @@ def rotate_and_write(
     query = query.reshape(len(query), -1, head_dim)  # [T, K, G·H] to [T, N, H]: head n reads kv head n // G
     if norms is not None and not norms.is_late:
         query, key = _normed(query, key, norms)
+    if norms is not None and norms.norms_values:
+        value = rms_norm(value, jnp.ones(head_dim, jnp.float32), norms.eps)
     query, key = rotate(query, cos, sin), rotate(key, cos, sin)
     if norms is not None and norms.is_late:
         query, key = _normed(query, key, norms)

@@ -26,7 +26,7 @@ from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
 from jsg.kernels_pallas.reference_write import to_pool_dtype
 from jsg.kernels_pallas.tuning import sizes_for
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 
 
 class Sizes(NamedTuple):
@@ -51,6 +51,7 @@ class _Static(NamedTuple):
     block_tokens: int
     norm_eps: float
     is_late: bool
+    norms_values: bool
 
 
 class _Block(NamedTuple):
@@ -123,8 +124,8 @@ def _static(
         raise NotImplementedError(f"the Triton kernel has heads of at most {MAX_HEAD_DIM} numbers, but got {head_dim}")
     check_addressable(cache[0])
     block_tokens = sizes.block_elements // pl.next_power_of_2(head_dim)
-    eps, is_late = (0.0, False) if norms is None else (norms.eps, norms.is_late)
-    return _Static(len(qkv), group, head_dim, cache[0].shape[1], block_tokens, eps, is_late)
+    switches = (0.0, False, False) if norms is None else norms[2:]
+    return _Static(len(qkv), group, head_dim, cache[0].shape[1], block_tokens, *switches)
 
 
 def _num_warps(group: int, sizes: Sizes) -> int:
@@ -220,11 +221,15 @@ def _normed(
 
 
 def _value(static: _Static, block: _Block, qkv: jax.Ref) -> tuple[Float[Array, "t H"], Bool[Array, "t 1"]]:
-    """The value of each token, and whether all of it is finite."""
+    """The value of each token, normed if values are, and whether all of it is finite."""
     lanes, is_lane = _lanes(static.head_dim)
     index = (block.tokens[:, None], jnp.full((1, 1), static.group + 1), lanes[None])
     value = plgpu.load(qkv.at[index], mask=block.is_token[:, None] & is_lane[None], other=0)
-    is_bad = ~(jnp.abs(value.astype(jnp.float32)) < jnp.inf)
+    wide = value.astype(jnp.float32)
+    is_bad = ~(jnp.abs(wide) < jnp.inf)
+    if static.norms_values:
+        squares = jnp.sum(jnp.square(wide), axis=-1, keepdims=True)
+        value = (wide * lax.rsqrt(squares / static.head_dim + static.norm_eps)).astype(value.dtype)
     return value, jnp.sum(is_bad.astype(jnp.int32), axis=-1, keepdims=True) == 0
 
 

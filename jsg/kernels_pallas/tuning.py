@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, Self
 
+import jax.numpy as jnp
 from jax._src.pallas.triton import gpu_info  # what lowering asks; JAX has no public name for it
 
 FALLBACK = "sm_86"
@@ -62,6 +63,13 @@ def sizes_for(kernel: str, *, rows: int, capability: tuple[int, int] | None = No
     tables = class_of(capability or target_capability()).kernels[kernel]
     chosen = max((entry for entry in tables if entry["rows"] <= rows), key=lambda entry: entry["rows"])
     return {name: size for name, size in chosen.items() if name != "rows"}
+
+
+def attention_sizes(kernel: str, stored: jnp.dtype, *, rows: int, is_latent: bool = False) -> dict[str, int]:
+    """The block sizes of a kernel of attention over a pool of this type. Those for latent rows replace some."""
+    suffix = {1: "_8_bits", 4: "_float32"}.get(stored.itemsize, "")
+    sizes = sizes_for(kernel if stored.itemsize < 4 else f"{kernel}{suffix}", rows=rows)
+    return sizes | sizes_for(f"{kernel}_latent{suffix}", rows=rows) if is_latent else sizes
 
 
 def fitting[S: Sizes](sizes: S, needs: Callable[[S], int]) -> S:

@@ -46,8 +46,8 @@ def assemble(
     for device, index in places.items():
         spans: list[Span] = [each.indices(size)[:2] for each, size in zip(index, shape, strict=True)]
         experts = None if origin.expert_axis is None else spans[origin.expert_axis]
-        is_cut = axis is not None and spans[axis] != (0, shape[axis])
-        groups.setdefault(experts, {})[device] = spans[axis] if is_cut else None
+        own = spans[axis] if axis is not None and spans[axis] != (0, shape[axis]) else None
+        groups.setdefault(experts, {})[device] = own
     parts: dict[Any, list[Array]] = {}
     for experts, members in groups.items():
         spans_of_group = list(dict.fromkeys(members.values()))  # several devices may have the same

@@ -4,6 +4,7 @@ See `jsg/models/spec.py`. Names of tensors are relative to the layer.
 """
 
 import dataclasses
+import math
 from typing import Literal, NamedTuple
 
 from jsg.errors import ConfigError, ModelError
@@ -11,14 +12,14 @@ from jsg.kernels_pallas.activation import Activation
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.window import Window
 
-RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
+RopeType = Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"]
 
 
 class KVShape(NamedTuple):
     """What a layer keeps of a token: a key and a value for each head.
 
     Attributes:
-        heads: Key-value heads.
+        heads: Key-value heads; none for a layer that reads what another keeps.
         head_dim: Width of a key, and of a value.
         has_values: Values are kept. Else a value is the first numbers of its key.
     """
@@ -33,19 +34,39 @@ class KVShape(NamedTuple):
         return self.heads * self.head_dim * (2 if self.has_values else 1)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NormSpec:
-    """A root mean square norm with a weight, or a layer norm.
+class StateShape(NamedTuple):
+    """An array of what a layer keeps of each request.
 
     Attributes:
-        name: The tensor of the weight, without `.weight`.
+        shape: For one request.
+        heads_axis: The axis that devices share out.
+        dtype: Its type; None for that of activations.
+    """
+
+    shape: tuple[int, ...]
+    heads_axis: int
+    dtype: str | None = None
+
+    def num_bytes(self, itemsize: int) -> int:
+        """Bytes for one request, if a number of activations has so many."""
+        return math.prod(self.shape) * (itemsize if self.dtype is None else 4)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NormSpec:
+    """A root mean square norm, or a layer norm.
+
+    Attributes:
+        name: The tensor of the weight, without its suffix; None for no weight.
+        suffix: What follows the name in the checkpoint.
         eps: Added to the mean square before the root.
         is_wide: The weight multiplies in float32, before the result is rounded to the type of activations.
         adds_one: What multiplies is 1 + the weight.
         is_centred: The mean is subtracted first, as in a layer norm.
     """
 
-    name: str
+    name: str | None
+    suffix: str = ".weight"
     eps: float
     is_wide: bool = False
     adds_one: bool = False
@@ -69,7 +90,8 @@ class RopeSpec:
         truncate: yarn: the dimensions between the two are counted in whole ones.
         factors: longrope: how many times slower each pair turns.
         short_factors: longrope: the same for texts within the original context: see `for_context`.
-        rotated: How many numbers of a head are turned, from the first; None for all.
+        rotated: How many numbers of a head are turned, from the first; None for all. In proportional rope these are
+            the first pairs of those of the whole head, with its frequencies.
         is_interleaved: Numbers 2i and 2i + 1 are turned together; else i and i + half of those that are turned.
     """
 
@@ -100,7 +122,7 @@ class RopeSpec:
         Products of queries and keys are the same in any order that both have.
         """
         rotated, half = self.rotated or head_dim, head_dim // 2
-        if not self.is_interleaved and rotated == head_dim:
+        if not self.is_interleaved and (rotated == head_dim or self.type == "proportional"):
             return None
         pairs = range(rotated // 2)
         turned = [(2 * i, 2 * i + 1) if self.is_interleaved else (i, i + rotated // 2) for i in pairs]
@@ -113,7 +135,7 @@ class QueryKeyNormSpec:
     """Norms of queries and keys.
 
     Attributes:
-        query: The tensor of the weight of queries, without `.weight`.
+        query: The tensor of the weight of queries, without `.weight`; None for no weight.
         key: The same of keys.
         eps: Added to the mean square before the root.
         spans_heads: The mean is that of all heads together, and the weight has a number for each of theirs. Such norms
@@ -121,15 +143,17 @@ class QueryKeyNormSpec:
         is_wide: See `NormSpec`.
         adds_one: Likewise.
         is_late: Queries and keys are normed after they are rotated, and not before.
+        norms_values: Values are normed too, without a weight.
     """
 
-    query: str = "self_attn.q_norm"
-    key: str = "self_attn.k_norm"
+    query: str | None = "self_attn.q_norm"
+    key: str | None = "self_attn.k_norm"
     eps: float
     spans_heads: bool = False
     is_wide: bool = False
     adds_one: bool = False
     is_late: bool = False
+    norms_values: bool = False
 
     @property
     def per_head(self) -> tuple[NormSpec, NormSpec]:
@@ -143,15 +167,17 @@ class QueryKeyNormSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class QueryScaleSpec:
-    """A factor of queries that grows with the position p: 1 + beta * ln(1 + floor(p / length)).
+    """A factor of queries that grows with the position p: 1 + beta * ln(1 + floor((p + offset) / length)).
 
     Attributes:
         beta: How fast it grows.
         length: Tokens in which it does not grow.
+        offset: What is added to positions.
     """
 
     beta: float
     length: int
+    offset: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,9 +197,12 @@ class AttentionSpec:
         qk_norm: Norms of queries and keys; None for none.
         qkv_bias: The projections to queries, keys and values have biases.
         output_bias: The projection after attention has a bias.
+        has_gate: The tensor of queries has after the rows of each head as many of gates, by whose sigmoid the result of
+            attention is multiplied.
         sinks: The tensor of a score for each head that takes part of the weight of a token's keys; None for none.
         projections: The tensors of the projections to queries, keys and values, without `.weight`. Equal names are one
-            tensor, in which their rows stand one after another.
+            tensor, in which their rows stand one after another. Without one to values, a value is its key before norm
+            and rope; without one to keys, what another layer keeps is read.
         output: That of the projection after attention.
     """
 
@@ -189,14 +218,20 @@ class AttentionSpec:
     qk_norm: QueryKeyNormSpec | None = None
     qkv_bias: bool = False
     output_bias: bool = False
+    has_gate: bool = False
     sinks: str | None = None
     projections: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output: str = "self_attn.o_proj"
 
     @property
     def kv_shape(self) -> KVShape:
-        """What the layer keeps of a token."""
+        """What the layer reads of a token. It keeps that, unless another layer does."""
         return KVShape(self.kv_heads, self.head_dim)
+
+    @property
+    def state_shapes(self) -> tuple[StateShape, ...]:
+        """What the layer keeps of a request: nothing."""
+        return ()
 
     @property
     def pair_numbers(self) -> int:
@@ -205,7 +240,8 @@ class AttentionSpec:
 
     def num_weights(self, width: int) -> int:
         """The numbers of the kernels, in a model of this width."""
-        return 2 * width * (self.heads + self.kv_heads) * self.head_dim
+        queries = (3 if self.has_gate else 2) * self.heads
+        return width * (queries + (len(self.projections) - 1) * self.kv_heads) * self.head_dim
 
     def over_devices(self, count: int) -> "AttentionSpec":
         """The same for several devices. Key-value heads are repeated until each device has one."""
@@ -256,7 +292,11 @@ class RouterSpec:
             float32, and so are scores and weights.
         choice_bias_axes: The axes of this tensor, of which the last is that of experts.
         is_float32: The kernel of the projection stays float32, whatever the type of the model.
+        norm: The norm of what it projects; None for none.
+        input_factor: Multiplies what it projects.
+        expert_scale: The tensor of a factor of the weight of each expert; None for none.
         rounds_weights: Weights are rounded to the type of activations before they multiply.
+        weighs_input: They multiply what experts read, and not what they make.
     """
 
     name: str = "mlp.gate"
@@ -265,7 +305,11 @@ class RouterSpec:
     choice_bias: str | None = None
     choice_bias_axes: int = 1
     is_float32: bool = False
+    norm: NormSpec | None = None
+    input_factor: float = 1.0
+    expert_scale: str | None = None
     rounds_weights: bool = True
+    weighs_input: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,6 +386,51 @@ class ExpertsSpec:
         require_divisor(count // groups, count, groups, "the width of its experts", self.inner)
         if self.shared is not None:
             require_divisor(count, count, 1, "the width of its shared expert", self.shared.block.inner)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BesideSpec:
+    """Experts beside the feed-forward block of a layer. Their router reads the residual stream as it is.
+
+    Attributes:
+        experts: The experts.
+        before: The norm of what they read of the residual stream.
+        after: The norm of what they add.
+        after_block: The norm of what the feed-forward block adds.
+    """
+
+    experts: ExpertsSpec
+    before: NormSpec
+    after: NormSpec
+    after_block: NormSpec
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputSpec:
+    """What a layer adds to the residual stream, of an input that each token has for each layer.
+
+    It is norm(projection(activation(gate(x)) · input)). The input is (norm of a projection of the embedding + a row of
+    a table) / √2, where both are as wide as those of all layers.
+
+    Attributes:
+        count: The layers that have an input.
+        width: Width of the input of one.
+        vocab_size: Rows of the table.
+        activation: The function of the gates.
+        norm: The norm of what a layer adds.
+        table_norm: The norm of the projection of the embedding.
+    """
+
+    count: int
+    width: int
+    vocab_size: int
+    activation: Activation = "silu"
+    norm: NormSpec
+    table_norm: NormSpec
+
+    def num_weights(self, width: int) -> int:
+        """The numbers of the kernels of a layer and of its part of the projection, in a model of this width."""
+        return 3 * width * self.width
 
 
 def require_divisor(parts: int, count: int, groups: int, what: str, value: int) -> None:

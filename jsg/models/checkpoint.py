@@ -130,6 +130,10 @@ class Checkpoint:
         for fault in faults(held, shapes, is_unread):
             raise ModelError(fault)
 
+    def holds(self, name: str) -> bool:
+        """Whether it has a tensor of this name."""
+        return name in self._stored
+
     def differ(self, name: str, other: str) -> bool:
         """Whether the checkpoint holds both tensors and they are unequal. Reads both until numbers differ."""
         if name not in self._stored or other not in self._stored:

@@ -52,7 +52,9 @@ def _read_wrapped(path: Path, whole: Fields, architecture: str, wrapper: Wrapper
     refuse_unknown(whole, wrapper.fields, architecture)
     if tower is not None:
         refuse_unknown(tower, TOWER_FIELDS, "a tower of CLIP")
-    return dataclasses.replace(model, vision=vision, names=wrapper.names, notes=model.notes + wrapper.notes)
+    unread = f"{wrapper.names.unread}|{model.names.unread}"
+    names = dataclasses.replace(wrapper.names, unread=unread)
+    return dataclasses.replace(model, vision=vision, names=names, notes=model.notes + wrapper.notes)
 
 
 def _with_eos_tokens(path: Path, model: ModelSpec) -> ModelSpec:

@@ -18,16 +18,20 @@ from jaxtyping import Array, Float
 from jsg.cache.pool import KVPool
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
+from jsg.kernels_pallas.reference_write import rotate
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, NormSpec, QueryKeyNormSpec
-from jsg.models.experts import SparseFeedForward
+from jsg.models.delta import DeltaAttention
+from jsg.models.delta_spec import DeltaSpec
+from jsg.models.experts import ExpertsBeside, SparseFeedForward
 from jsg.models.feed_forward import FeedForward
-from jsg.models.inputs import ForwardInputs
+from jsg.models.inputs import ForwardInputs, LayerArrays
 from jsg.models.latent import LatentAttention
 from jsg.models.latent_spec import LatentSpec
+from jsg.models.layer_inputs import LayerInput, LayerInputs
 from jsg.models.layers import Embedding, Linear, RMSNorm, parameter, project
 from jsg.models.origin import Origin, Source, side_by_side
-from jsg.models.rope import Rotation, rotation
-from jsg.models.spec import LayerSpec, ModelSpec
+from jsg.models.rope import Rotation, grown, rotation
+from jsg.models.spec import LayerSpec, Mixer, ModelSpec
 from jsg.models.tensor_parallel import add_up
 
 
@@ -37,15 +41,18 @@ class Attention(nnx.Module):
     def __init__(self, spec: AttentionSpec, prefix: str, width: int, dtype: jax.typing.DTypeLike):
         heads, kv_heads, head_dim = spec.heads, spec.kv_heads, spec.head_dim
         order = spec.rope.row_order(head_dim) if spec.rope else None
+        kv_parts, kv_width = len(spec.projections) - 1, kv_heads // spec.kv_repeats * head_dim
+        num_queries = 2 if spec.has_gate else 1  # rows of queries and of their gates
+        query_order = _gated_order(order, heads // kv_heads, head_dim) if spec.has_gate else order
         self.spec = spec
         self.qkv = Linear(
             tuple(f"{prefix}.{name}" for name in spec.projections),
             width,
-            (kv_heads, (heads // kv_heads + 2) * head_dim),
+            (kv_heads, (num_queries * heads // kv_heads + kv_parts) * head_dim),
             dtype,
-            out_dims=(heads * head_dim, *(kv_heads // spec.kv_repeats * head_dim,) * 2),
-            out_repeats=(1, spec.kv_repeats, spec.kv_repeats),
-            out_orders=(order, order, None),
+            out_dims=(num_queries * heads * head_dim, *(kv_width,) * kv_parts),
+            out_repeats=(1, *(spec.kv_repeats,) * kv_parts),
+            out_orders=(query_order, order, None)[: 1 + kv_parts],
             join_axis=1,
             split_axis=1,
             bias=spec.qkv_bias,
@@ -57,7 +64,8 @@ class Attention(nnx.Module):
         norm = spec.qk_norm
         per_head = norm.per_head if norm and not norm.spans_heads else (None, None)
         self.query_norm, self.key_norm = (
-            RMSNorm(each, f"{prefix}.", head_dim, dtype, order=order) if each else None for each in per_head
+            RMSNorm(each, f"{prefix}.", head_dim, dtype, order=order) if each else None
+            for each in (per_head if kv_parts else (per_head[0], None))
         )
         self.joint_norm = NormsOverHeads(spec, norm, prefix, dtype, order) if norm and norm.spans_heads else None
 
@@ -67,7 +75,7 @@ class Attention(nnx.Module):
         norm = self.spec.qk_norm
         if self.query_norm is None or self.key_norm is None or norm is None:
             return None
-        return HeadNorms(self.query_norm.factor, self.key_norm.factor, norm.eps, norm.is_late)
+        return HeadNorms(self.query_norm.factor, self.key_norm.factor, norm.eps, norm.is_late, norm.norms_values)
 
     def __call__(
         self,
@@ -76,17 +84,36 @@ class Attention(nnx.Module):
         turn: Rotation,
         cache: LayerCache,
     ) -> tuple[Float[Array, "T D"], LayerCache]:
-        """Attention of the tokens to their context. Writes their keys and values to the pool first."""
-        qkv = self.qkv(x) if self.joint_norm is None else self.joint_norm(self.qkv(x))
-        queries, cache = ops.rotate_and_write(qkv, turn.cos, turn.sin, inputs.slots, cache, norms=self.norms)
-        if (growth := self.spec.query_scale) is not None:
-            steps = jnp.floor(inputs.positions.astype(jnp.float32) / growth.length)
-            queries *= (1 + growth.beta * jnp.log1p(steps)).astype(queries.dtype)[:, None, None]
-        spec, sinks = self.spec, None if self.sinks is None else self.sinks[...]
+        """Attention of the tokens to their context. If it makes their keys and values, it writes these first."""
+        spec, sinks, gates = self.spec, None if self.sinks is None else self.sinks[...], None
+        qkv = self.qkv(x)
+        if spec.has_gate:  # for each key-value head its queries, their gates, its key and its value
+            width = spec.heads // spec.kv_heads * spec.head_dim
+            queries, gates, keys = jnp.split(qkv, [width, 2 * width], axis=2)
+            qkv = jnp.concatenate([queries, keys], axis=2)
+        qkv = qkv if self.joint_norm is None else self.joint_norm(qkv)
+        if len(spec.projections) == 1:
+            heads = qkv.reshape(len(x), -1, spec.head_dim)
+            queries = rotate(heads if self.query_norm is None else self.query_norm(heads), turn.cos, turn.sin)
+        else:
+            if len(spec.projections) == 2:
+                qkv = jnp.concatenate([qkv, qkv[..., -spec.head_dim :]], axis=-1)
+            queries, cache = ops.rotate_and_write(qkv, turn.cos, turn.sin, inputs.slots, cache, norms=self.norms)
+        queries = grown(queries, inputs.positions, spec.query_scale)
         gathered = ops.paged_attention(
             queries, cache, inputs.attention, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=sinks
         )
-        return self.output(gathered.reshape(len(x), -1)), cache
+        gathered = gathered.reshape(len(x), -1)
+        if gates is not None:
+            gathered *= jax.nn.sigmoid(gates.astype(jnp.float32)).astype(x.dtype).reshape(gathered.shape)
+        return self.output(gathered), cache
+
+
+def _gated_order(order: tuple[int, ...] | None, group: int, head_dim: int) -> tuple[int, ...]:
+    """The rows of a group of queries, in this order, and then those of their gates."""
+    heads = [2 * head_dim * head for head in range(group)]
+    queries = (first + row for first in heads for row in order or range(head_dim))
+    return (*queries, *(first + head_dim + row for first in heads for row in range(head_dim)))
 
 
 class NormsOverHeads(nnx.Module):
@@ -125,6 +152,18 @@ class NormsOverHeads(nnx.Module):
         return jnp.concatenate([*parts, value], axis=-1)
 
 
+def _mixer(
+    spec: Mixer, prefix: str, width: int, dtype: jax.typing.DTypeLike
+) -> Attention | LatentAttention | DeltaAttention:
+    match spec:
+        case LatentSpec():
+            return LatentAttention(spec, prefix, width, dtype)
+        case DeltaSpec():
+            return DeltaAttention(spec, prefix, width, dtype)
+        case _:
+            return Attention(spec, prefix, width, dtype)
+
+
 class Layer(nnx.Module):
     """Attention and feed-forward, each added to the residual stream."""
 
@@ -137,21 +176,25 @@ class Layer(nnx.Module):
         mlp, where = spec.mlp, (prefix, width, dtype)
         self.spec = spec
         self.attention_norm = norm(spec.before_attention)
-        of = spec.attention
-        self.attention = LatentAttention(of, *where) if isinstance(of, LatentSpec) else Attention(of, *where)
+        self.attention = _mixer(spec.attention, *where)
         self.attention_post_norm = norm(spec.after_attention)
         self.mlp_norm = norm(spec.before_mlp)
         self.mlp = SparseFeedForward(mlp, *where) if isinstance(mlp, ExpertsSpec) else FeedForward(mlp, *where)
+        self.beside = ExpertsBeside(spec.beside, *where) if spec.beside else None
         self.mlp_post_norm = norm(spec.after_mlp)
+        self.own_input = LayerInput(spec.own_input, *where) if spec.own_input else None
+        scalar = Origin((Source(f"{prefix}.{spec.scalar}", (1,)),))
+        self.scalar = parameter((1,), dtype, scalar) if spec.scalar else None
 
     def __call__(
         self,
         x: Float[Array, "T D"],
         inputs: ForwardInputs,
         turn: Rotation,
-        cache: LayerCache,
-    ) -> tuple[Float[Array, "T D"], LayerCache]:
-        """The residual stream after this layer, and the layer's part of the pool."""
+        cache: LayerArrays,
+        own: Float[Array, "T width"] | None = None,
+    ) -> tuple[Float[Array, "T D"], LayerArrays]:
+        """The residual stream after this layer, and the part of the pool that it reads."""
         read = _normed(x, self.attention_norm)
         gathered, cache = self.attention(read, inputs, turn, cache)
         added = x + self._scaled(_normed(gathered, self.attention_post_norm))
@@ -162,7 +205,11 @@ class Layer(nnx.Module):
         else:  # two products of the same rows XLA makes one, for which it joins their kernels in every step
             read = lax.optimization_barrier(read)
         made = self.mlp(read)
-        return added + self._scaled(_normed(made, self.mlp_post_norm)), cache
+        made = made if self.beside is None else self.beside(added, made)
+        x = added + self._scaled(_normed(made, self.mlp_post_norm))
+        if self.own_input is not None and own is not None:
+            x += self.own_input(x, own)
+        return x if self.scalar is None else x * self.scalar[...], cache
 
     def _scaled(self, added: Float[Array, "T D"]) -> Float[Array, "T D"]:
         return added if self.spec.residual_factor == 1 else added * self.spec.residual_factor
@@ -179,14 +226,15 @@ def _run_layer(
     x: Float[Array, "T D"],
     inputs: ForwardInputs,
     turn: Rotation,
-    cache: LayerCache,
-) -> tuple[Float[Array, "T D"], LayerCache]:
+    cache: LayerArrays,
+    own: Float[Array, "T width"] | None,
+) -> tuple[Float[Array, "T D"], LayerArrays]:
     """`Layer.__call__`, traced and lowered once for all layers of equal records.
 
     Nothing is compiled here: inside the trace of a step, this `jit` makes a function that XLA inlines. For 32 layers
     with kernels, tracing and lowering a step takes a small part of the time that it would take layer by layer.
     """
-    return nnx.merge(graph, state)(x, inputs, turn, cache)
+    return nnx.merge(graph, state)(x, inputs, turn, cache, own)
 
 
 class Decoder(nnx.Module):
@@ -203,6 +251,8 @@ class Decoder(nnx.Module):
         self.embedding = Embedding("model.embed_tokens", spec.vocab_size, width, dtype, is_head=is_tied)
         layers = [Layer(layer, f"model.layers.{i}", width, dtype) for i, layer in enumerate(spec.layers)]
         self.layers = nnx.List(layers)
+        own = spec.layer_inputs
+        self.own_inputs = LayerInputs(own, width, dtype) if own else None
         self.final_norm = RMSNorm(spec.final_norm, "", width, dtype)
         head = Origin((Source("lm_head.weight", (spec.vocab_size, width)),), transposed=True, split_axis=1)
         self.head = None if is_tied else parameter((width, spec.vocab_size), dtype, head, is_kernel=True)
@@ -210,11 +260,15 @@ class Decoder(nnx.Module):
     def __call__(self, inputs: ForwardInputs, pool: KVPool) -> tuple[Float[Array, "T D"], KVPool]:
         """See `Model`."""
         x, inputs = self._embed(inputs)
-        layers, turns, kinds = list(pool.layers), {}, {}
+        own = None if self.own_inputs is None else self.own_inputs(inputs.token_ids, x)
+        caches, states, turns, kinds = list(pool.layers), list(pool.states), {}, {}
         groups = inputs.of_groups()
-        of_layers = self.spec.layer_groups if len(groups) > 1 else [0] * len(layers)
-        for i, layer in enumerate(self.layers):
+        of_layers = self.spec.layer_groups if len(groups) > 1 else [0] * len(caches)
+        num_caches, num_states, places = 0, 0, list[int]()
+        for layer in self.layers:
             attention = layer.spec.attention
+            has_keys = attention.kv_shape is not None
+            kept, i = (caches, num_caches) if has_keys else (states, num_states)
             angles = attention.rope, attention.head_dim
             if angles not in turns:
                 turns[angles] = rotation(inputs.positions, *angles)
@@ -222,8 +276,11 @@ class Decoder(nnx.Module):
                 kinds[layer.spec] = nnx.split(layer)
             graph, state = kinds[layer.spec]
             alike = jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(nnx.state(layer)))
-            x, layers[i] = _run_layer(graph, alike, x, groups[of_layers[i]], turns[angles], layers[i])
-        return self.final_norm(x), KVPool(tuple(layers))
+            places.append(i if layer.spec.kv_source is None else places[layer.spec.kv_source])
+            group, given = groups[of_layers[i] if has_keys else 0], None if own is None else own[:, len(places) - 1]
+            x, kept[places[-1]] = _run_layer(graph, alike, x, group, turns[angles], kept[places[-1]], given)
+            num_caches, num_states = num_caches + has_keys, num_states + (not has_keys)
+        return self.final_norm(x), KVPool(tuple(caches), tuple(states))
 
     def _embed(self, inputs: ForwardInputs) -> tuple[Float[Array, "T D"], ForwardInputs]:
         """The residual stream before the first layer, and the inputs that the layers need."""

@@ -15,9 +15,10 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
-from jsg.models.block_spec import ExpertsSpec
+from jsg.kernels_pallas.reference_routes import Routes
+from jsg.models.block_spec import BesideSpec, ExpertsSpec
 from jsg.models.feed_forward import FeedForward
-from jsg.models.layers import Linear, activation_result, parameter, project
+from jsg.models.layers import Linear, RMSNorm, activation_result, parameter, project
 from jsg.models.origin import Origin, Source, of_experts
 from jsg.models.quantise import Quantised
 from jsg.models.tensor_parallel import add_up, first_expert, num_groups, on_first_of_group
@@ -40,6 +41,9 @@ class SparseFeedForward(nnx.Module):
         bias = Origin((Source(f"{prefix}.{router.choice_bias}", shape),))
         self.choice_bias = parameter((count,), jnp.float32, bias) if router.choice_bias else None
 
+        self.router_norm = RMSNorm(router.norm, f"{prefix}.", width, dtype) if router.norm else None
+        scale = Origin((Source(f"{prefix}.{router.expert_scale}", (count,)),))
+        self.expert_scale = parameter((count,), dtype, scale) if router.expert_scale else None
         turns = 2 if spec.gate == spec.up else 1
 
         def kernels(name: str, in_dim: int, out_dim: int, split_axis: int, **place: int) -> nnx.Param:
@@ -67,14 +71,30 @@ class SparseFeedForward(nnx.Module):
         self.shared = FeedForward(shared.block, prefix, width, dtype) if shared else None
         self.shared_gate = Linear((f"{prefix}.{shared.gate}",), width, (1,), dtype) if shared and shared.gate else None
 
-    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        """The block's result for each token. Copies are sorted by expert, and their results sorted back."""
+    def __call__(self, x: Float[Array, "T D"], judged: Float[Array, "T D"] | None = None) -> Float[Array, "T D"]:
+        """The block's result for each token. Copies are sorted by expert, and their results sorted back.
+
+        The router judges the same rows, or those that are given.
+        """
         num_own = self.spec.count // num_groups()
+        first = first_expert(num_own)
         bias = None if self.choice_bias is None else self.choice_bias[...]
         routes = ops.expert_routes(
-            self._logits(x), self.spec.router.choice, bias=bias, first=first_expert(num_own), num_own=num_own
+            self._logits(x if judged is None else judged),
+            self.spec.router.choice,
+            bias=bias,
+            first=first,
+            num_own=num_own,
         )
+        weights = routes.weights
+        if self.expert_scale is not None:
+            expert = (routes.places[..., None] >= jnp.cumsum(routes.sizes)).sum(-1)  # copies are sorted by expert
+            weights *= self.expert_scale[...].at[first + expert].get(mode="clip").astype(jnp.float32)
+        if self.spec.router.rounds_weights:
+            weights = weights.astype(x.dtype).astype(jnp.float32)
         copies = x[routes.tokens]
+        if self.spec.router.weighs_input:
+            copies = (_of_copies(routes, weights) * copies).astype(x.dtype)
         gate, up, down = (
             None if bias is None else bias[...] for bias in (self.gate_bias, self.up_bias, self.down_bias)
         )
@@ -82,10 +102,7 @@ class SparseFeedForward(nnx.Module):
         inner = ops.gated(jnp.stack(gate_up, axis=1), self.spec.activation)
         down = None if down is None else on_first_of_group(down)
         made = _grouped(inner, self.down, down, routes.sizes)[routes.places]
-        weights = routes.weights
-        if self.spec.router.rounds_weights:
-            weights = weights.astype(x.dtype).astype(jnp.float32)
-        weighted = weights[..., None] * made
+        weighted = made if self.spec.router.weighs_input else weights[..., None] * made
         if num_groups() > 1:  # the copies of other groups were not computed, and NaN may stand in their place
             weighted = jnp.where((weights != 0)[..., None], weighted, 0)
         part = weighted.sum(1).astype(x.dtype)  # not as a matmul, which may round
@@ -97,8 +114,30 @@ class SparseFeedForward(nnx.Module):
     def _logits(self, x: Float[Array, "T D"]) -> Float[Array, "T E"]:
         """The router's numbers for each token, in float32. A kernel of float32 multiplies float32."""
         kernel = self.router[...]
+        x = x if self.router_norm is None else self.router_norm(x)
+        x = x if self.spec.router.input_factor == 1 else x * self.spec.router.input_factor
         logits = project(x.astype(kernel.dtype), kernel)
         return logits if self.router_bias is None else logits + self.router_bias[...].astype(jnp.float32)
+
+
+class ExpertsBeside(nnx.Module):
+    """Experts beside the feed-forward block of a layer."""
+
+    def __init__(self, spec: BesideSpec, prefix: str, width: int, dtype: jax.typing.DTypeLike):
+        self.before, self.after, self.after_block = (
+            RMSNorm(norm, f"{prefix}.", width, dtype) for norm in (spec.before, spec.after, spec.after_block)
+        )
+        self.experts = SparseFeedForward(spec.experts, prefix, width, dtype)
+
+    def __call__(self, x: Float[Array, "T D"], made: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        """What both add, of the residual stream and of what the block made."""
+        return self.after_block(made) + self.after(self.experts(self.before(x), x))
+
+
+def _of_copies(routes: Routes, weights: Float[Array, "T k"]) -> Float[Array, "copies 1"]:
+    """The weight of each sorted copy."""
+    is_here = routes.places[routes.tokens] == jnp.arange(len(routes.tokens))[:, None]
+    return jnp.where(is_here, weights[routes.tokens], 0).sum(1, keepdims=True)
 
 
 def expert_sources(

@@ -6,8 +6,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from jsg.fields import Fields
-from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec
-from jsg.models.latent_spec import LatentSpec
+from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.parts import (
     MAX_LAYERS,
     SLIDING,
@@ -23,12 +22,11 @@ from jsg.models.parts import (
     with_unread,
 )
 from jsg.models.rope_fields import context_field, read_context
-from jsg.models.spec import LayerSpec, ModelSpec
+from jsg.models.spec import LayerSpec, Mixer, ModelSpec
 from jsg.models.without_effect import refuse_unknown
 
 CAUSAL_RULE = "be true, for a token sees only those before it"
 
-_Attention = AttentionSpec | LatentSpec
 _Block = FeedForwardSpec | ExpertsSpec
 
 
@@ -68,7 +66,7 @@ class Family:
     only: Mapping[str, Any]
     ignored: AbstractSet[str] = frozenset()
     aliases: Mapping[str, str]
-    attention: Mapping[str, Any] | Callable[[Fields], _Attention | Mapping[str, _Attention] | Sequence[_Attention]]
+    attention: Mapping[str, Any] | Callable[[Fields], Mixer | Mapping[str, Mixer] | Sequence[Mixer]]
     kinds: int | str | Callable[[Fields], Sequence[str]] = all_full
     mlp: Mapping[str, Any] | Callable[[Fields], _Block | Sequence[_Block]]
     norms: Mapping[str, str]

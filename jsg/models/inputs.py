@@ -15,7 +15,10 @@ from typing import NamedTuple
 
 from jaxtyping import Array, Float, Int
 
-from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.kernels_pallas.inputs import AttentionInputs, Pieces
+
+LayerArrays = tuple[Float[Array, "_ _ _ _"], ...]
+"""What one layer keeps: its part of the KV pool, or the states of all slots."""
 
 
 class WindowInputs(NamedTuple):
@@ -44,6 +47,7 @@ class ForwardInputs(NamedTuple):
         attention: Which tokens each token sees.
         vision: Embeddings of image tokens; None in a step without them.
         windows: For each page group but the first; empty if all layers have the same pages.
+        pieces: Which tokens belong to which states; None for a model without states.
     """
 
     token_ids: Int[Array, " T"]
@@ -52,6 +56,7 @@ class ForwardInputs(NamedTuple):
     attention: AttentionInputs
     vision: Float[Array, "I D"] | None = None
     windows: tuple[WindowInputs, ...] = ()
+    pieces: Pieces | None = None
 
     def of_groups(self) -> list["ForwardInputs"]:
         """The inputs of the layers of each page group."""

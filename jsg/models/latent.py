@@ -21,7 +21,7 @@ from jsg.models.inputs import ForwardInputs
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.layers import Linear, RMSNorm, exact_precision, parameter
 from jsg.models.origin import Origin, Source
-from jsg.models.rope import Rotation
+from jsg.models.rope import Rotation, grown
 
 
 class LatentAttention(nnx.Module):
@@ -74,6 +74,7 @@ class LatentAttention(nnx.Module):
         to_keys, to_values = jnp.split(self.of_heads[...], [spec.plain_dim], axis=1)
         moved = _each_head("tnp,npr->tnr", plain, to_keys)
         queries = jnp.concatenate([moved, rotate(turned, turn.cos, turn.sin)], axis=-1)
+        queries = grown(queries, inputs.positions, spec.query_scale)
         gathered = ops.latent_attention(queries, cache, inputs.attention, scale=spec.scale, value_dim=spec.rank)
         values = _each_head("tnr,nvr->tnv", gathered, to_values)
         return self.output(values.reshape(len(x), -1)), cache

@@ -5,7 +5,7 @@ DeepSeek-AI 2024, "DeepSeek-V2" (arXiv:2405.04434): multi-head latent attention.
 
 import dataclasses
 
-from jsg.models.block_spec import KVShape, NormSpec, RopeSpec, require_divisor
+from jsg.models.block_spec import KVShape, NormSpec, QueryScaleSpec, RopeSpec, StateShape, require_divisor
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,7 @@ class LatentSpec:
         value_dim: Width of a value.
         scale: Multiplies queries · keys.
         rope: How positions turn the parts with rope.
+        query_scale: What multiplies queries by their position; None for nothing.
         has_bias: The projections of the residual stream to ranks, and the one after attention, have biases.
         query_norm: The norm of what queries are made of.
         norm: That of the latent row.
@@ -36,6 +37,7 @@ class LatentSpec:
     value_dim: int
     scale: float
     rope: RopeSpec
+    query_scale: QueryScaleSpec | None = None
     has_bias: bool = False
     query_norm: NormSpec
     norm: NormSpec
@@ -54,6 +56,11 @@ class LatentSpec:
     def kv_shape(self) -> KVShape:
         """What the layer keeps of a token: its latent row, whose first numbers are the value."""
         return KVShape(self.kv_heads, self.rank + self.rope_dim, has_values=False)
+
+    @property
+    def state_shapes(self) -> tuple[StateShape, ...]:
+        """What the layer keeps of a request: nothing."""
+        return ()
 
     @property
     def pair_numbers(self) -> int:

@@ -185,9 +185,10 @@ class RMSNorm(nnx.Module):
         *,
         order: tuple[int, ...] | None = None,
     ):
-        """Declares the weight. `order` is its `Part.order`."""
-        names = [f"{prefix}{spec.name}.weight"]
-        self.weight = parameter((width,), dtype, Origin(side_by_side(names, [width], (), [1], [order])))
+        """Declares the weight, if it has one. `order` is its `Part.order`."""
+        sources = side_by_side([f"{prefix}{spec.name}{spec.suffix}"], [width], (), [1], [order])
+        self.weight = parameter((width,), dtype, Origin(sources)) if spec.name else None
+        self.shape, self.dtype = (width,), dtype
         self.eps = spec.eps
         self.is_wide = spec.is_wide
         self.adds_one = spec.adds_one
@@ -196,7 +197,7 @@ class RMSNorm(nnx.Module):
     @property
     def factor(self) -> Float[Array, " D"]:
         """What multiplies, in the type in which it does so: that of activations, or float32 if the norm is wide."""
-        weight = self.weight[...]
+        weight = jnp.ones(self.shape, self.dtype) if self.weight is None else self.weight[...]
         weight = weight.astype(jnp.float32) if self.is_wide else weight
         return weight + 1 if self.adds_one else weight
 

@@ -90,18 +90,20 @@ def load_model(
 
 
 def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto") -> ModelSpec:
-    """The config of a checkpoint: not tied, as in transformers, if it has a head that differs from the embedding.
+    """The config of a checkpoint, with the experts as they are there, and with a head of its own if one is there.
 
-    Some checkpoints of tied models hold the table twice, and some files say or mean by default that a model is tied
-    which is not.
+    As in transformers, a model is not tied if its checkpoint has a head that differs from the embedding. Some
+    checkpoints of tied models hold the table twice, and some files say or mean by default that a model is tied which is
+    not.
 
     Raises:
         ModelError: The checkpoint is damaged.
     """
-    if not config.tie_word_embeddings or not has_checkpoint(directory):
+    if not (config.tie_word_embeddings or config.has_experts) or not has_checkpoint(directory):
         return config
     with open_checkpoint(directory, config.names.here, load_format) as checkpoint:
-        if not checkpoint.differ(HEAD, TABLE):
+        config = config.with_stacks(checkpoint.holds)
+        if not config.tie_word_embeddings or not checkpoint.differ(HEAD, TABLE):
             return config
     logger.warning(
         "config.json ties the head to the embedding, but the checkpoint has a head that differs, which is used; write "

@@ -4,7 +4,7 @@ A family takes these, and replaces what is different in its own.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -252,10 +252,10 @@ def read_window(config: Fields) -> Window:
     return Window(config.integer("sliding_window", high=MAX_CONTEXT_LEN))
 
 
-def read_layer_types(config: Fields) -> list[str] | None:
-    """The kind of each layer's attention; None if the file does not say."""
+def read_layer_types(config: Fields, known: Collection[str] = LAYER_KINDS) -> list[str] | None:
+    """The kind of each layer's attention, one of those that are known; None if the file does not say."""
     kinds, count = config.get("layer_types"), num_layers(config)
-    ok = isinstance(kinds, list) and len(kinds) == count and all(kind in LAYER_KINDS for kind in kinds)
+    ok = isinstance(kinds, list) and len(kinds) == count and all(kind in known for kind in kinds)
     ok = ok or kinds is None
-    config.require(ok, "layer_types", f"be {count} of {' or '.join(LAYER_KINDS)}", kinds)
+    config.require(ok, "layer_types", f"be {count} of {' or '.join(known)}", kinds)
     return kinds

@@ -106,6 +106,7 @@ def _against_checkpoint(directory: Path, spec: ModelSpec, load_format: str) -> t
         return spec, []
     if HEAD in held:
         spec = dataclasses.replace(spec, tie_word_embeddings=False)
+    spec = spec.with_stacks(held.__contains__)
     found = faults(held, checkpoint_shapes(abstract_model(spec, jnp.float32)), lambda name: is_unread(spec, name))
     shown = list(itertools.islice(found, MAX_TENSORS))
     if num_more := sum(1 for _ in found):

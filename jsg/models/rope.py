@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
-from jsg.models.block_spec import RopeSpec
+from jsg.models.block_spec import QueryScaleSpec, RopeSpec
 
 
 class Rotation(NamedTuple):
@@ -38,13 +38,23 @@ def rotation(positions: Int[Array, " T"], rope: RopeSpec | None, head_dim: int) 
     return lax.optimization_barrier(turn) if ops.target_platform() == "cpu" else turn
 
 
+def grown(
+    queries: Float[Array, "T N H"], positions: Int[Array, " T"], growth: QueryScaleSpec | None
+) -> Float[Array, "T N H"]:
+    """Queries times what grows with their position, if anything does."""
+    if growth is None:
+        return queries
+    steps = jnp.floor((positions + growth.offset).astype(jnp.float32) / growth.length)
+    return queries * (1 + growth.beta * jnp.log1p(steps)).astype(queries.dtype)[:, None, None]
+
+
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Float[np.ndarray, " half"]:
     """Radians per position of each dimension pair, fastest first, and then 0 for pairs that are not turned.
 
     The arithmetic follows PyTorch's float32 step by step, because an error here grows with the position. PyTorch's
     power is exact to the last bit, but numpy's float32 power is not.
     """
-    if rope.rotated is not None:
+    if rope.rotated is not None and rope.type != "proportional":
         turned = inverse_frequencies(dataclasses.replace(rope, rotated=None), rope.rotated)
         return np.pad(turned, (0, (head_dim - rope.rotated) // 2))
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
@@ -61,6 +71,9 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Float[np.ndarray, " ha
             return _yarn(wavelengths, rope, head_dim)
         case "longrope":
             return np.float32(1.0) / (np.asarray(rope.factors, np.float32) * wavelengths)
+        case "proportional":
+            is_turned = np.arange(len(fast)) < (rope.rotated or head_dim) // 2
+            return np.where(is_turned, fast, np.float32(0.0)) / np.float32(rope.factor)
 
 
 def attention_factor(rope: RopeSpec) -> float:
@@ -74,7 +87,8 @@ def _llama3(fast: Float[np.ndarray, " half"], rope: RopeSpec) -> Float[np.ndarra
     """Keeps short waves, slows long ones by `factor`, and blends in between."""
     turns = np.float32(rope.original_max_position_embeddings) / (np.float32(2.0 * math.pi) / fast)
     slow = fast / np.float32(rope.factor)
-    share = (turns - np.float32(rope.low_freq_factor)) / np.float32(rope.high_freq_factor - rope.low_freq_factor)
+    span = (rope.high_freq_factor - rope.low_freq_factor) or 1.0  # Llama 4 Scout blends nothing
+    share = (turns - np.float32(rope.low_freq_factor)) / np.float32(span)
     blend = (np.float32(1.0) - share) * fast / np.float32(rope.factor) + share * fast
     return np.where(turns < rope.low_freq_factor, slow, np.where(turns > rope.high_freq_factor, fast, blend))
 

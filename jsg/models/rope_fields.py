@@ -41,8 +41,9 @@ def read_rope(
     for name in scaling.names() - ROPE_FIELDS - own:
         message = f"config.json: rope field {name!r} is not supported; supported are {sorted(ROPE_FIELDS)}"
         raise FieldError(message, scaling.file, name)
-    rotated = _read_rotated(config, scaling, head_dim if is_partial else None)
     scaling = scaling.over({"rope_theta": config.get("rope_theta"), "rope_type": scaling.get("type", "default")})
+    is_partial = is_partial or scaling.get("rope_type") == "proportional"
+    rotated = _read_rotated(config, scaling, head_dim if is_partial else None)
     theta, rope_type = scaling.number("rope_theta", low=1.0), scaling.get("rope_type")
     if scaling.file.endswith("rope_scaling") and new is not None and new.get("rope_theta", theta) != theta:
         config.notes.append(
@@ -66,6 +67,8 @@ def _read_rotated(config: Fields, scaling: Fields, head_dim: int | None) -> int 
     fields = config if scaling.get(name) is None else scaling
     share = fields.number(name, default=1.0, high=1.0)
     rotated = int(head_dim * share)
+    if scaling.get("rope_type") == "proportional":
+        rotated -= rotated % 2
     fields.require(rotated > 0 and rotated % 2 == 0, name, f"give an even number of the {head_dim} of a head", share)
     return None if rotated == head_dim else rotated
 
@@ -76,6 +79,8 @@ def _read_type(config: Fields, scaling: Fields, rope_type: RopeType, theta: floa
         return RopeSpec(theta=theta)
     if rope_type == "longrope":
         return _read_longrope(config, scaling, theta, width)
+    if rope_type == "proportional":
+        return RopeSpec(type="proportional", theta=theta, factor=scaling.number("factor", default=1.0, high=1e6))
     factor = scaling.number("factor", high=1e6)
     scaling.require(factor >= 1.0, "factor", "be at least 1", factor)
     if rope_type == "linear":
@@ -93,7 +98,7 @@ def _read_type(config: Fields, scaling: Fields, rope_type: RopeType, theta: floa
             truncate=scaling.flag("truncate", default=True),
         )
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-    scaling.require(low < high, "low_freq_factor", f"be below high_freq_factor = {high}", low)
+    scaling.require(low <= high, "low_freq_factor", f"be at most high_freq_factor = {high}", low)
     return RopeSpec(
         type="llama3",
         theta=theta,

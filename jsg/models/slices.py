@@ -42,7 +42,7 @@ def source_slices(source: Source, origin: Origin, shape: tuple[int, ...], span: 
     if axis == origin.join_axis - 1:
         span = heads_of(source, span)
     view, sides = view_of(source, origin, shape), sides_of(source, origin)
-    side = next(i for i in range(len(sides)) if math.prod(sides[:i]) == math.prod(view[:axis]))
+    side = next(i for i, length in enumerate(sides) if length > 1 and math.prod(sides[:i]) == math.prod(view[:axis]))
     width = sides[side] // view[axis]
     side = len(sides) - 1 - side if origin.transposed else side
     return (*whole[:side], slice(span[0] * width, span[1] * width), *whole[side + 1 :])

@@ -8,10 +8,22 @@ which differ in their parameters only have equal records: such layers are traced
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from jsg.errors import ConfigError
-from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, KVShape, NormSpec, require_divisor
+from jsg.models.block_spec import (
+    AttentionSpec,
+    BesideSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    KVShape,
+    LayerInputSpec,
+    NormSpec,
+    StackSpec,
+    StateShape,
+    require_divisor,
+)
+from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.vision_config import VisionConfig
 from jsg.window import Window
@@ -39,6 +51,10 @@ class TensorNames:
         return re.fullmatch(self.unread, name) is not None
 
 
+Mixer = AttentionSpec | LatentSpec | DeltaSpec
+"""What mixes the tokens of a request. It declares what it keeps: `kv_shape` of each token, or None, and
+`state_shapes` of each request. Its module takes the arrays of its layer and returns them."""
+
 CAUSAL_NAMES = TensorNames(prefixes={part: f"model.{part}" for part in ("embed_tokens.", "layers.", "norm.")})
 """Those of a text model. One that was saved without its head lacks the part around the layers, too."""
 
@@ -50,28 +66,49 @@ class LayerSpec:
     Attributes:
         before_attention: The norm of what attention reads; None for none.
         attention: Attention.
+        kv_source: The layer whose keys and values it reads; None for its own.
         after_attention: The norm of what attention adds; None for none.
         before_mlp: The norm of what the feed-forward block reads; None for none.
         is_parallel: The feed-forward block reads the residual stream from before attention: through its own norm, or
             if it has none through that of attention.
         mlp: The feed-forward block.
+        beside: Experts beside it; None for none.
         after_mlp: The norm of what the feed-forward block adds; None for none.
         residual_factor: Multiplies what is added to the residual stream.
+        own_input: What is added last, of an input of the layer's own; None for nothing. All layers have the same.
+        scalar: The tensor of a number that multiplies the residual stream at the end; None for none.
     """
 
     before_attention: NormSpec | None = None
-    attention: AttentionSpec | LatentSpec
+    attention: Mixer
+    kv_source: int | None = None
     after_attention: NormSpec | None = None
     before_mlp: NormSpec | None = None
     mlp: FeedForwardSpec | ExpertsSpec
+    beside: BesideSpec | None = None
     after_mlp: NormSpec | None = None
     is_parallel: bool = False
     residual_factor: float = 1.0
+    own_input: LayerInputSpec | None = None
+    scalar: str | None = None
+
+    @property
+    def blocks(self) -> tuple[FeedForwardSpec | ExpertsSpec, ...]:
+        """The feed-forward block, and the experts beside it."""
+        return (self.mlp,) if self.beside is None else (self.mlp, self.beside.experts)
+
+    @property
+    def experts(self) -> ExpertsSpec | None:
+        """The experts of the layer, if it has any."""
+        return next((block for block in self.blocks if isinstance(block, ExpertsSpec)), None)
 
     def over_devices(self, count: int, groups: int) -> "LayerSpec":
         """The same for several devices. See `ModelSpec.over_devices`."""
         attention = self.attention.over_devices(count)
-        self.mlp.check_devices(count, groups)
+        for block in self.blocks:
+            block.check_devices(count, groups)
+        if self.own_input is not None:
+            require_divisor(count, count, 1, "vocab_size_per_layer_input", self.own_input.vocab_size)
         return dataclasses.replace(self, attention=attention)
 
 
@@ -143,6 +180,8 @@ class ModelSpec:
 
         def limited(layer: LayerSpec) -> LayerSpec:
             attention = layer.attention
+            if isinstance(attention, DeltaSpec):
+                return layer
             if attention.window is not None and attention.window.length >= length:
                 attention = dataclasses.replace(attention, window=None)
             if attention.rope is not None:
@@ -150,6 +189,22 @@ class ModelSpec:
             return dataclasses.replace(layer, attention=attention)
 
         return dataclasses.replace(self, layers=tuple(map(functools.cache(limited), self.layers)))
+
+    def with_stacks(self, holds: Callable[[str], bool]) -> "ModelSpec":
+        """The same, with experts in one tensor where a checkpoint that `holds` these names has them so.
+
+        Some checkpoints of Qwen and others have a tensor for each expert, and some one for all experts of a layer.
+        """
+
+        def stored(index: int, layer: LayerSpec) -> LayerSpec:
+            mlp = layer.mlp
+            joint, down = (f"mlp.experts.{name}" for name in ("gate_up_proj", "down_proj"))
+            if not isinstance(mlp, ExpertsSpec) or mlp.stack or not holds(f"model.layers.{index}.{joint}"):
+                return layer
+            mlp = dataclasses.replace(mlp, gate=joint, up=joint, down=down, stack=StackSpec(suffix=""))
+            return dataclasses.replace(layer, mlp=mlp)
+
+        return dataclasses.replace(self, layers=tuple(stored(i, layer) for i, layer in enumerate(self.layers)))
 
     @property
     def num_layers(self) -> int:
@@ -159,12 +214,17 @@ class ModelSpec:
     @property
     def has_experts(self) -> bool:
         """Whether a layer has several experts."""
-        return any(isinstance(layer.mlp, ExpertsSpec) for layer in self.layers)
+        return any(layer.experts is not None for layer in self.layers)
+
+    @property
+    def layer_inputs(self) -> LayerInputSpec | None:
+        """The inputs that layers have of their own, if they have any."""
+        return self.layers[0].own_input
 
     @property
     def layer_windows(self) -> tuple[Window | None, ...]:
-        """For each layer, which tokens a token sees; None for all before it."""
-        return tuple(layer.attention.window for layer in self.layers)
+        """For each layer with keys, which tokens a token sees; None for all before it."""
+        return tuple(layer.attention.window for layer in self.layers if layer.attention.kv_shape is not None)
 
     @property
     def page_groups(self) -> tuple[Window | None, ...]:
@@ -174,13 +234,25 @@ class ModelSpec:
 
     @property
     def layer_groups(self) -> tuple[int, ...]:
-        """For each layer the index of its page group."""
+        """For each layer with keys the index of its page group."""
         return tuple(map(self.page_groups.index, self.layer_windows))
 
     @property
     def kv_shapes(self) -> tuple[KVShape, ...]:
-        """What each layer keeps of a token."""
-        return tuple(layer.attention.kv_shape for layer in self.layers)
+        """What each layer with keys keeps of a token. One that reads what another keeps has no heads of its own."""
+        read = ((layer.attention.kv_shape, layer.kv_source) for layer in self.layers)
+        return tuple(
+            shape if source is None else shape._replace(heads=0) for shape, source in read if shape is not None
+        )
+
+    @property
+    def state_shapes(self) -> tuple[tuple[StateShape, ...], ...]:
+        """What each layer without keys keeps of a request."""
+        return tuple(shapes for layer in self.layers if (shapes := layer.attention.state_shapes))
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Bytes of the state of one request in all layers, if a number of activations has so many."""
+        return sum(shape.num_bytes(itemsize) for shapes in self.state_shapes for shape in shapes)
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes of the keys and values of one token in all layers."""

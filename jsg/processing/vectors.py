@@ -1,5 +1,7 @@
 """The hidden state of a text's last token → the vector that its client gets."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from jsg.errors import AbortedError, RequestError
@@ -18,13 +20,16 @@ def check_dimensions(embedder: Embedder, dimensions: int | None) -> None:
         )
 
 
-def to_vector(state: bytes | None, embedder: Embedder, dimensions: int | None = None) -> np.ndarray:
-    """The vector, float32: the first numbers of the state, normed if the model's vectors are.
-
-    Raises AbortedError where there is no state.
-    """
-    if state is None:
+def whole(states: Sequence[bytes | None]) -> list[bytes]:
+    """The states. Raises AbortedError where one is missing."""
+    there = [state for state in states if state is not None]
+    if len(there) < len(states):
         raise AbortedError("the request was aborted before it had all vectors; send it again")
+    return there
+
+
+def to_vector(state: bytes, embedder: Embedder, dimensions: int | None = None) -> np.ndarray:
+    """The vector, float32: the first numbers of the state, normed if the model's vectors are."""
     vector = np.frombuffer(state, np.float32)[:dimensions].astype(np.float64)
     if embedder.is_normed:
         vector /= max(float(np.linalg.norm(vector)), 1e-12)

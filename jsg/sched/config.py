@@ -21,6 +21,7 @@ class SchedulerConfig:
     """What the scheduler must know of the model and of the options. Lengths are in tokens.
 
     Attributes:
+        has_states: Whether some layer keeps a state of each request in place of keys and values.
         embeds: Whether requests ask for the vector of their prompt, with one new token that nobody reads.
         vision: The shape of the vision pool; None if the model takes text only.
     """
@@ -37,6 +38,7 @@ class SchedulerConfig:
     max_bypass_tokens: int = 16_384
     max_queued: int = 10_000
     max_holds: int = MAX_HOLDS
+    has_states: bool = False
     embeds: bool = False
     vision: VisionShape | None = None
 
@@ -57,7 +59,7 @@ def check_request(request: Request, config: SchedulerConfig, table: RequestTable
             got = max(ids) if min(ids) >= 0 else min(ids)
             raise RequestError(f"{name}: token ids must be in [0, {config.vocab_size}), but got {got}", param=name)
     if request.joined:
-        check_joined(request, table)
+        check_joined(request, table, has_states=config.has_states)
 
 
 def check_positions(request: Request, context_length: int) -> np.ndarray | None:

@@ -38,8 +38,14 @@ MIN_AT_ONCE = 8
 """The branches that are made at first at least, however long the prefix is."""
 
 
-def check_joined(request: Request, table: RequestTable) -> None:
+def check_joined(request: Request, table: RequestTable, *, has_states: bool) -> None:
     """Raises RequestError for a joined request that can never run."""
+    if has_states:
+        raise RequestError(
+            "a joined prompt needs a model that keeps keys and values of each token, but this one has layers with a "
+            "state of each request, and branches have no state in common; put them one after another as text",
+            param="joined",
+        )
     if table.windows:
         _check_windows(request, min(group.window.length for group in table.windows), table.page_size)
     num_branches, num_prefix = len(spans(request)), request.joined[0]

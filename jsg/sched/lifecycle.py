@@ -46,7 +46,7 @@ class Lifecycle:
     def __init__(self, config: SchedulerConfig, allocator: PageAllocator, cache: RadixCache):
         sizes = (config.max_running, config.context_length, config.vocab_size)
         order = make_order(config.policy, config.seed, cache)
-        self.table = RequestTable(*sizes, allocator, cache, config.vision)
+        self.table = RequestTable(*sizes, allocator, cache, config.vision, has_states=config.has_states)
         self.totals = SchedulerTotals()
         self.waiting = WaitingQueue(order, cache)
         self.joins = JoinedRequests(self.table, self._queue, self.totals, makes_all=order.is_whole)

@@ -84,6 +84,7 @@ class Placement:
         first_page: The page of the row with which its path in the tree begins. For a joined request it is the first
             page that is not one of `before`.
         seen_from: For each group of layers with a window, the first page of the row that counts as in its window.
+        state_slot: Where its state is; 0 for a model without states.
     """
 
     row: int
@@ -96,6 +97,7 @@ class Placement:
     before: tuple[KeptPrefix, ...] = ()
     first_page: int = 0
     seen_from: list[int] = dataclasses.field(default_factory=list)
+    state_slot: int = 0
 
     @property
     def leading_lock(self) -> PrefixLock:

@@ -157,7 +157,7 @@ class Scheduler:
             return None
         decoding = self._plan_decode()
         budget = self._config.buckets.chunk - len(decoding)
-        if proposals:
+        if proposals and not self.table.has_states:  # a state cannot take a rejected draft back
             # Within the round, branches are made of the joined requests that wait.
             to_come = self._config.max_running if len(self.joins) else len(self.waiting)
             most_entries = min(self._config.max_running, len(self.running) + to_come)
@@ -366,6 +366,7 @@ class Scheduler:
                 output_index=running.num_output,
                 samples=samples,
                 ends_prefill=not place.is_prefilling,
+                is_known=num_again > 0,
                 vision_ids=self.table.vision.ids(running, start, num_new),
             )
         )

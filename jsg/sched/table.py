@@ -30,7 +30,7 @@ class RequestTable:
     last dispatched position, are the row's own. The device has a copy of the table.
 
     Invariants: free + evictable + protected + uncached == total, in pages. Each further kind of state has such an
-    equation of its own (`StateKind`).
+    equation of its own (`StateKind`). With states of requests, free + running == total in slots.
 
     Attributes:
         words: The words by which the tree finds tokens whose positions are not their indices.
@@ -53,6 +53,8 @@ class RequestTable:
         allocator: PageAllocator,
         cache: RadixCache,
         vision: VisionShape | None = None,
+        *,
+        has_states: bool = False,
     ):
         self.words = PositionWords(vocab_size, cache)
         self.vision = VisionStore(vision, vocab_size)
@@ -69,6 +71,12 @@ class RequestTable:
         self._allocator = allocator
         self._cache = cache
         self._free_rows = list(range(max_running, 0, -1))
+        self._states = PageAllocator(max_running + 1) if has_states else None
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the model keeps a state of each request, in a slot of the request's placement."""
+        return self._states is not None
 
     @property
     def windows(self) -> tuple[WindowGroup, ...]:
@@ -136,6 +144,10 @@ class RequestTable:
         place = Placement(row, self._cache.lock(match), len(match.pages), match.num_tokens)
         for states in self.states:
             states.admit(place, match)
+        if self._states is not None:
+            slots = self._states.allocate(1)
+            assert slots is not None and not match.num_tokens, "there is a slot for each row, and no state is cached"
+            place.state_slot = int(slots[0])
         return place
 
     def _num_usable(self, running: RunningRequest, match: PrefixMatch) -> int:
@@ -282,6 +294,8 @@ class RequestTable:
             for lock in (*(kept.lock for kept in place.before), place.lock):
                 self._cache.forget(lock)
         self.vision.unpin(place)
+        if self._states is not None:
+            self._states.free(np.array([place.state_slot], np.int32))
         self._free_rows.append(place.row)
         self.dirty_rows.discard(place.row)
         self.copies.pop(place.row, None)
@@ -381,6 +395,9 @@ class RequestTable:
         assert sum(counts) == self.num_pages, (
             f"{' + '.join(POOL_TERMS)} = {counts} must add up to {self.num_pages} pages"
         )
+        if self._states is not None:
+            counts = self._states.num_free, len(self.pages) - 1 - self.num_free_rows
+            assert sum(counts) == self._states.num_total, f"free + running = {counts} must be all slots of states"
         is_idle = self.num_free_rows == len(self.pages) - 1
         for states in self.states:
             states.check(is_idle=is_idle and not self.num_kept)

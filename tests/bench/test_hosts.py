@@ -20,6 +20,7 @@ hosts.measure_overlap(Report("bench.hosts", [], pathlib.Path(sys.argv[1])), shap
 """
 
 
+@pytest.mark.slow
 def test_what_sending_costs(tmp_path: Path):
     report = Report("bench.hosts", [], tmp_path / "hosts.json")
     hosts.measure_sending(report, num_followers=1, keys=[hosts.BUCKETS.decode[0]], steps=5)

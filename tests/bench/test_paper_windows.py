@@ -7,6 +7,7 @@ import shutil
 from typing import Any, cast
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import jsg
 from bench.paper.measure import timed
@@ -27,6 +28,14 @@ MODELS = {
         "model_type": "ministral",
         "sliding_window": WINDOW,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "aligned": {
+        "architectures": ["Llama4ForCausalLM"],
+        "model_type": "llama4_text",
+        "attention_chunk_size": WINDOW,
+        "no_rope_layer_interval": 2,
+        "intermediate_size_mlp": 448,
+        "moe_layers": [],
     },
     "all layers": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": WINDOW},
 }
@@ -72,6 +81,10 @@ def test_what_is_computed_is_the_least(tmp_path: pathlib.Path, name: str):
     shutil.copytree(TINY, directory)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | MODELS[name]))
+    if name == "aligned":
+        tensors = load_file(directory / "model.safetensors")
+        renamed = {tensor.replace(".mlp.", ".feed_forward."): value for tensor, value in tensors.items()}
+        save_file(renamed, directory / "model.safetensors")
     with late_programs():
         engine = jsg.Engine(str(directory), max_total_tokens=POOL_TOKENS, max_running_requests=8)
     num_gone = 0

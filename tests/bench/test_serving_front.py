@@ -39,6 +39,7 @@ def test_a_percentile_of_buckets_has_a_bound():
     assert [_percentile_bound(buckets, percent) for percent in (50, 98, 99)] == [0.001, 0.01, 0.05]
 
 
+@pytest.mark.slow
 def test_every_token_of_a_null_engine_arrives():
     """The texts are checked inside; with a core for the front and one for the rest."""
     report = Report("bench.front", [], None)

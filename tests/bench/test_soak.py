@@ -249,6 +249,7 @@ def test_the_kernel_tells_what_a_process_holds():
 # The soak.
 
 
+@pytest.mark.slow
 def test_a_moment_of_soak_on_the_scripted_engine(make_server, tmp_path):
     """This engine heeds no grammar, so no form and no call is complete, and all end by their length."""
     write_byte_tokenizer(tmp_path, SHOW_TOOLS + CHAT_TEMPLATE)

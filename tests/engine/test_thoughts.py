@@ -143,10 +143,11 @@ def test_answers_match_and_thoughts_are_untouched(thinker: Thinker):
 
 
 @pytest.mark.slow
-def test_a_thousand_schemas(thinker: Thinker):
-    rng = np.random.default_rng(2)
+@pytest.mark.parametrize("count", [250, pytest.param(1000, marks=pytest.mark.long)])
+def test_many_schemas(thinker: Thinker, count: int):
+    rng = np.random.default_rng(count)
     by_case: dict[int, list[dict[str, Any]]] = {}
-    for index in range(1000):
+    for index in range(count):
         by_case.setdefault(index % (6 * len(BUDGETS)), []).append(random_schema(rng))
     for index, schemas in by_case.items():
         check(thinker, schemas, thinker.cases(index))

@@ -24,6 +24,16 @@ MODELS = {
         "max_window_layers": 1,
         "num_hidden_layers": 3,
     },
+    "aligned": {
+        "architectures": ["Llama4ForCausalLM"],
+        "model_type": "llama4_text",
+        "intermediate_size_mlp": 64,
+        "interleave_moe_layer_step": 2,
+        "num_local_experts": 4,
+        "attention_chunk_size": WINDOW,
+        "no_rope_layer_interval": 3,
+        "num_hidden_layers": 3,
+    },
     "all layers": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": WINDOW},
 }
 
@@ -46,7 +56,7 @@ def make_core(directory: pathlib.Path, cache_dir: str, name: str, **knobs: objec
     ("name", "page_size"),
     [
         ("some layers", small.PAGE_SIZE),
-        pytest.param("some layers", 1, marks=pytest.mark.slow),
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("some layers", "aligned")),
         pytest.param("all layers", small.PAGE_SIZE, marks=pytest.mark.slow),
     ],
 )

@@ -95,6 +95,37 @@ _MISTRAL3 = {"vision_config": _TOWER, "image_token_index": 10, "spatial_merge_si
 _GLM4_MOE = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "pad_token_id": 0}
 _ERNIE_MOE = {"moe_intermediate_size": 32, "head_dim": None, "hidden_size": 96, "rope_theta": 500.0}
 
+_LLAMA4 = {
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 96,
+    "floor_scale": 16,
+    "attn_scale": 0.4,
+    "pad_token_id": 0,
+}
+_LLAMA4_TOWER = {
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "intermediate_size": 64,
+    "vision_output_dim": 32,
+    "projector_input_dim": 32,
+    "projector_output_dim": 32,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+_GEMMA4 = {
+    "global_head_dim": 32,
+    "sliding_window": 24,
+    "rms_norm_eps": 0.1,  # large, so that the scalar of the last layer, behind which a norm stands, changes something
+    "pad_token_id": 0,
+    "rope_theta": None,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 3000.0, "partial_rotary_factor": 0.3},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
+    },
+}
+
 _COHERE = {
     "hidden_size": 96,
     "head_dim": None,
@@ -105,7 +136,78 @@ _COHERE = {
     "logit_scale": 0.95,
 }
 
+_SIGHT = {
+    "model_type": "qwen3_5_vision",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "depth": 1,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+}
+_HYBRID = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "rms_norm_eps": 1e-2,  # outputs of heads are normed, and rounding changes the direction of small ones
+    "rope_theta": None,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+}
+_HYBRID_EXPERTS = {**_QWEN_EXPERTS, "shared_expert_intermediate_size": 48, "intermediate_size": None}
+_QWEN3_NEXT = {
+    **_HYBRID,
+    **_HYBRID_EXPERTS,
+    "intermediate_size": 96,
+    "rope_theta": 1e4,
+    "rope_parameters": None,
+    "partial_rotary_factor": 0.5,
+}
+
 OTHERS: dict[str, dict[str, Any]] = {
+    "qwen3_5": small("Qwen3_5ForCausalLM", "qwen3_5_text", **_HYBRID),
+    "qwen3_5_around": around(
+        "Qwen3_5ForConditionalGeneration",
+        "qwen3_5",
+        small(
+            "Qwen3_5ForCausalLM",
+            "qwen3_5_text",
+            **{**_HYBRID, "linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_value_head_dim": 16},
+            layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"],
+        ),
+        vision_config=_SIGHT,
+        tie_word_embeddings=True,
+    ),
+    "qwen3_5_moe": small("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", **{**_HYBRID, **_HYBRID_EXPERTS, **_EVEN}),
+    "qwen3_5_moe_around": around(
+        "Qwen3_5MoeForConditionalGeneration",
+        "qwen3_5_moe",
+        small(
+            "Qwen3_5MoeForCausalLM",
+            "qwen3_5_moe_text",
+            # Every token uses all experts, so that weights in few bits choose no other: a state would remember it.
+            **{**_HYBRID, "num_hidden_layers": 3, **_HYBRID_EXPERTS, "num_experts": 4, "num_experts_per_tok": 4},
+            full_attention_interval=2,
+        ),
+        vision_config=_SIGHT | {"model_type": "qwen3_5_moe_vision"},
+        tie_word_embeddings=False,
+    ),
+    "qwen3_next": small("Qwen3NextForCausalLM", "qwen3_next", **{**_QWEN3_NEXT, **_EVEN}),
+    "qwen3_next_mixed": small(
+        "Qwen3NextForCausalLM",
+        "qwen3_next",
+        **{**_QWEN3_NEXT, "linear_value_head_dim": 24, "linear_conv_kernel_dim": 3},
+        mlp_only_layers=[1],
+        norm_topk_prob=False,
+    ),
     "qwen2_moe": {**_QWEN2_MOE, "mlp_only_layers": [1], **_EVEN},
     "qwen2_moe_window": {
         **_QWEN2_MOE,
@@ -343,6 +445,59 @@ OTHERS: dict[str, dict[str, Any]] = {
         eoi_token_index=502,
         tie_word_embeddings=False,
     ),
+    "gemma4": small(
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        **_GEMMA4,
+        hidden_size=48,
+        num_hidden_layers=6,
+        layer_types=["sliding_attention", "full_attention"] * 3,
+        num_kv_shared_layers=3,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=12,
+        vocab_size_per_layer_input=520,
+    ),
+    "gemma4_experts": small(
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        **_GEMMA4,
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "full_attention", "full_attention"],
+        hidden_size_per_layer_input=0,
+        attention_bias=True,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        final_logit_softcapping=3.0,
+        enable_moe_block=True,
+        num_experts=6,
+        top_k_experts=3,
+        moe_intermediate_size=32,
+    ),
+    "gemma4_around": around(
+        "Gemma4ForConditionalGeneration",
+        "gemma4",
+        small(
+            "Gemma4ForCausalLM",
+            "gemma4_text",
+            **_GEMMA4 | {"global_head_dim": None, "num_key_value_heads": 6},
+            hidden_size_per_layer_input=0,
+            layer_types=["sliding_attention", "full_attention"],
+            attention_k_eq_v=True,
+            per_layer_config={"1": {"head_dim": 32, "num_key_value_heads": 2}},
+        ),
+        vision_config={
+            "model_type": "gemma4_vision",
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "patch_size": 4,
+            "position_embedding_size": 16,
+        },
+        tie_word_embeddings=False,
+    ),
     "ernie4_5": small("Ernie4_5ForCausalLM", "ernie4_5", use_bias=True, num_key_value_heads=3),
     "ernie4_5_tied": small(
         "Ernie4_5ForCausalLM", "ernie4_5", head_dim=24, rope_theta=2000.0, num_hidden_layers=3, tie_word_embeddings=None
@@ -522,4 +677,88 @@ OTHERS: dict[str, dict[str, Any]] = {
         moe_norm_min=0.7,
         num_key_value_heads=3,
     ),
+    "llama4": small(
+        "Llama4ForCausalLM",
+        "llama4_text",
+        **_LLAMA4,
+        num_hidden_layers=3,
+        no_rope_layer_interval=2,
+        attention_chunk_size=24,
+        num_local_experts=6,
+        moe_layers=[0, 1],
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 1.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "llama4_around": around(
+        "Llama4ForConditionalGeneration",
+        "llama4",
+        small(
+            "Llama4ForCausalLM",
+            "llama4_text",
+            **_LLAMA4,
+            num_hidden_layers=4,
+            head_dim=32,
+            num_key_value_heads=3,
+            no_rope_layers=[1, 0, 1, 1],
+            attention_chunk_size=35,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            interleave_moe_layer_step=2,
+            use_qk_norm=False,
+        ),
+        vision_config=_LLAMA4_TOWER,
+        boi_token_index=501,
+        eoi_token_index=502,
+        image_token_index=500,
+        tie_word_embeddings=False,
+    ),
+    "glm4_moe_lite": small(
+        "Glm4MoeLiteForCausalLM",
+        "glm4_moe_lite",
+        **_LATENT,
+        q_lora_rank=24,
+        num_hidden_layers=3,
+        n_group=1,
+        topk_group=1,
+        partial_rotary_factor=1.0,
+    ),
+    "glm4_moe_lite_listed": small(
+        "Glm4MoeLiteForCausalLM",
+        "glm4_moe_lite",
+        **_LATENT | {"qk_nope_head_dim": 12},
+        q_lora_rank=40,
+        num_hidden_layers=3,
+        n_group=3,
+        topk_group=2,
+        mlp_layer_types=["sparse", "dense", "sparse"],
+        attention_bias=True,
+        rope_interleave=False,
+    ),
+    "mistral4": small(
+        "Mistral4ForCausalLM",
+        "mistral4",
+        **_LATENT | {"first_k_dense_replace": 0, "num_nextn_predict_layers": None},
+        q_lora_rank=24,
+        n_group=3,
+        topk_group=2,
+        rope_theta=None,
+        rope_parameters=_GROWING,
+    ),
+    "mistral4_dense_first": small(
+        "Mistral4ForCausalLM",
+        "mistral4",
+        **_LATENT | {"qk_nope_head_dim": 16, "num_nextn_predict_layers": None},
+        num_hidden_layers=3,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=False,
+        rope_theta=None,
+        rope_parameters=_GROWING | {"partial_rotary_factor": 0.5, "mscale_all_dim": 0.5},
+    )
+    | {"q_lora_rank": None},
 }

@@ -130,9 +130,11 @@ def test_every_weight_matters(golden: Golden, place: str) -> None:
 
 def _difference_when_perturbed(golden: Golden, name: str) -> float:
     tensors = {**golden.tensors, name: golden.tensors[name].copy()}
-    row = golden.tokens[3] if name.endswith("model.embed_tokens.weight") else int(golden.arrays["columns"][5])
-    row = row % len(tensors[name])
-    tensors[name][(row, 3)[: tensors[name].ndim]] += 0.5
+    row = golden.tokens[3] if "embed_tokens" in name else int(golden.arrays["columns"][5])
+    shape = tensors[name].shape
+    tensors[name][
+        tuple(min(at, length - 1) for at, length in zip((row % len(tensors[name]), 3), shape, strict=False))
+    ] += 0.5
     directory = golden.directory / "perturbed"
     write_checkpoint(directory, golden.variant, tensors)
     golden.paged.reset(load_model(directory, golden.config))

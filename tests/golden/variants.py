@@ -17,9 +17,13 @@ from tests.golden.other_families import OTHERS, VOCAB
 
 SHAPES = Path(__file__).parent / "data" / "shapes.json"
 """Names and shapes of the tensors of the variants in `OTHERS`, as transformers saves them."""
-NORMS_ADD_ONE = ("gemma2", "gemma3", "gemma3_text")
+HYBRIDS = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
+NORMS_ADD_ONE = ("gemma2", "gemma3", "gemma3_text", *HYBRIDS)
 """`model_type` of families whose norms scale by 1 + the weight."""
-NORMS = ("norm.weight", "layer_norm1.weight", "layer_norm2.weight")
+UNSCALED = ("gemma4", "gemma4_text")
+"""`model_type` of families that learn the scale of scores in the norms of queries."""
+NORMS = ("norm.weight", "layer_norm1.weight", "layer_norm2.weight", "layer_scalar", "router.scale", "expert_scale")
+"""The ends of names of what scales."""
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -200,9 +204,12 @@ def random_tensors(variant: str, seed: int) -> dict[str, np.ndarray]:
         name: random_tensor(f"{seed} {variant} {name}", name, shape) for name, shape in variant_shapes(variant).items()
     }
     if VARIANTS[variant]["model_type"] in NORMS_ADD_ONE:
-        # Not those of what blocks add, which is twice as large so: else a tied head would repeat what it reads.
-        shifted = [name for name in tensors if name.endswith(NORMS) and ".post_" not in name]
+        # Of Gemma not those of what blocks add, which is twice as large so: else a tied head would repeat its input.
+        plain = (".linear_attn.",) if VARIANTS[variant]["model_type"] in HYBRIDS else (".post_",)
+        shifted = [name for name in tensors if name.endswith(NORMS) and not any(part in name for part in plain)]
         tensors |= {name: tensors[name] - np.float32(1) for name in shifted}
+    if VARIANTS[variant]["model_type"] in UNSCALED:
+        tensors |= {name: tensors[name] / np.float32(4) for name in tensors if name.endswith("q_norm.weight")}
     return tensors
 
 

@@ -63,7 +63,10 @@ def with_head_dim(head_dim: int) -> Variant:
 SLOW = (
     *(Variant(case) for case in CASES if case not in STEPS),
     *(Variant(NAMED[name], singles=False) for name in ("decode", "extend", "pages-of-16")),
-    *(Variant(cases.for_model(SHORT, model), "bfloat16") for model in ("qwen2.5-7b", "phi-2", "gemma-2b")),
+    *(
+        Variant(cases.for_model(SHORT, model), "bfloat16")
+        for model in ("qwen2.5-7b", "phi-2", "gemma-2b", "gemma-4-31b")
+    ),
     *map(in_pages, (1, 24, 128)),
     with_head_dim(96),
     Variant(NAMED["window"], "bfloat16", FP8[1]),
@@ -174,7 +177,7 @@ def test_items_are_every_token_once_and_end_with_the_shortest_part_of_a_prompt(c
     assert parts == sorted(parts, key=lambda part: -part[1])
 
 
-@pytest.mark.parametrize("head_dim", [72, 272])
+@pytest.mark.parametrize("head_dim", [72, 528])
 def test_what_it_cannot_do_is_said_to_be_so(head_dim: int):
     case = dataclasses.replace(SHORT, head_dim=head_dim)
     with pytest.raises(NotImplementedError, match="head_dim"):

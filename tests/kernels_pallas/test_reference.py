@@ -117,20 +117,30 @@ def test_machine_code_for_short_registers_gives_the_same_bits(monkeypatch: pytes
     compiled.cache_clear()
 
 
-@pytest.mark.parametrize("pool_dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("unit", ["matrix unit", "pairs", "neither"])
+IN_BFLOAT16 = (
+    named("sinks"),
+    named("pages-of-16"),
+    CAPPED,
+    *(cases.for_model(named("mixed"), model) for model in ("phi-2", "llama-3-8b")),
+)
+
+
+def slow_unless_third(number: int, *others: int) -> tuple[pytest.MarkDecorator, ...]:
+    """A third of the dear cases is fast, in which there is each unit, each type of pool and each case."""
+    return (pytest.mark.slow,) if number < 3 and (number + sum(others)) % 3 else ()
+
+
 @pytest.mark.parametrize(
-    "case",
+    ("case", "unit", "pool_dtype"),
     [
-        named("sinks"),
-        named("pages-of-16"),
-        CAPPED,
-        *(cases.for_model(named("mixed"), model) for model in ("phi-2", "llama-3-8b")),
+        pytest.param(case, unit, pool, marks=slow_unless_third(i, j, k), id=f"{case.name}-{unit}-{pool}")
+        for i, case in enumerate(IN_BFLOAT16)
+        for j, unit in enumerate(("matrix unit", "pairs", "neither"))
+        for k, pool in enumerate(("bfloat16", "float32"))
     ],
-    ids=lambda case: case.name,
 )
 def test_machine_code_computes_in_bfloat16(
-    case: cases.Case, pool_dtype: str, unit: str, monkeypatch: pytest.MonkeyPatch
+    case: cases.Case, unit: str, pool_dtype: str, monkeypatch: pytest.MonkeyPatch
 ):
     """The matrix unit and the instruction for pairs take heads of a multiple of 32 and pools in bfloat16."""
     if unit == "matrix unit" and not amx.is_available():
@@ -145,33 +155,6 @@ def test_machine_code_computes_in_bfloat16(
     np.testing.assert_allclose(out[: len(arrays.expected)], arrays.expected, atol=2e-2)
     assert not out[len(arrays.expected) :].any(), "padding tokens give zero"
     compiled.cache_clear()
-
-
-@BOTH
-@pytest.mark.parametrize("head_dim", [48, 576])
-def test_values_may_be_the_first_numbers_of_keys(head_dim: int, implementation: str):
-    """One key-value head of all query heads, as wide as published latent rows, and any."""
-    value_dim = head_dim - 16
-    case = dataclasses.replace(named("mixed"), heads=5, kv_heads=1, head_dim=head_dim)
-    arrays = cases.make(case, latent=True)
-
-    def run(queries: jax.Array, keys: jax.Array, inputs: AttentionInputs) -> jax.Array:
-        how = {"scale": head_dim**-0.5, "value_dim": value_dim, "implementation": implementation}
-        return ops.latent_attention(queries, (keys,), inputs, **how)
-
-    out = jax.jit(run, compiler_options=QUICKLY)(arrays.queries, arrays.keys, arrays.inputs)
-    assert out.shape[-1] == value_dim
-    np.testing.assert_allclose(out[: len(arrays.expected)], arrays.expected[..., :value_dim], atol=4e-6)
-
-
-def test_a_latent_row_that_is_not_finite_is_nan_for_those_who_see_it_only():
-    """Its value is zeros, and its key NaN, so what masks it may multiply it by zero."""
-    rows = jnp.ones((3, 1, 8)).at[1, 0, 2].set(jnp.inf).at[2, 0, 0].set(jnp.nan)
-    (pool,) = ops.write_latents((jnp.zeros((4, 2, 1, 8)),), jnp.array([3, 5, 0]), rows)
-    found = np.asarray(pool).reshape(8, 8)
-    assert (found[3] == 1).all()
-    assert np.isnan(found[5, -1]) and not found[5, :-1].any()
-    assert not found[[0, 1, 2, 4, 6, 7]].any(), "the dump slot takes zeros whatever a token has"
 
 
 def test_machine_code_names_what_it_cannot_do():

@@ -3,6 +3,7 @@
 Chunks go through query tiles, then one token at a time, over a pool whose pages are dealt out in a shuffled order.
 """
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +13,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
-from jsg.cache.pool import HEADS_AXIS, make_pool
-from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.cache.pool import HEADS_AXIS, KVPool, make_pool, make_states
+from jsg.kernels_pallas.inputs import AttentionInputs, Pieces
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.models.config import read_spec
 from jsg.models.inputs import ForwardInputs
@@ -44,7 +45,15 @@ class PagedModel:
         self.page_table = pages.reshape(NUM_ROWS, pages_per_row).astype(np.int32)
         self._page_size = page_size
         sharding = sharding_of(mesh, HEADS_AXIS, 4)
-        self._new_pool = lambda: make_pool(config.kv_shapes, len(pages) + 1, page_size, dtype, sharding=sharding)
+        self._has_states = bool(config.state_shapes)
+
+        def new_pool() -> KVPool:
+            pool = make_pool(config.kv_shapes, len(pages) + 1, page_size, dtype, sharding=sharding)
+            place = functools.partial(sharding_of, mesh)
+            states = make_states(config.state_shapes, NUM_ROWS + 1, dtype, place)
+            return pool._replace(states=jax.tree.map(lambda x: x.at[1:].set(jnp.nan), states))  # nobody may read them
+
+        self._new_pool = new_pool
         graph, self._own_state = nnx.split(model)
 
         def forward(state, inputs, pool):
@@ -83,7 +92,8 @@ class PagedModel:
         tile_columns = [_padded(column, NUM_TILES) for column in zip(*tiles, strict=True)]
         none = _padded([], NUM_ROWS)
         attention = AttentionInputs(self.page_table, none, none, *tile_columns, np.int32(len(tiles)))
-        logits = self._run(tokens, positions, slots, attention)
+        lens = {row: len(chunk) for row, chunk in chunks.items()}
+        logits = self._run(tokens, positions, slots, attention, lens)
         return {row: logits[span] for row, span in spans.items()}
 
     def decode(self, tokens: dict[int, int]) -> dict[int, np.ndarray]:
@@ -96,16 +106,23 @@ class PagedModel:
         attention = AttentionInputs(
             self.page_table, _padded(rows, NUM_ROWS), _padded(positions + 1, NUM_ROWS), *no_tiles, np.int32(0)
         )
-        logits = self._run(list(tokens.values()), positions, slots, attention)
+        logits = self._run(list(tokens.values()), positions, slots, attention, dict.fromkeys(tokens, 1))
         return {row: logits[i] for i, row in enumerate(tokens)}
 
     def _slots(self, row: int, positions: np.ndarray) -> np.ndarray:
         return self.page_table[row, positions // self._page_size] * self._page_size + positions % self._page_size
 
-    def _run(self, tokens, positions, slots, attention: AttentionInputs) -> np.ndarray:
+    def _run(self, tokens, positions, slots, attention: AttentionInputs, lens: dict[int, int]) -> np.ndarray:
         packed = [_padded(column, MAX_TOKENS) for column in (tokens, positions, slots)]
-        logits, self.pool = self._forward(self._state, ForwardInputs(*packed, attention, self.vision), self.pool)
+        pieces = self._pieces(np.array(list(lens)), np.array(list(lens.values()))) if self._has_states else None
+        inputs = ForwardInputs(*packed, attention, self.vision, pieces=pieces)
+        logits, self.pool = self._forward(self._state, inputs, self.pool)
         return np.asarray(logits)
+
+    def _pieces(self, rows: np.ndarray, lens: np.ndarray) -> Pieces:
+        """The new tokens of these rows, which have been counted. The slot of a row is its number plus one."""
+        columns = (np.cumsum(lens) - lens, lens, rows + 1, rows + 1, self._lens[rows] - lens, [])
+        return Pieces(*(_padded(column, NUM_ROWS) for column in columns))
 
 
 def _padded(values: Sequence[int] | np.ndarray, length: int) -> np.ndarray:

@@ -25,6 +25,7 @@ class Published:
     Attributes:
         file: The fields of its `config.json`.
         parameters: How many it has; an integer if that is known exactly.
+        heads: Query heads, heads of keys and values, and width, of all kinds of layers, if they differ.
         kv_heads: Heads of keys and values that are kept, which latent attention makes one of.
         head_dim: Their width.
         windows: Those of its layers; None for a layer that sees all tokens.
@@ -34,6 +35,7 @@ class Published:
 
     file: dict[str, Any]
     parameters: float
+    heads: frozenset[tuple[int, int, int]] = frozenset()
     kv_heads: int
     head_dim: int = 128
     windows: frozenset[Window | None] = frozenset({None})
@@ -50,6 +52,11 @@ def _whole(value: Any) -> Any:
     return {name: _whole(of) for name, of in value.items()}
 
 
+def _window(of: int | list[Any] | None) -> Window | None:
+    """One of this length, or of the fields in a list."""
+    return Window(*of) if isinstance(of, list) else of and Window(of)
+
+
 def _read() -> dict[str, Published]:
     made: dict[str, Published] = {}
     for architecture, family in json.loads(TABLE.read_text()).items():
@@ -61,7 +68,9 @@ def _read() -> dict[str, Published]:
             if "billions" in row:
                 row["parameters"] = row.pop("billions") * 1e9
             if "windows" in row:
-                row["windows"] = frozenset(length and Window(length) for length in row["windows"])
+                row["windows"] = frozenset(_window(of) for of in row["windows"])
+            if "heads" in row:
+                row["heads"] = frozenset(map(tuple, row["heads"]))
             if "experts" in row:
                 row["experts"] = tuple(row["experts"])
             made[name] = Published(file=_whole(file), **row)

@@ -1,7 +1,7 @@
-"""The sparse block on one device and shared out over several: `python -m tests.models.shared_experts DIRECTORY`.
+"""The sparse block on one device and shared out over several: `python -m tests.models.shared_experts`.
 
 A process of its own, because JAX decides how many CPU devices it makes up when it starts. Standard input has a list of
-cases, each {"implementation", "devices", "groups", "quantization"}; standard output has what came of each.
+cases, each {"directory", "implementation", "devices", "groups", "quantization"}; standard output has what came of each.
 """
 
 import contextlib
@@ -27,9 +27,10 @@ MOST_DEVICES = 4
 TOKENS = 24
 
 
-def run(directory: Path, count: int, case: dict[str, Any], tokens: list[np.ndarray]) -> list[np.ndarray]:
+def run(count: int, case: dict[str, Any], tokens: list[np.ndarray]) -> list[np.ndarray]:
     """The first sparse block over all tokens; every device's result, which must be the same."""
     groups = case["groups"] if count > 1 else 1
+    directory = Path(case["directory"])
     config, mesh = read_spec(directory).over_devices(count, groups), make_mesh(count, groups)
     model = cast(Any, load_model(directory, config, quantization=case["quantization"], mesh=mesh))
     graph, state = nnx.split(next(layer.mlp for layer in model.layers if isinstance(layer.mlp, SparseFeedForward)))
@@ -49,7 +50,7 @@ def run(directory: Path, count: int, case: dict[str, Any], tokens: list[np.ndarr
     return found
 
 
-def answer(directory: Path, case: dict[str, Any]) -> dict[str, Any]:
+def answer(case: dict[str, Any]) -> dict[str, Any]:
     """How far several devices are from one, and which tokens are not finite where three of them were not."""
     rng = np.random.default_rng(0)
     mixed = rng.normal(size=(TOKENS, 64)).astype(np.float32)
@@ -58,8 +59,8 @@ def answer(directory: Path, case: dict[str, Any]) -> dict[str, Any]:
     broken[3, 5], broken[4], broken[9, 0] = np.nan, np.nan, np.inf
     uses = {"triton": mock.patch.dict(ops.BEST, cpu="triton"), "reference": contextlib.nullcontext()}
     with uses[case["implementation"]]:
-        several = run(directory, case["devices"], case, [mixed, alike, broken])
-    alone = run(directory, 1, case, [mixed, alike, broken])
+        several = run(case["devices"], case, [mixed, alike, broken])
+    alone = run(1, case, [mixed, alike, broken])
     is_broken = ~np.isfinite(several[2]).all(1)
     return {
         "differences": [float(np.abs(a - b).max()) for a, b in zip(alone[:2], several[:2], strict=True)],
@@ -69,9 +70,9 @@ def answer(directory: Path, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    cases, directory = json.load(sys.stdin), Path(sys.argv[1])
+    cases = json.load(sys.stdin)
     jax.config.update("jax_num_cpu_devices", MOST_DEVICES)
-    json.dump([answer(directory, case) for case in cases], sys.stdout)
+    json.dump([answer(case) for case in cases], sys.stdout)
 
 
 if __name__ == "__main__":

@@ -66,6 +66,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
     config = read(tmp_path, {"architectures": [architecture]})
     kv_heads, theta, eps, context_len, windows, bos = {
         "LlamaForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
+        "Llama4ForCausalLM": (8, 5e5, 1e-5, 131072, {None, Window(8192, is_aligned=True)}, 1),
         "MistralForCausalLM": (8, 1e4, 1e-6, 131072, {4096}, 1),
         "MixtralForCausalLM": (8, 1e6, 1e-5, 131072, {None}, 1),
         "Qwen2ForCausalLM": (32, 1e4, 1e-6, 32768, {None}, None),
@@ -85,28 +86,36 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "Glm4ForCausalLM": (2, 1e4, 1.5625e-7, 131072, {None}, None),
         "Gemma2ForCausalLM": (4, 1e4, 1e-6, 8192, {4096, None}, 2),
         "Gemma3ForCausalLM": (4, 1e4, 1e-6, 131072, {4096, None}, 2),
+        "Gemma4ForCausalLM": (4, 1e4, 1e-6, 131072, {512, None}, 2),
         "Olmo3ForCausalLM": (32, 5e5, 1e-5, 2048, {4096, None}, None),
         "Exaone4ForCausalLM": (32, 1e4, 1e-5, 2048, {4096, None}, 0),
         "HunYuanDenseV1ForCausalLM": (32, 1e4, 1e-5, 2048, {None}, 1),
         "GraniteMoeForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
         "DeepseekV3ForCausalLM": (1, 1e4, 1e-6, 4096, {None}, 0),
+        "Glm4MoeLiteForCausalLM": (1, 1e4, 1e-5, 202752, {None}, 0),
+        "Mistral4ForCausalLM": (1, 1e4, 1e-6, 1048576, {None}, 1),
         "Glm4MoeForCausalLM": (8, 1e4, 1e-5, 131072, {None}, None),
         "MiniMaxM2ForCausalLM": (8, 5e6, 1e-6, 196608, {None}, 200034),
         "Ernie4_5_MoeForCausalLM": (4, 5e5, 1e-5, 131072, {None}, 1),
+        "Qwen3NextForCausalLM": (2, 1e4, 1e-6, 32768, {None}, None),
+        "Qwen3_5ForCausalLM": (4, 1e4, 1e-6, 32768, {None}, None),
+        "Qwen3_5MoeForCausalLM": (2, 1e4, 1e-6, 32768, {None}, None),
     }[architecture]
-    assert (config.layers[0].attention.kv_heads, config.layers[0].attention.rope.theta, config.final_norm.eps) == (
-        kv_heads,
-        theta,
-        eps,
-    )
+    attention = first_attention(config)
+    assert (attention.kv_heads, attention.rope.theta, config.final_norm.eps) == (kv_heads, theta, eps)
     assert (config.max_position_embeddings, set(config.layer_windows), config.bos_token_id) == (
         context_len,
-        {window and Window(window) for window in windows},
+        {Window(window) if isinstance(window, int) else window for window in windows},
         bos,
     )
     family_head_dim = FAMILIES[architecture].defaults.get("head_dim")
-    half = read(tmp_path, {"architectures": [architecture], "hidden_size": 64 * config.layers[0].attention.heads})
-    assert half.layers[0].attention.head_dim == (family_head_dim or 64)
+    half = read(tmp_path, {"architectures": [architecture], "hidden_size": 64 * attention.heads})
+    assert first_attention(half).head_dim == (family_head_dim or 64)
+
+
+def first_attention(spec):
+    """That of the first layer with keys and values."""
+    return next(layer.attention for layer in spec.layers if layer.attention.kv_shape is not None)
 
 
 @pytest.mark.slow
@@ -116,20 +125,22 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
 
     family = FAMILIES[architecture]
     theirs = AutoConfig.for_model(family.model_type)
-    values = theirs.to_dict() | {"layer_types": None, "no_rope_layers": None, "moe_layer_end_index": -1}  # derived
-    ours = dict(family.defaults)
-    ours["rope_theta"] = ours.pop("rope_parameters", {}).get("rope_theta", ours["rope_theta"])
+    derived = {"layer_types": None, "no_rope_layers": None, "moe_layer_end_index": -1, "per_layer_config": None}
+    values, ours = theirs.to_dict() | derived, dict(family.defaults)
+    if "full_attention" not in ours.get("rope_parameters", {}):
+        ours["rope_theta"] = ours.pop("rope_parameters", {}).get("rope_theta", ours["rope_theta"])
     values |= {name: value for name, value in theirs.rope_parameters.items() if name in ours}
     values["rope_theta"] = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)["rope_theta"]
     if "rope_local_base_freq" in ours:
         values["rope_local_base_freq"] = theirs.rope_parameters["sliding_attention"]["rope_theta"]
         values["sliding_window_pattern"] = theirs._sliding_window_pattern
-    values.setdefault("sliding_window_pattern", ours.get("sliding_window_pattern"))  # a 4 in the code of Cohere 2
+    for name in ("sliding_window_pattern", "full_attention_interval", "output_gate_type"):  # numbers in their code
+        values.setdefault(name, ours.get(name))
     if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
         values["sliding_window"] = type(theirs).sliding_window
-    derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128}
+    derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128, "global_head_dim": 512}
     for name, value in ours.items():
-        theirs_too = values.get(name, getattr(theirs, name, None))  # some fields have two names there
+        theirs_too = values[name] if name in values else getattr(theirs, name, None)  # some have two names there
         assert (theirs_too or derived.get(name)) == (value or derived.get(name)), name
 
 

@@ -9,7 +9,6 @@ import hypothesis.strategies as st
 import pytest
 
 from jsg.errors import ModelError
-from jsg.models.block_spec import ExpertsSpec
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.registry import FAMILIES
 from jsg.models.spec import ModelSpec
@@ -67,6 +66,13 @@ OWN_FIELDS: dict[str, dict[str, list[Any]]] = {
         "moe_layer_interval": [2],
         "moe_num_experts": [5],
     },
+    "Gemma4ForCausalLM": {
+        "attention_k_eq_v": [True],
+        "enable_moe_block": [True],
+        "global_head_dim": [32],
+        "num_global_key_value_heads": [2],
+        "per_layer_config": [{"1": {"head_dim": 64, "num_key_value_heads": 1}}],
+    },
     "Glm4MoeForCausalLM": {
         "first_k_dense_replace": [0, 1, 2],
         "n_routed_experts": [6],
@@ -76,6 +82,7 @@ OWN_FIELDS: dict[str, dict[str, list[Any]]] = {
 }
 """Fields that other families do not have."""
 IN_ALL = {
+    "Gemma4ForCausalLM": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
     "DeepseekV3ForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 2},
     "Ernie4_5_MoeForCausalLM": {"moe_num_experts": 4, "moe_k": 2},
     "Glm4MoeForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2, "head_dim": 24},
@@ -131,7 +138,9 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
         theirs.standardize_rope_params()
     except (KeyError, TypeError, ValueError, ZeroDivisionError, StrictDataclassError):  # nothing to compare with
         return False
-    if theirs.num_key_value_heads is None:  # of which transformers makes no model
+    has_kinds = getattr(theirs, "is_heterogeneous", False)
+    of_layers = [theirs.per_layer_config[i] if has_kinds else theirs for i in range(theirs.num_hidden_layers)]
+    if of_layers[0].num_key_value_heads is None:  # of which transformers makes no model
         return False
     attention = ours.layers[0].attention
     kinds = [layer.attention.rope for layer in ours.layers if layer.attention.rope is not None]
@@ -140,7 +149,7 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
         rope = rope[theirs.layer_types[0]] if "full_attention" in rope else rope
         assert (found.type, found.theta) == (rope["rope_type"], rope["rope_theta"])
         if found.type != "default":
-            assert found.factor == rope["factor"]
+            assert found.factor == rope.get("factor", 1.0)
         if found.type in ("yarn", "llama3"):
             assert found.original_max_position_embeddings == rope["original_max_position_embeddings"]
             assert found.truncate == rope.get("truncate", True)
@@ -149,15 +158,15 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
         assert (attention.plain_dim, attention.value_dim) == (theirs.qk_nope_head_dim, theirs.v_head_dim)
         assert attention.rank == theirs.kv_lora_rank
     else:
-        assert attention.kv_heads == theirs.num_key_value_heads
-    width = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
-    assert attention.head_dim == width
+        assert [layer.attention.kv_heads for layer in ours.layers] == [of.num_key_value_heads for of in of_layers]
+    widths = [getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads for of in of_layers]
+    assert [layer.attention.head_dim for layer in ours.layers] == widths
     eps = theirs.layer_norm_eps if hasattr(theirs, "layer_norm_eps") else theirs.rms_norm_eps
     assert (ours.final_norm.eps, ours.tie_word_embeddings) == (eps, theirs.tie_word_embeddings)
     if hasattr(theirs, "logit_scale"):
         assert ours.logit_factor == theirs.logit_scale
-    assert tuple(getattr(layer.mlp, "count", 0) for layer in ours.layers) == experts(theirs)
-    blocks = [layer.mlp for layer in ours.layers if isinstance(layer.mlp, ExpertsSpec)]
+    blocks = [layer.experts for layer in ours.layers if layer.experts is not None]
+    assert tuple(layer.experts.count if layer.experts else 0 for layer in ours.layers) == experts(theirs)
     if hasattr(theirs, "n_shared_experts"):
         shared = {0 if mlp.shared is None else mlp.shared.block.inner // mlp.inner for mlp in blocks}
         assert shared <= {theirs.n_shared_experts}
@@ -172,6 +181,8 @@ def experts(theirs: Any) -> tuple[int, ...]:
     count = next(filter(None, (getattr(theirs, name, None) for name in names)), 0)
     layers = range(theirs.num_hidden_layers)
     match theirs.model_type:
+        case "gemma4_text":
+            return (count * theirs.enable_moe_block,) * len(layers)
         case "glm4_moe" | "deepseek_v3":
             return tuple(count if layer >= theirs.first_k_dense_replace else 0 for layer in layers)
         case "ernie4_5_moe":

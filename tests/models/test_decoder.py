@@ -16,8 +16,10 @@ from jsg.kernels_pallas.inputs import AttentionInputs
 from jsg.models import decoder
 from jsg.models.block_spec import (
     AttentionSpec,
+    BesideSpec,
     ExpertsSpec,
     FeedForwardSpec,
+    LayerInputSpec,
     NormSpec,
     QueryKeyNormSpec,
     QueryScaleSpec,
@@ -121,6 +123,14 @@ EXPERTS = ExpertsSpec(
     activation=ClampedGate(limit=7.0, slope=1.5),
     shared=SharedExpertSpec(block=FeedForwardSpec(inner=64), gate="mlp.shared_expert_gate"),
 )
+NORM = NormSpec(name="norm", eps=1e-6)
+BESIDE = BesideSpec(
+    experts=dataclasses.replace(EXPERTS, router=dataclasses.replace(EXPERTS.router, norm=NORM)),
+    before=NORM,
+    after=NORM,
+    after_block=NORM,
+)
+OWN_INPUT = LayerInputSpec(count=200, width=8, vocab_size=300, norm=NORM, table_norm=NORM)
 LATENT = LatentSpec(
     heads=4,
     query_rank=24,
@@ -130,6 +140,7 @@ LATENT = LatentSpec(
     value_dim=24,
     scale=32**-0.5,
     rope=RopeSpec(),
+    query_scale=QueryScaleSpec(beta=0.1, length=64),
     query_norm=NormSpec(name="self_attn.q_a_layernorm", eps=1e-6),
     norm=NormSpec(name="self_attn.kv_a_layernorm", eps=1e-6),
 )
@@ -137,6 +148,15 @@ OTHER: dict[str, Any] = {
     "activation": "gelu_tanh",
     "query_rank": 16,
     "rank": 48,
+    "kv_source": 0,
+    "scalar": "another",
+    "beside": BESIDE,
+    "own_input": OWN_INPUT,
+    "norm": NORM,
+    "input_factor": 0.5,
+    "expert_scale": "another",
+    "width": 4,
+    "vocab_size": 400,
     "plain_dim": 8,
     "rope_dim": 8,
     "value_dim": 8,
@@ -156,6 +176,7 @@ OTHER: dict[str, Any] = {
     "scale": 0.5,
     "beta": 0.2,
     "length": 32,
+    "offset": 3,
     "residual_factor": 0.5,
     "window": Window(9),
     "softcap": 5.0,
@@ -202,11 +223,16 @@ def changed_in_one(record: Any) -> Iterator[Any]:
             yield dataclasses.replace(record, **{field.name: other})
 
 
-KINDS = (LAYER, dataclasses.replace(LAYER, mlp=EXPERTS), dataclasses.replace(LAYER, attention=LATENT))
+KINDS = (
+    LAYER,
+    dataclasses.replace(LAYER, mlp=EXPERTS),
+    dataclasses.replace(LAYER, attention=LATENT),
+    dataclasses.replace(LAYER, beside=BESIDE, own_input=OWN_INPUT),
+)
 
 
 @pytest.mark.parametrize(
-    "first", KINDS, ids=lambda layer: f"{type(layer.attention).__name__}-{type(layer.mlp).__name__}"
+    "first", KINDS, ids=lambda layer: "-".join(type(part).__name__ for part in (layer.attention, *layer.blocks))
 )
 def test_layers_that_differ_in_one_switch_are_traced_apart(monkeypatch, first: LayerSpec):
     """Each field of each record, so that a new one is in it. Equal layers are traced once.
@@ -215,7 +241,7 @@ def test_layers_that_differ_in_one_switch_are_traced_apart(monkeypatch, first: L
     """
     traced = []
 
-    def trace(layer: Layer, x: Any, inputs: Any, turn: Any, cache: Any) -> tuple[Any, Any]:
+    def trace(layer: Layer, x: Any, inputs: Any, turn: Any, cache: Any, own: Any) -> tuple[Any, Any]:
         traced.append(layer.spec)
         return x, cache
 

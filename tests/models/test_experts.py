@@ -171,31 +171,35 @@ DEVICES = {"mixtral": 4, "gpt_oss": 4, "glm4_moe": 2}
 
 
 @pytest.mark.parametrize(
-    ("variant", "implementation", "quantization", "groups"),
+    ("variants", "implementation", "quantization", "groups"),
     [
-        ("mixtral", "reference", "none", (2,)),
-        ("glm4_moe", "reference", "none", (2,)),
-        ("gpt_oss", "reference", "none", (2,)),  # each group of two devices adds its biases once
-        pytest.param("mixtral", "triton", "int8", (1, 2, 4), marks=pytest.mark.slow),
-        pytest.param("glm4_moe", "triton", "int8", (1, 2), marks=pytest.mark.slow),
+        # Each group of two devices adds the biases of gpt-oss once.
+        (("mixtral", "glm4_moe", "gpt_oss"), "reference", "none", (2,)),
+        pytest.param(("mixtral",), "triton", "int8", (1, 2, 4), marks=pytest.mark.slow),
+        pytest.param(("glm4_moe",), "triton", "int8", (1, 2), marks=pytest.mark.slow),
         *(
-            pytest.param("mixtral", name, "none", (1, 2, 4), marks=[pytest.mark.slow, pytest.mark.long])
+            pytest.param(("mixtral",), name, "none", (1, 2, 4), marks=[pytest.mark.slow, pytest.mark.long])
             for name in ("reference", "triton")
         ),
-        pytest.param("gpt_oss", "triton", "int8", (1, 4), marks=pytest.mark.slow),
+        pytest.param(("gpt_oss",), "triton", "int8", (1, 4), marks=pytest.mark.slow),
     ],
 )
 def test_devices_with_experts_of_their_own_make_what_one_makes(
-    tmp_path, variant: str, implementation: str, quantization: str, groups: tuple[int, ...]
+    tmp_path, variants: tuple[str, ...], implementation: str, quantization: str, groups: tuple[int, ...]
 ):
     """In one group and in several; some devices without a token. What is not finite stays alone.
 
     GLM-4.5 has groups of experts, a bias of the choice, and a block that all tokens use. Mixtral in one, two and four
     groups is long without quantisation.
     """
-    write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
-    case = {"implementation": implementation, "quantization": quantization, "devices": DEVICES[variant]}
-    for result in said("tests.models.shared_experts", str(tmp_path), told=[case | {"groups": n} for n in groups]):
-        assert max(result["differences"]) < 1e-5
-        assert result["broken"] == [3, 4, 9]
-        assert result["others_are_as_before"]
+    told = []
+    for variant in variants:
+        directory = tmp_path / variant
+        directory.mkdir()
+        write_checkpoint(directory, variant, random_tensors(variant, 0))
+        case = {"directory": str(directory), "implementation": implementation, "quantization": quantization}
+        told += [case | {"devices": DEVICES[variant], "groups": count} for count in groups]
+    for case, result in zip(told, said("tests.models.shared_experts", told=told), strict=True):
+        assert max(result["differences"]) < 1e-5, case
+        assert result["broken"] == [3, 4, 9], case
+        assert result["others_are_as_before"], case

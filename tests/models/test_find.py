@@ -28,11 +28,11 @@ MODELOPT = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"
 PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
 TEXT = {"hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16}
 UNKNOWN = {
-    "qwen3.5": shape("Qwen3_5ForConditionalGeneration", text_config={**TEXT, "model_type": "qwen3_5_text"}),
-    "qwen3.5-fp8": shape("Qwen3_5MoeForConditionalGeneration", text_config=TEXT, quantization_config=FP8),
+    "qwen3-vl": shape("Qwen3VLForConditionalGeneration", text_config={**TEXT, "model_type": "qwen3_vl_text"}),
+    "qwen3-vl-fp8": shape("Qwen3VLMoeForConditionalGeneration", text_config=TEXT, quantization_config=FP8),
     "qwen2.5-vl": shape("Qwen2_5_VLForConditionalGeneration", **TEXT, vision_config={"depth": 32}),
     "kimi-k2.5": shape("KimiK25ForConditionalGeneration", text_config={"quantization_config": PACKED}),
-    "gemma4": shape("Gemma4ForConditionalGeneration", text_config=TEXT, audio_config=None),
+    "gemma3n": shape("Gemma3nForConditionalGeneration", text_config=TEXT, audio_config=None),
     "llama-4": shape("Llama4ForConditionalGeneration", text_config=TEXT, boi_token_index=200080),
     "phi-2": shape("PhiForCausalLM", **TEXT, hidden_act="gelu_new"),
     "mamba": shape("MambaForCausalLM", d_model=768, n_layer=24, vocab_size=50280),
@@ -212,7 +212,7 @@ def test_a_hub_name_is_judged_by_its_config_before_the_rest_comes(
     quantised = json.dumps({**LLAMA, "quantization_config": FP8}).encode()
     repositories = {
         "a/good": {**files, "config.json": json.dumps(LLAMA).encode()},
-        "a/unknown": {**files, "config.json": json.dumps(UNKNOWN["qwen3.5"]).encode()},
+        "a/unknown": {**files, "config.json": json.dumps(UNKNOWN["qwen3-vl"]).encode()},
         "a/quantised": {**files, "config.json": quantised},
         "a/split": {**files, "config.json": json.dumps(LLAMA).encode()},
         "a/gguf": {"config.json": b'{"model_type": "llama"}', "Q4/a.gguf": b"w"},
@@ -225,7 +225,7 @@ def test_a_hub_name_is_judged_by_its_config_before_the_rest_comes(
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
         for _ in range(2):
-            assert "'Qwen3_5ForConditionalGeneration'" in refusal("a/unknown")
+            assert "'Qwen3VLForConditionalGeneration'" in refusal("a/unknown")
             assert "quantised ('fp8')" in refusal("a/quantised")
             assert "GGUF" in refusal("a/gguf")
             assert "LoRA" in refusal("a/adapter")

@@ -22,9 +22,17 @@ from tests.models.test_published_llavas import VISION
 
 FEWER = {
     "Ernie4_5ForCausalLM": 2,
+    "Glm4MoeLiteForCausalLM": 2,
     "LlavaForConditionalGeneration": 2,
     "MinistralForCausalLM": 1,
+    "Mistral4ForCausalLM": 1,
     "SmolLM3ForCausalLM": 2,
+    # `test_hybrid_shapes.py` has their states and keys; the exact numbers of parameters are not remembered.
+    "Qwen3NextForCausalLM": 0,
+    "Qwen3_5ForCausalLM": 0,
+    "Qwen3_5MoeForCausalLM": 0,
+    "Qwen3_5ForConditionalGeneration": 0,
+    "Qwen3_5MoeForConditionalGeneration": 0,
 }
 """Families of which fewer than three models are remembered."""
 
@@ -33,17 +41,17 @@ def differences(spec: ModelSpec, of: Published, more_parameters: int = 0) -> dic
     """What was read otherwise than the fields and the table say, by name."""
     file = of.file
     attentions = [layer.attention for layer in spec.layers]
-    blocks = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, ExpertsSpec)]
+    blocks = [layer.experts for layer in spec.layers if layer.experts is not None]
     count = num_parameters(spec) - more_parameters
     is_near = abs(count - of.parameters) <= (0 if isinstance(of.parameters, int) else 0.002 * of.parameters)
-    heads = (file["num_attention_heads"], of.kv_heads, of.head_dim)
+    heads = of.heads or {(file["num_attention_heads"], of.kv_heads, of.head_dim)}
     pairs = {
         "architecture": (spec.architecture, file["architectures"][0]),
         "width": (spec.hidden_size, file["hidden_size"]),
         "layers": (spec.num_layers, file["num_hidden_layers"]),
         "vocabulary": (spec.vocab_size, file["vocab_size"]),
         "context": (spec.max_position_embeddings, file.get("max_position_embeddings", spec.max_position_embeddings)),
-        "heads": ({(each.heads, each.kv_heads, each.head_dim) for each in attentions}, {heads}),
+        "heads": ({(each.heads, each.kv_heads, each.head_dim) for each in attentions}, heads),
         "windows": ({each.window for each in attentions}, of.windows),
         "experts": ({(mlp.count, mlp.router.choice.per_token) for mlp in blocks}, {of.experts} - {None}),
         "parameters": (count, count if is_near else of.parameters),
@@ -93,3 +101,20 @@ def test_windows_of_gpt_oss_are_those_of_every_other_layer(tmp_path: Path):
 def test_rope_of_mixtral_is_plain(tmp_path: Path):
     for name in ("mixtral-8x7b", "mixtral-8x22b"):
         assert {layer.attention.rope for layer in read(tmp_path, PUBLISHED[name].file).layers} == {RopeSpec(theta=1e6)}
+
+
+def test_layers_of_llama_4_are_of_several_kinds(tmp_path: Path):
+    """Those with rope have windows and norms, and others growing queries; Maverick has experts in every other one."""
+    scout, maverick = (read(tmp_path, PUBLISHED[f"llama-4-{name}"].file) for name in ("scout", "maverick"))
+    window = Window(8192, is_aligned=True)
+    for spec, has_norms in ((scout, True), (maverick, False)):
+        assert spec.layer_windows == (window, window, window, None) * 12
+        kinds = [(x.rope is None, x.qk_norm is None, x.query_scale is None) for x in (y.attention for y in spec.layers)]
+        assert kinds == ([(False, not has_norms, True)] * 3 + [(True, True, False)]) * 12
+    assert [isinstance(layer.mlp, ExpertsSpec) for layer in maverick.layers] == [False, True] * 24
+    kinds = ["full_attention"] * 47 + ["chunked_attention"]
+    named = read(tmp_path, PUBLISHED["llama-4-scout"].file | {"layer_types": kinds, "attn_temperature_tuning": False})
+    assert named.layer_windows == (None,) * 47 + (window,)
+    assert {layer.attention.query_scale for layer in named.layers} == {None}
+    with pytest.raises(ModelError, match="moe_layers must be a list of numbers of layers below 48"):
+        read(tmp_path, PUBLISHED["llama-4-scout"].file | {"moe_layers": [48]})

@@ -28,6 +28,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
 
 
+def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
+    """Where all tests are collected, these would be imported and skipped one by one, in each worker."""
+    is_asked_for = config.getoption("--nvidia", default=False) or config.args != config.getini("testpaths")
+    return None if is_asked_for or collection_path.suffix != ".py" else True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--nvidia", default=False):
         # Known: docs/packages/kernels_pallas.md, "The exit from a deprecated lowering".

@@ -27,20 +27,26 @@ def seeing(num_layers: int, quantization: str = "none") -> programs.Model:
     return programs.make_model(llava_next_video(MISTRAL_7B, tower), quantization=quantization, num_hidden_layers=1)
 
 
-@pytest.mark.parametrize("is_video", [False, True], ids=["tiles", "frames"])
+IN_CI = ((min(OTHER_ENCODE_SIZES), False), (min(OTHER_ENCODE_SIZES), True), (max(OTHER_ENCODE_SIZES), False))
+
+
 @pytest.mark.parametrize(
-    "count",
+    ("count", "is_video"),
     [
         pytest.param(
-            count, marks=() if count in (min(OTHER_ENCODE_SIZES), max(OTHER_ENCODE_SIZES)) else pytest.mark.long
+            count,
+            is_video,
+            marks=() if (count, is_video) in IN_CI else pytest.mark.long,
+            id=f"{count}-{'frames' if is_video else 'tiles'}",
         )
+        for is_video in (False, True)
         for count in OTHER_ENCODE_SIZES
     ],
 )
 def test_encoding(count: int, is_video: bool):
     """Features are written into the pool where it lies, and no kernel of the tower is written anew.
 
-    Sizes between the smallest and the largest are long.
+    Sizes between the smallest and the largest are long, and so is the largest number of frames.
     """
     num_layers = CLIP_L_336["num_hidden_layers"] if count == max(OTHER_ENCODE_SIZES) else 4
     of, name = seeing(num_layers), ("encode", count, is_video)

@@ -15,6 +15,7 @@ from bench.nvidia.compiler import IN_PLACE, Program
 from bench.shapes import LLAMA_8B, llava_next_video
 from jsg.engine.device.memory import SAMPLED_BYTES, copied_head_bytes, extend_bound
 from jsg.engine.device.programs import GREEDY, VARIANTS, Variant
+from jsg.models.parts import FULL, LAYER_KINDS
 from jsg.sched.buckets import BucketKey, Phase
 from tests.models.published import PUBLISHED
 
@@ -192,10 +193,25 @@ FAMILIES = {
     "factors": (PUBLISHED["granite-3.3-8b"].file, SHORTER),
     "part-of-heads": (PHI_4_MINI, {}),
     "blocks-side-by-side": (COMMAND_R7B, {}),
+    "two-shapes": (PUBLISHED["gemma-4-31b-it"].file, SHORTER | {"layer_types": [*LAYER_KINDS[::-1]]}),
+    "layer-inputs": (
+        PUBLISHED["gemma-4-e2b-it"].file,
+        SHORTER | {"layer_types": [FULL, FULL], "num_kv_shared_layers": 1},
+    ),
+    "experts-beside": (PUBLISHED["gemma-4-26b-a4b-it"].file, SHORTER | {"layer_types": [*LAYER_KINDS[::-1]]}),
+    "aligned-window": (PUBLISHED["llama-4-scout"].file, SHORTER | {"no_rope_layers": [1, 0]}),
 }
 """A family that is not here has the records of one that is, up to sizes: Seed-OSS those of "biases", Ministral and
 Mistral Small those of "window"."""
-LONG = ("sigmoids-and-norms", "float32-router", "experts-in-one-tensor", "part-of-heads", "blocks-side-by-side")
+LONG = (
+    "experts-beside",
+    "larger-experts",
+    "sigmoids-and-norms",
+    "float32-router",
+    "experts-in-one-tensor",
+    "part-of-heads",
+    "blocks-side-by-side",
+)
 NAMES = [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in FAMILIES]
 
 
@@ -239,7 +255,7 @@ matmuls, silu, and the weighted sum."""
     [BucketKey(Phase.DECODE, 64, 64), BucketKey(Phase.EXTEND, programs.CHUNK, 256)],
     ids=lambda key: f"{key.phase}-{key.num_tokens}",
 )
-@pytest.mark.parametrize("name", ["experts", "larger-experts"])
+@pytest.mark.parametrize("name", ["experts", pytest.param("larger-experts", marks=pytest.mark.long)])
 def test_tokens_run_the_experts_that_they_chose(name: str, key: BucketKey):
     """Nothing is computed for each token and each expert, and choosing costs a launch or two."""
     of, (shape, options) = family(name), FAMILIES[name]

@@ -47,7 +47,9 @@ def shared(request: pytest.FixtureRequest) -> programs.Model:
     return make(request.param, num_hidden_layers=3)
 
 
-@pytest.mark.parametrize("key", KEYS, ids=str)
+@pytest.mark.parametrize(
+    "key", [pytest.param(key, marks=pytest.mark.long if key == KEYS[1] else (), id=str(key)) for key in KEYS]
+)
 def test_a_step_adds_up_twice_a_layer_and_once_for_the_embedding(shared: programs.Model, key: BucketKey):
     assert key in programs.BUCKETS.all, "a shape that an engine has"
     program = shared.programs.program(("forward", key))
@@ -61,7 +63,7 @@ def test_a_step_adds_up_twice_a_layer_and_once_for_the_embedding(shared: program
     } | {"get-tuple-element"}
 
 
-@pytest.mark.parametrize("name", ["Llama-70B", "Mixtral-8x7B by experts"])
+@pytest.mark.parametrize("name", [pytest.param("Llama-70B", marks=pytest.mark.long), "Mixtral-8x7B by experts"])
 def test_a_whole_model_fits(name: str):
     program = make(name).programs.program(("forward", KEYS[-1]))
     assert memory_of(program.compiled).argument_size_in_bytes + program.temporary_bytes < USABLE_BYTES

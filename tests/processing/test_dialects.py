@@ -89,12 +89,13 @@ def test_round_trips(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.long)])
 @each_dialect
-def test_a_thousand_round_trips(
-    dialect: str, special_tokenizers: dict[str, Tokenizer], all_tokenizers: dict[str, Tokenizer]
+def test_many_round_trips(
+    dialect: str, count: int, special_tokenizers: dict[str, Tokenizer], all_tokenizers: dict[str, Tokenizer]
 ) -> None:
     tokenizers = special_tokenizers[dialect], all_tokenizers["byte_level"]
-    check_round_trips(dialect, tokenizers, seed=2, count=1000)
+    check_round_trips(dialect, tokenizers, seed=count, count=count)
 
 
 def test_special_tokens_that_a_grammar_may_name(special_tokenizers: dict[str, Tokenizer]) -> None:

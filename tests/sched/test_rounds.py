@@ -50,7 +50,9 @@ def begun(engine: SimulatedEngine) -> list[str]:
     return [running.request.rid for batch in engine.batches for running in batch.admitted]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "policy", [pytest.param(policy, marks=() if policy in ("fcfs", "lpm") else pytest.mark.slow) for policy in POLICIES]
+)
 @pytest.mark.parametrize(("max_new", "common"), [(0, 0), (0, 8), (1, 8)])
 def test_a_later_post_waits_for_a_bounded_number_of_steps(policy: str, max_new: int, common: int):
     """2 400 prompt tokens came before it, which are 170 steps. Those who decode have a token in each step."""

@@ -154,7 +154,7 @@ def check_wild(happened: Counter[str], names: tuple[str, ...], least: int) -> No
 
 
 def test_scheduling_changes_no_answer():
-    check_wild(play_traffic(24, policy=ANY_POLICY, overlaps=st.booleans()), COMMON, 20)
+    check_wild(play_traffic(16, policy=ANY_POLICY, overlaps=st.booleans()), COMMON, 20)
 
 
 @pytest.mark.slow

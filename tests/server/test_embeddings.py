@@ -16,9 +16,8 @@ import pytest
 from jsg.config import EngineConfig
 from jsg.engine.core import EngineCore
 from jsg.errors import AbortedError
-from jsg.processing.vectors import to_vector
-from jsg.server.http import failures
-from jsg.types import Embedder
+from jsg.processing.vectors import whole
+from jsg.server.http import json_pieces
 from tests.engine.late import late_programs
 from tests.golden.embedding import QUERY, TEXTS, write_embedding_model
 from tests.golden.record import DATA, EMBEDDING
@@ -31,7 +30,7 @@ MAX_DIFFERENCE = 1e-5
 
 def test_without_its_state_there_is_no_vector() -> None:
     with pytest.raises(AbortedError, match="aborted before"):
-        to_vector(None, Embedder(width=4, is_normed=True, dimensions=None))
+        whole([b"1234", None])
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +96,10 @@ def test_the_forms_of_an_input_and_of_a_vector(embedding: RunningServer) -> None
     assert np.frombuffer(base64.b64decode(coded["embedding"]), "<f4").tolist() == one["embedding"]
 
 
-def test_the_vectors_of_a_response_become_json_one_by_one(
+def test_the_vectors_of_a_response_become_json_as_they_are_sent(
     embedding: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The encoder lets no other thread run, and a thousand vectors took it a quarter of a second."""
-    (one,) = embed(embedding).json()["data"]
+    """One by one, on the event loop, with other work between them; its client reads chunks."""
     sizes, encode = list[int](), msgspec.json.encode
 
     def counted(*args: Any, **options: Any) -> bytes:
@@ -110,10 +108,19 @@ def test_the_vectors_of_a_response_become_json_one_by_one(
         return made
 
     monkeypatch.setattr(msgspec.json, "encode", counted)
-    monkeypatch.setattr(failures, "PIECE_BYTES", 5000)
-    data = embed(embedding, input=["ab"] * 20).json()["data"]
-    assert data == [one | {"index": index} for index in range(20)]
-    assert max(sizes) < 2 * len(encode(one)) < sum(sizes) / 5
+    monkeypatch.setattr(json_pieces, "PIECE_BYTES", 5000)
+    for form in ("float", "base64"):
+        sizes.clear()
+        response = embed(embedding, input=["ab"] * 20, encoding_format=form)
+        (one,) = embed(embedding, encoding_format=form).json()["data"]
+        assert response.json()["data"] == [one | {"index": index} for index in range(20)]
+        assert max(sizes) < 2 * len(encode(one)) < sum(sizes) / 5
+        is_long = len(response.content) > 5000
+        assert ("content-length" in response.headers) != is_long
+        assert (response.headers.get("transfer-encoding") == "chunked") == is_long
+    client = openai.OpenAI(base_url=f"{embedding.http.base_url}/v1", api_key="any", max_retries=0)
+    answer = client.embeddings.create(model=client.models.list().data[0].id, input=["ab"] * 20)
+    assert len({tuple(each.embedding) for each in answer.data}) == 1 and len(answer.data) == 20
 
 
 @pytest.mark.parametrize(

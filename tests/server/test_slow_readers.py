@@ -1,7 +1,7 @@
 """A client that reads slowly or leaves costs the event loop no more than one that reads."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.caller import ApiCall, Caller
 from jsg.server.generation import Generator
 from jsg.server.http.event_stream import Event, respond_with_events
+from jsg.server.http.json_pieces import PIECE_BYTES, respond_in_pieces
 from jsg.server.native.generate import PIECE_SCORES, _LogprobsJson
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
 
@@ -243,3 +244,39 @@ def test_what_nobody_foresaw_ends_a_stream_with_an_error_and_a_trace(event, path
     assert sent[2] == (b"" if named else b"data: [DONE]\n\n")
     [record] = caplog.records
     assert record.exc_info is not None
+
+
+def test_a_long_body_is_made_as_its_client_reads_it_and_not_for_one_that_has_left():
+    made, num_turns = list[int](), 0
+    piece = b"1" * PIECE_BYTES
+
+    def pieces() -> Iterator[bytes]:
+        for number in range(1000):
+            made.append(number)
+            yield piece
+
+    async def main() -> None:
+        left, read, sent = asyncio.Event(), asyncio.Semaphore(3), list[Any]()
+
+        async def receive() -> dict[str, Any]:
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            await read.acquire()
+            sent.append(message)
+
+        async def turn() -> None:
+            nonlocal num_turns
+            num_turns += 1
+
+        response = await respond_in_pieces(pieces(), turn)
+        answering = asyncio.create_task(response({"type": "http", "headers": []}, receive, send))
+        await turns(20)
+        assert [message["type"] for message in sent] == ["http.response.start"] + ["http.response.body"] * 2
+        assert len(made) == 6 and num_turns == 3, "two pieces are more than one turn sends; one send waits"
+        left.set()
+        await answering
+        assert len(made) == 6
+
+    asyncio.run(main())

@@ -22,7 +22,7 @@ import zmq
 
 from jsg.cache.radix import RadixCache
 from jsg.config import EngineConfig
-from jsg.engine.child.free_memory import IdleTrim
+from jsg.engine.child.free_memory import IdleTrim, collect_seldom
 from jsg.engine.child.heartbeat import HeartbeatSender, LoopClock
 from jsg.engine.child.intake import Intake, Taker
 from jsg.engine.child.log import log_to_stderr
@@ -213,8 +213,7 @@ def run(start: EngineStart) -> int:
         link.send(FromEngine(failure=Failure.of(error)))
         link.close(START_FLUSH_MS)
         return 2
-    gc.freeze()  # these objects live as long as the process, so later collections need not visit them
-    gc.enable()
+    collect_seldom()
     link.send(FromEngine(ready=core.info))
     idle = IdleTrim()
     if publisher is not None:

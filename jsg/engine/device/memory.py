@@ -48,6 +48,7 @@ class MemoryPlan:
         temporary_bytes: Intermediate results and outputs of the largest step.
         table_bytes: Page table, penalty tables and token masks.
         vision_bytes: Encoded images.
+        state_bytes: States of requests, in layers that keep no keys.
         reserve_bytes: Memory that is not planned.
         pool_tokens: KV slots, without the dump page.
         bytes_per_token: Keys and values of one token in all layers.
@@ -63,6 +64,7 @@ class MemoryPlan:
     pool_tokens: int
     bytes_per_token: int
     vision_bytes: int = 0
+    state_bytes: int = 0
     windows: tuple[WindowPool, ...] = ()
     advice: str = ""
 
@@ -79,6 +81,7 @@ class MemoryPlan:
             "largest step": self.temporary_bytes,
             "tables": self.table_bytes,
             **({"encoded images": self.vision_bytes} if self.vision_bytes else {}),
+            **({"states": self.state_bytes} if self.state_bytes else {}),
             "reserve": self.reserve_bytes,
             "KV pool": self.pool_bytes,
         }
@@ -155,8 +158,8 @@ def extend_bound(
 ) -> int:
     """The most temporaries of a pass over chunks, as programs for NVIDIA cards have them: tests/nvidia compares.
 
-    These are gate and up of each token that a feed-forward block takes, and their product. XLA's own matmuls, which
-    quantised kernels take, keep a fourth.
+    These are gate and up of each token that a feed-forward block takes, and their product, and the inputs that layers
+    have of their own. XLA's own matmuls, which quantised kernels take, keep a fourth of a block's.
 
     Args:
         model: The shape of the model.
@@ -165,12 +168,14 @@ def extend_bound(
         restored_bytes: Bytes of the largest kernel that a step restores from 4 bits; None if kernels are not quantised.
         num_devices: Devices that share the model.
     """
-    blocks = {layer.mlp for layer in model.layers}
+    blocks = {block for layer in model.layers for block in layer.blocks}
     inner = max(mlp.inner * (mlp.router.choice.per_token if isinstance(mlp, ExpertsSpec) else 1) for mlp in blocks)
     kept = 3 if restored_bytes is None else 4
     blocks_bytes = num_tokens * kept * inner * itemsize // num_devices
     copied_bytes = copied_head_bytes(model, itemsize) // num_devices
-    return blocks_bytes + WORKSPACE_BYTES + copied_bytes + (restored_bytes or 0)
+    own = model.layer_inputs
+    inputs_bytes = 0 if own is None else num_tokens * own.count * own.width * itemsize
+    return blocks_bytes + inputs_bytes + WORKSPACE_BYTES + copied_bytes + (restored_bytes or 0)
 
 
 def copied_head_bytes(model: ModelSpec, itemsize: int) -> int:
@@ -201,12 +206,13 @@ def plan_memory(
     context_length: int,
     chunk: int,
     vision_bytes: int = 0,
+    state_bytes: int = 0,
     num_devices: int = 1,
 ) -> MemoryPlan:
     """Sizes the KV pool: `--max-total-tokens`, or all memory that is left, up to what running requests could ever use.
 
-    All bytes are those of one device. Several devices share the key-value heads. `chunk` are the new tokens of a step
-    at most.
+    All bytes are those of one device, but `state_bytes`, the states of all slots. Several devices share the key-value
+    heads and the states. `chunk` are the new tokens of a step at most.
 
     Raises:
         MemoryPlanError: What is left does not hold one request of the context length, or not the tokens asked for.
@@ -226,7 +232,8 @@ def plan_memory(
     tables += NUM_MASKS * 4 * num_words(model.vocab_size)
     per_token = model.kv_bytes_per_token(kv_itemsize) // num_devices
     reserve = 0 if platform == "cpu" else int(limit_bytes * RESERVE_FRACTION)
-    left = limit_bytes - weights_bytes - temporary_bytes - tables - vision_bytes - reserve
+    state_bytes //= num_devices
+    left = limit_bytes - weights_bytes - temporary_bytes - tables - vision_bytes - state_bytes - reserve
     fits = sizes.tokens_in(max(left, 0) - page_size * per_token) // page_size * page_size
     if platform == "gpu" and kv_itemsize == 1:
         largest = max(shape.heads // num_devices * shape.head_dim for shape in model.kv_shapes)
@@ -247,13 +254,15 @@ def plan_memory(
         pool_tokens=pool_tokens,
         bytes_per_token=per_token,
         vision_bytes=vision_bytes,
+        state_bytes=state_bytes,
         windows=sizes.window_pools(pool_tokens, room - page_size * per_token),
         advice=_advice(config, weights_bytes, sizes.num_bytes(max(fits, 0))) if is_cut else "",
     )
     if pool_tokens > fits:
+        fewer = ", or --max-running-requests" if state_bytes else ""
         raise MemoryPlanError(
             f"the KV pool must hold {pool_tokens} tokens, but memory is left for {max(fits, 0)}; lower "
-            "--context-length or --max-total-tokens, raise --mem-fraction-static, or choose a smaller model "
+            f"--context-length or --max-total-tokens{fewer}, raise --mem-fraction-static, or choose a smaller model "
             f"({plan})",
             max(fits, 0),
         )

@@ -20,15 +20,23 @@ from jsg.types import SamplingParams
 FROM_DEVICE = -1
 
 
-def empty_step(key: BucketKey, num_groups: int = 1) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def empty_step(
+    key: BucketKey, num_groups: int = 1, *, has_states: bool = False
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The int32 array of `step.PackedInputs` for a step of this shape, all zeros, and views of its parts by name."""
-    sizes = packed_sizes(key, num_groups)
+    sizes = packed_sizes(key, num_groups, has_states=has_states)
     packed = np.zeros(sum(sizes), np.int32)
     return packed, dict(zip(PackedInputs._fields, np.split(packed, np.cumsum(sizes)[:-1]), strict=True))
 
 
 def pack_forward(
-    batch: Batch, key: BucketKey, pages: np.ndarray, page_size: int, maps: Sequence[np.ndarray | None] = (None,)
+    batch: Batch,
+    key: BucketKey,
+    pages: np.ndarray,
+    page_size: int,
+    maps: Sequence[np.ndarray | None] = (None,),
+    *,
+    has_states: bool = False,
 ) -> np.ndarray:
     """The int32 array of `step.PackedInputs`.
 
@@ -38,10 +46,11 @@ def pack_forward(
         pages: The host's page table, [rows, pages of a row].
         page_size: KV slots in one page.
         maps: See `RequestTable.maps`.
+        has_states: Whether the model keeps a state of each request.
     """
-    packed, parts = empty_step(key, len(maps))
+    packed, parts = empty_step(key, len(maps), has_states=has_states)
     counts, token_ids, positions, model_positions, slots, rows, logit_index, *rest = parts.values()
-    groups, tiles = rest[:4], rest[4:]
+    groups, tiles, pieces = rest[:4], rest[4:8], rest[8]
     lens = np.array([entry.num_new for entry in batch.entries])
     ends = np.cumsum(lens)
     num_tokens = ends[-1]
@@ -67,6 +76,9 @@ def pack_forward(
     counts[:] = (*_fill_tiles(tiles, batch, ends - lens), batch.num_singles)
     if key.num_groups:
         _fill_groups(groups, batch)
+    if has_states:
+        slots, is_known = ([getattr(entry, name) for entry in batch.entries] for name in ("state_slot", "is_known"))
+        pieces.reshape(-1, key.num_rows)[:, : len(lens)] = ends - lens, lens, slots, slots, starts, is_known
     return packed
 
 
@@ -89,9 +101,9 @@ def _is_lacking(batch: Batch, index: int, lens: np.ndarray, columns: np.ndarray)
     return np.concatenate([np.isin(own, pages) for own, pages in parts])
 
 
-def pack_padding(key: BucketKey, num_groups: int = 1) -> np.ndarray:
+def pack_padding(key: BucketKey, num_groups: int = 1, *, has_states: bool = False) -> np.ndarray:
     """A step of this shape in which every token is padding and no group has members."""
-    packed, parts = empty_step(key, num_groups)
+    packed, parts = empty_step(key, num_groups, has_states=has_states)
     parts["group_members"][:] = -1
     return packed
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import jax
@@ -16,7 +16,7 @@ from jsg.engine.device.executables import Executables, HostArray
 from jsg.engine.device.mask_pool import NUM_MASKS, UPLOAD_SIZES, num_words
 from jsg.engine.device.sampling import PenaltyTables, TokenMasks
 from jsg.models.model import Model
-from jsg.models.tensor_parallel import along, sharding_of
+from jsg.models.tensor_parallel import along, sharding_of, spec_of
 from jsg.parameters import MAX_LOGIT_BIAS, MAX_STOP_TOKENS
 from jsg.sched.buckets import BucketKey, Buckets, Phase
 from jsg.sched.vision_store import VisionShape
@@ -27,8 +27,8 @@ BIAS_CHUNK = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + 2048  # a model has at most 2048
 ROWS_AT_A_TIME = (1, 8)
 COPY_CHUNK = 256
 
-COLUMNS, HEADS, WHOLE = along(1, 2), along(HEADS_AXIS, 4), PartitionSpec()
-"""How devices share results: logits by columns and the KV pool by heads. Whole results are equal on all devices."""
+COLUMNS, WHOLE = along(1, 2), PartitionSpec()
+"""How devices share results: logits by columns, and the pool as it was. Whole results are equal on all devices."""
 
 EncodeName = tuple[Literal["encode"], int, bool]
 """The name of a program that encodes that many tiles of images, or frames of videos if the last part is True."""
@@ -84,7 +84,8 @@ class RunnerConfig:
     """Shapes of the programs, and the tokens that end an answer.
 
     `num_rows` includes the dump row, `columns` are the pages of one row, `vision` is None for a text model, `embeds`
-    says that the engine gives the vector of each prompt, and `num_groups` are the page groups of the model.
+    says that the engine gives the vector of each prompt, `num_groups` are the page groups of the model, and
+    `has_states` says that it keeps a state of each request.
     """
 
     vocab_size: int
@@ -95,6 +96,7 @@ class RunnerConfig:
     vision: VisionShape | None = None
     embeds: bool = False
     num_groups: int = 1
+    has_states: bool = False
 
     @property
     def num_top(self) -> int:
@@ -124,13 +126,18 @@ def make_state(
     )
 
 
-def over_devices(state: DeviceState, mesh: Mesh | None) -> DeviceState:
-    """Adds to a state of shapes, as `jax.eval_shape` gives it, how devices share each array."""
+def over_devices(state: DeviceState, mesh: Mesh | None, axes: Sequence[Sequence[int]] = ()) -> DeviceState:
+    """Adds to a state of shapes, as `jax.eval_shape` gives it, how devices share each array.
+
+    `axes` are those of heads in the arrays of `KVPool.states`.
+    """
 
     def shared(x: jax.ShapeDtypeStruct, axis: int | None) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of(mesh, axis, len(x.shape)))
 
-    pool = jax.tree.map(lambda x: shared(x, HEADS_AXIS), state.pool)
+    layers = jax.tree.map(lambda x: shared(x, HEADS_AXIS), state.pool.layers)
+    states = tuple(tuple(map(shared, *each)) for each in zip(state.pool.states, axes, strict=True))
+    pool = KVPool(layers, states)
     return jax.tree.map(lambda x: shared(x, None), state._replace(pool=None))._replace(pool=pool)
 
 
@@ -246,10 +253,11 @@ class Programs:
         declare = functools.partial(self.executables.declare, name)
         match name:
             case ("forward", BucketKey() as key):
-                run = functools.partial(step.forward, self._merge, key, num_groups=config.num_groups)
-                packed = _host(sum(step.packed_sizes(key, config.num_groups)))
+                kinds = {"num_groups": config.num_groups, "has_states": config.has_states}
+                run = functools.partial(step.forward, self._merge, key, **kinds)
+                packed = _host(sum(step.packed_sizes(key, **kinds)))
                 tables = state.pool, state.page_table, state.last_token
-                specs = (COLUMNS, WHOLE, HEADS, WHOLE)
+                specs = (COLUMNS, WHOLE, jax.tree.map(spec_of, state.pool), WHOLE)
                 declare(run, self._leaf_shapes, *tables, packed, *seen(state, key), donate=(1, 2), out_specs=specs)
             case ("prompt_logprobs", int() as num_tokens):
                 run = functools.partial(step.prompt_logprobs, self._merge, num_top=config.num_top)
@@ -283,7 +291,8 @@ class Programs:
                 declare(step.write_rows, state.masks, _host(k), masks, donate=(0,))
             case ("copy_slots",):
                 slots = _host(COPY_CHUNK)
-                declare(copy_slots, state.pool, slots, slots, donate=(0,), out_specs=HEADS)
+                specs = jax.tree.map(spec_of, state.pool)
+                declare(copy_slots, state.pool, slots, slots, donate=(0,), out_specs=specs)
             case ("write_counts",):
                 ids = _host(COUNT_CHUNK)
                 declare(step.write_counts, state.penalties, _host(), _host(), ids, ids, donate=(0,))

@@ -89,7 +89,9 @@ class ModelRunner:
         scores_prompt = any(entry.scores_prompt for entry in batch.entries)
         needed = Variant(*np.any(self._needs[rows], axis=0).tolist())
         key, variant = self._ready(batch, needed, scores_prompt)
-        packed = packing.pack_forward(batch, key, table.pages, self._config.page_size, table.maps)
+        packed = packing.pack_forward(
+            batch, key, table.pages, self._config.page_size, table.maps, has_states=table.has_states
+        )
         self.calls.call(("forward", key), packed)
         scores = self._prompt_logprobs(batch, key) if scores_prompt else None
         vectors = self._vectors(batch, key) if self._config.embeds else None
@@ -248,7 +250,7 @@ class ModelRunner:
         zeros: list[np.ndarray] = [np.zeros(shape.shape, shape.dtype) for shape in self._executables.host_shapes(name)]
         match name:
             case ("forward", BucketKey() as key):
-                return [packing.pack_padding(key, self._config.num_groups)]
+                return [packing.pack_padding(key, self._config.num_groups, has_states=self._config.has_states)]
             case ("encode", *_):
                 return [zeros[0], zeros[1] + DUMP_ROW]
             case ("sample", _, Variant(has_masks=True)):

@@ -24,7 +24,7 @@ from jsg.engine.device.sampling import (
     kept_mass,
     token_logprobs,
 )
-from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups
+from jsg.kernels_pallas.inputs import AttentionInputs, Pieces, PrefixGroups
 from jsg.kernels_pallas.tile import GROUP_TILE
 from jsg.models.inputs import ForwardInputs, WindowInputs
 from jsg.models.llava import Llava
@@ -65,6 +65,7 @@ class PackedInputs(NamedTuple):
         shared_lens, group_rows, group_lens, group_members: See `PrefixGroups`; the members of all tiles one after
             another.
         tile_rows, tile_starts, tile_lens, tile_positions: See `AttentionInputs`.
+        pieces: The fields of `Pieces` one after another, for a model with states.
     """
 
     counts: Int[Array, " 3"]
@@ -82,14 +83,16 @@ class PackedInputs(NamedTuple):
     tile_starts: Int[Array, " Q"]
     tile_lens: Int[Array, " Q"]
     tile_positions: Int[Array, " Q"]
+    pieces: Int[Array, " WF"]
 
 
-def packed_sizes(key: BucketKey, num_groups: int = 1) -> tuple[int, ...]:
+def packed_sizes(key: BucketKey, num_groups: int = 1, *, has_states: bool = False) -> tuple[int, ...]:
     """Length of each part of `PackedInputs` in a step of this shape, for a model with so many page groups."""
+    pieces = len(Pieces._fields) * key.num_rows if has_states else 0
     shared = key.num_singles if key.num_groups else 0
     groups = (shared, key.num_groups, key.num_groups, key.num_groups * GROUP_TILE)
     tokens = key.num_tokens
-    return (3, *(tokens,) * 3, tokens * num_groups, tokens, key.num_rows, *groups, *(key.num_tiles,) * 4)
+    return (3, *(tokens,) * 3, tokens * num_groups, tokens, key.num_rows, *groups, *(key.num_tiles,) * 4, pieces)
 
 
 def forward(
@@ -103,6 +106,7 @@ def forward(
     vision: Float[Array, "I D"] | None = None,
     *,
     num_groups: int = 1,
+    has_states: bool = False,
 ) -> tuple[Float[Array, "B V"], Float[Array, "T D"], KVPool, Int[Array, "GR C"]]:
     """Logits of each request's last new token, all hidden states, and pool and page table after the step.
 
@@ -110,7 +114,7 @@ def forward(
     needed only where there may be tokens of images. The page table has the rows of each page group one after another.
     """
     model = merge(leaves)
-    sizes = packed_sizes(key, num_groups)
+    sizes = packed_sizes(key, num_groups, has_states=has_states)
     parts = PackedInputs(*jnp.split(packed, [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]))
     slots = [parts.slots] if num_groups == 1 else jnp.split(parts.slots, num_groups)
     first_rows = [index * (len(page_table) // num_groups) for index in range(num_groups)]
@@ -123,7 +127,8 @@ def forward(
         WindowInputs(of_group, attention.single_rows + first, attention.tile_rows + first)
         for first, of_group in zip(first_rows[1:], slots[1:], strict=True)
     )
-    inputs = inputs._replace(vision=vision, windows=windows)
+    pieces = Pieces(*parts.pieces.reshape(len(Pieces._fields), -1)) if has_states else None
+    inputs = inputs._replace(vision=vision, windows=windows, pieces=pieces)
     hidden, pool = model(inputs, pool)
     return model.logits(hidden[parts.logit_index]), hidden, pool, page_table
 

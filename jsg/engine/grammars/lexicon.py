@@ -33,7 +33,7 @@ class Lexicon:
 
 @final
 class LexiconLoader:
-    """Loads a lexicon in a thread beside the long work of a start, so that the first grammar waits for nothing.
+    """Loads a lexicon in a thread as soon as an engine has started, so that the first grammar waits for little.
 
     A model without a tokenizer has no lexicon, which is an error only for a request that needs it.
     """

@@ -27,7 +27,7 @@ from jsg.processing.answer import Answer, Prompt, asked
 from jsg.processing.media_prompt import MediaReader
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.processing.tool_calls import nameable_tokens
-from jsg.processing.vectors import check_dimensions, to_vector
+from jsg.processing.vectors import check_dimensions, to_vector, whole
 from jsg.sources import find_tokenizer
 from jsg.types import FinishType, GrammarSpec, Request, RequestOutput, SamplingParams
 
@@ -201,10 +201,10 @@ class Engine:
             pass
         results = [
             {
-                "embedding": to_vector(answer.vector, embedder, dimensions).tolist(),
+                "embedding": to_vector(state, embedder, dimensions).tolist(),
                 "meta_info": answer.result()["meta_info"],
             }
-            for answer in answers
+            for answer, state in zip(answers, whole([answer.vector for answer in answers]), strict=True)
         ]
         return results if is_list else results[0]
 

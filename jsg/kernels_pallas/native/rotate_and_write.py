@@ -4,6 +4,7 @@ Arithmetic is float32.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import jax
@@ -29,13 +30,15 @@ class _Types(NamedTuple):
         joint: Of the joint projection.
         pool: Of keys and values in the pool.
         weight: Of the weights of norms; None if heads are not normed.
-        is_late: Heads are normed after rotation.
+        is_late: Queries and keys are normed after rotation.
+        norms_values: Values are normed too.
     """
 
     joint: str
     pool: str
     weight: str | None
     is_late: bool
+    norms_values: bool
 
 
 class _Call(NamedTuple):
@@ -79,8 +82,10 @@ def rotate_and_write(
         pool=str(cache[0].dtype),
         weight=None if norms is None else str(norms.query.dtype),
         is_late=norms is not None and norms.is_late,
+        norms_values=norms is not None and norms.norms_values,
     )
     kind = f"_{'late' if types.is_late else 'normed'}_{types.weight}" if types.weight else ""
+    kind += "_values" if types.norms_values else ""
     name = f"jsg_rotate{kind}_{types.joint}_{types.pool}"
     queries = (len(qkv), qkv.shape[1] * (qkv.shape[2] // (2 * half) - 2), 2 * half)
     shapes = [jax.ShapeDtypeStruct(queries, qkv.dtype), *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cache)]
@@ -135,8 +140,13 @@ def _emit_head(types: _Types, function: Function, call: _Call, token: Value, hea
             stored = function.chosen(is_kept, function.chosen(is_finite, numbers, nan), nothing)
             at = (place + head_dim // 2 * half + dim) * pool_bytes
             function.store_as(types.pool, stored, call.new_keys.data, at)
+    factor = None
+    if types.norms_values and call.eps is not None:
+        read = functools.partial(function.floats, types.joint, value)
+        factor = _factor(function, call.eps, head_dim, head_dim, lambda dim: (read(dim * joint_bytes),))
     with function.loop(head_dim, step=LANES) as dim:
         numbers = function.floats(types.joint, value, dim * joint_bytes)
+        numbers = numbers if factor is None else function.rounded(types.joint, numbers * factor)
         stored = function.chosen(function.both(is_kept, is_finite), numbers, nothing)
         function.store_as(types.pool, stored, call.new_values.data, (place + dim) * pool_bytes)
 
@@ -194,12 +204,19 @@ class _Turned:
         return function.rounded(self._types.joint, normed * weight)
 
     def _emit_factor(self, eps: Buffer) -> Value:
-        """One over the root of the mean square."""
-        function = self._function
-        squares = Variable(function, function.zeros())
-        with function.loop(self._half * (1 if self._types.is_late else 2), step=LANES) as dim:
-            for numbers in self._late(dim) if self._types.is_late else (self._read(dim),):
-                squares.set(function.fused(numbers, numbers, squares.get()))
-        mean = function.total(squares.get()) / function.as_float(self._half * 2)
-        root = function.intrinsic("llvm.sqrt.f32", mean + load_number(function, eps.data, 0))
-        return function.spread(function.like(root, 1.0) / root)
+        if self._types.is_late:
+            return _factor(self._function, eps, self._half * 2, self._half, self._late)
+        return _factor(self._function, eps, self._half * 2, self._half * 2, lambda dim: (self._read(dim),))
+
+
+def _factor(
+    function: Function, eps: Buffer, head_dim: Value, end: Value, parts: Callable[[Value], tuple[Value, ...]]
+) -> Value:
+    """One over the root of the mean square of a head, whose numbers are the parts at each place up to an end."""
+    squares = Variable(function, function.zeros())
+    with function.loop(end, step=LANES) as dim:
+        for numbers in parts(dim):
+            squares.set(function.fused(numbers, numbers, squares.get()))
+    mean = function.total(squares.get()) / function.as_float(head_dim)
+    root = function.intrinsic("llvm.sqrt.f32", mean + load_number(function, eps.data, 0))
+    return function.spread(function.like(root, 1.0) / root)

@@ -2,9 +2,10 @@
 
 import dataclasses
 import math
+from collections.abc import Set as AbstractSet
 
 from jsg.fields import Fields
-from jsg.models.block_spec import NormSpec
+from jsg.models.block_spec import NormSpec, QueryScaleSpec
 from jsg.models.families import glm4_moe
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.parts import MAX_HEAD_DIM, MAX_HEADS
@@ -14,12 +15,15 @@ LATENT_EPS = 1e-6
 """What the norms of ranks add to the mean square, whatever the file says of other norms."""
 
 
-def attention(config: Fields) -> LatentSpec:
+def attention(
+    config: Fields, own_rope_fields: AbstractSet[str] = frozenset(), query_scale: QueryScaleSpec | None = None
+) -> LatentSpec:
     """`attention_bias` means the projections of the residual stream to ranks, and the one after attention."""
     heads = config.integer("num_attention_heads", high=MAX_HEADS)
     kv_heads = config.integer("num_key_value_heads", default=heads, high=MAX_HEADS)
     config.require(kv_heads == heads, "num_key_value_heads", f"be {heads}, the number of heads", kv_heads)
-    rope = dataclasses.replace(read_rope(config), is_interleaved=config.flag("rope_interleave", default=True))
+    rope = read_rope(config, own_rope_fields)
+    rope = dataclasses.replace(rope, is_interleaved=config.flag("rope_interleave", default=True))
     plain, turned, value = (
         config.integer(name, high=MAX_HEAD_DIM) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     )
@@ -33,6 +37,7 @@ def attention(config: Fields) -> LatentSpec:
         value_dim=value,
         scale=(plain + turned) ** -0.5 * _growth(config, rope.type) ** 2,
         rope=rope,
+        query_scale=query_scale,
         has_bias=config.flag("attention_bias", default=False),
         query_norm=NormSpec(name="self_attn.q_a_layernorm", eps=LATENT_EPS),
         norm=NormSpec(name="self_attn.kv_a_layernorm", eps=LATENT_EPS),

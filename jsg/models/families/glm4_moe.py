@@ -1,5 +1,10 @@
 """GLM-4.5, 4.6 and 4.7: experts by sigmoids that a bias changes for the choice, and half of each head with rope."""
 
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from functools import partial
+from typing import Any
+
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec
 from jsg.models.family import PLAIN
@@ -24,8 +29,23 @@ def attention(config: Fields) -> AttentionSpec:
     return read_attention(config, qkv_bias="attention_bias", qk_norm=norms, is_partial=True)
 
 
-def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
-    """The feed-forward block of each layer. The first ones have no experts. Others choose from the best groups."""
+SIGMOIDS: dict[str, Any] = {
+    "choice": {"score": "sigmoid"},
+    "router": {"choice_bias": "mlp.gate.e_score_correction_bias", "rounds_weights": False},
+}
+
+
+def mlp(
+    config: Fields, *, choice: Mapping[str, Any], dense: AbstractSet[int] | None = None, **of_experts: Any
+) -> list[FeedForwardSpec | ExpertsSpec]:
+    """The feed-forward block of each layer. Some have no experts. Others choose from the best groups.
+
+    Args:
+        config: The fields.
+        choice: Fields of `ChoiceSpec` that no field of the file gives.
+        dense: The layers without experts; None for the first ones.
+        **of_experts: What else `read_experts` is given.
+    """
     count = config.integer("n_routed_experts", high=MAX_EXPERTS)
     groups = config.integer("n_group", high=MAX_EXPERTS)
     kept = config.integer("topk_group", high=groups)
@@ -37,20 +57,21 @@ def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
         "n_routed_experts",
         "moe_intermediate_size",
         choice={
-            "score": "sigmoid",
             "groups": groups,
             "kept_groups": kept,
             "is_renormed": config.flag("norm_topk_prob", default=True),
             "least_sum": LEAST_SUM,
             "factor": config.number("routed_scaling_factor"),
+            **choice,
         },
-        router={"choice_bias": "mlp.gate.e_score_correction_bias", "rounds_weights": False},
+        **of_experts,
         shared=read_shared_experts(config, "n_shared_experts", inner),
     )
     per_token = experts.router.choice.per_token
     config.require(kept * length >= per_token, "topk_group", f"be groups of at least {per_token} experts", kept)
-    dense = config.integer("first_k_dense_replace", low=0, high=MAX_LAYERS)
-    return [read_feed_forward(config) if layer < dense else experts for layer in range(num_layers(config))]
+    if dense is None:
+        dense = frozenset(range(config.integer("first_k_dense_replace", low=0, high=MAX_LAYERS)))
+    return [read_feed_forward(config) if layer in dense else experts for layer in range(num_layers(config))]
 
 
 FAMILY = PLAIN.variant(
@@ -83,6 +104,6 @@ FAMILY = PLAIN.variant(
     },
     aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
     attention=attention,
-    mlp=mlp,
+    mlp=partial(mlp, **SIGMOIDS),
     later_layers="num_nextn_predict_layers",
 )

@@ -7,15 +7,19 @@ from jsg.models.parts import read_attention
 from jsg.models.rope_fields import MAX_CONTEXT_LEN, rope_section
 
 BETA = "llama_4_scaling_beta"
+OWN_ROPE_FIELDS = frozenset({BETA, "max_position_embeddings"})
 
 
 def attention(config: Fields) -> AttentionSpec:
-    """The growth of queries is among the fields of rope."""
+    """Attention whose queries grow."""
+    return read_attention(config, own_rope_fields=OWN_ROPE_FIELDS, query_scale=read_growth(config))
+
+
+def read_growth(config: Fields) -> QueryScaleSpec:
+    """The growth of queries, which is among the fields of rope."""
     rope = rope_section(config)
     length = rope.integer("original_max_position_embeddings", high=MAX_CONTEXT_LEN)
-    growth = QueryScaleSpec(beta=rope.number(BETA), length=length)
-    own = frozenset({BETA, "max_position_embeddings"})
-    return read_attention(config, own_rope_fields=own, query_scale=growth)
+    return QueryScaleSpec(beta=rope.number(BETA), length=length)
 
 
 FAMILY = mistral.FAMILY.variant(

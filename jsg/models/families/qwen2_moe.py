@@ -28,15 +28,20 @@ EXPERTS = {
 
 def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
     """The feed-forward block of each layer, with what all tokens use."""
+    return blocks(config, shared(config))
+
+
+def shared(config: Fields) -> SharedExpertSpec:
+    """What all tokens use, times a sigmoid."""
     inner = config.integer("shared_expert_intermediate_size")
-    return blocks(config, shared_expert("mlp.shared_expert", inner, gate="mlp.shared_expert_gate"))
+    return shared_expert("mlp.shared_expert", inner, gate="mlp.shared_expert_gate")
 
 
-def blocks(config: Fields, shared: SharedExpertSpec | None = None) -> list[FeedForwardSpec | ExpertsSpec]:
+def blocks(config: Fields, beside: SharedExpertSpec | None = None) -> list[FeedForwardSpec | ExpertsSpec]:
     """The feed-forward block of each layer. The file says which have experts; the others are of another width."""
     count, dense = num_layers(config), read_feed_forward(config)
     choice = {"is_renormed": is_on(config, "norm_topk_prob")}
-    experts = read_experts(config, "num_experts", "moe_intermediate_size", choice=choice, shared=shared)
+    experts = read_experts(config, "num_experts", "moe_intermediate_size", choice=choice, shared=beside)
     step, whole = config.integer("decoder_sparse_step", high=MAX_LAYERS), config.get("mlp_only_layers", [])
     ok = isinstance(whole, list) and all(type(layer) is int and 0 <= layer < count for layer in whole)
     config.require(ok, "mlp_only_layers", f"be numbers of layers from 0 to {count - 1}", whole)

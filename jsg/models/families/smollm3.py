@@ -12,18 +12,19 @@ from jsg.models.parts import MAX_LAYERS, num_layers, read_attention, read_switch
 def attention(config: Fields) -> list[AttentionSpec]:
     """The attention of each layer."""
     plain = read_attention(config, bias="attention_bias")
-    return [plain if has_rope else dataclasses.replace(plain, rope=None) for has_rope in _ropes(config)]
+    without = dataclasses.replace(plain, rope=None)
+    return [plain if has_rope else without for has_rope in read_roped_layers(config)]
 
 
-def _ropes(config: Fields) -> list[bool]:
+def read_roped_layers(config: Fields) -> list[bool]:
     """Whether each layer has rope: where `no_rope_layers` has a 1."""
     count, named = num_layers(config), config.get("no_rope_layers")
     interval = config.integer("no_rope_layer_interval", high=MAX_LAYERS)
-    if named is None:
+    if named in (None, []):
         return [(layer + 1) % interval != 0 for layer in range(count)]
-    ok = isinstance(named, list) and len(named) == count and all(value in (0, 1) for value in named)
-    config.require(ok, "no_rope_layers", f"be {count} times 0 or 1", named)
-    return [bool(value) for value in named]
+    ok = isinstance(named, list) and len(named) >= count and all(value in (0, 1) for value in named)
+    config.require(ok, "no_rope_layers", f"be 0 or 1 for each of {count} layers", named)
+    return [bool(value) for value in named[:count]]
 
 
 FAMILY = llama.FAMILY.variant(
@@ -48,5 +49,5 @@ FAMILY = llama.FAMILY.variant(
     },
     ignored=frozenset({"max_window_layers"}),
     attention=attention,
-    kinds=partial(read_switched_kinds, slides=lambda config, layer: not _ropes(config)[layer]),
+    kinds=partial(read_switched_kinds, slides=lambda config, layer: not read_roped_layers(config)[layer]),
 )

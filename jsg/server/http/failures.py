@@ -206,15 +206,6 @@ def json_response(content: Any, status: int = 200, headers: dict[str, str] | Non
     return _Response(body, status, headers, "application/json")
 
 
-def joined_json(pieces: Iterable[bytes]) -> Response:
-    """A response of JSON that is made in pieces, between which other threads have their turn."""
-    body = bytearray()
-    for piece in pieces:
-        body += piece
-    is_short = len(body) <= PIECE_BYTES
-    return _Response(bytes(body) if is_short else memoryview(body), media_type="application/json")
-
-
 class _Response(Response):
     """Sends a long body in pieces. To hand megabytes on at once, with a copy in each layer, took 0.06 s."""
 

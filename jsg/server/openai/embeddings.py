@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -12,15 +13,15 @@ from starlette.responses import Response
 
 from jsg.errors import RequestError
 from jsg.processing.answer import Prompt
-from jsg.processing.vectors import check_dimensions, to_vector
+from jsg.processing.vectors import check_dimensions, to_vector, whole
 from jsg.prompt_ids import PromptIds
 from jsg.server.caller import CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_ANSWERS, new_rid
 from jsg.server.http.body import Body, Prompts, is_prompt_list
 from jsg.server.http.event_stream import until_disconnect
-from jsg.server.http.failures import joined_json
 from jsg.server.http.json_body import new_router
+from jsg.server.http.json_pieces import respond_in_pieces
 from jsg.server.shared.fields import END_USER, MAX_NAME_CHARS, MODEL
 from jsg.server.shared.reading import check_inputs, prompt_usage
 from jsg.types import SamplingParams
@@ -75,7 +76,7 @@ async def embeddings(body: EmbeddingsBody, request: Request, call: CurrentCall, 
     ]
     generation = await front.generator.begin(dataclasses.replace(call, user=body.user), prompts)
     await until_disconnect(request, generation.complete())
-    states = [answer.vector for answer in generation.answers]
+    states = whole([answer.vector for answer in generation.answers])
     usage = prompt_usage(generation.answers)
 
     def pieces() -> Iterator[bytes]:
@@ -88,8 +89,7 @@ async def embeddings(body: EmbeddingsBody, request: Request, call: CurrentCall, 
             yield (b"," if index else b"") + msgspec.json.encode(entry)
         yield b"]," + msgspec.json.encode({"model": front.model_name, "usage": usage})[1:]
 
-    # In a thread: a thousand long vectors are hundreds of megabytes of JSON.
-    return await front.threads.run(lambda: joined_json(pieces()), 4 * embedder.width * len(states))
+    return await respond_in_pieces(pieces(), functools.partial(front.generator.share.turn, call.caller.tenant))
 
 
 async def _encode(body: EmbeddingsBody, front: Front) -> list[tuple[int, ...] | PromptIds]:

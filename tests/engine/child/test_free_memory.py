@@ -1,5 +1,6 @@
 """How the engine process gives free memory of the C library back."""
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable
@@ -7,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from jsg.engine.child.free_memory import EVERY_S, IdleTrim
+from jsg.engine.child.free_memory import EVERY_S, IdleTrim, collect_and_trim, collect_seldom
 from jsg.engine.child.heartbeat import LoopClock
 from jsg.engine.child.process import Core, FrontLink, serve
 from jsg.engine.child.protocol import ToEngine
@@ -86,6 +87,27 @@ def test_when_nothing_is_left_to_compile_it_is_done_at_once():
     idle()
     idle()
     assert done == ["drop", "trim"]
+
+
+def test_a_busy_loop_is_not_stopped_for_a_look_at_all_objects():
+    """Of ten thousand waiting requests there are 70 000."""
+    full, before = [], gc.get_threshold()
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and info["generation"] == 2:
+            full.append(phase)
+
+    gc.callbacks.append(note)
+    try:
+        collect_seldom()
+        kept = [[number] for number in range(70_000)]
+        assert not full
+        collect_and_trim()
+        assert full and len(kept) == 70_000
+    finally:
+        gc.callbacks.remove(note)
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 def test_it_is_done_once_in_a_while():

@@ -1,0 +1,60 @@
+"""Linear attention by the gated delta rule, as a record. No JAX.
+
+Yang et al. 2024, "Gated Delta Networks" (arXiv:2412.06464). Nothing is kept of a token: a request has a state.
+"""
+
+import dataclasses
+
+from jsg.models.block_spec import StateShape, require_divisor
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSpec:
+    """A gated delta rule over queries, keys and values that a short convolution mixes.
+
+    Attributes:
+        key_heads: Heads of queries and keys.
+        heads: Heads of values, each with a state; a multiple of `key_heads`.
+        key_dim: Width of a query and key.
+        value_dim: Width of a value.
+        taps: How many tokens the convolution sees, with the newest.
+        eps: What the norm of outputs adds to the mean square.
+        projections: The tensors of the projections to queries, keys, values and gates of the output, without
+            `.weight`: see `AttentionSpec.projections`. A single one has the rows of these for each key head.
+        gates: Those of strengths and decays, likewise.
+    """
+
+    key_heads: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    eps: float
+    projections: tuple[str, ...]
+    gates: tuple[str, ...]
+
+    window = None
+    rope = None
+    head_dim = 0
+    kv_shape = None
+    pair_numbers = 0
+
+    @property
+    def mixed(self) -> int:
+        """Channels of the convolution."""
+        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
+
+    @property
+    def state_shapes(self) -> tuple[StateShape, ...]:
+        """What the layer keeps of a request: the last inputs of the convolution, and a matrix for each head."""
+        inputs = (self.taps, self.key_heads, self.mixed // self.key_heads)
+        return StateShape(inputs, 1), StateShape((self.heads, self.value_dim, self.key_dim), 0, "float32")
+
+    def num_weights(self, width: int) -> int:
+        """The numbers of the kernels, in a model of this width."""
+        return width * (self.mixed + 2 * self.heads * self.value_dim + 2 * self.heads)
+
+    def over_devices(self, count: int) -> "DeltaSpec":
+        """The same for several devices, which share out the key heads."""
+        require_divisor(count, count, 1, "linear_num_key_heads", self.key_heads)
+        return self

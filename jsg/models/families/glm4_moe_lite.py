@@ -1,0 +1,46 @@
+"""GLM-4.7-Flash: the layers of DeepSeek V3, of which a list may say which ones have no experts."""
+
+from jsg.fields import Fields
+from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
+from jsg.models.families import deepseek_v3, glm4_moe
+from jsg.models.parts import num_layers
+
+
+def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
+    """The feed-forward block of each layer. If the file does not say, the first has no experts."""
+    count, dense = num_layers(config), frozenset({0})
+    if (kinds := config.get("mlp_layer_types")) is not None:
+        ok = isinstance(kinds, list) and len(kinds) == count and all(kind in ("dense", "sparse") for kind in kinds)
+        config.require(ok, "mlp_layer_types", f"be {count} of dense or sparse", kinds)
+        dense = frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
+    return glm4_moe.mlp(config, **glm4_moe.SIGMOIDS, dense=dense)
+
+
+FAMILY = deepseek_v3.FAMILY.variant(
+    architecture="Glm4MoeLiteForCausalLM",
+    model_type="glm4_moe_lite",
+    other_types=(),
+    only={**deepseek_v3.FAMILY.only, "first_k_dense_replace": 1},
+    defaults={
+        "vocab_size": 154880,
+        "hidden_size": 2048,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 47,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 20,
+        "max_position_embeddings": 202752,
+        "rms_norm_eps": 1e-5,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "moe_intermediate_size": 1536,
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.8,
+        "mlp_layer_types": None,
+    },
+    without="first_k_dense_replace",
+    mlp=mlp,
+)

@@ -1,0 +1,44 @@
+"""Qwen3.5, 3.6 and 3.8, dense: Qwen3-Next with tensors of their own for queries, keys, values and gates."""
+
+from jsg.fields import Fields
+from jsg.models.families import qwen2_moe, qwen3_next
+from jsg.models.spec import Mixer, TensorNames
+from jsg.models.wrapper import TEXT_ONLY, TEXT_PREFIXES, Wrapper
+
+GATES = ("swish", "silu")
+"""Names of the only function of the gates after linear attention."""
+
+
+def attention(config: Fields) -> dict[str, Mixer]:
+    """Queries, keys and values are in one tensor."""
+    gate = config.get("output_gate_type")
+    config.require(gate in GATES, "output_gate_type", f"be {' or '.join(GATES)}", gate)
+    return qwen3_next.attention(config, ("in_proj_qkv",) * 3 + ("in_proj_z",), ("in_proj_b", "in_proj_a"))
+
+
+FAMILY = qwen3_next.FAMILY.variant(
+    architecture="Qwen3_5ForCausalLM",
+    model_type="qwen3_5_text",
+    only={"mamba_ssm_dtype": "float32", "attn_output_gate": True},
+    defaults={
+        "vocab_size": 248320,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 4,
+        "output_gate_type": GATES[0],
+    },
+    without=" ".join([*qwen2_moe.EXPERTS, "shared_expert_intermediate_size"]),
+    attention=attention,
+    mlp={},
+)
+
+WRAPPER = Wrapper(
+    text_type="qwen3_5_text",
+    fields=frozenset(
+        "text_config vision_config tie_word_embeddings image_token_id video_token_id vision_start_token_id "
+        "vision_end_token_id".split()
+    ),
+    names=TensorNames(prefixes=TEXT_PREFIXES, unread=r"(model\.visual|mtp)\..*"),
+    notes=(TEXT_ONLY,),
+)
