@@ -230,8 +230,8 @@ class RequestTable:
             self._cache.matched_len(tokens, running.namespace) - report.matched_tokens if self._cache.kinds else 0
         )
         if unusable:
-            lengths = {"matched_tokens": report.matched_tokens, "matchable_tokens": report.matchable_tokens}
-            report = CacheReport(**lengths, unusable_tokens=unusable)
+            matched, matchable = report.matched_tokens, report.matchable_tokens
+            report = CacheReport(matched_tokens=matched, matchable_tokens=matchable, unusable_tokens=unusable)
         behind = None if report.first_difference is None else start + report.first_difference
         matched, matchable = start + report.matched_tokens, start + report.matchable_tokens
         return dataclasses.replace(report, matched_tokens=matched, matchable_tokens=matchable, first_difference=behind)
