@@ -90,7 +90,6 @@ FAMILIES: dict[str, Family] = {
     "Ernie4_5_MoeForCausalLM": ernie4_5_moe.FAMILY,
     "Ernie4_5ForCausalLM": ernie4_5.FAMILY,
     "Cohere2ForCausalLM": cohere2.FAMILY,
-    "Llama4ForCausalLM": llama4.FAMILY,
 }
 """Architecture → how its files are read."""
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,21 +19,19 @@ BLOCK = 2
 """Pages of a block of events."""
 
 
-def make_engine(num_parts: int, **knobs: object) -> SimulatedEngine:
+def make_engine(num_parts: int, **knobs: Any) -> SimulatedEngine:
     """An engine that runs one request after another, and has parts for some of its pages."""
-    shape = EngineShape(
-        **{"num_pages": 100, "max_running": 1, "windows": (WINDOW,), "part_rate": num_parts / 100} | knobs
-    )  # pyright: ignore[reportArgumentType]
-    engine = SimulatedEngine(shape)
+    knobs = {"num_pages": 100, "max_running": 1, "windows": (WINDOW,), "part_rate": num_parts / 100} | knobs
+    engine = SimulatedEngine(EngineShape(**knobs))
     (group,) = engine.scheduler.table.windows
     assert group.num_total == num_parts
     return engine
 
 
-def prompt(rid: str, first: int, length: int, *more: int, **fields: object) -> Request:
+def prompt(rid: str, first: int, length: int, *more: int, **fields: Any) -> Request:
     """A prompt that begins like no other with another `first`, and has `length` tokens and then more."""
     tokens = np.random.default_rng(first).integers(2, 7, length - 1)
-    return make_request(rid, (first, *tokens.tolist(), *more), **fields)  # pyright: ignore[reportArgumentType]
+    return make_request(rid, (first, *tokens.tolist(), *more), **fields)
 
 
 @pytest.mark.parametrize("waits", [False, True])
