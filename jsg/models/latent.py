@@ -70,7 +70,7 @@ class LatentAttention(nnx.Module):
         """Attention of the tokens to their context. Writes their rows to the pool first."""
         spec, source = self.spec, x
         read = self.rows(x)
-        if self.query_norm is None:
+        if self.query_norm is None or spec.query_rank is None:
             source = lax.optimization_barrier(x)  # against that joining
         else:
             source, read = jnp.split(read, [spec.query_rank], axis=-1)

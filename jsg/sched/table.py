@@ -233,7 +233,11 @@ class RequestTable:
             self._cache.matched_len(tokens, running.namespace) - report.matched_tokens if self._cache.kinds else 0
         )
         if unusable:
-            report = CacheReport(report.matched_tokens, report.matchable_tokens, unusable_tokens=unusable)
+            report = CacheReport(
+                matched_tokens=report.matched_tokens,
+                matchable_tokens=report.matchable_tokens,
+                unusable_tokens=unusable,
+            )
         behind = None if report.first_difference is None else start + report.first_difference
         matched, matchable = start + report.matched_tokens, start + report.matchable_tokens
         return dataclasses.replace(report, matched_tokens=matched, matchable_tokens=matchable, first_difference=behind)
