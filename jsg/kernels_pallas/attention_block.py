@@ -26,8 +26,9 @@ from jsg.window import Window
 
 MIN_ROWS = 16
 MAX_HEAD_DIM = 512
-MAX_VALUE_DIM = 512
-"""The most numbers of a key that are its value too. The others are at most `MAX_HEAD_DIM`."""
+"""The most numbers of a key, or of those that are its value too if there are others."""
+MAX_OTHER_DIM = 256
+"""The most numbers of a key that are not its value, if others are."""
 LOWEST = -1e30
 KEY_BYTES = 256
 """The bytes of a key that block sizes are chosen for: 128 dimensions of bfloat16."""
@@ -102,7 +103,7 @@ def columns_of(head_dim: int, value_dim: int | None) -> tuple[tuple[int, int], .
 def check_supported(keys: Float[Array, "P page_size K H"], value_dim: int | None = None) -> None:
     """Raises NotImplementedError if the kernels cannot read a pool of this shape."""
     widths = [width for _, width in columns_of(keys.shape[3], value_dim)]
-    most = (MAX_VALUE_DIM, MAX_HEAD_DIM)[-len(widths) :]
+    most = (MAX_HEAD_DIM, MAX_OTHER_DIM)[: len(widths)]
     if any(width % 16 or width > limit for width, limit in zip(widths, most, strict=True)):
         wanted, found = (" + ".join(map(str, each)) for each in (most, widths))
         raise NotImplementedError(
