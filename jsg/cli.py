@@ -564,7 +564,7 @@ def _check(config: EngineConfig, options: argparse.Namespace) -> int:
         selfcheck = engine.selfcheck()
     problem = find_difference(cold, warm, MAX_LOGPROB_CHANGE[engine.info.dtype])
     cached_tokens = warm["meta_info"]["cached_tokens"]
-    if problem is None and cached_tokens == 0 and not config.disable_radix_cache:
+    if problem is None and cached_tokens == 0 and engine.info.caches_prefixes:
         problem = "the second answer took nothing from the cache"
     print(f"cached:   {cached_tokens} of {warm['meta_info']['prompt_tokens']} prompt tokens the second time")
     print(f"cold = warm: {'yes' if problem is None else f'NO: {problem}'}")

@@ -303,10 +303,11 @@ class TestCheck:
         assert cli.main(["check"]) == 1
         assert "cold = warm: NO" in capsys.readouterr().out
 
-    def test_an_unused_cache_fails_unless_it_is_off(self, engine, capsys):
+    def test_an_unused_cache_fails_unless_there_is_none(self, engine, capsys):
         engine._cached_tokens = 0
         assert cli.main(["check"]) == 1
-        assert cli.main(["check", "--disable-radix-cache"]) == 0
+        engine.info = dataclasses.replace(engine.info, caches_prefixes=False)
+        assert cli.main(["check"]) == 0
 
 
 def answer(*entries: tuple[int, float, float]) -> dict:

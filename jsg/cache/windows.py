@@ -96,7 +96,11 @@ class WindowGroup:
         """See `StateKind`. A window grows up to its size, and reaches all tokens of a step beside."""
         most = self.num_needed + 1
         before, after = (min(-(-count // self._page_size), most) for count in (num_there, num_there + num_more))
-        return after - before + -(-num_next // self._page_size)
+        if self.window.is_aligned:  # it begins anew with few pages
+            before = -(-num_there // self._page_size) - self.first_seen(num_there)
+            if (first := self.first_seen(num_there + num_more)) == self.first_seen(num_there):
+                after = -(-(num_there + num_more) // self._page_size) - first
+        return max(after - before, 0) + -(-num_next // self._page_size)
 
     def num_usable(self, match: PrefixMatch, num_tokens: int) -> int:
         """See `StateKind`."""

@@ -180,6 +180,7 @@ class DecodeSteps:
         columns = -(-num_tokens // self.page_size)
         num_table_rows, width = self.runner.replica.state.page_table.shape
         pages = np.zeros((num_table_rows // len(self.num_pages), width), np.int32)
+        num_rows = min(num_rows, len(pages) - 1)  # shapes are rounded up, and more rows than the table has repeat these
         order = np.random.default_rng(0).permutation(min(self.num_pages) - 1)[: num_rows * columns] + 1
         pages[1 : num_rows + 1, :columns] = order.reshape(num_rows, columns)
         return pages
@@ -316,12 +317,12 @@ def _pack(key: BucketKey, context: int, config: RunnerConfig) -> np.ndarray:
     parts["counts"][2] = key.num_rows
     parts["token_ids"][:] = np.random.default_rng(0).integers(config.vocab_size, size=key.num_tokens)
     parts["positions"][:] = parts["model_positions"][:] = context
-    parts["rows"][:] = np.arange(1, key.num_rows + 1)
-    parts["logit_index"][:] = np.arange(key.num_rows)
+    index = np.arange(key.num_rows)
+    parts["rows"][:] = rows = index % (config.num_rows - 1) + 1
+    parts["logit_index"][:] = index
     if config.has_states:
-        rows = np.arange(key.num_rows)
-        slots, one = rows % (config.num_rows - 1) + 1, np.ones_like(rows)
-        parts[PIECES].reshape(-1, key.num_rows)[:] = rows, one, slots, slots, one * context, one - one
+        one = np.ones_like(index)
+        parts[PIECES].reshape(-1, key.num_rows)[:] = index, one, rows, rows, one * context, one - one
     return packed
 
 

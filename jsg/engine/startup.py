@@ -227,8 +227,7 @@ def start(config: EngineConfig, report: Report) -> Parts:
         runner.calls = settings.party
     size, groups = settings.page_size, settings.model.page_groups
     allocator = make_allocator(plan.num_pages(size), size, has_layers=None in groups)
-    keeps = not config.disable_radix_cache and not settings.model.state_shapes
-    cache = RadixCache(size, allocator, kinds=windows_of(allocator), enabled=keeps)
+    cache = RadixCache(size, allocator, kinds=windows_of(allocator), enabled=_caches_prefixes(settings))
     kernels.wait()
     lexicon.begin()  # last: it is Python, in whose time nothing else of the start goes on
     return Parts(
@@ -237,7 +236,13 @@ def start(config: EngineConfig, report: Report) -> Parts:
         scheduler=Scheduler(_scheduler_config(settings), allocator, cache),
         cache=cache,
         runner=runner,
-        constraints=Constraints(lexicon, settings.model.vocab_size, eos_ids, cast(JumpForward, config.jump_forward)),
+        constraints=Constraints(
+            lexicon,
+            settings.model.vocab_size,
+            eos_ids,
+            cast(JumpForward, config.jump_forward),
+            takes_drafts=not settings.model.state_shapes,
+        ),
     )
 
 
@@ -559,6 +564,10 @@ def _decode_steps(settings: Settings, plan: MemoryPlan, runner: ModelRunner) -> 
     )
 
 
+def _caches_prefixes(settings: Settings) -> bool:
+    return not settings.config.disable_radix_cache and not settings.model.state_shapes
+
+
 def _info(settings: Settings, plan: MemoryPlan) -> ModelInfo:
     return ModelInfo(
         model_path=settings.config.model_path,
@@ -572,6 +581,7 @@ def _info(settings: Settings, plan: MemoryPlan) -> ModelInfo:
         max_total_tokens=plan.pool_tokens,
         max_request_tokens=min(settings.context_length, plan.pool_tokens),
         page_size=settings.page_size,
+        caches_prefixes=_caches_prefixes(settings),
         memory_plan=plan.parts,
         embedder=settings.embedder,
     )

@@ -25,7 +25,7 @@ from jsg.sched.drafts import add_drafts
 from jsg.sched.lifecycle import Lifecycle, placement
 from jsg.sched.outputs import append_tokens
 from jsg.sched.request import Placement, RequestState, RunningRequest
-from jsg.sched.table import RequestTable
+from jsg.sched.table import RequestTable, TreePages
 from jsg.types import FinishReason, FinishType, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class Scheduler:
         self.totals.num_expired += len(expired)
         return expired
 
-    def _end_holds(self, num_units: int, pool: RequestTable | StateKind | None = None) -> bool:
+    def _end_holds(self, num_units: int, pool: RequestTable | TreePages | StateKind | None = None) -> bool:
         """Ends holds, the oldest first, until so many pages or units of a kind of state are available.
 
         If even all are not enough, it ends none.
@@ -303,14 +303,18 @@ class Scheduler:
         return True
 
     def _have_room(self, num_pages: int) -> bool:
-        """Whether there are so many pages beside those that running requests will need. Ends holds to free pages."""
+        """Whether there are so many pages beside those that running requests will need. Ends holds to free pages.
+
+        Of parts in windows a request needs few of its pages' at a time: see `_have_states`.
+        """
         if self._estimate.promised_pages is None:
             expected = (self._expected_pages(r, placement(r).num_dispatched) for r in self.running)
             self._estimate.promised_pages = sum(expected)
-        missing = num_pages + self._estimate.promised_pages - self.table.num_available
+        pages = self.table.tree_pages
+        missing = num_pages + self._estimate.promised_pages - pages.num_available
         if missing <= 0 or not (self.running or self.joins.num_kept):
             return True
-        return self._end_holds(missing)
+        return self._end_holds(missing, pages)
 
     def _have_states(self, running: RunningRequest, place: Placement) -> bool:
         """Whether there is enough of each kind of state for a request beside those that run. Ends holds to free some.

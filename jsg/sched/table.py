@@ -4,6 +4,7 @@ import dataclasses
 import math
 import mmap
 from collections.abc import Sequence
+from typing import final
 
 import numpy as np
 
@@ -21,6 +22,25 @@ POOL_TERMS = ("free", "evictable", "protected", "uncached")
 """What the pages of the pool are, each exactly one of these."""
 COLUMNS_PER_NODE = 128
 """In the time that it takes to visit a node, so many columns of a row are copied for the device."""
+
+
+@final
+class TreePages:
+    """The pages of the pool without their parts in windows. A prompt takes all its pages, but few parts at a time."""
+
+    def __init__(self, allocator: PageAllocator, cache: RadixCache):
+        self._allocator = allocator
+        self._cache = cache
+
+    @property
+    def num_available(self) -> int:
+        """Pages that are free, or that an eviction frees."""
+        return self._allocator.num_free + self._cache.num_evictable
+
+    @property
+    def num_yielding(self) -> int:
+        """Pages that would become available if all holds ended."""
+        return self._cache.num_yielding
 
 
 class RequestTable:
@@ -102,10 +122,14 @@ class RequestTable:
         return len(self._free_rows)
 
     @property
+    def tree_pages(self) -> TreePages:
+        """The pages by themselves, whatever parts of windows they need."""
+        return TreePages(self._allocator, self._cache)
+
+    @property
     def num_available(self) -> int:
-        """Pages that rows can get: those that are free or that an eviction frees, if they can get all their parts."""
-        available = self._allocator.num_free + self._cache.num_evictable
-        return min(available, *(group.num_available for group in self.windows)) if self.windows else available
+        """Pages that rows can get now: those that are free or that an eviction frees, if they can get their parts."""
+        return min([self.tree_pages.num_available, *(group.num_available for group in self.windows)])
 
     @property
     def tree_work(self) -> int:
@@ -115,11 +139,8 @@ class RequestTable:
     @property
     def num_yielding(self) -> int:
         """Pages that would become available if all holds ended."""
-        if not self.windows:
-            return self._cache.num_yielding
-        most = self._allocator.num_free + self._cache.num_evictable + self._cache.num_yielding
-        most = min(most, *(group.num_available + group.num_yielding for group in self.windows))
-        return most - self.num_available
+        pools = (self.tree_pages, *self.windows)
+        return min(pool.num_available + pool.num_yielding for pool in pools) - self.num_available
 
     def pages_for(self, num_tokens: int) -> int:
         """How many pages so many tokens take."""

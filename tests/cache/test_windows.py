@@ -167,6 +167,12 @@ def test_first_seen_and_growth():
     assert growths == [4, 2, 0, 2] and group.growth(40, 8, 5) == 2
 
 
+def test_an_aligned_window_grows_again_behind_its_border():
+    group, _ = make(16, page_size=4, is_aligned=True)
+    counts = ((0, 1000), (16, 1000), (17, 7), (17, 100), (31, 1))
+    assert [group.growth(*each, 0) for each in counts] == [5, 1, 1, 4, 0]
+
+
 def test_the_queue_forgets_stale_entries():
     group, allocator = make()
     pages = allocator.allocate(7)

@@ -138,6 +138,13 @@ def test_the_timed_step_reads_what_it_says(core: EngineCore, steps: DecodeSteps)
     assert not pages[key.num_rows + 1 :].any()
 
 
+def test_shapes_of_more_rows_than_the_table_has_are_timed(core: EngineCore, steps: DecodeSteps):
+    """Rows of a batch are rounded up on a GPU: 5 requests at once have a shape of 8."""
+    num_rows = len(core.scheduler.table.pages) + 3
+    pages = steps._pages(num_rows, 2)
+    assert (pages[1:, :2] > 0).all() and pages.shape == core.scheduler.table.pages.shape
+
+
 def test_a_row_is_as_long_as_context_and_pool_allow(steps: DecodeSteps):
     one, four = steps.keys()
     assert dataclasses.replace(steps, context_length=9999, num_pages=(10_000,)).context(one) == selfcheck.CONTEXT

@@ -84,6 +84,19 @@ def test_a_report_says_how_much_is_cached_in_vain():
     engine.check_answers()
 
 
+def test_a_prompt_that_is_longer_than_all_windows_together_does_not_wait_for_others():
+    engine = make_engine(24, num_pages=200, max_running=2, part_rate=24 / 200, context_length=120)
+    engine.add(prompt("long answer", 2, 4, max_new=100))
+    engine.step()
+    engine.add(prompt("long prompt", 3, 60, max_new=1))
+    for _ in range(15):  # 8 chunks, and what overlaps
+        engine.step()
+    assert engine.answers["long prompt"].finish is not None
+    assert engine.answers["long answer"].finish is None
+    engine.run_until_idle()
+    engine.check_answers()
+
+
 class Router:
     """Who knows of the cache what block events say: by name of a block the name before it."""
 

@@ -126,6 +126,8 @@ class ModelInfo:
         max_total_tokens: Size of the KV pool in tokens.
         max_request_tokens: Tokens of prompt and output together that context and pool both hold.
         page_size: KV slots in one page.
+        caches_prefixes: Whether requests share prefixes: unless the user turned that off, or a layer keeps a state of
+            each request.
         memory_plan: The bytes of each part of the memory plan, on one device, by its name for people.
         embedder: How vectors are made; None where the model generates text.
     """
@@ -141,6 +143,7 @@ class ModelInfo:
     max_total_tokens: int
     max_request_tokens: int
     page_size: int
+    caches_prefixes: bool = True
     memory_plan: Mapping[str, int] = dataclasses.field(default_factory=dict)
     embedder: Embedder | None = None
 

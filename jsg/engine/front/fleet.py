@@ -78,7 +78,6 @@ class EngineFleet:
         self, children: Sequence[EngineChild], config: EngineConfig, on_progress: OnProgress | None = None
     ) -> None:
         """Listens for the engine processes. Must run on the event loop that will use the fleet."""
-        self._config = config
         self.grammars = GrammarCompiler()
         progress = _JoinedProgress(len(children), on_progress)
         self.engines = tuple(
@@ -223,8 +222,8 @@ class EngineFleet:
 
     @functools.cached_property
     def _router(self) -> Router:
-        has_cache = not self._config.disable_radix_cache
-        return Router([engine.info.max_total_tokens * has_cache for engine in self.engines], self.info.page_size)
+        sizes = [engine.info.max_total_tokens * engine.info.caches_prefixes for engine in self.engines]
+        return Router(sizes, self.info.page_size)
 
     @property
     def _living(self) -> list[int]:
