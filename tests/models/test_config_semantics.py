@@ -156,11 +156,11 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
     if isinstance(attention, LatentSpec):  # of which one head of keys is kept
         assert (attention.heads, attention.query_rank) == (theirs.num_key_value_heads, theirs.q_lora_rank)
         assert (attention.plain_dim, attention.value_dim) == (theirs.qk_nope_head_dim, theirs.v_head_dim)
-        assert attention.rank == theirs.kv_lora_rank
+        assert (attention.rank, attention.rope_dim) == (theirs.kv_lora_rank, theirs.qk_rope_head_dim)
     else:
         assert [layer.attention.kv_heads for layer in ours.layers] == [of.num_key_value_heads for of in of_layers]
-    widths = [getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads for of in of_layers]
-    assert [layer.attention.head_dim for layer in ours.layers] == widths
+        widths = [getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads for of in of_layers]
+        assert [layer.attention.head_dim for layer in ours.layers] == widths
     eps = theirs.layer_norm_eps if hasattr(theirs, "layer_norm_eps") else theirs.rms_norm_eps
     assert (ours.final_norm.eps, ours.tie_word_embeddings) == (eps, theirs.tie_word_embeddings)
     if hasattr(theirs, "logit_scale"):
