@@ -183,7 +183,11 @@ def experts(theirs: Any) -> tuple[int, ...]:
     match theirs.model_type:
         case "gemma4_text":
             return (count * theirs.enable_moe_block,) * len(layers)
-        case "glm4_moe" | "deepseek_v3":
+        case "glm4_moe_lite":
+            return tuple(count if kind == "sparse" else 0 for kind in theirs.mlp_layer_types)
+        case "llama4_text":
+            return tuple(count if layer in theirs.moe_layers else 0 for layer in layers)
+        case "glm4_moe" | "deepseek_v2" | "deepseek_v3" | "mistral4":
             return tuple(count if layer >= theirs.first_k_dense_replace else 0 for layer in layers)
         case "ernie4_5_moe":
             of = range(theirs.moe_layer_start_index, theirs.moe_layer_end_index + 1)
@@ -202,4 +206,7 @@ def windows(theirs: Any, ours: ModelSpec) -> tuple[Window | None, ...]:
             return (theirs.sliding_window and Window(theirs.sliding_window),) * ours.num_layers
     if getattr(theirs, "layer_types", None) is None:  # a family without windows
         return (None,) * ours.num_layers
+    if theirs.model_type == "llama4_text":
+        chunk = Window(theirs.attention_chunk_size, is_aligned=True)
+        return tuple(chunk if kind == "chunked_attention" else None for kind in theirs.layer_types)
     return tuple(Window(theirs.sliding_window) if kind == "sliding_attention" else None for kind in theirs.layer_types)

@@ -10,8 +10,8 @@ from jsg.models.spec import ModelSpec
 
 
 def attention(config: Fields) -> dict[str, AttentionSpec]:
-    """The attention of each kind of layer. A head is as wide as the number of heads makes it."""
-    plain = read_attention(config.under({"head_dim": None}), bias="attention_bias", is_interleaved=True)
+    """The attention of each kind of layer."""
+    plain = read_attention(config, bias="attention_bias", is_interleaved=True)
     return by_kind(plain, {SLIDING: plain.rope, FULL: None})
 
 
