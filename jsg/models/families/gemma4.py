@@ -40,6 +40,8 @@ THETA = 10_000.0
 """The base of a rope that is there without one."""
 OWN_SHAPE = frozenset({"head_dim", "num_key_value_heads"})
 """What a layer may have of its own."""
+IMPLIED: dict[str, Any] = {}
+"""The shapes of layers in a file that does not give them, which is no file that gives none."""
 WIDE: dict[str, Any] = {"is_wide": True}
 
 
@@ -90,18 +92,20 @@ def _sources(config: Fields) -> list[int | None]:
 def _shapes(config: Fields) -> list[Fields]:
     """The fields of each layer's heads: a full one has those of `global_head_dim`, or what `per_layer_config` says."""
     own = config.get("per_layer_config")
-    if own == {}:
+    if own is IMPLIED:
         wide: dict[str, Any] = {"head_dim": config.get("global_head_dim", 512)}
         kv_heads = config.get("num_global_key_value_heads")
         if kv_heads is not None and is_on(config, "attention_k_eq_v"):
             wide["num_key_value_heads"] = kv_heads
         return [config.under(wide) if kind == FULL else config for kind in kinds(config)]
-    numbers = [str(i) for i in range(num_layers(config))]
-    ok = isinstance(own, dict) and set(own) <= set(numbers)
-    ok = ok and all(isinstance(fields, dict) and set(fields) <= OWN_SHAPE for fields in own.values())
-    rule = f"have numbers of layers up to {numbers[-1]}, each with an object of {' and '.join(sorted(OWN_SHAPE))}"
+    count = num_layers(config)
+    ok = isinstance(own, dict) and all(name.isascii() and name.isdecimal() and len(name) < 10 for name in own)
+    by_layer = {int(name): fields for name, fields in own.items()} if ok else {}  # transformers writes 03 beside 12
+    ok = ok and len(by_layer) == len(own) and all(layer < count for layer in by_layer)
+    ok = ok and all(isinstance(fields, dict) and set(fields) <= OWN_SHAPE for fields in by_layer.values())
+    rule = f"have numbers of layers up to {count - 1}, each with an object of {' and '.join(sorted(OWN_SHAPE))}"
     config.require(ok, "per_layer_config", rule, own)
-    return [config.under(own.get(number, {})) for number in numbers]
+    return [config.under(by_layer.get(layer, {})) for layer in range(count)]
 
 
 def mlp(config: Fields) -> list[FeedForwardSpec]:
@@ -188,7 +192,7 @@ FAMILY = gemma2.FAMILY.variant(
         "use_bidirectional_attention": None,
         "global_head_dim": 512,
         "num_global_key_value_heads": None,
-        "per_layer_config": {},
+        "per_layer_config": IMPLIED,
         "vocab_size_per_layer_input": 262144,
         "hidden_size_per_layer_input": 256,
         "attention_k_eq_v": False,
