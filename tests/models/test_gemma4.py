@@ -108,6 +108,8 @@ def test_the_last_layer_has_no_window_whatever_the_file_says(tmp_path):
         ({"vocab_size_per_layer_input": 500}, "vocab_size_per_layer_input must be at least vocab_size = 512, but"),
         ({"hidden_activation": "silu"}, "hidden_activation must be gelu_pytorch_tanh"),
         ({"rope_parameters": {"full_attention": {}}}, "rope_parameters must have an object for each of"),
+        ({"rope_parameters": SMALL["rope_parameters"] | {"full_attention": {"rope_type": "default"}}},
+         "rope_theta must be in .* is absent or null"),
         ({"per_layer_config": {"x": {"head_dim": 32}}}, "per_layer_config must have numbers of layers up to 5"),
         ({"per_layer_config": {"1": {}, "01": {}}}, "per_layer_config must have numbers of layers up to 5"),
         ({"per_layer_config": {"9": {"head_dim": 32}}}, "per_layer_config must have numbers of layers up to 5"),

@@ -37,7 +37,7 @@ ROPES = {
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
 THETA = 10_000.0
-"""The base of a rope that is there without one."""
+"""The base of a rope that no layer has."""
 OWN_SHAPE = frozenset({"head_dim", "num_key_value_heads"})
 """What a layer may have of its own."""
 IMPLIED: dict[str, Any] = {}
@@ -64,6 +64,7 @@ def attention(config: Fields) -> list[AttentionSpec]:
         is_whole, "rope_parameters", f"have an object for each of {', '.join(sorted(set(of_layers)))}", ropes
     )
     is_key = is_on(config, "attention_k_eq_v")
+    thetas = {kind: None if kind in of_layers else THETA for kind in ROPES}
     layers: list[AttentionSpec] = []
     for kind, source, shape in zip(of_layers, _sources(config), _shapes(config), strict=True):
         heads = read_heads(shape, bias="attention_bias", qk_norm={**WIDE, "norms_values": True})
@@ -73,7 +74,7 @@ def attention(config: Fields) -> list[AttentionSpec]:
             is_alike = (heads.kv_heads, heads.head_dim) == (there.kv_heads, there.head_dim)
             rule = f"give layer {len(layers)} the shape of layer {source}, whose keys and values it reads"
             config.require(is_alike, "per_layer_config", rule, config.get("per_layer_config"))
-        rope = read_ropes(config, {SLIDING: THETA, FULL: THETA}, heads.head_dim)[kind]
+        rope = read_ropes(config, thetas, heads.head_dim)[kind]
         layers.append(dataclasses.replace(heads, scale=1.0, rope=rope, projections=heads.projections[:count]))
     return layers
 
