@@ -43,7 +43,7 @@ class Family:
         defaults: Each field that it reads, with the value of an absent one, which is that of the configuration class in
             transformers: files leave fields out. A null is not an absence: it says "none", which only some fields can
             be.
-        only: Fields with their only supported value, which an absent one and a null have too.
+        only: Fields with their only supported value, which an absent one has too. A null is what is off or empty.
         ignored: Fields that have no effect in this family.
         aliases: Another name of a field → its name.
         attention: Attention without windows: what `read_attention` is given, or a function. It may differ by layer, or
@@ -108,7 +108,7 @@ class Family:
         require_values(config, self.only)
         config = config.over(self.defaults).under(renamed)
         model = self.model(config, self._plain_model(config))
-        return dataclasses.replace(model, notes=tuple(config.notes))
+        return dataclasses.replace(model, notes=tuple(dict.fromkeys(config.notes)))
 
     def _plain_model(self, config: Fields) -> ModelSpec:
         count, windows = num_layers(config), {}

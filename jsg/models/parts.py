@@ -115,14 +115,15 @@ def is_on(config: Fields, switch: str | bool) -> bool:
     return switch if isinstance(switch, bool) else config.flag(switch, default=False)
 
 
-def read_ropes(config: Fields, thetas: Mapping[str, float], head_dim: int) -> dict[str, RopeSpec]:
+def read_ropes(config: Fields, thetas: Mapping[str, float | None], head_dim: int) -> dict[str, RopeSpec]:
     """The rope of each kind of layer, in families whose `rope_parameters` has an object for each kind.
 
-    `rope_scaling`, of transformers 4, is about full layers, and replaces what `rope_parameters` says of them.
+    `rope_scaling`, of transformers 4, is about full layers, and replaces what `rope_parameters` says of them. No kind
+    has a `truncate` of its own.
 
     Args:
         config: The fields of the file.
-        thetas: The base of each kind of layer, if its object has none.
+        thetas: The base of each kind of layer, if its object has none; None if it must have one.
         head_dim: The width of a head.
     """
     new, old = (config.get(name, {}) if config.section(name) else {} for name in ROPE_DICTS)
@@ -131,6 +132,8 @@ def read_ropes(config: Fields, thetas: Mapping[str, float], head_dim: int) -> di
     ropes = {}
     for kind, theta in thetas.items():
         own = {**(new.get(kind) or {}), **(old if kind == FULL else {})}
+        if not own.pop("truncate", True):
+            config.notes.append(f"truncate has no effect in the rope of {kind}, as in transformers")
         flat = {"rope_parameters": own, "rope_theta": theta, "rope_scaling": None}
         config_of_kind = config.under({**flat, "original_max_position_embeddings": None})
         ropes[kind] = read_rope(config_of_kind, head_dim=head_dim)
@@ -234,10 +237,12 @@ def with_unread(model: ModelSpec, pattern: str) -> ModelSpec:
 
 
 def require_values(config: Fields, values: Mapping[str, Any]) -> None:
-    """Raises ModelError if one of these fields has another value. A null is an absence."""
+    """Raises ModelError if one of these fields is there with another value. A null is what is off or empty."""
     for name, value in values.items():
-        found = config.get(name, value)
-        config.require(found == value, name, f"be {value!r}, the only supported value", found)
+        found = config.over(values).get(name)
+        config.require(
+            found == value or (found is None and not value), name, f"be {value!r}, the only supported value", found
+        )
 
 
 def require_silu(config: Fields) -> None:

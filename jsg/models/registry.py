@@ -98,6 +98,8 @@ ALIASES = {name.replace("ForCausalLM", "Model"): name for name in FAMILIES} | {
     "Gemma3TextModel": "Gemma3ForCausalLM",
     "Gemma4TextModel": "Gemma4ForCausalLM",
     "Llama4TextModel": "Llama4ForCausalLM",
+    "Qwen3_5TextModel": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeTextModel": "Qwen3_5MoeForCausalLM",
 }
 """Other names of architectures: those of models that were saved without their head, and the first name of Llama."""
 

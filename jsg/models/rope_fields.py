@@ -87,25 +87,27 @@ def _read_type(config: Fields, scaling: Fields, rope_type: RopeType, theta: floa
     rope = dataclasses.replace(rope, factor=factor)
     if rope_type == "linear":
         return rope
-    rope = dataclasses.replace(rope, original_max_position_embeddings=_read_original(config, scaling))
+    rope = dataclasses.replace(rope, original_max_position_embeddings=read_original(config, scaling))
     if rope_type == "yarn":
         return dataclasses.replace(
             rope,
             beta_fast=scaling.number("beta_fast", default=32.0),
             beta_slow=scaling.number("beta_slow", default=1.0),
             attention_factor=_read_attention_factor(scaling, factor),
-            truncate=scaling.flag("truncate", default=True),
+            truncate=scaling.over({"truncate": True}).flag("truncate", default=False),
         )
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
     scaling.require(low <= high, "low_freq_factor", f"be at most high_freq_factor = {high}", low)
     return dataclasses.replace(rope, low_freq_factor=low, high_freq_factor=high)
 
 
-def _read_original(config: Fields, scaling: Fields) -> int:
-    """The context of the first training. One beside the dictionary counts more, as in Phi-3."""
-    original = config.get("original_max_position_embeddings")
-    scaling = scaling if original is None else scaling.under({"original_max_position_embeddings": original})
-    return scaling.integer("original_max_position_embeddings", default=context_field(config), high=MAX_CONTEXT_LEN)
+def read_original(config: Fields, scaling: Fields) -> int:
+    """The context of the first training. One beside the dictionary counts more, as in Phi-3, where positions scale."""
+    name, context_len = "original_max_position_embeddings", None
+    if scaling.get("rope_type", scaling.get("type")) in ("llama3", "yarn", "longrope"):
+        context_len = context_field(config)
+        scaling = scaling.under({name: config.get(name, scaling.get(name))})
+    return scaling.integer(name, default=context_len, high=MAX_CONTEXT_LEN)
 
 
 def _read_longrope(config: Fields, scaling: Fields, theta: float, width: int | None) -> RopeSpec:
@@ -118,7 +120,7 @@ def _read_longrope(config: Fields, scaling: Fields, theta: float, width: int | N
         scaling.require(is_list, name, f"be a list of a number for each of {(width or 0) // 2} pairs", values)
         return tuple(map(float, values))
 
-    original, context_len = _read_original(config, scaling), context_field(config)
+    original, context_len = read_original(config, scaling), context_field(config)
     scaling.require(original > 1, "original_max_position_embeddings", "be above 1", original)
     growth = scaling.number("factor", default=context_len / original)
     growth = 1.0 if growth <= 1.0 else math.sqrt(1.0 + math.log(growth) / math.log(original))

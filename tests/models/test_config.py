@@ -277,6 +277,10 @@ def test_an_original_context_beside_the_dictionary_counts_more(tmp_path):
         read(tmp_path, {**LLAMA, "rope_scaling": llama3}).layers[0].attention.rope.original_max_position_embeddings
         == 512
     )
+    for variant, length in (("ministral3", 64), ("ministral3_window", None)):  # where positions scale
+        file = VARIANTS[variant]
+        growth = read(tmp_path, {**file, "original_max_position_embeddings": 64}).layers[0].attention.query_scale
+        assert growth.length == (length or file["rope_parameters"]["original_max_position_embeddings"])
     linear = {"rope_scaling": {"type": "linear", "factor": 2.0}, "original_max_position_embeddings": 64}
     assert read(tmp_path, {**LLAMA, **linear}).layers[0].attention.rope == RopeSpec(type="linear", factor=2.0)
 
@@ -291,6 +295,10 @@ def test_scales_of_yarn(tmp_path):
     assert rope(**both, attention_factor=1.5).attention_factor == 1.5
     assert rope(mscale=0.7, mscale_all_dim=0).attention_factor is None
     assert (rope(finetuned=True).truncate, rope(truncate=False).truncate) == (True, False)
+    assert not rope(truncate=None).truncate  # a null is false, as in transformers
+    olmo = read(tmp_path, {**VARIANTS["olmo3"], "rope_scaling": {**YARN, "truncate": False}})
+    assert {layer.attention.rope.truncate for layer in olmo.layers} == {True}
+    assert olmo.notes[-1] == "truncate has no effect in the rope of full_attention, as in transformers"
 
 
 def test_a_factor_of_attention_as_deepseek_publishes_it(tmp_path):
@@ -556,6 +564,9 @@ MINIMAX = VARIANTS["minimax_m2"]
         (MINIMAX | {"attn_type_list": 1}, "attn_type_list must be 1 for each layer"),
         (MINIMAX | {"model_type": ["minimax_m2"]}, "model_type must be minimax_m2"),
         (MINIMAX | {"shared_intermediate_size": 64}, "no field 'shared_intermediate_size'"),
+        (VARIANTS["deepseek_v2"] | {"topk_method": None}, "topk_method must be 'greedy', .* is absent or null"),
+        (VARIANTS["granitemoe"] | {"num_experts": 3}, "no field 'num_experts'"),
+        (VARIANTS["llama4"] | {"no_rope_layers": [1] * 99, "layer_types": None}, "no_rope_layers must be a number for"),
         (VARIANTS["ernie4_5_moe"] | {"use_bias": True}, "use_bias must be False, the only supported value"),
     ],
 )
@@ -565,10 +576,13 @@ def test_a_router_that_is_another_is_refused(tmp_path, file: dict[str, Any], mes
 
 
 @pytest.mark.parametrize(("variant", "field"), [("gpt_oss", "attention_bias"), ("qwen2_moe", "qkv_bias")])
-def test_a_null_bias_is_none(tmp_path, variant: str, field: str):
+def test_a_null_switch_is_off(tmp_path, variant: str, field: str):
     """Where an absent one is true, as in transformers."""
     assert read(tmp_path, VARIANTS[variant] | {field: True}).layers[0].attention.qkv_bias
     assert not read(tmp_path, VARIANTS[variant] | {field: None}).layers[0].attention.qkv_bias
+    nulls = {"rope_interleave": None, "norm_topk_prob": None}
+    layer = read(tmp_path, VARIANTS["deepseek_v3"] | nulls).layers[-1]
+    assert not (layer.attention.rope.is_interleaved or layer.experts.router.choice.is_renormed)
 
 
 def test_layers_behind_the_last_are_not_read(tmp_path):

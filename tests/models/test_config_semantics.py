@@ -10,7 +10,7 @@ import pytest
 
 from jsg.errors import ModelError
 from jsg.models.latent_spec import LatentSpec
-from jsg.models.registry import FAMILIES
+from jsg.models.registry import ALIASES, FAMILIES
 from jsg.models.spec import ModelSpec
 from jsg.window import Window
 from tests.golden.variants import LLAMA
@@ -21,6 +21,7 @@ ROPES = [
     {},
     {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
     {"rope_type": "yarn", "type": "linear", "factor": 2, "attention_factor": None, "truncate": False},
+    {"rope_type": "yarn", "factor": 4.0, "truncate": None},
     {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4, "rope_theta": 7e5},
     {"rope_type": "default", "rope_theta": 5e4},
     {"type": "linear", "factor": 2.0},
@@ -46,6 +47,13 @@ FIELDS: dict[str, list[Any]] = {
 }
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e4, "original_max_position_embeddings": 128}
+UNTRUNCATED = YARN | {"truncate": False}
+OF_KINDS = {"full_attention": UNTRUNCATED, "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}
+GROWING = YARN | {"llama_4_scaling_beta": 0.1}
+UNREAD = frozenset({"num_mtp_layers", "num_nextn_predict_layers"})
+LAYER_SHAPE = {"head_dim": 64, "num_key_value_heads": 1}
+
 OWN_FIELDS: dict[str, dict[str, list[Any]]] = {
     "Cohere2ForCausalLM": {
         "layer_norm_eps": [1e-4],
@@ -59,6 +67,8 @@ OWN_FIELDS: dict[str, dict[str, list[Any]]] = {
         "qk_nope_head_dim": [20],
         "qk_rope_head_dim": [16],
         "v_head_dim": [28],
+        "norm_topk_prob": [None, False],
+        "rope_interleave": [None, False],
     },
     "Ernie4_5_MoeForCausalLM": {
         "moe_layer_start_index": [0, 1],
@@ -71,14 +81,27 @@ OWN_FIELDS: dict[str, dict[str, list[Any]]] = {
         "enable_moe_block": [True],
         "global_head_dim": [32],
         "num_global_key_value_heads": [2],
-        "per_layer_config": [{"1": {"head_dim": 64, "num_key_value_heads": 1}}],
+        "per_layer_config": [{}, {"1": LAYER_SHAPE}, {"00": {"head_dim": 32}, "01": LAYER_SHAPE}],
+        "rope_parameters": [OF_KINDS],
     },
+    "Gemma3ForCausalLM": {"rope_scaling": [UNTRUNCATED], "rope_parameters": [OF_KINDS]},
     "Glm4MoeForCausalLM": {
         "first_k_dense_replace": [0, 1, 2],
         "n_routed_experts": [6],
         "n_shared_experts": [0, 2],
         "routed_scaling_factor": [1.5],
     },
+    "Glm4MoeLiteForCausalLM": {"head_dim": [24], "mlp_layer_types": [["sparse", "dense"]]},
+    "GraniteMoeForCausalLM": {"num_local_experts": [3]},
+    "Llama4ForCausalLM": {"no_rope_layers": [[], [0, 1]], "moe_layers": [[], [0]]},
+    "Ministral3ForCausalLM": {"rope_parameters": [GROWING], "original_max_position_embeddings": [64]},
+    "Mistral4ForCausalLM": {
+        "norm_topk_prob": [None, False],
+        "rope_interleave": [None, False],
+        "original_max_position_embeddings": [64],
+    },
+    "Olmo3ForCausalLM": {"rope_scaling": [UNTRUNCATED], "rope_parameters": [OF_KINDS]},
+    "Qwen3MoeForCausalLM": {"num_experts": [3], "num_local_experts": [9]},
 }
 """Fields that other families do not have."""
 IN_ALL = {
@@ -86,6 +109,9 @@ IN_ALL = {
     "DeepseekV3ForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 2},
     "Ernie4_5_MoeForCausalLM": {"moe_num_experts": 4, "moe_k": 2},
     "Glm4MoeForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2, "head_dim": 24},
+    "Glm4MoeLiteForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2},
+    "Mistral4ForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2},
+    "Qwen3MoeForCausalLM": {"num_experts_per_tok": 2},
 }
 """Fields that all files have. Without `head_dim` the two mean different things by GLM: see its family. With the default
 numbers of experts, a file that names a small one would be refused."""
@@ -111,6 +137,25 @@ def files(draw: st.DrawFn) -> dict[str, Any]:
 @hypothesis.given(file=files())
 def test_a_file_means_what_it_means_in_transformers_or_is_refused(tmp_path: Path, file: dict[str, Any]):
     compare(tmp_path, file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_other_names_of_fields_are_those_of_transformers(architecture: str):
+    """But for the layers behind the last, which nothing reads."""
+    from transformers import AutoConfig
+
+    family = FAMILIES[architecture]
+    theirs = AutoConfig.for_model(family.model_type).attribute_map
+    ours, theirs = ({frozenset(names) for names in each.items()} for each in (family.aliases, theirs))
+    assert ours - {UNREAD} == theirs - {UNREAD}
+
+
+@pytest.mark.slow
+def test_models_without_their_head_have_the_names_of_transformers():
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    assert {MODEL_MAPPING_NAMES[family.model_type] for family in FAMILIES.values()} - ALIASES.keys() == set()
 
 
 @pytest.mark.slow
@@ -143,16 +188,18 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
     if of_layers[0].num_key_value_heads is None:  # of which transformers makes no model
         return False
     attention = ours.layers[0].attention
-    kinds = [layer.attention.rope for layer in ours.layers if layer.attention.rope is not None]
-    for found in kinds[:1]:  # none if all layers are of a kind that has none
-        rope = theirs.rope_parameters
-        rope = rope[theirs.layer_types[0]] if "full_attention" in rope else rope
+    for layer, of in enumerate(ours.layers):
+        found, rope = of.attention.rope, theirs.rope_parameters
+        if found is None:
+            continue
+        rope = rope[theirs.layer_types[layer]] if "full_attention" in rope else rope
         assert (found.type, found.theta) == (rope["rope_type"], rope["rope_theta"])
         if found.type != "default":
             assert found.factor == rope.get("factor", 1.0)
         if found.type in ("yarn", "llama3"):
             assert found.original_max_position_embeddings == rope["original_max_position_embeddings"]
-            assert found.truncate == rope.get("truncate", True)
+            assert found.truncate == bool(theirs.rope_parameters.get("truncate", True))
+        assert found.is_interleaved == interleaves(theirs)
     if isinstance(attention, LatentSpec):  # of which one head of keys is kept
         assert (attention.heads, attention.query_rank) == (theirs.num_key_value_heads, theirs.q_lora_rank)
         assert (attention.plain_dim, attention.value_dim) == (theirs.qk_nope_head_dim, theirs.v_head_dim)
@@ -161,6 +208,9 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
         assert [layer.attention.kv_heads for layer in ours.layers] == [of.num_key_value_heads for of in of_layers]
         widths = [getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads for of in of_layers]
         assert [layer.attention.head_dim for layer in ours.layers] == widths
+    if theirs.model_type in ("ministral3", "mistral4"):
+        scale, rope = attention.query_scale, theirs.rope_parameters
+        assert (scale.beta, scale.length) == (rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"])
     eps = theirs.layer_norm_eps if hasattr(theirs, "layer_norm_eps") else theirs.rms_norm_eps
     assert (ours.final_norm.eps, ours.tie_word_embeddings) == (eps, theirs.tie_word_embeddings)
     if hasattr(theirs, "logit_scale"):
@@ -171,8 +221,15 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
         shared = {0 if mlp.shared is None else mlp.shared.block.inner // mlp.inner for mlp in blocks}
         assert shared <= {theirs.n_shared_experts}
         assert {mlp.router.choice.factor for mlp in blocks} <= {theirs.routed_scaling_factor}
+        assert {mlp.router.choice.is_renormed for mlp in blocks} <= {bool(theirs.norm_topk_prob)}
     assert ours.layer_windows == windows(theirs, ours)
     return True
+
+
+def interleaves(theirs: Any) -> bool:
+    """Whether rope turns neighbours together, as the models of these families take it from a configuration."""
+    pairs = "cohere2 deepseek_v2 ernie4_5 ernie4_5_moe glm4 llama4_text".split()
+    return theirs.model_type in pairs or bool(getattr(theirs, "rope_interleave", False))
 
 
 def experts(theirs: Any) -> tuple[int, ...]:
@@ -204,9 +261,9 @@ def windows(theirs: Any, ours: ModelSpec) -> tuple[Window | None, ...]:
             return (None,) * ours.num_layers
         case "mistral" | "mixtral" | "qwen3_moe":
             return (theirs.sliding_window and Window(theirs.sliding_window),) * ours.num_layers
+        case "llama4_text":
+            chunk = Window(theirs.attention_chunk_size, is_aligned=True)
+            return tuple(chunk if kind == "chunked_attention" else None for kind in theirs.layer_types)
     if getattr(theirs, "layer_types", None) is None:  # a family without windows
         return (None,) * ours.num_layers
-    if theirs.model_type == "llama4_text":
-        chunk = Window(theirs.attention_chunk_size, is_aligned=True)
-        return tuple(chunk if kind == "chunked_attention" else None for kind in theirs.layer_types)
     return tuple(Window(theirs.sliding_window) if kind == "sliding_attention" else None for kind in theirs.layer_types)

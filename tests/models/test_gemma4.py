@@ -85,6 +85,10 @@ def test_a_file_that_transformers_saved_says_the_shapes_layer_by_layer(tmp_path)
     own = {"head_dim": 32, "num_key_value_heads": 1}
     saved = {name: value for name, value in EXPERTS.items() if "global" not in name}
     assert read(tmp_path, saved | {"per_layer_config": {"1": own, "2": own}}) == read(tmp_path, EXPERTS)
+    long = saved | {"num_hidden_layers": 12, "layer_types": None}
+    padded = {"05": own, "11": own}  # as transformers writes them
+    assert read(tmp_path, long | {"per_layer_config": padded}) == read(tmp_path, EXPERTS | long)
+    assert {x.head_dim for x in attention_of(read(tmp_path, saved | {"per_layer_config": {}}))} == {16}
     without = {"attention_k_eq_v": False}  # else full layers have as many key-value heads as the others
     assert {x.kv_heads for x in attention_of(read(tmp_path, EXPERTS | without))} == {2}
 
@@ -104,6 +108,10 @@ def test_the_last_layer_has_no_window_whatever_the_file_says(tmp_path):
         ({"vocab_size_per_layer_input": 500}, "vocab_size_per_layer_input must be at least vocab_size = 512, but"),
         ({"hidden_activation": "silu"}, "hidden_activation must be gelu_pytorch_tanh"),
         ({"rope_parameters": {"full_attention": {}}}, "rope_parameters must have an object for each of"),
+        ({"rope_parameters": SMALL["rope_parameters"] | {"full_attention": {"rope_type": "default"}}},
+         "rope_theta must be in .* is absent or null"),
+        ({"per_layer_config": {"x": {"head_dim": 32}}}, "per_layer_config must have numbers of layers up to 5"),
+        ({"per_layer_config": {"1": {}, "01": {}}}, "per_layer_config must have numbers of layers up to 5"),
         ({"per_layer_config": {"9": {"head_dim": 32}}}, "per_layer_config must have numbers of layers up to 5"),
         ({"per_layer_config": {"1": {"sliding_window": 3}}}, "each with an object of head_dim and num_key_value_heads"),
         ({"per_layer_config": {"5": {"head_dim": 64}}}, "per_layer_config must give layer 5 the shape of layer 1"),

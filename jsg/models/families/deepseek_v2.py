@@ -3,6 +3,12 @@
 from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.families import deepseek_v3, glm4_moe
+from jsg.models.latent_spec import LatentSpec
+
+
+def attention(config: Fields) -> LatentSpec:
+    """Attention whose rope always turns neighbours together."""
+    return deepseek_v3.attention(config.under({"rope_interleave": True}))
 
 
 def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
@@ -37,6 +43,7 @@ FAMILY = deepseek_v3.FAMILY.variant(
     without="n_group topk_group norm_topk_prob rope_interleave num_nextn_predict_layers",
     ignored=deepseek_v3.FAMILY.ignored | {"n_group", "topk_group"},
     aliases={"num_experts": "n_routed_experts"},
+    attention=attention,
     mlp=mlp,
     later_layers=None,
 )

@@ -8,7 +8,7 @@ from jsg.fields import Fields
 from jsg.models.block_spec import NormSpec, QueryScaleSpec
 from jsg.models.families import glm4_moe
 from jsg.models.latent_spec import LatentSpec
-from jsg.models.parts import MAX_HEAD_DIM, MAX_HEADS
+from jsg.models.parts import MAX_HEAD_DIM, MAX_HEADS, is_on
 from jsg.models.rope_fields import read_rope, rope_section
 
 LATENT_EPS = 1e-6
@@ -23,7 +23,7 @@ def attention(
     kv_heads = config.integer("num_key_value_heads", default=heads, high=MAX_HEADS)
     config.require(kv_heads == heads, "num_key_value_heads", f"be {heads}, the number of heads", kv_heads)
     rope = read_rope(config, own_rope_fields)
-    rope = dataclasses.replace(rope, is_interleaved=config.flag("rope_interleave", default=True))
+    rope = dataclasses.replace(rope, is_interleaved=is_on(config, "rope_interleave"))
     plain, turned, value = (
         config.integer(name, high=MAX_HEAD_DIM) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     )

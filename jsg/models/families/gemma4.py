@@ -37,9 +37,11 @@ ROPES = {
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
 THETA = 10_000.0
-"""The base of a rope that is there without one."""
+"""The base of a rope that no layer has."""
 OWN_SHAPE = frozenset({"head_dim", "num_key_value_heads"})
 """What a layer may have of its own."""
+IMPLIED: dict[str, Any] = {}
+"""The shapes of layers in a file that does not give them, which is no file that gives none."""
 WIDE: dict[str, Any] = {"is_wide": True}
 
 
@@ -62,6 +64,7 @@ def attention(config: Fields) -> list[AttentionSpec]:
         is_whole, "rope_parameters", f"have an object for each of {', '.join(sorted(set(of_layers)))}", ropes
     )
     is_key = is_on(config, "attention_k_eq_v")
+    thetas = {kind: None if kind in of_layers else THETA for kind in ROPES}
     layers: list[AttentionSpec] = []
     for kind, source, shape in zip(of_layers, _sources(config), _shapes(config), strict=True):
         heads = read_heads(shape, bias="attention_bias", qk_norm={**WIDE, "norms_values": True})
@@ -71,7 +74,7 @@ def attention(config: Fields) -> list[AttentionSpec]:
             is_alike = (heads.kv_heads, heads.head_dim) == (there.kv_heads, there.head_dim)
             rule = f"give layer {len(layers)} the shape of layer {source}, whose keys and values it reads"
             config.require(is_alike, "per_layer_config", rule, config.get("per_layer_config"))
-        rope = read_ropes(config, {SLIDING: THETA, FULL: THETA}, heads.head_dim)[kind]
+        rope = read_ropes(config, thetas, heads.head_dim)[kind]
         layers.append(dataclasses.replace(heads, scale=1.0, rope=rope, projections=heads.projections[:count]))
     return layers
 
@@ -90,18 +93,20 @@ def _sources(config: Fields) -> list[int | None]:
 def _shapes(config: Fields) -> list[Fields]:
     """The fields of each layer's heads: a full one has those of `global_head_dim`, or what `per_layer_config` says."""
     own = config.get("per_layer_config")
-    if own == {}:
+    if own is IMPLIED:
         wide: dict[str, Any] = {"head_dim": config.get("global_head_dim", 512)}
         kv_heads = config.get("num_global_key_value_heads")
         if kv_heads is not None and is_on(config, "attention_k_eq_v"):
             wide["num_key_value_heads"] = kv_heads
         return [config.under(wide) if kind == FULL else config for kind in kinds(config)]
-    numbers = [str(i) for i in range(num_layers(config))]
-    ok = isinstance(own, dict) and set(own) <= set(numbers)
-    ok = ok and all(isinstance(fields, dict) and set(fields) <= OWN_SHAPE for fields in own.values())
-    rule = f"have numbers of layers up to {numbers[-1]}, each with an object of {' and '.join(sorted(OWN_SHAPE))}"
+    count = num_layers(config)
+    ok = isinstance(own, dict) and all(name.isascii() and name.isdecimal() and len(name) < 10 for name in own)
+    by_layer = {int(name): fields for name, fields in own.items()} if ok else {}  # transformers writes 03 beside 12
+    ok = ok and len(by_layer) == len(own) and all(layer < count for layer in by_layer)
+    ok = ok and all(isinstance(fields, dict) and set(fields) <= OWN_SHAPE for fields in by_layer.values())
+    rule = f"have numbers of layers up to {count - 1}, each with an object of {' and '.join(sorted(OWN_SHAPE))}"
     config.require(ok, "per_layer_config", rule, own)
-    return [config.under(own.get(number, {})) for number in numbers]
+    return [config.under(by_layer.get(layer, {})) for layer in range(count)]
 
 
 def mlp(config: Fields) -> list[FeedForwardSpec]:
@@ -188,7 +193,7 @@ FAMILY = gemma2.FAMILY.variant(
         "use_bidirectional_attention": None,
         "global_head_dim": 512,
         "num_global_key_value_heads": None,
-        "per_layer_config": {},
+        "per_layer_config": IMPLIED,
         "vocab_size_per_layer_input": 262144,
         "hidden_size_per_layer_input": 256,
         "attention_k_eq_v": False,

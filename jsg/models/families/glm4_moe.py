@@ -59,7 +59,7 @@ def mlp(
         choice={
             "groups": groups,
             "kept_groups": kept,
-            "is_renormed": config.flag("norm_topk_prob", default=True),
+            "is_renormed": is_on(config, "norm_topk_prob"),
             "least_sum": LEAST_SUM,
             "factor": config.number("routed_scaling_factor"),
             **choice,

@@ -43,5 +43,7 @@ FAMILY = deepseek_v3.FAMILY.variant(
         "mlp_layer_types": None,
     },
     without="first_k_dense_replace",
+    ignored=deepseek_v3.FAMILY.ignored - {"head_dim"},
+    aliases={**deepseek_v3.FAMILY.aliases, "head_dim": "qk_rope_head_dim"},
     mlp=mlp,
 )

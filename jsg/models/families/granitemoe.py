@@ -11,7 +11,6 @@ FAMILY = granite.FAMILY.variant(
     model_type="granitemoe",
     defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
     without="mlp_bias",
-    aliases={"num_experts": "num_local_experts"},
     mlp={
         "count_field": "num_local_experts",
         "inner_field": "intermediate_size",

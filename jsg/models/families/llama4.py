@@ -33,7 +33,11 @@ def attention(config: Fields) -> list[AttentionSpec]:
     growth = growth if is_on(config, "attn_temperature_tuning") else None
     plain = dataclasses.replace(turned, rope=None, qk_norm=None, query_scale=growth)
     ropes = read_roped_layers(config)
-    kinds = read_layer_types(config, (FULL, CHUNKED)) or [CHUNKED if has_rope else FULL for has_rope in ropes]
+    kinds, named = read_layer_types(config, (FULL, CHUNKED)), config.get("no_rope_layers") or ropes
+    if kinds is None:
+        rule = f"be a number for each of {len(ropes)} layers, whose kinds it gives"
+        config.require(len(named) == len(ropes), "no_rope_layers", rule, named)
+        kinds = [CHUNKED if has_rope else FULL for has_rope in ropes]
     windows: dict[str, Window | None] = {FULL: None}
     if CHUNKED in kinds:
         windows[CHUNKED] = Window(config.integer("attention_chunk_size", high=MAX_CONTEXT_LEN), is_aligned=True)

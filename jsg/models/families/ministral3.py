@@ -4,7 +4,7 @@ from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec, QueryScaleSpec
 from jsg.models.families import mistral
 from jsg.models.parts import read_attention
-from jsg.models.rope_fields import MAX_CONTEXT_LEN, rope_section
+from jsg.models.rope_fields import read_original, rope_section
 
 BETA = "llama_4_scaling_beta"
 OWN_ROPE_FIELDS = frozenset({BETA, "max_position_embeddings"})
@@ -18,8 +18,7 @@ def attention(config: Fields) -> AttentionSpec:
 def read_growth(config: Fields) -> QueryScaleSpec:
     """The growth of queries, which is among the fields of rope."""
     rope = rope_section(config)
-    length = rope.integer("original_max_position_embeddings", high=MAX_CONTEXT_LEN)
-    return QueryScaleSpec(beta=rope.number(BETA), length=length)
+    return QueryScaleSpec(beta=rope.number(BETA), length=read_original(config, rope))
 
 
 FAMILY = mistral.FAMILY.variant(

@@ -27,6 +27,7 @@ FAMILY = qwen2.FAMILY.variant(
     },
     without="max_window_layers layer_types",
     ignored=frozenset({"max_window_layers", "layer_types"}),
+    aliases={"num_local_experts": "num_experts"},
     attention=qwen3.NORMED,
     kinds=kinds,
     mlp=qwen2_moe.blocks,
