@@ -62,8 +62,8 @@ SCHED = (
     Mutation(
         "sched: admission does not count what running requests will need",
         "jsg/sched/scheduler.py",
-        "missing = num_pages + self._estimate.promised_pages - self.table",
-        "missing = num_pages - self.table",
+        "missing = num_pages + self._estimate.promised_pages - pages",
+        "missing = num_pages - pages",
         "tests/sched/test_holds.py",
     ),
     Mutation(
