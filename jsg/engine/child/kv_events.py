@@ -98,7 +98,16 @@ class KvEventPublisher:
         self._thread.start()
 
     def observe(self, cache: RadixCache) -> None:
-        """Publishes the changes of a tree, which is empty."""
+        """Publishes the changes of a tree, which is empty.
+
+        Raises:
+            ConfigError: Nothing is ever cached in it.
+        """
+        if not cache.enabled:
+            raise ConfigError(
+                "--kv-events-endpoint tells what the prefix cache has, but with this model nothing is cached: a layer "
+                "keeps a state of each request; leave the option out"
+            )
         assert not cache.num_nodes, "who publishes a tree must see it grow from its beginning"
         usable_at = cache.usable_at if cache.kinds else None
         self._recorder = BlockRecorder(block_tokens_of(cache.page_size), usable_at)

@@ -209,6 +209,8 @@ def run(start: EngineStart) -> int:
         if start.kv_events is not None:
             publisher = _publisher(start.kv_events)  # first: its addresses may not be free
         core = _load_core(start.core, start.config, report)
+        if publisher is not None:
+            publisher.observe(cast(CacheOwner, core).cache)
     except JsgError as error:
         link.send(FromEngine(failure=Failure.of(error)))
         link.close(START_FLUSH_MS)
@@ -216,8 +218,6 @@ def run(start: EngineStart) -> int:
     collect_seldom()
     link.send(FromEngine(ready=core.info))
     idle = IdleTrim()
-    if publisher is not None:
-        publisher.observe(cast(CacheOwner, core).cache)
 
     def settle() -> None:
         gc.freeze()  # settling has made 100 000 more objects that stay

@@ -143,6 +143,13 @@ def new_socket() -> Iterator[Callable[[int], zmq.Socket]]:
     made.term()
 
 
+def test_a_tree_that_stays_empty_is_refused(where: KvEvents):
+    publisher = KvEventPublisher(where)
+    with pytest.raises(ConfigError, match="nothing is cached"):
+        publisher.observe(RadixCache(1, PageAllocator(9), enabled=False))
+    publisher.close()
+
+
 @contextlib.contextmanager
 def publishing(where: KvEvents, page_size: int) -> Iterator[tuple[KvEventPublisher, RadixCache, PageAllocator]]:
     publisher, allocator = KvEventPublisher(where), PageAllocator(4001)
