@@ -8,11 +8,13 @@ import numpy as np
 class BypassLedger:
     """Counts for each request in the engine the prefill tokens that were scheduled for requests of later places.
 
-    The first of the requests that wait was passed by at least as many tokens as those that came after it. So it is
-    enough to look at that one: while it is within the bound, all are. This holds for any order of admission, and for
-    priorities too: a request of a large priority passes others until the bound is used up, and not beyond.
+    Of requests that came in the order of their places, the first that waits was passed by at least as many tokens as
+    those after it. So it is enough to look at that one: while it is within the bound, all are. This holds for any order
+    of admission, and for priorities too: a request of a large priority passes others until the bound is used up, and
+    not beyond.
 
-    A request may get a place between two others (`rounds.py`). What passed this place before it came does not count.
+    A request may get a place between two others (`rounds.py`). What passed this place before it came does not count
+    for it. So a later prompt of a post with many may be passed by more than the bound until the one before it is gone.
 
     Invariant: `_places` ascends. `_tokens[i]` are those of the request at `_places[i]`, and of the ended ones between
     the place before and this one; `_beyond` are those of the ended ones behind all.
