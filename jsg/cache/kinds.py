@@ -33,6 +33,14 @@ class StateKind(Protocol):
     """One kind of state. What rows get of it, one at a time, is a unit: a part of a page, a slot with a state."""
 
     @property
+    def orders(self) -> bool:
+        """Whether waiting requests are in the order of what they can use, and not of what is cached.
+
+        Where states are few, a request computes a long cached prefix anew so that the others need not: it comes first.
+        """
+        ...
+
+    @property
     def num_available(self) -> int:
         """Units that rows can get: those that are free, and those that nothing but the cache uses."""
         ...
@@ -44,6 +52,10 @@ class StateKind(Protocol):
 
     def num_usable(self, match: PrefixMatch, num_tokens: int) -> int:
         """The most of the first `num_tokens` of a cached prefix behind which a request can go on."""
+        ...
+
+    def is_awaited(self, match: PrefixMatch, num_usable: int) -> bool:
+        """Whether later steps can use more of a cached prefix, because the step that is planned makes what it takes."""
         ...
 
     def keep_longest(self, matches: Iterable[PrefixMatch], num_next: int) -> None:

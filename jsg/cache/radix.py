@@ -116,6 +116,7 @@ class RadixCache:
         assert page_size >= 1, f"a page must have at least 1 token, but got page_size={page_size}"
         self.page_size = page_size
         self.kinds = tuple(kinds)
+        self._kinds_order = any(kind.orders for kind in self.kinds)
         self.enabled = enabled
         self.num_evictable = 0
         self.num_protected = 0
@@ -170,6 +171,10 @@ class RadixCache:
         while self.kinds and (fewer := min(kind.num_usable(match, usable) for kind in self.kinds)) < usable:
             usable = fewer
         return usable
+
+    def is_awaited(self, match: PrefixMatch, num_usable: int) -> bool:
+        """Whether later steps can use more of a match than the step that is planned: see `StateKind`."""
+        return any(kind.is_awaited(match, num_usable) for kind in self.kinds)
 
     def insert(self, tokens: np.ndarray, pages: np.ndarray, namespace: str = "") -> InsertResult:
         """Caches `tokens`, whose keys and values are in `pages`, and takes the pages that the tree does not have yet.
@@ -381,8 +386,8 @@ class RadixCache:
         return PrefixMatch(pages, node, len(pages) * self.page_size)
 
     def usable_of(self, group: WatchGroup) -> int:
-        """How many tokens of the cached prefix of its watches can be used."""
-        return self.usable_len(self._match_at(group.place)) if self.kinds else group.matched
+        """How many tokens of the cached prefix of its watches count in the order of waiting requests."""
+        return self.usable_len(self._match_at(group.place)) if self._kinds_order else group.matched
 
     def _match_at(self, place: Place) -> PrefixMatch:
         """What watches match that end at a place, without a split."""

@@ -1,11 +1,13 @@
 """What rows have of further kinds of state (`jsg/cache/kinds.py`), beside their pages."""
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, final
 
 import numpy as np
 
 from jsg.cache.kinds import PrefixMatch
+from jsg.cache.states import State, StateSlots
 from jsg.cache.windows import WindowGroup
 from jsg.sched.request import Placement
 
@@ -20,6 +22,17 @@ class RowStates(Protocol):
         """
         ...
 
+    def snapshot(self, place: Placement, page: int, *, is_branch: bool = False, is_last: bool = False) -> None:
+        """Keeps, if there is room, what goes on after the last token that is dispatched, which ends a cached page.
+
+        Args:
+            place: The row.
+            page: The page.
+            is_branch: Whether other prompts are known to branch there.
+            is_last: Whether the row is released next. Otherwise the step that is planned runs the token.
+        """
+        ...
+
     def move(self, places: Sequence[Placement], num_next: int) -> None:
         """Gives up what rows no longer read, before a step is planned that may take `num_next` units at most."""
         ...
@@ -31,8 +44,8 @@ class RowStates(Protocol):
         """
         ...
 
-    def release(self, place: Placement) -> None:
-        """Gives back what a row has. What it has cached is in the tree already."""
+    def release(self, place: Placement, *, distrusts: bool = False) -> None:
+        """Gives back what a row has. What it has cached is in the tree already; with `distrusts` it may be wrong."""
         ...
 
     def check(self, *, is_idle: bool) -> None:
@@ -59,6 +72,9 @@ class WindowRows:
         for group, first in zip(self._groups, firsts, strict=True):
             group.use(match.pages[first:])
         place.seen_from = [place.first_page + first for first in firsts]
+
+    def snapshot(self, place: Placement, page: int, *, is_branch: bool = False, is_last: bool = False) -> None:
+        """See `RowStates`. Pages keep their parts anyway."""
 
     def move(self, places: Sequence[Placement], num_next: int) -> None:
         """See `RowStates`. Other pages can get the parts behind the windows.
@@ -91,7 +107,7 @@ class WindowRows:
 
         return drop
 
-    def release(self, place: Placement) -> None:
+    def release(self, place: Placement, *, distrusts: bool = False) -> None:
         """See `RowStates`."""
         row = self._pages[place.row, : place.num_tree_pages]
         for group, first in self._seen(place):
@@ -105,3 +121,87 @@ class WindowRows:
     def _seen(self, place: Placement) -> Iterable[tuple[WindowGroup, int]]:
         """Each group with the first page that counts as in the window of a row."""
         return zip(self._groups, place.seen_from, strict=True)
+
+
+@final
+class StateRows:
+    """In which slots the rows have their states, and which states of prefixes they go on from.
+
+    A step reads the state of a row in its `Placement.state_source` and writes it to its `Placement.state_slot`. These
+    differ in the first step after a state of a prefix, which no step writes any more.
+
+    Args:
+        slots: The slots.
+    """
+
+    def __init__(self, slots: StateSlots):
+        self._slots = slots
+        self._reading: dict[int, Placement] = {}
+        self._made: dict[int, list[State]] = {}
+
+    def admit(self, place: Placement, match: PrefixMatch) -> None:
+        """See `RowStates`."""
+        place.state_source = place.state_slot = self._slots.take()
+        self._made[place.row] = []
+        if len(match.pages):
+            state = self._slots.find(int(match.pages[-1]))
+            assert state is not None and state.num_tokens == match.num_tokens, "a row goes on where there is a state"
+            self._read(place, state)
+
+    def _read(self, place: Placement, state: State) -> None:
+        """Lets the next step of a row read the state of a prefix, which stays so long."""
+        self._slots.use(state)
+        place.state_above, place.state_source = state, state.slot
+        self._reading[place.row] = place
+
+    def _end_reading(self, place: Placement) -> None:
+        if self._reading.pop(place.row, None) is None:
+            return
+        state = place.state_above
+        assert state is not None
+        if state.num_tokens < place.num_dispatched and state not in self._made[place.row]:
+            state.num_uses += 1
+        self._slots.leave(state)
+        place.state_source = place.state_slot
+
+    def snapshot(self, place: Placement, page: int, *, is_branch: bool = False, is_last: bool = False) -> None:
+        """See `RowStates`."""
+        if (there := self._slots.find(page)) is not None:
+            there.is_branch |= is_branch
+            return
+        if place.state_above is not None and place.state_above.num_tokens == place.num_dispatched:
+            return  # that state is forgotten, and the row has no other one yet
+        state = State(place.state_slot, page, place.num_dispatched, place.state_above, is_branch=is_branch)
+        if self._slots.put(state, is_pending=not is_last):
+            self._end_reading(place)
+            place.state_slot = self._slots.take()
+            self._made[place.row].append(state)
+            self._read(place, state)
+
+    def move(self, places: Sequence[Placement], num_next: int) -> None:
+        """See `RowStates`. A step has read the states of prefixes from which the rows have gone on."""
+        self._slots.begin_step()
+        for place in [*self._reading.values()]:
+            if place.state_above is not None and place.num_dispatched > place.state_above.num_tokens:
+                self._end_reading(place)
+
+    def keep(self, place: Placement, *, yields: bool) -> Callable[[], None]:
+        """See `RowStates`. There may be no state, because all that are kept are needed."""
+        state = place.state_above
+        if state is None or state.num_tokens != place.num_dispatched or not state.page:
+            return lambda: None
+        self._slots.use(state, yields=yields)
+        return functools.partial(self._slots.leave, state, yields=yields)
+
+    def release(self, place: Placement, *, distrusts: bool = False) -> None:
+        """See `RowStates`."""
+        self._end_reading(place)
+        made = self._made.pop(place.row)
+        if distrusts:
+            for state in made:
+                self._slots.forget(state)
+        self._slots.give(place.state_slot)
+
+    def check(self, *, is_idle: bool) -> None:
+        """See `RowStates`."""
+        self._slots.check(is_idle=is_idle)
