@@ -582,6 +582,7 @@ def _info(settings: Settings, plan: MemoryPlan) -> ModelInfo:
         max_request_tokens=min(settings.context_length, plan.pool_tokens),
         page_size=settings.page_size,
         caches_prefixes=_caches_prefixes(settings),
+        caches_states=_caches_prefixes(settings) and bool(settings.model.state_shapes),
         memory_plan=plan.parts,
         embedder=settings.embedder,
     )

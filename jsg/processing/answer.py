@@ -55,7 +55,7 @@ class Prompt:
         kind_behind_thoughts: The kind of the grammar that governs the answer only, and not the thoughts before it. The
             grammar of `sampling` governs both then.
         thought_limit, return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
-            return_cache_info, hold, position_jumps, joined, media, post: As in `Request`.
+            return_cache_info, hold, position_jumps, joined, media, post, snapshot_at: As in `Request`.
     """
 
     rid: str
@@ -81,6 +81,7 @@ class Prompt:
     joined: tuple[int, ...] = ()
     media: tuple[MediaInput, ...] = ()
     post: str = ""
+    snapshot_at: tuple[int, ...] = ()
 
     def check_task(self, embedder: Embedder | None) -> None:
         """Raises RequestError where the model generates and the prompt wants a vector, or the other way round."""
@@ -97,24 +98,34 @@ class Prompt:
         per_position = 1 + self.top_logprobs_num + len(self.token_ids_logprob)
         return (scored_prompt_len + self.sampling.max_new_tokens) * per_position * self.sampling.n
 
-    def requests(self, fresh_seed: int, vocab_size: int | None = None) -> list[Request]:
+    def requests(self, fresh_seed: int, vocab_size: int | None = None, *, caches_states: bool = False) -> list[Request]:
         """One request for each of the `n` answers.
 
         Args:
             fresh_seed: The seed if the prompt names none.
             vocab_size: Stop tokens and biases of ids from this number on are left out, because no token has such an id.
+            caches_states: As in `ModelInfo`. Without it the requests name no points for snapshots.
 
         Raises:
             RequestError: A field breaks a rule.
         """
         samplings = expand_answers(_within(self.sampling, vocab_size), fresh_seed)
         first = Request(rid=self.rid, sampling=samplings[0], **{name: getattr(self, name) for name in _OF_REQUEST})
+        if caches_states or first.snapshot_at:
+            points = _branch_points(first, len(samplings)) if caches_states else ()
+            first = altered(first, snapshot_at=points)
         if len(samplings) == 1:
             return [first]
         return [altered(first, rid=f"{self.rid}_{index}", sampling=each) for index, each in enumerate(samplings)]
 
     def answers(
-        self, tokenizer: Tokenizer, fresh_seed: int, vocab_size: int, patterns: MakeFinder | None
+        self,
+        tokenizer: Tokenizer,
+        fresh_seed: int,
+        vocab_size: int,
+        patterns: MakeFinder | None,
+        *,
+        caches_states: bool = False,
     ) -> "list[Answer]":
         """An answer that has not begun for each of `requests`. `patterns` as in `Answer`; raises as `requests`."""
         return [
@@ -127,7 +138,7 @@ class Prompt:
                 thoughts=self.thoughts,
                 patterns=patterns,
             )
-            for request in self.requests(fresh_seed, vocab_size)
+            for request in self.requests(fresh_seed, vocab_size, caches_states=caches_states)
         ]
 
 
@@ -137,6 +148,18 @@ _OF_REQUEST = tuple(
     if field.name in {known.name for known in dataclasses.fields(Request)} - {"rid", "sampling"}
 )
 """The fields that the requests for all answers to a prompt have in common."""
+
+
+def _branch_points(request: Request, num_answers: int) -> tuple[int, ...]:
+    """Its `snapshot_at`, and where it parts from the other requests that it is known to come with.
+
+    Several answers go on from the prompt's end. Scored prompts have the tokens before the first scored one in common,
+    the last of which runs in each of them.
+    """
+    points = {*request.snapshot_at, len(request.input_ids) if num_answers > 1 else 0}
+    if request.wants_prompt_logprobs:
+        points.add(request.logprob_start_len - 1)
+    return tuple(sorted(point for point in points if point > 0))
 
 
 def asked(
