@@ -116,7 +116,7 @@ class RadixCache:
         assert page_size >= 1, f"a page must have at least 1 token, but got page_size={page_size}"
         self.page_size = page_size
         self.kinds = tuple(kinds)
-        self._kinds_order = any(kind.orders for kind in self.kinds)
+        self._ordering = tuple(kind for kind in self.kinds if kind.orders)
         self.enabled = enabled
         self.num_evictable = 0
         self.num_protected = 0
@@ -167,10 +167,7 @@ class RadixCache:
 
     def usable_len(self, match: PrefixMatch, num_tokens: int | None = None) -> int:
         """How many of the first `num_tokens` that match, or of all, a request can use: every kind of state is there."""
-        usable = match.num_tokens if num_tokens is None else num_tokens
-        while self.kinds and (fewer := min(kind.num_usable(match, usable) for kind in self.kinds)) < usable:
-            usable = fewer
-        return usable
+        return _usable_len(self.kinds, match, num_tokens)
 
     def is_awaited(self, match: PrefixMatch, num_usable: int) -> bool:
         """Whether later steps can use more of a match than the step that is planned: see `StateKind`."""
@@ -387,7 +384,7 @@ class RadixCache:
 
     def usable_of(self, group: WatchGroup) -> int:
         """How many tokens of the cached prefix of its watches count in the order of waiting requests."""
-        return self.usable_len(self._match_at(group.place)) if self._kinds_order else group.matched
+        return _usable_len(self._ordering, self._match_at(group.place)) if self._ordering else group.matched
 
     def _match_at(self, place: Place) -> PrefixMatch:
         """What watches match that end at a place, without a split."""
@@ -557,6 +554,14 @@ class RadixCache:
         """Forgets a root without children and watches, so that namespaces that come and go cost nothing."""
         if isinstance(node, Root) and not node.children and node not in self._watches:
             self._roots.pop(node.namespace, None)
+
+
+def _usable_len(kinds: Sequence[StateKind], match: PrefixMatch, num_tokens: int | None = None) -> int:
+    """The most of the first `num_tokens` of a match, or of all, behind which all these kinds of state are there."""
+    usable = match.num_tokens if num_tokens is None else num_tokens
+    while kinds and (fewer := min(kind.num_usable(match, usable) for kind in kinds)) < usable:
+        usable = fewer
+    return usable
 
 
 def _path_to_root(node: Node) -> list[Node]:

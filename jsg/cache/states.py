@@ -6,7 +6,7 @@ States are never copied: a slot of a running request becomes that of a prefix, a
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import final
 
 import numpy as np
@@ -28,7 +28,8 @@ class State:
         num_tokens: Tokens of the prefix.
         above: The state with which the request that made this one went on; None at the beginning of a prompt.
         is_branch: Whether other prompts are known to branch here.
-        is_covered: Whether the request that made it, or one that went on from it, has left a state further down.
+        is_covered: Whether a request that went on from it has left a state further down, or another prompt that goes on
+            here is not expected.
         num_uses: How many requests went on from it.
         num_users: How many rows and holds need it now.
         num_holds: How many of them are holds.
@@ -46,18 +47,35 @@ class State:
         "slot",
     )
 
-    def __init__(self, slot: int, page: int, num_tokens: int, above: "State | None", *, is_branch: bool):
+    def __init__(
+        self,
+        slot: int,
+        page: int,
+        num_tokens: int,
+        above: "State | None" = None,
+        *,
+        is_branch: bool = False,
+        is_covered: bool = False,
+    ):
         self.slot = slot
         self.page = page
         self.num_tokens = num_tokens
         self.above = above
         self.is_branch = is_branch
-        self.is_covered = False
+        self.is_covered = is_covered
         self.num_uses = self.num_users = self.num_holds = 0
 
     @property
+    def line(self) -> Iterator["State"]:
+        """The states above, from the last to the first."""
+        above = self.above
+        while above is not None:
+            yield above
+            above = above.above
+
+    @property
     def goes_first(self) -> bool:
-        """Whether it is evicted before all others: the end of a message that only its own conversation came back to."""
+        """Whether it is evicted before all others: at most one request came back, and has left another state below."""
         return self.is_covered and not self.is_branch and self.num_uses <= 1
 
 
@@ -130,14 +148,14 @@ class StateSlots:
         """The state after the prefix that ends with this page, even if a step has yet to make it."""
         return self._states.get(page)
 
-    def put(self, state: State, *, is_pending: bool) -> bool:
+    def put(self, state: State, *, is_pending: bool = False) -> bool:
         """Makes the slot of a running request that of a prefix, if there is room and the prefix has no state.
 
         Args:
             state: The new state. The request has its slot no more.
             is_pending: Whether the step that is planned now makes the state, so that only later ones may read it.
         """
-        if state.page in self._states or not self._make_room():
+        if state.page in self._states or not self._make_room(is_spare=state.goes_first):
             return False
         self.num_running -= 1
         self._num_cached += 1
@@ -145,27 +163,32 @@ class StateSlots:
         self.slots[state.page] = state.slot
         if is_pending:
             self._pending.add(state.page)
-        self._cover(state.above)
         self._queue(state)
         self._tell(state.page)
         return True
 
-    def _make_room(self) -> bool:
-        """Evicts a state if no other one may be kept. False if all have users."""
+    def _make_room(self, *, is_spare: bool) -> bool:
+        """Evicts a state if no other one may be kept. False if all have users, or are worth more than a spare one."""
         if self._num_cached < self.most_cached:
             return True
-        queue = next(filter(None, self._idle), None)
+        queue = next(filter(None, self._idle[:1] if is_spare else self._idle), None)
         if queue is None:
             return False
         self.forget(next(iter(queue)))
         return True
 
-    def _cover(self, state: State | None) -> None:
-        """Notes that there is a state further down the path."""
-        while state is not None and not state.is_covered:
-            state.is_covered = True
-            self._queue(state)
-            state = state.above
+    def cover(self, state: State | None) -> None:
+        """Notes that a conversation has gone on from this state, and so from those above."""
+        for above in () if state is None else (state, *state.line):
+            if not above.is_covered:
+                above.is_covered = True
+                self._queue(above)
+
+    def note(self, state: State, *, is_branch: bool, is_spare: bool) -> None:
+        """Notes that another request has come to where there is a state, whose own would be worth so much."""
+        state.is_branch |= is_branch
+        state.is_covered &= is_spare
+        self._queue(state)
 
     def _queue(self, state: State) -> None:
         """Puts a state that nobody needs behind those of its kind, which go before it."""

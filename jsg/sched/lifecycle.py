@@ -211,7 +211,7 @@ class Lifecycle:
         if not distrusts and place.row not in self.table.copies:
             most = running.num_known if self.table.has_states else running.num_known - 1
             self.table.share(running, place, min(place.num_dispatched, most))
-            if running.is_repeated:
+            if running.request.turn_end in (0, running.num_prompt) or not running.num_output:
                 self.table.snapshot(place, is_last=True)
         self.table.release(place, distrusts=distrusts)
 

@@ -22,13 +22,11 @@ class RowStates(Protocol):
         """
         ...
 
-    def snapshot(self, place: Placement, page: int, *, is_branch: bool = False, is_last: bool = False) -> None:
+    def snapshot(self, place: Placement, *, is_last: bool) -> None:
         """Keeps, if there is room, what goes on after the last token that is dispatched, which ends a cached page.
 
         Args:
             place: The row.
-            page: The page.
-            is_branch: Whether other prompts are known to branch there.
             is_last: Whether the row is released next. Otherwise the step that is planned runs the token.
         """
         ...
@@ -73,7 +71,7 @@ class WindowRows:
             group.use(match.pages[first:])
         place.seen_from = [place.first_page + first for first in firsts]
 
-    def snapshot(self, place: Placement, page: int, *, is_branch: bool = False, is_last: bool = False) -> None:
+    def snapshot(self, place: Placement, *, is_last: bool) -> None:
         """See `RowStates`. Pages keep their parts anyway."""
 
     def move(self, places: Sequence[Placement], num_next: int) -> None:
@@ -132,21 +130,30 @@ class StateRows:
 
     Args:
         slots: The slots.
+        pages: The pages of rows (see `RequestTable`).
+        page_size: Tokens in a page.
     """
 
-    def __init__(self, slots: StateSlots):
+    def __init__(self, slots: StateSlots, pages: np.ndarray, page_size: int):
         self._slots = slots
+        self._pages = pages
+        self._page_size = page_size
         self._reading: dict[int, Placement] = {}
         self._made: dict[int, list[State]] = {}
+        self._left: list[State] = []
 
     def admit(self, place: Placement, match: PrefixMatch) -> None:
         """See `RowStates`."""
         place.state_source = place.state_slot = self._slots.take()
         self._made[place.row] = []
-        if len(match.pages):
-            state = self._slots.find(int(match.pages[-1]))
+        if place.num_dispatched:
+            state = self._slots.find(self._last_page(place))
             assert state is not None and state.num_tokens == match.num_tokens, "a row goes on where there is a state"
             self._read(place, state)
+
+    def _last_page(self, place: Placement) -> int:
+        """The page that ends with the last dispatched token."""
+        return int(self._pages[place.row, place.num_dispatched // self._page_size - 1])
 
     def _read(self, place: Placement, state: State) -> None:
         """Lets the next step of a row read the state of a prefix, which stays so long."""
@@ -154,48 +161,57 @@ class StateRows:
         place.state_above, place.state_source = state, state.slot
         self._reading[place.row] = place
 
-    def _end_reading(self, place: Placement) -> None:
+    def _end_reading(self, place: Placement) -> State | None:
+        """Lets the row read its own slot. Returns the state that it has read until now."""
+        place.state_source = place.state_slot
         if self._reading.pop(place.row, None) is None:
-            return
+            return None
         state = place.state_above
         assert state is not None
         if state.num_tokens < place.num_dispatched and state not in self._made[place.row]:
             state.num_uses += 1
-        self._slots.leave(state)
-        place.state_source = place.state_slot
+        return state
 
-    def snapshot(self, place: Placement, page: int, *, is_branch: bool = False, is_last: bool = False) -> None:
+    def snapshot(self, place: Placement, *, is_last: bool) -> None:
         """See `RowStates`."""
+        page, above, made = self._last_page(place), place.state_above, self._made[place.row]
+        is_branch = place.points.get(place.num_dispatched, False)
+        is_spare = not is_last and place.num_dispatched not in place.points
         if (there := self._slots.find(page)) is not None:
-            there.is_branch |= is_branch
-            return
-        if place.state_above is not None and place.state_above.num_tokens == place.num_dispatched:
-            return  # that state is forgotten, and the row has no other one yet
-        state = State(place.state_slot, page, place.num_dispatched, place.state_above, is_branch=is_branch)
-        if self._slots.put(state, is_pending=not is_last):
-            self._end_reading(place)
-            place.state_slot = self._slots.take()
-            self._made[place.row].append(state)
-            self._read(place, state)
+            self._slots.note(there, is_branch=is_branch, is_spare=is_spare)
+        elif above is None or above.num_tokens < place.num_dispatched:  # otherwise the row has read a state only
+            state = State(
+                place.state_slot, page, place.num_dispatched, above, is_branch=is_branch, is_covered=is_spare
+            )
+            if self._slots.put(state, is_pending=not is_last):
+                self._slots.cover(next((other for other in state.line if not (is_last and other in made)), None))
+                if (read := self._end_reading(place)) is not None:
+                    self._left.append(read)
+                place.state_slot = self._slots.take()
+                made.append(state)
+                self._read(place, state)
 
     def move(self, places: Sequence[Placement], num_next: int) -> None:
-        """See `RowStates`. A step has read the states of prefixes from which the rows have gone on."""
+        """See `RowStates`. A step has read the states of prefixes from which rows have gone on."""
         self._slots.begin_step()
         for place in [*self._reading.values()]:
             if place.state_above is not None and place.num_dispatched > place.state_above.num_tokens:
-                self._end_reading(place)
+                self._left += filter(None, [self._end_reading(place)])
+        for state in self._left:
+            self._slots.leave(state)
+        self._left.clear()
 
     def keep(self, place: Placement, *, yields: bool) -> Callable[[], None]:
         """See `RowStates`. There may be no state, because all that are kept are needed."""
-        state = place.state_above
-        if state is None or state.num_tokens != place.num_dispatched or not state.page:
+        state = self._slots.find(self._last_page(place)) if place.num_dispatched % self._page_size == 0 else None
+        if state is None or state.num_tokens != place.num_dispatched:
             return lambda: None
         self._slots.use(state, yields=yields)
         return functools.partial(self._slots.leave, state, yields=yields)
 
     def release(self, place: Placement, *, distrusts: bool = False) -> None:
         """See `RowStates`."""
-        self._end_reading(place)
+        self._left += filter(None, [self._end_reading(place)])
         made = self._made.pop(place.row)
         if distrusts:
             for state in made:
@@ -204,4 +220,4 @@ class StateRows:
 
     def check(self, *, is_idle: bool) -> None:
         """See `RowStates`."""
-        self._slots.check(is_idle=is_idle)
+        self._slots.check(is_idle=is_idle and not self._left)

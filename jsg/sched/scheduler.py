@@ -386,16 +386,11 @@ class Scheduler:
         return num_new
 
     def _snapshot(self, running: RunningRequest, place: Placement) -> None:
-        """Keeps what others need to go on after the chunk that is planned, if it ends at a point or within the prompt.
-
-        Without it a hold is of no use, so other holds end for it.
-        """
-        is_point = place.num_dispatched in place.points
-        for kind in self._cache.kinds if is_point and running.request.hold else ():
+        """Keeps what others need to go on after the chunk that is planned. A hold is of no use without it."""
+        for kind in self._cache.kinds if running.request.hold and not place.is_prefilling else ():
             if not kind.num_available:
                 self._end_holds(1, kind)
-        if is_point or place.is_prefilling:
-            self.table.snapshot(place, is_branch=place.points.get(place.num_dispatched, False))
+        self.table.snapshot(place)
 
     # Results.
 

@@ -85,7 +85,7 @@ class RequestTable:
         if windows := windows_of(allocator):
             self.states += (WindowRows(windows, self.pages),)
         if (slots := states_of(allocator)) is not None:
-            self.states += (StateRows(slots),)
+            self.states += (StateRows(slots, self.pages, cache.page_size),)
         self.num_uncached_pages = 0
         self.num_kept = self._num_set_rows = 0
         self._allocator = allocator
@@ -195,7 +195,7 @@ class RequestTable:
     def _points(self, running: RunningRequest, num_usable: int, num_cached: int) -> dict[int, bool]:
         """See `Placement.points`, of a request that can use less than is cached of its prompt."""
         request = running.request
-        points = dict.fromkeys(request.snapshot_at, False) | dict.fromkeys(request.branches_at, True)
+        points = {request.turn_end: False} | dict.fromkeys(request.snapshot_at, True)
         if request.hold:
             points[running.num_known] = True
         if num_cached - num_usable >= LEAST_AGAIN:
@@ -203,13 +203,12 @@ class RequestTable:
         points = {end - end % self.page_size: is_branch for end, is_branch in sorted(points.items())}
         return {end: is_branch for end, is_branch in points.items() if end > num_usable}
 
-    def snapshot(self, place: Placement, *, is_branch: bool = False, is_last: bool = False) -> None:
+    def snapshot(self, place: Placement, *, is_last: bool = False) -> None:
         """Keeps what other requests need to go on after the last dispatched token of a row (`RowStates.snapshot`)."""
         num_pages = place.num_dispatched // self.page_size
         if num_pages and num_pages * self.page_size == place.num_dispatched and num_pages == place.num_tree_pages:
-            page = int(self.pages[place.row, num_pages - 1])
             for states in self.states:
-                states.snapshot(place, page, is_branch=is_branch, is_last=is_last)
+                states.snapshot(place, is_last=is_last)
 
     def _num_usable(self, running: RunningRequest, match: PrefixMatch) -> int:
         """How many tokens of a cached prefix a request can use."""
@@ -285,7 +284,8 @@ class RequestTable:
     def explain(self, running: RunningRequest, place: Placement) -> CacheReport:
         """Says why the cached prefix of a request that was just admitted ends where it does; in tokens of its row."""
         start = place.first_page * self.page_size
-        tokens = running.key[start : running.match_limit]
+        limit = max(running.match_limit, place.num_dispatched)  # a token that a state has may run again
+        tokens = running.key[start:limit]
         report = self.words.readable(self._cache.explain(place.lock.node, tokens, running.namespace))
         unusable = (
             self._cache.matched_len(tokens, running.namespace) - report.matched_tokens if self._cache.kinds else 0
@@ -297,7 +297,9 @@ class RequestTable:
                 unusable_tokens=unusable,
             )
         behind = None if report.first_difference is None else start + report.first_difference
-        matched, matchable = start + report.matched_tokens, start + report.matchable_tokens
+        matched, matchable = (
+            min(start + count, running.match_limit) for count in (report.matched_tokens, report.matchable_tokens)
+        )
         return dataclasses.replace(report, matched_tokens=matched, matchable_tokens=matchable, first_difference=behind)
 
     def forget(self, request: Request, shifts: Sequence[int], *, distrusts: bool = False) -> None:

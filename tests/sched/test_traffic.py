@@ -64,6 +64,8 @@ def random_request(rng: random.Random, rid: str, shape: EngineShape) -> Request:
         priority=rng.choice(PRIORITIES),
         return_cache_info=rng.random() < 0.3,
         post=POSTS[zlib.crc32(rid.encode()) % len(POSTS)],
+        snapshot_at=tuple(end for end in range(1, len(prompt) + 1) if zlib.crc32(f"{rid} {end}".encode()) % 9 == 0),
+        turn_end=zlib.crc32(rid[::-1].encode()) % (len(prompt) + 1),
     )
 
 
@@ -137,6 +139,9 @@ def play_traffic(num_examples: int, **fields: st.SearchStrategy[Any]) -> Counter
         happened["passed"] += sum(answer.num_bypassed > shape.max_bypass_tokens for answer in answers)
         happened["drafts"] += engine.num_drafts
         happened["lacking"] += sum(len(batch.lacking) for batch in engine.batches)
+        entries = [entry for batch in engine.batches for entry in batch.entries]
+        happened["snapshots"] += sum(entry.state_source != entry.state_slot for entry in entries)
+        happened["read again"] += sum(entry.is_known for entry in entries)
         happened["drafts beside chunks"] += sum(
             batch.has_drafts and any(entry.num_new > 1 + entry.num_drafts for entry in batch.entries)
             for batch in engine.batches
@@ -234,3 +239,18 @@ def test_freeing_pages_behind_windows_changes_no_answer():
 def test_freeing_pages_behind_windows_changes_no_answer_at_length():
     happened = play_traffic(150, policy=ANY_POLICY, overlaps=st.booleans(), **WINDOWS)
     check_wild(happened, (*COMMON, "drafts", "lacking"), 50)
+
+
+STATES = {"num_states": st.sampled_from([0, 1, 3, 8, 30]), "num_pages": st.integers(14, 60)}
+
+
+def test_states_of_prefixes_change_no_answer():
+    """Hybrids: each token is applied to a state once, whoever goes on from whose, with retracts, aborts and evictions."""
+    happened = play_traffic(40, policy=ANY_POLICY, overlaps=st.booleans(), **STATES)
+    check_wild(happened, (*COMMON, "snapshots", "read again"), 20)
+
+
+@pytest.mark.slow
+def test_states_of_prefixes_change_no_answer_at_length():
+    happened = play_traffic(200, policy=ANY_POLICY, overlaps=st.booleans(), **STATES)
+    check_wild(happened, (*COMMON, "snapshots", "read again"), 50)
