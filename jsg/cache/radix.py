@@ -116,7 +116,6 @@ class RadixCache:
         assert page_size >= 1, f"a page must have at least 1 token, but got page_size={page_size}"
         self.page_size = page_size
         self.kinds = tuple(kinds)
-        self._ordering = tuple(kind for kind in self.kinds if kind.orders)
         self.enabled = enabled
         self.num_evictable = 0
         self.num_protected = 0
@@ -165,13 +164,12 @@ class RadixCache:
         _, overlap = self._overlap(path[-1], key, end)
         return end // INT_BYTES + overlap * self.page_size
 
-    def usable_len(self, match: PrefixMatch, num_tokens: int | None = None) -> int:
-        """How many of the first `num_tokens` that match, or of all, a request can use: every kind of state is there."""
-        return _usable_len(self.kinds, match, num_tokens)
+    def usable_len(self, match: PrefixMatch, num_tokens: int | None = None, *, is_later: bool = False) -> int:
+        """How many of the first `num_tokens` that match, or of all, a request can use: every kind of state is there.
 
-    def is_awaited(self, match: PrefixMatch, num_usable: int) -> bool:
-        """Whether later steps can use more of a match than the step that is planned: see `StateKind`."""
-        return any(kind.is_awaited(match, num_usable) for kind in self.kinds)
+        With `is_later` a request that begins after the step that is planned now.
+        """
+        return _usable_len(self.kinds, match, num_tokens, is_later=is_later)
 
     def insert(self, tokens: np.ndarray, pages: np.ndarray, namespace: str = "") -> InsertResult:
         """Caches `tokens`, whose keys and values are in `pages`, and takes the pages that the tree does not have yet.
@@ -384,7 +382,8 @@ class RadixCache:
 
     def usable_of(self, group: WatchGroup) -> int:
         """How many tokens of the cached prefix of its watches count in the order of waiting requests."""
-        return _usable_len(self._ordering, self._match_at(group.place)) if self._ordering else group.matched
+        ordering = [kind for kind in self.kinds if kind.orders]
+        return _usable_len(ordering, self._match_at(group.place)) if ordering else group.matched
 
     def _match_at(self, place: Place) -> PrefixMatch:
         """What watches match that end at a place, without a split."""
@@ -556,10 +555,12 @@ class RadixCache:
             self._roots.pop(node.namespace, None)
 
 
-def _usable_len(kinds: Sequence[StateKind], match: PrefixMatch, num_tokens: int | None = None) -> int:
+def _usable_len(
+    kinds: Sequence[StateKind], match: PrefixMatch, num_tokens: int | None = None, *, is_later: bool = False
+) -> int:
     """The most of the first `num_tokens` of a match, or of all, behind which all these kinds of state are there."""
     usable = match.num_tokens if num_tokens is None else num_tokens
-    while kinds and (fewer := min(kind.num_usable(match, usable) for kind in kinds)) < usable:
+    while kinds and (fewer := min(kind.num_usable(match, usable, is_later=is_later) for kind in kinds)) < usable:
         usable = fewer
     return usable
 

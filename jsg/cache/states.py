@@ -246,15 +246,12 @@ class StateSlots:
 
     # What a kind of state says.
 
-    def num_usable(self, match: PrefixMatch, num_tokens: int) -> int:
+    def num_usable(self, match: PrefixMatch, num_tokens: int, *, is_later: bool = False) -> int:
         """See `StateKind`."""
         pages = match.pages[: num_tokens // self._page_size]
         there = np.flatnonzero(self.slots[pages])[::-1].tolist()
-        return (next((index for index in there if int(pages[index]) not in self._pending), -1) + 1) * self._page_size
-
-    def is_awaited(self, match: PrefixMatch, num_usable: int) -> bool:
-        """Whether the step that is planned makes a state with which more of a cached prefix can be used."""
-        return bool(self._pending) and bool(self.slots[match.pages[num_usable // self._page_size :]].any())
+        pending = () if is_later else self._pending
+        return (next((index for index in there if int(pages[index]) not in pending), -1) + 1) * self._page_size
 
     def keep_longest(self, matches: Iterable[PrefixMatch], num_next: int) -> None:
         """See `StateKind`. A step takes no slots but those that are kept for requests."""

@@ -106,7 +106,7 @@ class WindowGroup:
                 after = -(-(num_there + num_more) // self._page_size) - first
         return max(after - before, 0) + -(-num_next // self._page_size)
 
-    def num_usable(self, match: PrefixMatch, num_tokens: int) -> int:
+    def num_usable(self, match: PrefixMatch, num_tokens: int, *, is_later: bool = False) -> int:
         """See `StateKind`."""
         return self._num_usable(match.pages[: num_tokens // self._page_size]) * self._page_size
 
@@ -118,10 +118,6 @@ class WindowGroup:
         ends = np.arange(count + 1)
         behind_missing = np.maximum.accumulate(np.append(0, np.where(self.parts[pages] == 0, ends[1:], 0)))
         return int(np.flatnonzero(self.first_needed(ends) >= behind_missing)[-1])
-
-    def is_awaited(self, match: PrefixMatch, num_usable: int) -> bool:
-        """See `StateKind`. A step reads what it writes."""
-        return False
 
     def observe(self, told: Callable[[np.ndarray, int], None]) -> None:
         """See `StateKind`."""
@@ -298,7 +294,11 @@ class GroupedAllocator(PageAllocator):
 
 
 def make_allocator(
-    num_pages: Mapping[Window | None, int], page_size: int, *, has_layers: bool, num_slots: tuple[int, int] | None = None
+    num_pages: Mapping[Window | None, int],
+    page_size: int,
+    *,
+    has_layers: bool,
+    num_slots: tuple[int, int] | None = None,
 ) -> PageAllocator:
     """What hands out pages.
 

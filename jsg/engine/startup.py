@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from jsg.cache.pool import HEADS_AXIS, make_pool, make_states
 from jsg.cache.radix import RadixCache
-from jsg.cache.windows import make_allocator, kinds_of
+from jsg.cache.windows import kinds_of, make_allocator
 from jsg.config import EngineConfig, option
 from jsg.engine.child.protocol import ModelInfo, Progress
 from jsg.engine.device import program_store

@@ -180,9 +180,7 @@ class StateRows:
         if (there := self._slots.find(page)) is not None:
             self._slots.note(there, is_branch=is_branch, is_spare=is_spare)
         elif above is None or above.num_tokens < place.num_dispatched:  # otherwise the row has read a state only
-            state = State(
-                place.state_slot, page, place.num_dispatched, above, is_branch=is_branch, is_covered=is_spare
-            )
+            state = State(place.state_slot, page, place.num_dispatched, above, is_branch=is_branch, is_covered=is_spare)
             if self._slots.put(state, is_pending=not is_last):
                 self._slots.cover(next((other for other in state.line if not (is_last and other in made)), None))
                 if (read := self._end_reading(place)) is not None:

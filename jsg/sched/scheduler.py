@@ -14,7 +14,7 @@ import logging
 from collections.abc import Mapping
 
 from jsg.cache.allocator import PageAllocator
-from jsg.cache.kinds import StateKind
+from jsg.cache.kinds import Units
 from jsg.cache.radix import RadixCache
 from jsg.errors import GrammarError, QueueFullError, RequestError
 from jsg.sched.admission import AdmissionEstimate
@@ -25,7 +25,6 @@ from jsg.sched.drafts import add_drafts
 from jsg.sched.lifecycle import Lifecycle, placement
 from jsg.sched.outputs import append_tokens
 from jsg.sched.request import Placement, RequestState, RunningRequest
-from jsg.sched.table import RequestTable, TreePages
 from jsg.types import FinishReason, FinishType, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -105,7 +104,7 @@ class Scheduler:
         self.totals.num_expired += len(expired)
         return expired
 
-    def _end_holds(self, num_units: int, pool: RequestTable | TreePages | StateKind | None = None) -> bool:
+    def _end_holds(self, num_units: int, pool: Units | None = None) -> bool:
         """Ends holds, the oldest first, until so many pages or units of a kind of state are available.
 
         If even all are not enough, it ends none.

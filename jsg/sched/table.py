@@ -163,7 +163,7 @@ class RequestTable:
         """
         match = self._match(running)
         num_cached, num_usable = match.num_tokens, self._num_usable(running, match)
-        if self._cache.is_awaited(match, num_usable):
+        if self._num_usable(running, match, is_later=True) > num_usable:
             return None
         if num_usable < num_cached:
             match = self._cache.match(running.key[:num_usable], running.request.namespace)
@@ -187,7 +187,7 @@ class RequestTable:
         assert running.watch is not None, "a request waits until it is admitted"
         match = self._cache.match_watched(running.watch)
         is_whole = match.num_tokens == running.match_limit == running.num_known - 1
-        if self.has_states and is_whole and self.page_size == 1:
+        if self.has_states and is_whole and self.page_size == 1 and not self.windows:  # they see one token more then
             whole = self._cache.match(running.key[: running.num_known], running.request.namespace)
             return whole if whole.num_tokens == running.num_known else match
         return match
@@ -210,10 +210,10 @@ class RequestTable:
             for states in self.states:
                 states.snapshot(place, is_last=is_last)
 
-    def _num_usable(self, running: RunningRequest, match: PrefixMatch) -> int:
-        """How many tokens of a cached prefix a request can use."""
-        usable = match.num_tokens
-        while (fewer := self._cache.usable_len(match, running.trusted(usable, self.page_size))) < usable:
+    def _num_usable(self, running: RunningRequest, match: PrefixMatch, *, is_later: bool = False) -> int:
+        """How many tokens of a cached prefix a request can use, in the step that is planned or in a later one."""
+        usable, trusted = match.num_tokens, running.trusted
+        while (fewer := self._cache.usable_len(match, trusted(usable, self.page_size), is_later=is_later)) < usable:
             usable = fewer
         return usable
 

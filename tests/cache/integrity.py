@@ -7,9 +7,9 @@ import numpy as np
 from jsg.cache.allocator import _USED, PageAllocator
 from jsg.cache.node import Node, path_up
 from jsg.cache.radix import RadixCache, _join_pages
+from jsg.cache.states import StateSlots
 from jsg.cache.watch import Watch, WatchGroup, num_common
 from jsg.cache.watch_index import WatchIndex
-from jsg.cache.states import StateSlots
 from jsg.cache.windows import GroupedAllocator, WindowGroup
 
 

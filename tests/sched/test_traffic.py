@@ -34,8 +34,10 @@ class Traffic:
 
 
 def random_prompt(rng: random.Random, longest: int) -> tuple[int, ...]:
-    """A prompt that shares prefixes of all lengths with the others: a few branches, then its own end."""
+    """A prompt that shares prefixes of all lengths with the others: a few branches, then its own end; or one of two."""
     shared = random.Random(rng.randrange(2)).choices(range(VOCAB), k=longest)
+    if rng.random() < 0.1:
+        return tuple(shared[: longest // 2]) or (0,)
     tokens = shared[: rng.randrange(longest)]
     while len(tokens) < longest and rng.random() < 0.6:
         tokens += [rng.randrange(2)] * rng.randrange(1, 5)
@@ -207,7 +209,7 @@ def test_a_recorded_trace_replays_exactly(policy: str):
     shape = EngineShape(num_pages=24, page_size=2, max_running=6, policy=policy, conservativeness=0.1)
 
     def record(seed: int) -> list[object]:
-        engine = run_traffic(shape, Traffic(seed, num_requests=18, burst=10, abort_rate=0.1))
+        engine = run_traffic(shape, Traffic(seed, num_requests=24, burst=10, abort_rate=0.1))
         assert engine.scheduler.totals.num_retracts > 0 and engine.cache.stats().evicted_tokens > 0
         return [
             (b.key, b.dirty_rows, [(e.running.request.rid, e.place.row, e.start, e.num_new) for e in b.entries])
@@ -245,9 +247,10 @@ STATES = {"num_states": st.sampled_from([0, 1, 3, 8, 30]), "num_pages": st.integ
 
 
 def test_states_of_prefixes_change_no_answer():
-    """Hybrids: each token is applied to a state once, whoever goes on from whose, with retracts, aborts and evictions."""
+    """Hybrids: each token is applied to a state once, whoever goes on from whose."""
     happened = play_traffic(40, policy=ANY_POLICY, overlaps=st.booleans(), **STATES)
-    check_wild(happened, (*COMMON, "snapshots", "read again"), 20)
+    check_wild(happened, (*COMMON, "snapshots"), 20)
+    check_wild(happened, ("read again",), 5)
 
 
 @pytest.mark.slow

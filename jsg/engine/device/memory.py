@@ -22,7 +22,7 @@ from jsg.window import Window
 CPU_POOL_BYTES = 2**30
 """The KV pool on a CPU unless `--max-total-tokens` is given: host memory has other users."""
 STATES_FRACTION = 0.25
-"""The part of the memory beside the weights, or on a CPU of what a KV pool has, that states of prefixes take at most."""
+"""The part of the memory beside the weights, or on a CPU of a KV pool's, that states of prefixes take at most."""
 LEAST_STATES = 8
 """States of prefixes that are kept at least unless `--max-states` is given."""
 IMAGES_KEPT = 8

@@ -61,8 +61,8 @@ def kinds(config: Fields) -> list[str]:
 def model(config: Fields, plain: ModelSpec) -> ModelSpec:
     """What predicts later tokens is not read."""
     config.notes.append(
-        "layers of linear attention keep a state of each request: a cached prefix is of use where one was kept, and text "
-        "that a grammar forces is computed token by token"
+        "layers of linear attention keep a state of each request: a cached prefix is of use where one was kept, and "
+        "text that a grammar forces is computed token by token"
     )
     return with_unread(plain, r"mtp\..*")
 
