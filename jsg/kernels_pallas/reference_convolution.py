@@ -4,6 +4,7 @@ A slot has a column for each tap, and the input of position p is in column p mod
 """
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jsg.kernels_pallas.inputs import Pieces
@@ -20,15 +21,21 @@ def convolve(
     """The convolution in float32, summed from the oldest tap on. For tokens in no piece, numbers without a meaning."""
     count, (piece, offset) = len(taps), owners(pieces, len(x), has_one_token=has_one_token)
     source, position = pieces.sources[piece], pieces.positions[piece] + offset
-    total = jnp.zeros(x.shape, jnp.float32)
+    total, wide = jnp.zeros(x.shape, jnp.float32), _rounded(x)
     for back in range(count - 1, -1, -1):
-        seen = x
+        seen = wide
         if back:
-            kept = inputs[source, (position - back) % count]
-            seen = jnp.where(_spread(offset >= back, x), jnp.roll(x, back, axis=0), kept)
+            kept = inputs[source, (position - back) % count].astype(jnp.float32)
+            seen = jnp.where(_spread(offset >= back, x), jnp.roll(wide, back, axis=0), kept)
             seen = jnp.where(_spread(position >= back, x), seen, 0)  # a slot may hold NaN
-        total += seen.astype(jnp.float32) * taps[count - 1 - back].astype(jnp.float32)
+        total += seen * taps[count - 1 - back].astype(jnp.float32)
     return total
+
+
+def _rounded(x: Float[Array, "T *channels"]) -> Float[Array, "T *channels"]:
+    """The same in float32. XLA may leave out that what was computed was rounded to a shorter type; a slot has that."""
+    kind = jnp.finfo(x.dtype)
+    return lax.reduce_precision(x.astype(jnp.float32), kind.nexp, kind.nmant)
 
 
 def owners(
