@@ -206,6 +206,7 @@ OTHER: dict[str, Any] = {
     "kept_groups": 2,
     "masked_score": 0.0,
     "least_sum": 1e-3,
+    "added_sum": 1e-3,
     "choice_bias": "another",
     "choice_bias_axes": 2,
 }
