@@ -12,7 +12,8 @@ from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas.attention_block import check_addressable, whole_spec
 from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, StateCache
-from jsg.kernels_pallas.reference_delta import UNIT_EPS, last_inputs
+from jsg.kernels_pallas.reference_convolution import last_inputs
+from jsg.kernels_pallas.reference_delta import UNIT_EPS
 
 NUM_WARPS = 8
 """So that a state of 128 x 128 numbers stays in registers: of four warps each thread would have 128 numbers."""

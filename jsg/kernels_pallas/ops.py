@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, Num, UInt
 
 from jsg.kernels_pallas import (
     reference,
+    reference_convolution,
     reference_delta,
     reference_routes,
     reference_rows,
@@ -261,6 +262,34 @@ def gated_delta(
             pass
     out, cache = reference_delta.gated_delta(*given)
     return out.astype(joint.dtype), cache
+
+
+def short_convolution(
+    x: Float[Array, "T *channels"],
+    taps: Float[Array, "taps *channels"],
+    inputs: Float[Array, "slots taps *channels"],
+    pieces: Pieces,
+    *,
+    has_one_token: bool = False,
+) -> tuple[Float[Array, "T *channels"], Float[Array, "slots taps *channels"]]:
+    """A causal convolution of each channel by itself. Tokens and slots are as in `gated_delta`.
+
+    Every platform has the reference: XLA makes few launches of it, and changes slots in place.
+
+    Args:
+        x: What is convolved.
+        taps: The weights, that of the newest token last.
+        inputs: The last inputs of all slots, that of position p in column p modulo the taps.
+        pieces: Which tokens belong to which slots.
+        has_one_token: Token i is the only one of piece i, or piece i has none, as in a decode step.
+
+    Returns:
+        The sums in float32, zero for tokens in no piece, without bias and activation. And the last inputs.
+    """
+    out = reference_convolution.convolve(x, taps, inputs, pieces, has_one_token=has_one_token)
+    is_real = pieces.lens > 0 if has_one_token else jnp.arange(len(x)) < jnp.sum(pieces.lens)
+    out = jnp.where(is_real.reshape(-1, *[1] * (x.ndim - 1)), out, 0)
+    return out, reference_convolution.last_inputs(x, inputs, pieces)
 
 
 def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike = jnp.float32) -> Float[Array, "T F"]:

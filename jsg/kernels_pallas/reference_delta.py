@@ -13,6 +13,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, StateCache
+from jsg.kernels_pallas.reference_convolution import convolve, last_inputs
 
 UNIT_EPS = 1e-6
 """What is added to the sum of squares of a query or key before its root."""
@@ -42,7 +43,7 @@ def gated_delta(
     values, keys = cache.states.shape[2:]
     group = cache.states.shape[1] // joint.shape[1]
     mixed, gate = jnp.split(joint, [weights.taps.shape[2]], axis=-1)
-    convolved = convolve(mixed, weights.taps, cache.inputs, pieces)
+    convolved = jax.nn.silu(convolve(mixed, weights.taps, cache.inputs, pieces))
     query, key, value = jnp.split(convolved, [keys, 2 * keys], axis=-1)
     query, key = (jnp.repeat(x, group, axis=1) for x in (unit(query) * keys**-0.5, unit(key)))
     value = value.reshape(len(joint), -1, values)
@@ -66,46 +67,6 @@ def gates(raw: Float[Array, "T K gates"], weights: DeltaWeights, apart: GatesApa
 def unit(x: Float[Array, "*rows H"]) -> Float[Array, "*rows H"]:
     """Queries or keys of length one."""
     return x * lax.rsqrt(jnp.sum(jnp.square(x), -1, keepdims=True) + UNIT_EPS)
-
-
-def convolve(
-    mixed: Float[Array, "T K mixed"],
-    taps: Float[Array, "taps K mixed"],
-    inputs: Float[Array, "slots taps K mixed"],
-    pieces: Pieces,
-) -> Float[Array, "T K mixed"]:
-    """The causal convolution of each channel, and SiLU, in float32. Taps are summed from the oldest token on."""
-    count, (piece, offset) = len(taps), owners(pieces, len(mixed))
-    old, position = inputs[pieces.sources], pieces.positions[piece] + offset
-    total = jnp.zeros(mixed.shape, jnp.float32)
-    for back in range(count - 1, -1, -1):
-        before = old[piece, (position - back) % count]
-        x = jnp.where((offset >= back)[:, None, None], jnp.roll(mixed, back, axis=0), before)
-        x = jnp.where((position >= back)[:, None, None], x, 0)
-        total += x.astype(jnp.float32) * taps[count - 1 - back].astype(jnp.float32)
-    return jax.nn.silu(total)
-
-
-def owners(pieces: Pieces, num_tokens: int) -> tuple[Int[Array, " T"], Int[Array, " T"]]:
-    """For each token its piece, and its place in it. For tokens in no piece, numbers without a meaning."""
-    token = jnp.arange(num_tokens)
-    is_inside = (token[:, None] >= pieces.starts) & (token[:, None] < pieces.starts + pieces.lens)
-    piece = jnp.argmax(is_inside, axis=1)
-    return piece, token - pieces.starts[piece]
-
-
-def last_inputs(
-    mixed: Float[Array, "T K mixed"], inputs: Float[Array, "slots taps K mixed"], pieces: Pieces
-) -> Float[Array, "slots taps K mixed"]:
-    """The inputs of all slots after the last token of each piece."""
-    count, last = inputs.shape[1], (pieces.positions + pieces.lens - 1)[:, None]
-    position = last - (last - jnp.arange(count)) % count  # the last that belongs into each column
-    offset = position - pieces.positions[:, None]
-    new = mixed[jnp.maximum(pieces.starts[:, None] + offset, 0)].astype(inputs.dtype)
-    kept = jnp.where((position >= 0)[..., None, None], inputs[pieces.sources], 0)
-    new = jnp.where((offset >= 0)[..., None, None], new, kept)
-    is_real = (pieces.lens > 0)[:, None, None, None]
-    return inputs.at[jnp.where(pieces.lens > 0, pieces.targets, 0)].set(jnp.where(is_real, new, 0))
 
 
 def recurrent(

@@ -113,6 +113,19 @@ def make(case: Case, *, decay: float = 1.0) -> Arrays:
     return Arrays(joint, raw, weights._replace(most=2.0), cache, pieces, apart)
 
 
+def convolution(x: np.ndarray, taps: np.ndarray, inputs: np.ndarray, pieces: Pieces) -> tuple[np.ndarray, np.ndarray]:
+    """The causal convolution of each channel, zero for tokens in no piece, and the inputs after a step."""
+    out, left, count = np.zeros(x.shape), inputs.copy(), len(taps)
+    for start, length, source, target, position, _ in np.array(pieces).T:
+        before = [inputs[source, p % count] for p in range(max(position - count, 0), position)]
+        seen = np.stack([*[np.zeros_like(x[0])] * (count - len(before)), *before, *x[start : start + length]])
+        for token in range(length):
+            out[start + token] = np.sum(seen[token + 1 : token + 1 + count] * taps, axis=0)
+        for back in range(count if length else 0):
+            left[target, (position + length - 1 - back) % count] = seen[-1 - back]
+    return out, left
+
+
 def definition(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Outputs, inputs and states after a step."""
     joint, raw, taps, inputs, states = (
@@ -122,25 +135,19 @@ def definition(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     apart = None if arrays.apart is None else [np.asarray(x, np.float64) for x in arrays.apart]
     _, all_heads, values, keys = states.shape
     group, mixed = all_heads // joint.shape[1], taps.shape[2]
-    out, given = np.zeros((len(joint), all_heads, values)), (inputs.copy(), states.copy())
+    out, given = np.zeros((len(joint), all_heads, values)), states.copy()
+    convolved, inputs = convolution(joint[..., :mixed], taps, inputs, arrays.pieces)
+    convolved = _silu(convolved)
     for start, length, source, target, position, is_known in np.array(arrays.pieces).T:
         if not length:
             continue
-        kept = [given[0][source, p % 4] for p in range(max(position - 3, 0), position)]
-        window = [*[np.zeros_like(joint[0, :, :mixed])] * (3 - len(kept)), *kept]
-        state = given[1][source] if position or is_known else np.zeros_like(given[1][0])
-        columns = np.zeros_like(given[0][0])
-        for p in range(max(position - 4, 0), position):
-            columns[p % 4] = given[0][source, p % 4]
+        state = given[source] if position or is_known else np.zeros_like(given[0])
         for token in range(start, start + length):
-            window = [*window[-3:], joint[token, :, :mixed]]
-            columns[(position + token - start) % 4] = window[-1]
-            convolved = _silu(sum(x * tap for x, tap in zip(window, taps, strict=True)))
             for head in range(all_heads):
                 k_head, member = divmod(head, group)
-                query, key = (convolved[k_head, i * keys : (i + 1) * keys] for i in range(2))
+                query, key = (convolved[token, k_head, i * keys : (i + 1) * keys] for i in range(2))
                 query, key = (x / np.sqrt(x @ x + 1e-6) for x in (query, key))
-                value = convolved[k_head, 2 * keys + member * values :][:values]
+                value = convolved[token, k_head, 2 * keys + member * values :][:values]
                 if token > start or not is_known:
                     if apart is None:
                         says = raw[token, k_head, group + member]
@@ -157,7 +164,7 @@ def definition(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
                 else:
                     gate = 1 / (1 + np.exp(-apart[1][token, k_head, member * values :][:values]))
                 out[token, head] = y / np.sqrt(y @ y / values + EPS) * scale * gate
-        inputs[target], states[target] = columns, state
+        states[target] = state
     return out, inputs, states
 
 
