@@ -21,6 +21,7 @@ from jsg.models.families import (
     granite,
     granitemoe,
     hunyuan_v1_dense,
+    kimi_linear,
     llama,
     llama4,
     llava,
@@ -90,6 +91,7 @@ FAMILIES: dict[str, Family] = {
     "Ernie4_5_MoeForCausalLM": ernie4_5_moe.FAMILY,
     "Ernie4_5ForCausalLM": ernie4_5.FAMILY,
     "Cohere2ForCausalLM": cohere2.FAMILY,
+    "KimiLinearForCausalLM": kimi_linear.FAMILY,
 }
 """Architecture → how its files are read."""
 

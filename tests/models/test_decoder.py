@@ -29,6 +29,7 @@ from jsg.models.block_spec import (
     StackSpec,
 )
 from jsg.models.decoder import Decoder, Layer
+from jsg.models.delta_spec import DeltaSpec
 from jsg.models.inputs import ForwardInputs
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.layers import RMSNorm, project
@@ -144,7 +145,26 @@ LATENT = LatentSpec(
     query_norm=NormSpec(name="self_attn.q_a_layernorm", eps=1e-6),
     norm=NormSpec(name="self_attn.kv_a_layernorm", eps=1e-6),
 )
+DELTA = DeltaSpec(
+    key_heads=2,
+    heads=4,
+    key_dim=16,
+    value_dim=16,
+    taps=4,
+    eps=1e-6,
+    gate_rank=8,
+    projections=("q_proj", "k_proj", "v_proj"),
+    gates=("b_proj",),
+)
 OTHER: dict[str, Any] = {
+    "key_heads": 4,
+    "key_dim": 32,
+    "taps": 3,
+    "most": 2.0,
+    "gate_rank": 16,
+    "module": "another",
+    "gates": ("another",),
+    "convolutions": ("a", "b", "c"),
     "activation": "gelu_tanh",
     "query_rank": 16,
     "rank": 48,
@@ -227,6 +247,7 @@ KINDS = (
     LAYER,
     dataclasses.replace(LAYER, mlp=EXPERTS),
     dataclasses.replace(LAYER, attention=LATENT),
+    dataclasses.replace(LAYER, attention=DELTA),
     dataclasses.replace(LAYER, beside=BESIDE, own_input=OWN_INPUT),
 )
 
@@ -258,7 +279,7 @@ def forward(spec: ModelSpec) -> jax.Array:
     none = jnp.zeros(1, jnp.int32)
     attention = AttentionInputs(none[None], none, none, none, none, none, none, jnp.int32(0))
     tokens = jnp.zeros(2, jnp.int32)
-    pool = make_pool(spec.kv_shapes, 2, 1, jnp.float32)
+    pool = make_pool(spec.kv_shapes, 2, 1, jnp.float32)._replace(states=((),) * len(spec.state_shapes))
     return Decoder(spec, jnp.float32)(ForwardInputs(tokens, tokens, tokens, attention), pool)[0]
 
 
