@@ -26,12 +26,30 @@ HYBRID = {
     "linear_value_head_dim": 16,
     "rms_norm_eps": 1e-2,
 }
+KIMI = {
+    "architectures": ["KimiLinearForCausalLM"],
+    "model_type": "kimi_linear",
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 4,
+    "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1], "num_heads": 4, "head_dim": 16},
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_token": 2,
+    "moe_intermediate_size": 32,
+    "rms_norm_eps": 1e-2,
+}
+MODELS = [pytest.param(HYBRID, id="qwen3_5"), pytest.param(KIMI, id="kimi_linear", marks=pytest.mark.slow)]
 
 
-@pytest.fixture(scope="module")
-def core(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> Iterator[EngineCore]:
+@pytest.fixture(scope="module", params=MODELS)
+def core(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str
+) -> Iterator[EngineCore]:
     """Deterministic, so that any difference is seen; two or three requests fill its pool of keys."""
-    directory = small.write_model(tmp_path_factory.mktemp("hybrid"), **HYBRID)
+    directory = small.write_model(tmp_path_factory.mktemp("hybrid"), **request.param)
     made = small.make_core(directory, compile_cache_dir, **small.DETERMINISTIC, **small.SMALL_POOL)
     yield made
     made.close()
@@ -107,10 +125,11 @@ def test_the_plan_has_the_bytes_of_the_states(core: EngineCore):
     )
 
 
+@pytest.mark.parametrize("model", MODELS)
 def test_default_mode_gives_the_same_tokens_alone_and_in_chunks_beside_others(
-    tmp_path: pathlib.Path, compile_cache_dir: str
+    tmp_path: pathlib.Path, compile_cache_dir: str, model: dict[str, object]
 ):
-    directory = small.write_model(tmp_path / "hybrid", **HYBRID)
+    directory = small.write_model(tmp_path / "hybrid", **model)
     core = small.make_core(directory, compile_cache_dir, chunked_prefill_size=16)
     requests = [question(str(length), length) for length in (3, 40, 70)]
     together = small.run(core, [(i, request) for i, request in enumerate(requests)])
