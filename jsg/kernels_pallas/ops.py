@@ -29,6 +29,7 @@ from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.inputs import (
     AttentionInputs,
     DeltaWeights,
+    GatesApart,
     HeadNorms,
     LayerCache,
     Panels,
@@ -218,6 +219,7 @@ def gated_delta(
     cache: StateCache,
     pieces: Pieces,
     *,
+    apart: GatesApart | None = None,
     has_one_token: bool = False,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "T N Dv"], StateCache]:
@@ -229,11 +231,12 @@ def gated_delta(
 
     Args:
         joint: For each key head its query and key [Dk each], the values of its G heads [Dv each], and as many gates of
-            the output. Head n belongs to key head n // G.
-        raw_gates: For each key head what its heads say of their strengths, then of their decays.
+            the output, unless these are apart. Head n belongs to key head n // G.
+        raw_gates: For each key head what its heads say of their strengths, then of their decays unless these are apart.
         weights: The parameters.
         cache: The layer's states, changed in place if donated.
         pieces: Which tokens belong to which states.
+        apart: Decays for each number of a key, and gates of the output; None if both are where the others are.
         has_one_token: Token i is the only one of piece i, or piece i has none, as in a decode step.
         implementation: "triton", "native", "reference", or None for the best that works here.
 
@@ -243,7 +246,7 @@ def gated_delta(
     Raises:
         NotImplementedError: The implementation that was named cannot do this case.
     """
-    given = (joint, raw_gates, weights, cache, pieces)
+    given = (joint, raw_gates, weights, cache, pieces, apart)
     match implementation or best_implementation():
         case "triton":
             from jsg.kernels_pallas import delta_recurrent

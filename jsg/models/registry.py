@@ -21,6 +21,7 @@ from jsg.models.families import (
     granite,
     granitemoe,
     hunyuan_v1_dense,
+    kimi_linear,
     lfm2,
     lfm2_moe,
     llama,
@@ -94,6 +95,7 @@ FAMILIES: dict[str, Family] = {
     "Cohere2ForCausalLM": cohere2.FAMILY,
     "Lfm2ForCausalLM": lfm2.FAMILY,
     "Lfm2MoeForCausalLM": lfm2_moe.FAMILY,
+    "KimiLinearForCausalLM": kimi_linear.FAMILY,
 }
 """Architecture → how its files are read."""
 

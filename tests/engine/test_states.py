@@ -36,7 +36,26 @@ CONVOLUTIONS = {
     "conv_bias": True,
     "rms_norm_eps": None,
 }
-KINDS = [pytest.param(HYBRID, id="delta"), pytest.param(CONVOLUTIONS, id="convolution", marks=pytest.mark.slow)]
+KIMI = {
+    "architectures": ["KimiLinearForCausalLM"],
+    "model_type": "kimi_linear",
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 4,
+    "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1], "num_heads": 4, "head_dim": 16},
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_token": 2,
+    "moe_intermediate_size": 32,
+    "rms_norm_eps": 1e-2,
+}
+KINDS = [
+    pytest.param(HYBRID, id="delta"),
+    pytest.param(CONVOLUTIONS, id="convolution", marks=pytest.mark.slow),
+    pytest.param(KIMI, id="kimi_linear", marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture(scope="module", params=KINDS)
