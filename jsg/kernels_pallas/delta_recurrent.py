@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jsg.kernels_pallas.attention_block import check_addressable, whole_spec
-from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, StateCache
+from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, ScanWeights, StateCache
 from jsg.kernels_pallas.reference_convolution import last_inputs
 from jsg.kernels_pallas.reference_delta import UNIT_EPS
 
@@ -21,18 +21,32 @@ MAX_DIM = 128
 
 
 class _Static(NamedTuple):
-    """The constants of a call."""
+    """The constants of a call. Without `steps` it is a gated delta rule. `rows` are the values, padded.
+
+    A row of the padding is the last value again, which it also writes again.
+    """
 
     group: int
     keys: int
     values: int
     taps: int
     eps: float
+    steps: tuple[float, float] | None
+    rows: int
     has_one_token: bool
+
+    @property
+    def values_here(self) -> Int[Array, " v"]:
+        """The value of each row of a state."""
+        rows = jnp.arange(self.rows)
+        return rows if self.rows == self.values else jnp.minimum(rows, self.values - 1)
 
 
 class _Refs(NamedTuple):
-    """The arrays in device memory. The last three are written; those that hold states are the given ones."""
+    """The arrays in device memory. The last three are written; those that hold states are the given ones.
+
+    A selective scan has `skip` in place of `norm`, and its convolution a bias, in place of which others have `norm`.
+    """
 
     joint: Any
     raw_gates: Any
@@ -40,6 +54,7 @@ class _Refs(NamedTuple):
     decay_rate: Any
     decay_bias: Any
     norm: Any
+    bias: Any
     out: Any
     inputs: Any
     states: Any
@@ -62,7 +77,7 @@ class _Piece(NamedTuple):
 def gated_delta(
     joint: Float[Array, "T K joint"],
     raw_gates: Float[Array, "T K gates"],
-    weights: DeltaWeights,
+    weights: DeltaWeights | ScanWeights,
     cache: StateCache,
     pieces: Pieces,
     *,
@@ -72,15 +87,23 @@ def gated_delta(
     """See `ops.gated_delta`. States are changed in place. With one token in each piece, token i is that of piece i.
 
     Raises:
-        NotImplementedError: A query or value is no power of two of numbers, or too long; an array is too large.
+        NotImplementedError: A query is no power of two of numbers, or a value of a gated delta rule; a state or another
+            array is too large.
     """
     heads, values, keys = cache.states.shape[1:]
-    if any(dim & (dim - 1) or not 16 <= dim <= MAX_DIM for dim in (keys, values)):
-        raise NotImplementedError(f"the Triton kernel takes queries and values of 16, 32, 64 or {MAX_DIM} numbers")
+    steps, rows = weights.steps if isinstance(weights, ScanWeights) else None, pl.next_power_of_2(values)
+    is_padded = rows != values and steps is None
+    if keys & (keys - 1) or is_padded or min(keys, values) < 16 or max(keys, rows) * rows > MAX_DIM**2:
+        raise NotImplementedError(
+            f"the Triton kernel takes queries of a power of two of numbers from 16 on, values of at most {MAX_DIM}, in "
+            f"a gated delta rule likewise, and states of at most {MAX_DIM**2}"
+        )
     check_addressable(cache.states)
-    static = _Static(heads // joint.shape[1], keys, values, len(weights.taps), weights.eps, has_one_token)
-    read = (joint, raw_gates, *weights[:4], *pieces)
-    out = jax.ShapeDtypeStruct((len(joint), heads, values), joint.dtype)
+    eps, out_type = (weights.eps, joint.dtype) if isinstance(weights, DeltaWeights) else (0.0, jnp.float32)
+    sizes = (heads // joint.shape[1], keys, values, len(weights.taps))
+    static = _Static(*sizes, eps, steps, rows, has_one_token)
+    read = (joint, raw_gates, *weights[: 4 if steps is None else 5], *pieces)
+    out = jax.ShapeDtypeStruct((len(joint), heads, values), out_type)
     written = [out, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cache)]
     out, *changed = pl.pallas_call(
         functools.partial(delta_kernel, static),
@@ -114,13 +137,14 @@ def delta_kernel(static: _Static, *refs: jax.Ref) -> None:
     Masked: what stands before position 0, by `where`, because a slot may hold anything.
     """
     joint, raw_gates, taps, rate, bias, norm, *others = refs
+    of_taps, *others = (norm, *others) if static.steps is None else others
     *fields, _, _, out, inputs, states = others
-    here = _Refs(joint, raw_gates, taps, rate, bias, norm, out, inputs, states)
+    here = _Refs(joint, raw_gates, taps, rate, bias, norm, of_taps, out, inputs, states)
     index, head = pl.program_id(0), pl.program_id(1)
     start, length, source, target, position, is_known = (_at(field, index) for field in fields)
     key_head, member = head // static.group, head % static.group
     piece = _Piece(start, length, source, target, position, is_known, head, key_head, member)
-    rows, columns = jnp.arange(static.values), jnp.arange(static.keys)
+    rows, columns = static.values_here, jnp.arange(static.keys)
     channels = (columns, static.keys + columns, 2 * static.keys + piece.member * static.values + rows)
     place = (head, rows[:, None], columns[None])
     is_begun = (piece.position > 0) | (piece.is_known > 0)
@@ -187,10 +211,15 @@ def _token(
     for part, before in zip(channels, window, strict=True):
         x = plgpu.load(here.joint.at[token, piece.key_head, part]).astype(jnp.float32)
         total = jnp.zeros(part.shape, jnp.float32)
+        if static.steps is not None:
+            total += plgpu.load(here.bias.at[piece.key_head, part]).astype(jnp.float32)
         for tap, past in enumerate((*before, x)):
             total += past * plgpu.load(here.taps.at[tap, piece.key_head, part]).astype(jnp.float32)
         parts.append(total * jax.nn.sigmoid(total))
         later.append((*before, x)[-(static.taps - 1) :])
+    is_known = (offset == 0) & (piece.is_known > 0)
+    if static.steps is not None:
+        return tuple(later), _scan(static, here, piece, token, is_known, *parts, state)
     query, key, value = parts
     query *= lax.rsqrt(jnp.sum(query * query) + UNIT_EPS) * static.keys**-0.5
     key *= lax.rsqrt(jnp.sum(key * key) + UNIT_EPS)
@@ -198,10 +227,7 @@ def _token(
         plgpu.load(here.raw_gates.at[token, piece.key_head, first + piece.member]).astype(jnp.float32)
         for first in (0, static.group)
     )
-    decay += plgpu.load(here.decay_bias.at[piece.head])
-    soft = jnp.maximum(decay, 0) + jnp.log(1 + jnp.exp(-jnp.abs(decay)))
-    decay = jnp.exp(-jnp.exp(plgpu.load(here.decay_rate.at[piece.head])) * soft)
-    is_known = (offset == 0) & (piece.is_known > 0)
+    decay, _ = _decay(here, piece, decay)
     decayed = state * decay
     difference = (value - jnp.sum(decayed * key[None], axis=1)) * jax.nn.sigmoid(strength)
     state = jnp.where(is_known, state, decayed + difference[:, None] * key[None])
@@ -213,3 +239,33 @@ def _token(
     made *= plgpu.load(here.norm.at[rows]).astype(jnp.float32) * gate * jax.nn.sigmoid(gate)
     plgpu.store(here.out.at[token, piece.head, rows], made.astype(here.out.dtype))
     return tuple(later), state
+
+
+def _decay(
+    here: _Refs, piece: _Piece, raw: Float[Array, ""], steps: tuple[float, float] | None = None
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """What multiplies the state, and the step, between these."""
+    raw += plgpu.load(here.decay_bias.at[piece.head])
+    step = jnp.maximum(raw, 0) + jnp.log(1 + jnp.exp(-jnp.abs(raw)))
+    step = step if steps is None else jnp.minimum(jnp.maximum(step, steps[0]), steps[1])
+    return jnp.exp(-jnp.exp(plgpu.load(here.decay_rate.at[piece.head])) * step), step
+
+
+def _scan(
+    static: _Static,
+    here: _Refs,
+    piece: _Piece,
+    token: Int[Array, ""],
+    is_known: Bool[Array, ""],
+    query: Float[Array, " k"],
+    key: Float[Array, " k"],
+    value: Float[Array, " v"],
+    state: Float[Array, "v k"],
+) -> Float[Array, "v k"]:
+    """The state after a token of a selective scan, whose output is written."""
+    raw = plgpu.load(here.raw_gates.at[token, piece.key_head, piece.member]).astype(jnp.float32)
+    decay, step = _decay(here, piece, raw, static.steps)
+    state = jnp.where(is_known, state, state * decay + (value * step)[:, None] * key[None])
+    made = jnp.sum(state * query[None], axis=1) + plgpu.load(here.norm.at[piece.head]) * value
+    plgpu.store(here.out.at[token, piece.head, static.values_here], made)
+    return state

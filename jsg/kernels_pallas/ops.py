@@ -33,6 +33,7 @@ from jsg.kernels_pallas.inputs import (
     LayerCache,
     Panels,
     Pieces,
+    ScanWeights,
     Scoring,
     StateCache,
 )
@@ -214,7 +215,7 @@ def latent_attention(
 def gated_delta(
     joint: Float[Array, "T K joint"],
     raw_gates: Float[Array, "T K gates"],
-    weights: DeltaWeights,
+    weights: DeltaWeights | ScanWeights,
     cache: StateCache,
     pieces: Pieces,
     *,
@@ -231,7 +232,8 @@ def gated_delta(
         joint: For each key head its query and key [Dk each], the values of its G heads [Dv each], and as many gates of
             the output. Head n belongs to key head n // G.
         raw_gates: For each key head what its heads say of their strengths, then of their decays.
-        weights: The parameters.
+        weights: The parameters. With `ScanWeights` it is a selective scan: queries and keys keep their lengths, gates
+            are what heads say of their steps, and the output is float32, neither normed nor gated.
         cache: The layer's states, changed in place if donated.
         pieces: Which tokens belong to which states.
         has_one_token: Token i is the only one of piece i, or piece i has none, as in a decode step.
@@ -243,22 +245,26 @@ def gated_delta(
     Raises:
         NotImplementedError: The implementation that was named cannot do this case.
     """
-    given = (joint, raw_gates, weights, cache, pieces)
+    given, kept = (joint, raw_gates), (cache, pieces)
     match implementation or best_implementation():
         case "triton":
             from jsg.kernels_pallas import delta_recurrent
 
             with _falling_back("gated_delta", "triton", implementation):
-                return delta_recurrent.gated_delta(*given, has_one_token=has_one_token, interpret=_interprets())
+                return delta_recurrent.gated_delta(
+                    *given, weights, *kept, has_one_token=has_one_token, interpret=_interprets()
+                )
         case "native":
-            from jsg.kernels_pallas.native import delta
+            from jsg.kernels_pallas.native import delta, scan
 
             with _falling_back("gated_delta", "native", implementation):
-                return delta.gated_delta(*given)
+                if isinstance(weights, ScanWeights):
+                    return scan.selective_scan(*given, weights, *kept)
+                return delta.gated_delta(*given, weights, *kept)
         case _:
             pass
-    out, cache = reference_delta.gated_delta(*given)
-    return out.astype(joint.dtype), cache
+    out, cache = reference_delta.gated_delta(*given, weights, *kept)
+    return out if isinstance(weights, ScanWeights) else out.astype(joint.dtype), cache
 
 
 def short_convolution(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, StateCache
+from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, ScanWeights, StateCache
 from jsg.kernels_pallas.reference_convolution import convolve, last_inputs
 
 UNIT_EPS = 1e-6
@@ -34,11 +34,13 @@ class Gates(NamedTuple):
 def gated_delta(
     joint: Float[Array, "T K joint"],
     raw_gates: Float[Array, "T K gates"],
-    weights: DeltaWeights,
+    weights: DeltaWeights | ScanWeights,
     cache: StateCache,
     pieces: Pieces,
 ) -> tuple[Float[Array, "T N Dv"], StateCache]:
     """See `ops.gated_delta`. Computes in float32, and returns float32."""
+    if isinstance(weights, ScanWeights):
+        return selective_scan(joint, raw_gates, weights, cache, pieces)
     values, keys = cache.states.shape[2:]
     group = cache.states.shape[1] // joint.shape[1]
     mixed, gate = jnp.split(joint, [weights.taps.shape[2]], axis=-1)
@@ -50,6 +52,38 @@ def gated_delta(
     out *= lax.rsqrt(jnp.mean(jnp.square(out), -1, keepdims=True) + weights.eps) * weights.norm.astype(jnp.float32)
     out *= jax.nn.silu(gate.astype(jnp.float32)).reshape(out.shape)
     return out, StateCache(last_inputs(mixed, cache.inputs, pieces), states)
+
+
+def selective_scan(
+    joint: Float[Array, "T K joint"],
+    raw_steps: Float[Array, "T K G"],
+    weights: ScanWeights,
+    cache: StateCache,
+    pieces: Pieces,
+) -> tuple[Float[Array, "T N Dv"], StateCache]:
+    """See `ops.gated_delta`, with `ScanWeights`."""
+    _, heads, values, keys = cache.states.shape
+    mixed = joint[..., : weights.taps.shape[2]]
+    query, key, value = jnp.split(scanned(mixed, weights, cache, pieces), [keys, 2 * keys], axis=-1)
+    query, key = (jnp.repeat(x, heads // joint.shape[1], axis=1) for x in (query, key))
+    value = value.reshape(len(joint), heads, values)
+    of_tokens = steps(raw_steps, weights)
+    out, states = recurrent(query, key, value, of_tokens, cache.states, pieces, skip=weights.skip)
+    return out, StateCache(last_inputs(mixed, cache.inputs, pieces), states)
+
+
+def scanned(
+    mixed: Float[Array, "T K mixed"], weights: ScanWeights, cache: StateCache, pieces: Pieces
+) -> Float[Array, "T K mixed"]:
+    """The queries, keys and values of a selective scan."""
+    return jax.nn.silu(convolve(mixed, weights.taps, cache.inputs, pieces) + weights.bias.astype(jnp.float32))
+
+
+def steps(raw: Float[Array, "T K G"], weights: ScanWeights) -> Gates:
+    """The decays of all heads, and how much of a value each writes."""
+    size = jax.nn.softplus(raw.astype(jnp.float32).reshape(len(raw), -1) + weights.step_bias)
+    size = jnp.clip(size, *weights.steps)
+    return Gates(jnp.exp(-jnp.exp(weights.decay_rate) * size), size)
 
 
 def gates(raw: Float[Array, "T K gates"], weights: DeltaWeights) -> Gates:
@@ -72,8 +106,13 @@ def recurrent(
     gates: Gates,
     states: Float[Array, "slots N Dv Dk"],
     pieces: Pieces,
+    *,
+    skip: Float[Array, " N"] | None = None,
 ) -> tuple[Float[Array, "T N Dv"], Float[Array, "slots N Dv Dk"]]:
-    """The outputs of all tokens, zero for those in no piece, and the states, piece after piece."""
+    """The outputs of all tokens, zero for those in no piece, and the states, piece after piece.
+
+    With `skip`, which multiplies a token's value in its own output, values are written as they are.
+    """
 
     def one_piece(
         index: Int[Array, ""], carry: tuple[Float[Array, "T N Dv"], Float[Array, "slots N Dv Dk"]]
@@ -88,8 +127,10 @@ def recurrent(
         ) -> tuple[Float[Array, "N Dv Dk"], Float[Array, "T N Dv"]]:
             state, out = carry
             is_known = (token == start) & (pieces.is_known[index] > 0)
-            state = _updated(state, key[token], value[token], Gates(*(x[token] for x in gates)), is_known)
+            state = _updated(state, key[token], value[token], Gates(*(x[token] for x in gates)), is_known, skip is None)
             made = jnp.sum(state * query[token][:, None], axis=-1)
+            if skip is not None:
+                made += skip[:, None] * value[token]
             return state, lax.dynamic_update_index_in_dim(out, made, token, 0)
 
         state, out = lax.fori_loop(start, start + pieces.lens[index], one_token, (state, out))
@@ -106,8 +147,10 @@ def _updated(
     value: Float[Array, "N Dv"],
     gates: Gates,
     is_known: Bool[Array, ""],
+    has_delta: bool,
 ) -> Float[Array, "N Dv Dk"]:
     """The state after a token, which it may have already. Products and sums only: there is no choice of a matmul."""
     decayed = state * gates.decay[:, None, None]
-    difference = (value - jnp.sum(decayed * key[:, None], axis=-1)) * gates.strength[:, None]
+    seen = jnp.sum(decayed * key[:, None], axis=-1) if has_delta else 0
+    difference = (value - seen) * gates.strength[:, None]
     return jnp.where(is_known, state, decayed + difference[..., None] * key[:, None])

@@ -28,10 +28,27 @@ HYBRID = {
 }
 
 
-@pytest.fixture(scope="module")
-def core(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> Iterator[EngineCore]:
+GRANITE = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "num_hidden_layers": 2,
+    "layer_types": ["mamba", "attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 64,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "rms_norm_eps": 1e-2,
+}
+KINDS = [pytest.param(HYBRID, id="delta"), pytest.param(GRANITE, id="mamba", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def core(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str
+) -> Iterator[EngineCore]:
     """Deterministic, so that any difference is seen; two or three requests fill its pool of keys."""
-    directory = small.write_model(tmp_path_factory.mktemp("hybrid"), **HYBRID)
+    directory = small.write_model(tmp_path_factory.mktemp("hybrid"), **request.param)
     made = small.make_core(directory, compile_cache_dir, **small.DETERMINISTIC, **small.SMALL_POOL)
     yield made
     made.close()
@@ -107,10 +124,11 @@ def test_the_plan_has_the_bytes_of_the_states(core: EngineCore):
     )
 
 
+@pytest.mark.parametrize("fields", KINDS)
 def test_default_mode_gives_the_same_tokens_alone_and_in_chunks_beside_others(
-    tmp_path: pathlib.Path, compile_cache_dir: str
+    fields: dict[str, object], tmp_path: pathlib.Path, compile_cache_dir: str
 ):
-    directory = small.write_model(tmp_path / "hybrid", **HYBRID)
+    directory = small.write_model(tmp_path / "hybrid", **fields)
     core = small.make_core(directory, compile_cache_dir, chunked_prefill_size=16)
     requests = [question(str(length), length) for length in (3, 40, 70)]
     together = small.run(core, [(i, request) for i, request in enumerate(requests)])

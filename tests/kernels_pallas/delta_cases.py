@@ -6,10 +6,12 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, StateCache
+from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, ScanWeights, StateCache
 
 SLOTS = 8
 EPS = 1e-3
+STEPS = (0.2, 1.5)
+"""Of a selective scan; some steps are outside."""
 
 
 class Run(NamedTuple):
@@ -34,6 +36,7 @@ class Case:
     values: int = 32
     dtype: str = "float32"
     padding: int = 3
+    has_delta: bool = True
 
 
 PROMPTS = (Run(70), Run(1, 2, 2, 9), Run(3, 3, 4, 2), Run(5, 0, 5, 0), Run(0))
@@ -58,6 +61,10 @@ CASES = (
     Case("known", KNOWN, heads=1, group=3),
     Case("bfloat16", PROMPTS, dtype="bfloat16", group=1, values=16),
     Case("nothing", (Run(0), Run(0))),
+    Case("scan", PROMPTS, has_delta=False),
+    Case("scanned rows", ROWS, padding=2, has_delta=False, values=48),
+    Case("scan of known", KNOWN, heads=1, group=3, has_delta=False),
+    Case("scan in bfloat16", PROMPTS, dtype="bfloat16", group=1, values=16, has_delta=False),
     Case("wide", (Run(2, 1, 1, 7), Run(66)), heads=1, keys=128, values=128),
 )
 
@@ -67,7 +74,7 @@ class Arrays(NamedTuple):
 
     joint: jnp.ndarray
     raw_gates: jnp.ndarray
-    weights: DeltaWeights
+    weights: DeltaWeights | ScanWeights
     cache: StateCache
     pieces: Pieces
 
@@ -98,10 +105,13 @@ def make(case: Case, *, decay: float = 1.0) -> Arrays:
         norm=normal(case.values, dtype="float32"),
         eps=EPS,
     )
+    if not case.has_delta:
+        of_heads = (normal(heads, dtype="float32") for _ in range(3))
+        weights = ScanWeights(weights.taps, *of_heads, normal(case.heads, mixed), STEPS)
     joint = normal(total, case.heads, mixed + case.group * case.values)
     return Arrays(
         joint,
-        normal(total, case.heads, 2 * case.group),
+        normal(total, case.heads, (2 if case.has_delta else 1) * case.group),
         weights,
         cache,
         Pieces(*(jnp.asarray(c, jnp.int32) for c in columns)),
@@ -131,6 +141,8 @@ def definition(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     group, mixed = all_heads // joint.shape[1], taps.shape[2]
     out, given = np.zeros((len(joint), all_heads, values)), states.copy()
     convolved, inputs = convolution(joint[..., :mixed], taps, inputs, arrays.pieces)
+    if isinstance(arrays.weights, ScanWeights):
+        convolved += np.asarray(arrays.weights.bias, np.float64)
     convolved = _silu(convolved)
     for start, length, source, target, position, is_known in np.array(arrays.pieces).T:
         if not length:
@@ -140,8 +152,15 @@ def definition(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             for head in range(all_heads):
                 k_head, member = divmod(head, group)
                 query, key = (convolved[token, k_head, i * keys : (i + 1) * keys] for i in range(2))
-                query, key = (x / np.sqrt(x @ x + 1e-6) for x in (query, key))
                 value = convolved[token, k_head, 2 * keys + member * values :][:values]
+                if isinstance(arrays.weights, ScanWeights):
+                    step = np.clip(np.logaddexp(0, raw[token, k_head, member] + bias[head]), *STEPS)
+                    if token > start or not is_known:
+                        state = state.copy()
+                        state[head] = state[head] * np.exp(-np.exp(rate[head]) * step) + step * np.outer(value, key)
+                    out[token, head] = state[head] @ query + scale[head] * value
+                    continue
+                query, key = (x / np.sqrt(x @ x + 1e-6) for x in (query, key))
                 if token > start or not is_known:
                     decay = np.exp(
                         -np.exp(rate[head]) * np.logaddexp(0, raw[token, k_head, group + member] + bias[head])

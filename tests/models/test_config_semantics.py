@@ -9,7 +9,9 @@ import hypothesis.strategies as st
 import pytest
 
 from jsg.errors import ModelError
+from jsg.models.block_spec import StateMixer
 from jsg.models.latent_spec import LatentSpec
+from jsg.models.mamba_spec import MambaSpec
 from jsg.models.registry import ALIASES, FAMILIES
 from jsg.models.spec import ModelSpec
 from jsg.window import Window
@@ -93,6 +95,15 @@ OWN_FIELDS: dict[str, dict[str, list[Any]]] = {
     },
     "Glm4MoeLiteForCausalLM": {"head_dim": [24], "mlp_layer_types": [["sparse", "dense"]]},
     "GraniteMoeForCausalLM": {"num_local_experts": [3]},
+    "GraniteMoeHybridForCausalLM": {
+        "layer_types": [["mamba", "attention"], ["full_attention", "linear_attention"]],
+        "num_local_experts": [0, 3],
+        "position_embedding_type": [None, "rope", "nope"],
+        "time_step_limit": [[0.1, 2.0]],
+        "mamba_d_head": [64, "auto"],
+        "mamba_n_groups": [2],
+        "mamba_conv_bias": [False],
+    },
     "Llama4ForCausalLM": {"no_rope_layers": [[], [0, 1]], "moe_layers": [[], [0]]},
     "Ministral3ForCausalLM": {"rope_parameters": [GROWING], "original_max_position_embeddings": [64]},
     "Mistral4ForCausalLM": {
@@ -109,6 +120,7 @@ IN_ALL = {
     "DeepseekV3ForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 2},
     "Ernie4_5_MoeForCausalLM": {"moe_num_experts": 4, "moe_k": 2},
     "Glm4MoeForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2, "head_dim": 24},
+    "GraniteMoeHybridForCausalLM": {"layer_types": ["attention"] * 2, "mamba_n_heads": 2},
     "Glm4MoeLiteForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2},
     "Mistral4ForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2},
     "Qwen3MoeForCausalLM": {"num_experts_per_tok": 2},
@@ -187,7 +199,7 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
     of_layers = [theirs.per_layer_config[i] if has_kinds else theirs for i in range(theirs.num_hidden_layers)]
     if of_layers[0].num_key_value_heads is None:  # of which transformers makes no model
         return False
-    attention = ours.layers[0].attention
+    attention = next(layer.attention for layer in ours.layers if layer.attention.kv_shape is not None)
     for layer, of in enumerate(ours.layers):
         found, rope = of.attention.rope, theirs.rope_parameters
         if found is None:
@@ -205,9 +217,18 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
         assert (attention.plain_dim, attention.value_dim) == (theirs.qk_nope_head_dim, theirs.v_head_dim)
         assert (attention.rank, attention.rope_dim) == (theirs.kv_lora_rank, theirs.qk_rope_head_dim)
     else:
-        assert [layer.attention.kv_heads for layer in ours.layers] == [of.num_key_value_heads for of in of_layers]
-        widths = [getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads for of in of_layers]
-        assert [layer.attention.head_dim for layer in ours.layers] == widths
+        full = [
+            (layer.attention, of) for layer, of in zip(ours.layers, of_layers, strict=True) if layer.attention.kv_shape
+        ]
+        assert [ours.kv_heads for ours, _ in full] == [of.num_key_value_heads for _, of in full]
+        widths = [getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads for _, of in full]
+        assert [ours.head_dim for ours, _ in full] == widths
+    for layer, kind in zip(ours.layers, getattr(theirs, "layer_types", None) or (), strict=False):
+        mamba = layer.attention
+        assert isinstance(mamba, StateMixer) == (kind == "linear_attention")
+        if isinstance(mamba, MambaSpec):
+            shape = (mamba.heads, mamba.groups, mamba.key_dim, mamba.value_dim, mamba.taps, mamba.has_bias, mamba.steps)
+            assert shape == scan_of(theirs)
     if theirs.model_type in ("ministral3", "mistral4"):
         scale, rope = attention.query_scale, theirs.rope_parameters
         assert (scale.beta, scale.length) == (rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"])
@@ -224,6 +245,12 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
         assert {mlp.router.choice.is_renormed for mlp in blocks} <= {bool(theirs.norm_topk_prob)}
     assert ours.layer_windows == windows(theirs, ours)
     return True
+
+
+def scan_of(theirs: Any) -> tuple[Any, ...]:
+    """The shape of a layer of Mamba-2."""
+    shape = "n_heads n_groups d_state d_head d_conv conv_bias".split()
+    return (*(getattr(theirs, f"mamba_{name}") for name in shape), theirs.time_step_limit)
 
 
 def interleaves(theirs: Any) -> bool:
@@ -266,4 +293,6 @@ def windows(theirs: Any, ours: ModelSpec) -> tuple[Window | None, ...]:
             return tuple(chunk if kind == "chunked_attention" else None for kind in theirs.layer_types)
     if getattr(theirs, "layer_types", None) is None:  # a family without windows
         return (None,) * ours.num_layers
+    if theirs.model_type == "granitemoehybrid":
+        return (None,) * theirs.layer_types.count("full_attention")
     return tuple(Window(theirs.sliding_window) if kind == "sliding_attention" else None for kind in theirs.layer_types)
