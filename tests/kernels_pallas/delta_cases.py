@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, ScanWeights, StateCache
+from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, ScanWeights, StateCache
 
 SLOTS = 8
 EPS = 1e-3
@@ -36,6 +36,7 @@ class Case:
     values: int = 32
     dtype: str = "float32"
     padding: int = 3
+    is_apart: bool = False
     has_delta: bool = True
 
 
@@ -66,6 +67,10 @@ CASES = (
     Case("scan of known", KNOWN, heads=1, group=3, has_delta=False),
     Case("scan in bfloat16", PROMPTS, dtype="bfloat16", group=1, values=16, has_delta=False),
     Case("wide", (Run(2, 1, 1, 7), Run(66)), heads=1, keys=128, values=128),
+    Case("prompts by channel", PROMPTS, keys=32, values=16, is_apart=True),
+    Case("rows by channel", ROWS, padding=2, dtype="bfloat16", is_apart=True),
+    Case("known by channel", KNOWN, group=1, is_apart=True),
+    Case("wide by channel", (Run(2, 1, 1, 7), Run(66)), heads=1, group=1, keys=128, values=128, is_apart=True),
 )
 
 
@@ -77,6 +82,7 @@ class Arrays(NamedTuple):
     weights: DeltaWeights | ScanWeights
     cache: StateCache
     pieces: Pieces
+    apart: GatesApart | None = None
 
 
 def make(case: Case, *, decay: float = 1.0) -> Arrays:
@@ -101,21 +107,20 @@ def make(case: Case, *, decay: float = 1.0) -> Arrays:
     weights = DeltaWeights(
         taps=normal(4, case.heads, mixed) / 2,
         decay_rate=decay * normal(heads, dtype="float32"),
-        decay_bias=normal(heads, dtype="float32"),
+        decay_bias=normal(heads, *([case.keys] if case.is_apart else []), dtype="float32"),
         norm=normal(case.values, dtype="float32"),
         eps=EPS,
     )
     if not case.has_delta:
         of_heads = (normal(heads, dtype="float32") for _ in range(3))
         weights = ScanWeights(weights.taps, *of_heads, normal(case.heads, mixed), STEPS)
-    joint = normal(total, case.heads, mixed + case.group * case.values)
-    return Arrays(
-        joint,
-        normal(total, case.heads, (2 if case.has_delta else 1) * case.group),
-        weights,
-        cache,
-        Pieces(*(jnp.asarray(c, jnp.int32) for c in columns)),
-    )
+    pieces, gates = Pieces(*(jnp.asarray(c, jnp.int32) for c in columns)), case.group * case.values
+    joint = normal(total, case.heads, mixed + (0 if case.is_apart else gates))
+    raw = normal(total, case.heads, case.group * (1 if case.is_apart or not case.has_delta else 2))
+    if not case.is_apart:
+        return Arrays(joint, raw, weights, cache, pieces)
+    apart = GatesApart(*(normal(total, case.heads, width) for width in (case.group * case.keys, gates)))
+    return Arrays(joint, raw, weights._replace(most=2.0), cache, pieces, apart)
 
 
 def convolution(x: np.ndarray, taps: np.ndarray, inputs: np.ndarray, pieces: Pieces) -> tuple[np.ndarray, np.ndarray]:
@@ -136,7 +141,8 @@ def definition(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     joint, raw, taps, inputs, states = (
         np.array(x, np.float64) for x in (arrays.joint, arrays.raw_gates, arrays.weights.taps, *arrays.cache)
     )
-    rate, bias, scale = (np.asarray(x, np.float64) for x in arrays.weights[1:4])
+    rate, bias, scale, _, most = (np.asarray(x, np.float64) for x in arrays.weights[1:])
+    apart = None if arrays.apart is None else [np.asarray(x, np.float64) for x in arrays.apart]
     _, all_heads, values, keys = states.shape
     group, mixed = all_heads // joint.shape[1], taps.shape[2]
     out, given = np.zeros((len(joint), all_heads, values)), states.copy()
@@ -162,16 +168,21 @@ def definition(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
                     continue
                 query, key = (x / np.sqrt(x @ x + 1e-6) for x in (query, key))
                 if token > start or not is_known:
-                    decay = np.exp(
-                        -np.exp(rate[head]) * np.logaddexp(0, raw[token, k_head, group + member] + bias[head])
-                    )
-                    strength = 1 / (1 + np.exp(-raw[token, k_head, member]))
+                    if apart is None:
+                        says = raw[token, k_head, group + member]
+                    else:
+                        says = apart[0][token, k_head, member * keys :][:keys]
+                    decay = np.exp(-np.exp(rate[head]) * np.logaddexp(0, says + bias[head]))
+                    strength = most / (1 + np.exp(-raw[token, k_head, member]))
                     state = state.copy()
                     state[head] *= decay
                     state[head] += strength * np.outer(value - state[head] @ key, key)
                 y = state[head] @ query * keys**-0.5
-                gate = joint[token, k_head, mixed + member * values :][:values]
-                out[token, head] = y / np.sqrt(y @ y / values + EPS) * scale * _silu(gate)
+                if apart is None:
+                    gate = _silu(joint[token, k_head, mixed + member * values :][:values])
+                else:
+                    gate = 1 / (1 + np.exp(-apart[1][token, k_head, member * values :][:values]))
+                out[token, head] = y / np.sqrt(y @ y / values + EPS) * scale * gate
         states[target] = state
     return out, inputs, states
 
