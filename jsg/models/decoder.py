@@ -20,6 +20,8 @@ from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
 from jsg.kernels_pallas.reference_write import rotate
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, NormSpec, QueryKeyNormSpec
+from jsg.models.convolution import GatedConvolution
+from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.delta import DeltaAttention
 from jsg.models.delta_spec import DeltaSpec
 from jsg.models.experts import ExpertsBeside, SparseFeedForward
@@ -156,7 +158,7 @@ class NormsOverHeads(nnx.Module):
 
 def _mixer(
     spec: Mixer, prefix: str, width: int, dtype: jax.typing.DTypeLike
-) -> Attention | LatentAttention | DeltaAttention | Mamba:
+) -> Attention | LatentAttention | DeltaAttention | Mamba | GatedConvolution:
     match spec:
         case LatentSpec():
             return LatentAttention(spec, prefix, width, dtype)
@@ -164,6 +166,8 @@ def _mixer(
             return DeltaAttention(spec, prefix, width, dtype)
         case MambaSpec():
             return Mamba(spec, prefix, width, dtype)
+        case ConvolutionSpec():
+            return GatedConvolution(spec, prefix, width, dtype)
         case _:
             return Attention(spec, prefix, width, dtype)
 

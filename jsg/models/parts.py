@@ -81,6 +81,7 @@ def read_heads(
     output_bias: str | bool = False,
     scale: str | None = None,
     qk_norm: Mapping[str, Any] | None = None,
+    eps_field: str = "rms_norm_eps",
     **own: Any,
 ) -> AttentionSpec:
     """Attention without rope.
@@ -92,6 +93,7 @@ def read_heads(
         output_bias: The same of the projection after attention.
         scale: The field that has the scale; None for 1/√head_dim.
         qk_norm: How queries and keys are normed: fields of `QueryKeyNormSpec`. None for not at all.
+        eps_field: The field with what these norms add to the mean square.
         **own: Other fields of `AttentionSpec`.
     """
     width, heads = config.integer("hidden_size"), config.integer("num_attention_heads", high=MAX_HEADS)
@@ -106,7 +108,7 @@ def read_heads(
         head_dim=head_dim,
         scale=head_dim**-0.5 if scale is None else config.number(scale),
         rope=None,
-        qk_norm=None if qk_norm is None else QueryKeyNormSpec(eps=read_eps(config), **qk_norm),
+        qk_norm=None if qk_norm is None else QueryKeyNormSpec(eps=read_eps(config, eps_field), **qk_norm),
         qkv_bias=has_bias or is_on(config, qkv_bias),
         output_bias=has_bias or is_on(config, output_bias),
     )

@@ -22,6 +22,8 @@ from jsg.models.families import (
     granitemoe,
     granitemoehybrid,
     hunyuan_v1_dense,
+    lfm2,
+    lfm2_moe,
     llama,
     llama4,
     llava,
@@ -92,6 +94,8 @@ FAMILIES: dict[str, Family] = {
     "Ernie4_5_MoeForCausalLM": ernie4_5_moe.FAMILY,
     "Ernie4_5ForCausalLM": ernie4_5.FAMILY,
     "Cohere2ForCausalLM": cohere2.FAMILY,
+    "Lfm2ForCausalLM": lfm2.FAMILY,
+    "Lfm2MoeForCausalLM": lfm2_moe.FAMILY,
 }
 """Architecture → how its files are read."""
 
@@ -116,6 +120,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "Qwen3_5ForConditionalGeneration": qwen3_5.WRAPPER,
     "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe.WRAPPER,
     "Llama4ForConditionalGeneration": llama4.WRAPPER,
+    "Lfm2VlForConditionalGeneration": lfm2.WRAPPER,
 }
 """Architecture of a model around one of these → how its files are read."""
 

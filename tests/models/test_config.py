@@ -107,6 +107,8 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "Glm4MoeForCausalLM": (8, 1e4, 1e-5, 131072, {None}, None),
         "MiniMaxM2ForCausalLM": (8, 5e6, 1e-6, 196608, {None}, 200034),
         "Ernie4_5_MoeForCausalLM": (4, 5e5, 1e-5, 131072, {None}, 1),
+        "Lfm2ForCausalLM": (8, 1e6, 1e-5, 128000, {None}, 1),
+        "Lfm2MoeForCausalLM": (8, 1e6, 1e-5, 128000, {None}, 1),
         "Qwen3NextForCausalLM": (2, 1e4, 1e-6, 32768, {None}, None),
         "Qwen3_5ForCausalLM": (4, 1e4, 1e-6, 32768, {None}, None),
         "Qwen3_5MoeForCausalLM": (2, 1e4, 1e-6, 32768, {None}, None),
@@ -135,7 +137,7 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
 
     family = FAMILIES[architecture]
     theirs = AutoConfig.for_model(family.model_type)
-    names = "layer_types no_rope_layers per_layer_config moe_layers mlp_layer_types"
+    names = "layer_types full_attn_idxs no_rope_layers per_layer_config moe_layers mlp_layer_types"
     derived = {"moe_layer_end_index": -1} | dict.fromkeys(names.split())
     values, ours = theirs.to_dict() | derived, dict(family.defaults)
     if "full_attention" not in ours.get("rope_parameters", {}):
@@ -145,7 +147,8 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
     if "rope_local_base_freq" in ours:
         values["rope_local_base_freq"] = theirs.rope_parameters["sliding_attention"]["rope_theta"]
         values["sliding_window_pattern"] = theirs._sliding_window_pattern
-    for name in ("sliding_window_pattern", "full_attention_interval", "output_gate_type"):  # numbers in their code
+    in_code = ("sliding_window_pattern", "full_attention_interval", "output_gate_type", "hidden_act")
+    for name in in_code:
         values.setdefault(name, ours.get(name))
     if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
         values["sliding_window"] = type(theirs).sliding_window
@@ -551,7 +554,7 @@ def test_any_value_of_any_field_is_read_or_refused(tmp_path, variant, name, valu
         config = read(tmp_path, {**VARIANTS[variant], name: value})
     except ModelError:
         return
-    assert config.layers[0].attention.heads % config.layers[0].attention.kv_heads == 0
+    assert first_attention(config).heads % first_attention(config).kv_heads == 0
     assert config.kv_bytes_per_token(2) > 0
 
 

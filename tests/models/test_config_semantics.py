@@ -1,6 +1,7 @@
 """What files mean, beside transformers' own configuration classes, which need no PyTorch."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from jsg.errors import ModelError
 from jsg.models.block_spec import StateMixer
+from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.mamba_spec import MambaSpec
 from jsg.models.registry import ALIASES, FAMILIES
@@ -104,6 +106,25 @@ OWN_FIELDS: dict[str, dict[str, list[Any]]] = {
         "mamba_n_groups": [2],
         "mamba_conv_bias": [False],
     },
+    "Lfm2ForCausalLM": {
+        "norm_eps": [1e-4],
+        "head_dim": [24, 32],
+        "layer_types": [["conv", "full_attention"], ["full_attention", "conv"]],
+        "full_attn_idxs": [None, [1], [0, 1, 5]],
+        "tie_embedding": [True, False],
+        "block_ff_dim": [100],
+        "block_auto_adjust_ff_dim": [True, False],
+        "block_ffn_dim_multiplier": [1, 1.3],
+        "block_multiple_of": [7, 64],
+    },
+    "Lfm2MoeForCausalLM": {
+        "layer_types": [["conv", "full_attention"]],
+        "tie_embedding": [True, False],
+        "num_dense_layers": [0, 1, 2],
+        "num_experts": [6],
+        "norm_topk_prob": [False],
+        "routed_scaling_factor": [1.5],
+    },
     "Llama4ForCausalLM": {"no_rope_layers": [[], [0, 1]], "moe_layers": [[], [0]]},
     "Ministral3ForCausalLM": {"rope_parameters": [GROWING], "original_max_position_embeddings": [64]},
     "Mistral4ForCausalLM": {
@@ -122,6 +143,7 @@ IN_ALL = {
     "Glm4MoeForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2, "head_dim": 24},
     "GraniteMoeHybridForCausalLM": {"layer_types": ["attention"] * 2, "mamba_n_heads": 2},
     "Glm4MoeLiteForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2},
+    "Lfm2MoeForCausalLM": {"num_experts": 4, "num_experts_per_tok": 2, "layer_types": ["full_attention"] * 2},
     "Mistral4ForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2},
     "Qwen3MoeForCausalLM": {"num_experts_per_tok": 2},
 }
@@ -199,7 +221,10 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
     of_layers = [theirs.per_layer_config[i] if has_kinds else theirs for i in range(theirs.num_hidden_layers)]
     if of_layers[0].num_key_value_heads is None:  # of which transformers makes no model
         return False
-    attention = next(layer.attention for layer in ours.layers if layer.attention.kv_shape is not None)
+    blocks = [layer.experts for layer in ours.layers if layer.experts is not None]
+    with_keys = [i for i, layer in enumerate(ours.layers) if layer.attention.kv_shape is not None]
+    attentions = [ours.layers[i].attention for i in with_keys]
+    attention, of_layers = attentions[0], [of_layers[i] for i in with_keys]
     for layer, of in enumerate(ours.layers):
         found, rope = of.attention.rope, theirs.rope_parameters
         if found is None:
@@ -217,30 +242,33 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
         assert (attention.plain_dim, attention.value_dim) == (theirs.qk_nope_head_dim, theirs.v_head_dim)
         assert (attention.rank, attention.rope_dim) == (theirs.kv_lora_rank, theirs.qk_rope_head_dim)
     else:
-        full = [
-            (layer.attention, of) for layer, of in zip(ours.layers, of_layers, strict=True) if layer.attention.kv_shape
-        ]
-        assert [ours.kv_heads for ours, _ in full] == [of.num_key_value_heads for _, of in full]
-        widths = [getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads for _, of in full]
-        assert [ours.head_dim for ours, _ in full] == widths
+        assert [each.kv_heads for each in attentions] == [of.num_key_value_heads for of in of_layers]
+        widths = [getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads for of in of_layers]
+        assert [each.head_dim for each in attentions] == widths
     for layer, kind in zip(ours.layers, getattr(theirs, "layer_types", None) or (), strict=False):
         mamba = layer.attention
-        assert isinstance(mamba, StateMixer) == (kind == "linear_attention")
+        assert isinstance(mamba, StateMixer) == (kind in ("linear_attention", "conv"))
         if isinstance(mamba, MambaSpec):
             shape = (mamba.heads, mamba.groups, mamba.key_dim, mamba.value_dim, mamba.taps, mamba.has_bias, mamba.steps)
             assert shape == scan_of(theirs)
     if theirs.model_type in ("ministral3", "mistral4"):
         scale, rope = attention.query_scale, theirs.rope_parameters
         assert (scale.beta, scale.length) == (rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"])
-    eps = theirs.layer_norm_eps if hasattr(theirs, "layer_norm_eps") else theirs.rms_norm_eps
+    if hasattr(theirs, "conv_L_cache"):
+        assert with_keys == [i for i, kind in enumerate(theirs.layer_types) if kind == "full_attention"]
+        short = [layer.attention for layer in ours.layers if isinstance(layer.attention, ConvolutionSpec)]
+        assert {(each.taps, each.has_bias) for each in short} <= {(theirs.conv_L_cache, theirs.conv_bias)}
+        assert {mlp.inner for mlp in (layer.mlp for layer in ours.layers) if mlp not in blocks} <= {inner(theirs)}
+    names = ("layer_norm_eps", "norm_eps", "rms_norm_eps")
+    eps = next(getattr(theirs, name) for name in names if hasattr(theirs, name))
     assert (ours.final_norm.eps, ours.tie_word_embeddings) == (eps, theirs.tie_word_embeddings)
     if hasattr(theirs, "logit_scale"):
         assert ours.logit_factor == theirs.logit_scale
-    blocks = [layer.experts for layer in ours.layers if layer.experts is not None]
     assert tuple(layer.experts.count if layer.experts else 0 for layer in ours.layers) == experts(theirs)
     if hasattr(theirs, "n_shared_experts"):
         shared = {0 if mlp.shared is None else mlp.shared.block.inner // mlp.inner for mlp in blocks}
         assert shared <= {theirs.n_shared_experts}
+    if hasattr(theirs, "n_shared_experts") or theirs.model_type == "lfm2_moe":
         assert {mlp.router.choice.factor for mlp in blocks} <= {theirs.routed_scaling_factor}
         assert {mlp.router.choice.is_renormed for mlp in blocks} <= {bool(theirs.norm_topk_prob)}
     assert ours.layer_windows == windows(theirs, ours)
@@ -259,6 +287,14 @@ def interleaves(theirs: Any) -> bool:
     return theirs.model_type in pairs or bool(getattr(theirs, "rope_interleave", False))
 
 
+def inner(theirs: Any) -> int:
+    """The width of a block of LFM2, as its model takes it from a configuration."""
+    if not getattr(theirs, "block_auto_adjust_ff_dim", False):
+        return theirs.intermediate_size
+    width, step = int(2 * theirs.intermediate_size / 3), theirs.block_multiple_of
+    return step * math.ceil(int(theirs.block_ffn_dim_multiplier * width) / step)
+
+
 def experts(theirs: Any) -> tuple[int, ...]:
     """How many each layer has, as the models of these families take them from a configuration."""
     names = ("n_routed_experts", "moe_num_experts", "num_local_experts", "num_experts")
@@ -271,6 +307,8 @@ def experts(theirs: Any) -> tuple[int, ...]:
             return tuple(count if kind == "sparse" else 0 for kind in theirs.mlp_layer_types)
         case "llama4_text":
             return tuple(count if layer in theirs.moe_layers else 0 for layer in layers)
+        case "lfm2_moe":
+            return tuple(count if layer >= theirs.num_dense_layers else 0 for layer in layers)
         case "glm4_moe" | "deepseek_v2" | "deepseek_v3" | "mistral4":
             return tuple(count if layer >= theirs.first_k_dense_replace else 0 for layer in layers)
         case "ernie4_5_moe":
@@ -284,8 +322,8 @@ def experts(theirs: Any) -> tuple[int, ...]:
 def windows(theirs: Any, ours: ModelSpec) -> tuple[Window | None, ...]:
     """Those of each layer, as the models of these families take them from a configuration."""
     match theirs.model_type:
-        case "llama":
-            return (None,) * ours.num_layers
+        case "llama" | "lfm2" | "lfm2_moe" | "granitemoehybrid" | "nemotron_h":
+            return (None,) * len(ours.layer_windows)
         case "mistral" | "mixtral" | "qwen3_moe":
             return (theirs.sliding_window and Window(theirs.sliding_window),) * ours.num_layers
         case "llama4_text":
@@ -293,6 +331,4 @@ def windows(theirs: Any, ours: ModelSpec) -> tuple[Window | None, ...]:
             return tuple(chunk if kind == "chunked_attention" else None for kind in theirs.layer_types)
     if getattr(theirs, "layer_types", None) is None:  # a family without windows
         return (None,) * ours.num_layers
-    if theirs.model_type == "granitemoehybrid":
-        return (None,) * theirs.layer_types.count("full_attention")
     return tuple(Window(theirs.sliding_window) if kind == "sliding_attention" else None for kind in theirs.layer_types)

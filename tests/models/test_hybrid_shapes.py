@@ -8,11 +8,12 @@ import pytest
 
 from jsg.engine.problems import find_problems
 from jsg.errors import ModelError
-from jsg.models.block_spec import ExpertsSpec
+from jsg.models.block_spec import AttentionSpec, ExpertsSpec
 from jsg.models.delta_spec import DeltaSpec
 from tests.golden.compare import MAX_DIFFERENCE, Recorded
 from tests.golden.variants import random_tensors, write_checkpoint
 from tests.models.paged import PagedModel, load_directory
+from tests.models.published import PUBLISHED
 from tests.models.sizes import num_parameters
 from tests.models.test_config import read
 
@@ -170,6 +171,44 @@ def test_what_is_refused_of_granite(tmp_path: Path, fields: dict[str, Any], name
 def test_what_is_refused(tmp_path: Path, fields: dict[str, Any], named: str):
     with pytest.raises(ModelError, match=named):
         read(tmp_path, {"architectures": ["Qwen3_5ForCausalLM"], **text_half("0.8B"), **fields})
+
+
+def test_layers_of_lfm2_keep_three_inputs_of_each_channel(tmp_path: Path):
+    spec = read(tmp_path, PUBLISHED["lfm2-1.2b"].file)
+    full = [i for i, layer in enumerate(spec.layers) if isinstance(layer.attention, AttentionSpec)]
+    assert full == [2, 5, 8, 10, 12, 14] and {layer.mlp.inner for layer in spec.layers} == {8192}
+    assert (spec.state_bytes(2), spec.kv_bytes_per_token(2)) == (10 * 3 * 2048 * 2, 12 * 2**10)
+    with pytest.raises(ModelError, match="hidden_size of the model, which is 2048, but got 3"):
+        spec.layers[0].over_devices(3, 1)
+    sparse = read(tmp_path, PUBLISHED["lfm2-8b-a1b"].file)
+    assert [layer.experts is not None for layer in sparse.layers] == [False] * 2 + [True] * 22
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"conv_L_cache": 1}, r"conv_L_cache must be an integer in \[2, 16\]"),
+        ({"layer_types": ["conv"] * 16}, "layer_types must have at least one full_attention"),
+        ({"layer_types": ["linear_attention"] * 16}, "layer_types must be 16 of conv or full_attention"),
+        ({"full_attn_idxs": 3}, "full_attn_idxs must be a list of the layers with attention"),
+        ({"conv_bias": 1}, "conv_bias must be true or false"),
+        ({"block_multiple_of": 0}, "block_multiple_of"),
+        ({"rms_norm_eps": 1e-5}, "no field 'rms_norm_eps'"),
+    ],
+)
+def test_what_is_refused_of_lfm2(tmp_path: Path, fields: dict[str, Any], named: str):
+    with pytest.raises(ModelError, match=named):
+        read(tmp_path, PUBLISHED["lfm2-1.2b"].file | fields)
+
+
+def test_both_names_of_a_tied_head_count_also_around_a_text_half(tmp_path: Path):
+    text = PUBLISHED["lfm2-vl-450m"].file
+    whole = {"architectures": ["Lfm2VlForConditionalGeneration"], "text_config": text | {"tie_embedding": True}}
+    for said in ({"tie_embedding": False}, {"tie_word_embeddings": False}):
+        assert not read(tmp_path, text | said).tie_word_embeddings
+        # The head of the text half is not there in the whole.
+        assert not read(tmp_path, whole | said).tie_word_embeddings
+    assert read(tmp_path, whole).tie_word_embeddings
 
 
 def test_devices_share_out_key_heads(tmp_path: Path):

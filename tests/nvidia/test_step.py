@@ -226,6 +226,7 @@ FAMILIES = {
         SHORTER | {"layer_types": [FULL, FULL], "num_kv_shared_layers": 1},
     ),
     "experts-beside": (PUBLISHED["gemma-4-26b-a4b-it"].file, SHORTER | {"layer_types": [*LAYER_KINDS[::-1]]}),
+    "short-convolutions": (PUBLISHED["lfm2-1.2b"].file, SHORTER | {"full_attn_idxs": [1]}),
     "aligned-window": (PUBLISHED["llama-4-scout"].file, SHORTER | {"no_rope_layers": [1, 0]}),
 }
 """A family that is not here has the records of one that is, up to sizes: Seed-OSS those of "biases", Ministral and
@@ -287,6 +288,16 @@ def test_a_layer_of_linear_attention_costs_hardly_more_launches_than_one_of_atte
     assert len(rules) == 2, "one launch for each layer"
     states = sum(shape.num_bytes(2) for shapes in deep.config.state_shapes for shape in shapes)
     assert states == 2 * (2 * 2**20 + 2 * 4 * 8192)
+
+
+def test_a_layer_of_a_short_convolution_has_no_more_launches_than_one_of_attention():
+    """Beside the feed-forward block: a norm, two projections, and three for the convolution with its slots."""
+    file, options = FAMILIES["short-convolutions"]
+    two, three = (programs.make_model(file, num_hidden_layers=count, **options) for count in (2, 3))
+    for key in (BucketKey(Phase.DECODE, 32, 32), BucketKey(Phase.EXTEND, 512, 256)):
+        shallow, deep = (of.programs.program(("forward", key)) for of in (two, three))
+        check_forward(deep, three)
+        assert len(deep.launches) - len(shallow.launches) <= MAX_LAUNCHES
 
 
 @pytest.mark.parametrize("name", ["many-experts", "shared-expert", "latent"])
