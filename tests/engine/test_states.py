@@ -51,10 +51,23 @@ KIMI = {
     "moe_intermediate_size": 32,
     "rms_norm_eps": 1e-2,
 }
+GRANITE = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "num_hidden_layers": 2,
+    "layer_types": ["mamba", "attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 64,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "rms_norm_eps": 1e-2,
+}
 KINDS = [
     pytest.param(HYBRID, id="delta"),
     pytest.param(CONVOLUTIONS, id="convolution", marks=pytest.mark.slow),
     pytest.param(KIMI, id="kimi_linear", marks=pytest.mark.slow),
+    pytest.param(GRANITE, id="mamba", marks=pytest.mark.slow),
 ]
 
 

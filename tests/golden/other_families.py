@@ -171,7 +171,21 @@ _QWEN3_NEXT = {
     "rope_parameters": None,
     "partial_rotary_factor": 0.5,
 }
-
+_GRANITE_HYBRID = {
+    **_GRANITE,
+    "head_dim": None,
+    "hidden_size": 96,
+    "rms_norm_eps": 1e-2,  # as of `_HYBRID`
+    "mamba_n_heads": 6,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "shared_intermediate_size": 48,
+    "num_local_experts": 0,
+    "num_hidden_layers": 4,
+    "layer_types": ["mamba", "attention", "mamba", "mamba"],
+    "position_embedding_type": "nope",
+}
 _LFM2 = {"rms_norm_eps": None, "norm_eps": 1e-5, "num_hidden_layers": 4, "pad_token_id": 0}
 _LFM2_EXPERTS = {**_QWEN_EXPERTS, "layer_types": ["conv", "full_attention", "conv", "conv"]}
 _SIGLIP = {
@@ -204,6 +218,16 @@ _KIMI_LINEAR = {
 }
 
 OTHERS: dict[str, dict[str, Any]] = {
+    "granitemoehybrid": small("GraniteMoeHybridForCausalLM", "granitemoehybrid", **_GRANITE_HYBRID),
+    "granitemoehybrid_experts": small(
+        "GraniteMoeHybridForCausalLM",
+        "granitemoehybrid",
+        **{**_GRANITE_HYBRID, "mamba_n_groups": 1, "mamba_d_state": 32, "num_local_experts": 6},
+        num_experts_per_tok=3,
+        mamba_conv_bias=False,
+        mamba_d_conv=3,
+    )
+    | {"position_embedding_type": "rope", "layer_types": ["attention", "mamba", "attention", "mamba"]},
     "lfm2": small(
         "Lfm2ForCausalLM",
         "lfm2",

@@ -61,10 +61,17 @@ def test_both_generations_of_rope_fields_mean_the_same(tmp_path):
     assert read(tmp_path, new).layers[0].attention.rope == RopeSpec(type="llama3", theta=5e5, **scaling)
 
 
+BARE = {
+    "GraniteMoeHybridForCausalLM": {"layer_types": ["mamba", *["attention"] * 31], "position_embedding_type": "rope"}
+}
+"""Fields whose defaults make no model with keys, or one without rope."""
+
+
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, architecture):
     """Bare files; the heads are many and wide, so that no two defaults agree by chance."""
-    config = read(tmp_path, {"architectures": [architecture]})
+    bare = {"architectures": [architecture], **BARE.get(architecture, {})}
+    config = read(tmp_path, bare)
     kv_heads, theta, eps, context_len, windows, bos = {
         "LlamaForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
         "Llama4ForCausalLM": (8, 5e5, 1e-5, 131072, {None, Window(8192, is_aligned=True)}, 1),
@@ -92,6 +99,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "Exaone4ForCausalLM": (32, 1e4, 1e-5, 2048, {4096, None}, 0),
         "HunYuanDenseV1ForCausalLM": (32, 1e4, 1e-5, 2048, {None}, 1),
         "GraniteMoeForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
+        "GraniteMoeHybridForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
         "OlmoeForCausalLM": (16, 1e4, 1e-5, 4096, {None}, None),
         "DeepseekV2ForCausalLM": (1, 1e4, 1e-6, 2048, {None}, 1),
         "DeepseekV3ForCausalLM": (1, 1e4, 1e-6, 4096, {None}, 0),
@@ -116,7 +124,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         bos,
     )
     family_head_dim = FAMILIES[architecture].defaults.get("head_dim")
-    half = read(tmp_path, {"architectures": [architecture], "hidden_size": 64 * attention.heads})
+    half = read(tmp_path, {**bare, "hidden_size": 64 * attention.heads})
     assert first_attention(half).head_dim == (family_head_dim or 64)
 
 
@@ -150,6 +158,8 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
         values.setdefault(name, ours.get(name))
     if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
         values["sliding_window"] = type(theirs).sliding_window
+    if "mamba_d_head" in ours:  # and computed the width
+        values["mamba_d_head"] = type(theirs).mamba_d_head
     derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128, "global_head_dim": 512}
     derived |= {"num_experts_per_tok": 6}
     for name, value in ours.items():

@@ -10,9 +10,11 @@ import hypothesis.strategies as st
 import pytest
 
 from jsg.errors import ModelError
+from jsg.models.block_spec import StateMixer
 from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
+from jsg.models.mamba_spec import MambaSpec
 from jsg.models.registry import ALIASES, FAMILIES
 from jsg.models.spec import ModelSpec
 from jsg.window import Window
@@ -96,6 +98,15 @@ OWN_FIELDS: dict[str, dict[str, list[Any]]] = {
     },
     "Glm4MoeLiteForCausalLM": {"head_dim": [24], "mlp_layer_types": [["sparse", "dense"]]},
     "GraniteMoeForCausalLM": {"num_local_experts": [3]},
+    "GraniteMoeHybridForCausalLM": {
+        "layer_types": [["mamba", "attention"], ["full_attention", "linear_attention"]],
+        "num_local_experts": [0, 3],
+        "position_embedding_type": [None, "rope", "nope"],
+        "time_step_limit": [[0.1, 2.0]],
+        "mamba_d_head": [64, "auto"],
+        "mamba_n_groups": [2],
+        "mamba_conv_bias": [False],
+    },
     "Lfm2ForCausalLM": {
         "norm_eps": [1e-4],
         "head_dim": [24, 32],
@@ -152,6 +163,7 @@ IN_ALL = {
     "DeepseekV3ForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 2},
     "Ernie4_5_MoeForCausalLM": {"moe_num_experts": 4, "moe_k": 2},
     "Glm4MoeForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2, "head_dim": 24},
+    "GraniteMoeHybridForCausalLM": {"layer_types": ["attention"] * 2, "mamba_n_heads": 2},
     "Glm4MoeLiteForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2},
     "Lfm2MoeForCausalLM": {"num_experts": 4, "num_experts_per_tok": 2, "layer_types": ["full_attention"] * 2},
     "KimiLinearForCausalLM": {
@@ -267,6 +279,12 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
         assert all((mixer.heads, mixer.key_dim, mixer.taps) == sizes for mixer in linear)
         assert with_keys == [layer for layer, kind in enumerate(theirs.layer_types) if kind == "full_attention"]
         assert ours.max_position_embeddings == theirs.max_position_embeddings
+    for layer, kind in zip(ours.layers, getattr(theirs, "layer_types", None) or (), strict=False):
+        mamba = layer.attention
+        assert isinstance(mamba, StateMixer) == (kind in ("linear_attention", "conv"))
+        if isinstance(mamba, MambaSpec):
+            shape = (mamba.heads, mamba.groups, mamba.key_dim, mamba.value_dim, mamba.taps, mamba.has_bias, mamba.steps)
+            assert shape == scan_of(theirs)
     if theirs.model_type in ("ministral3", "mistral4"):
         scale, rope = attention.query_scale, theirs.rope_parameters
         assert (scale.beta, scale.length) == (rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"])
@@ -289,6 +307,12 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
         assert {mlp.router.choice.is_renormed for mlp in blocks} <= {bool(theirs.norm_topk_prob)}
     assert ours.layer_windows == windows(theirs, ours)
     return True
+
+
+def scan_of(theirs: Any) -> tuple[Any, ...]:
+    """The shape of a layer of Mamba-2."""
+    shape = "n_heads n_groups d_state d_head d_conv conv_bias".split()
+    return (*(getattr(theirs, f"mamba_{name}") for name in shape), theirs.time_step_limit)
 
 
 def interleaves(theirs: Any) -> bool:
@@ -332,7 +356,7 @@ def experts(theirs: Any) -> tuple[int, ...]:
 def windows(theirs: Any, ours: ModelSpec) -> tuple[Window | None, ...]:
     """Those of each layer, as the models of these families take them from a configuration."""
     match theirs.model_type:
-        case "llama" | "lfm2" | "lfm2_moe":
+        case "llama" | "lfm2" | "lfm2_moe" | "granitemoehybrid" | "nemotron_h":
             return (None,) * len(ours.layer_windows)
         case "mistral" | "mixtral" | "qwen3_moe":
             return (theirs.sliding_window and Window(theirs.sliding_window),) * ours.num_layers

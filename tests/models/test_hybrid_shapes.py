@@ -160,6 +160,57 @@ def test_the_names_that_published_files_of_kimi_linear_have(tmp_path: Path):
     assert spec is not None and problems == []
 
 
+GRANITE: dict[str, Any] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "vocab_size": 100352,
+    "num_hidden_layers": 40,
+    "layer_types": [*["mamba"] * 5, "attention", *["mamba"] * 9, "attention"]
+    + [*["mamba"] * 9, "attention"] * 2
+    + ["mamba"] * 4,
+    "init_method": "mup",
+    "mamba_chunk_size": 256,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "normalization_function": "rmsnorm",
+    "position_embedding_type": "nope",
+    "tie_word_embeddings": True,
+}
+GRANITES = {
+    # Width, inner width, shared width, experts, heads, key-value heads, heads of Mamba; MiB, KiB; millions of numbers.
+    "h-micro": (2048, 8192, 8192, 0, 32, 8, 64, 72, 8, 3191),
+    "h-tiny": (1536, 512, 1024, 64, 12, 4, 48, 54, 8, 6939),
+    "h-small": (4096, 768, 1536, 72, 32, 8, 128, 144, 16, 32207),
+}
+
+
+def granite(name: str) -> dict[str, Any]:
+    names = "hidden_size intermediate_size shared_intermediate_size num_local_experts num_attention_heads"
+    names += " num_key_value_heads mamba_n_heads"
+    return GRANITE | dict(zip(names.split(), GRANITES[name], strict=False)) | {"num_experts_per_tok": 10}
+
+
+@pytest.mark.parametrize("name", GRANITES)
+def test_what_granite_keeps(tmp_path: Path, name: str):
+    spec = read(tmp_path, granite(name))
+    mib, kib, millions = GRANITES[name][-3:]
+    assert sum(shapes[1].num_bytes(2) for shapes in spec.state_shapes) == mib * 2**20
+    assert spec.kv_bytes_per_token(2) == kib * 2**10
+    assert len(spec.state_shapes) == 36
+    assert round(num_parameters(spec) / 1e6) == millions
+
+
+def test_a_group_is_repeated_for_each_device_and_several_are_shared_out(tmp_path: Path):
+    spec = read(tmp_path, granite("h-tiny"))
+    mamba = spec.over_devices(4).layers[0].attention
+    assert (mamba.groups, mamba.group_repeats, spec.layers[0].attention.groups) == (4, 4, 1)
+    with pytest.raises(ModelError, match="the heads of Mamba layers of the model, which is 48, but got 32"):
+        spec.layers[0].attention.over_devices(32)
+    three = read(tmp_path, granite("h-tiny") | {"mamba_n_groups": 3})
+    with pytest.raises(ModelError, match="the groups of heads of Mamba layers of the model, which is 3, but got 2"):
+        three.over_devices(2)
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -185,6 +236,25 @@ def test_the_names_that_published_files_of_kimi_linear_have(tmp_path: Path):
 def test_what_is_refused_of_kimi_linear(tmp_path: Path, fields: dict[str, Any], named: str):
     with pytest.raises(ModelError, match=named):
         read(tmp_path, KIMI | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"layer_types": None}, "layer_types must be 40 of mamba or attention, at least one of them attention"),
+        ({"layer_types": ["mamba"] * 40}, "at least one of them attention"),
+        ({"mamba_d_head": 32}, "mamba_d_head must give 48 heads 3072 numbers"),
+        ({"mamba_n_groups": 7}, "mamba_n_groups must divide 48 heads"),
+        ({"mamba_proj_bias": True}, "mamba_proj_bias must be False"),
+        ({"mamba_d_conv": 1}, "mamba_d_conv must be an integer in"),
+        ({"time_step_limit": [1, 0.5]}, "time_step_limit must be the smallest and the largest step"),
+        ({"time_step_limit": None}, "time_step_limit must be the smallest and the largest step"),
+        ({"position_embedding_type": "alibi"}, "position_embedding_type must be rope or nope"),
+    ],
+)
+def test_what_is_refused_of_granite(tmp_path: Path, fields: dict[str, Any], named: str):
+    with pytest.raises(ModelError, match=named):
+        read(tmp_path, granite("h-tiny") | fields)
 
 
 @pytest.mark.parametrize(
