@@ -21,7 +21,7 @@ from jsg.server.http.json_body import BodyBytes, CurrentRules, new_router
 from jsg.server.openai.body import OpenAIBody
 from jsg.server.openai.common import TokenNames, head_of, rendered, respond
 from jsg.server.openai.tools import NamedFunction, ToolChoice, shown_call, shown_change
-from jsg.server.shared.answers import constraint_of, finish_of
+from jsg.server.shared.answers import constraint_of, finish_of, scores_json
 from jsg.server.shared.beginning import begin
 from jsg.server.shared.constraint import text_form
 from jsg.server.shared.fields import ALL_THE_ROOM, MAX_NAME_CHARS, TOP_LOGPROBS, Only
@@ -322,7 +322,11 @@ class ChatChoice:
     def _logprobs(self, scored: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not self.answer.request.return_logprob:
             return None
-        return {"content": self._names.scores(scored), "refusal": None}
+
+        def show(start: int, stop: int) -> dict[str, list[Any]]:
+            return {"content": self._names.scores(scored[start:stop])}
+
+        return {**scores_json(show, len(scored), self.answer.request), "refusal": None}
 
 
 def _shown_thoughts(thoughts: str | None) -> dict[str, str | None]:
