@@ -1,6 +1,5 @@
 """Answers with many log-probabilities: they are written and sent in parts, so that others have their turn."""
 
-import json
 from typing import Any
 
 import httpx

@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 
 from jsg.engine.front.client import EngineClient
 from jsg.errors import ContextLengthError, JsgError, RequestError
-from jsg.processing.answer import Answer, AnswerDelta, Prompt
+from jsg.processing.answer import AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.caller import ApiCall, Caller
 from jsg.server.generation import Generator

@@ -12,11 +12,11 @@ PIECE_BYTES = 2**17
 
 
 def json_pieces(value: Any) -> Iterator[bytes]:
-    """The JSON of a value, in which each iterator stands for JSON that it makes in pieces."""
-    later: list[Iterator[bytes]] = []
+    """The JSON of a value, in which whatever else can be iterated stands for JSON that it makes in pieces."""
+    later: list[Iterable[bytes]] = []
 
     def place(pieces: Any) -> msgspec.Raw:
-        later.append(iter(pieces))
+        later.append(pieces)
         return _PLACE
 
     texts = msgspec.json.encode(value, enc_hook=place).split(b"\0")  # JSON has no such byte
@@ -52,11 +52,12 @@ class JsonLists:
         self._num_made = 0
         self._made: dict[str, list[bytearray]] = {name: [] for name in show(0, 0)}
 
-    def until(self, stop: int) -> dict[str, Iterator[bytes]]:
-        """The JSON of each list up to an entry. May be asked again for more entries, once this was read to its end."""
-        return {name: self._pieces(name, stop) for name in self._made}
+    def until(self, stop: int) -> dict[str, Iterable[bytes]]:
+        """The JSON of each list up to an entry. It may be read several times, before more entries are asked for."""
+        return {name: _Until(self, name, stop) for name in self._made}
 
-    def _pieces(self, name: str, stop: int) -> Iterator[bytes]:
+    def pieces(self, name: str, stop: int) -> Iterator[bytes]:
+        """The JSON of one list."""
         while self._num_made < stop:
             until = min(stop, self._num_made + self._step)
             for each, entries in self._show(self._num_made, until).items():
@@ -75,6 +76,17 @@ class JsonLists:
             if not made or len(made[-1]) > PIECE_BYTES:
                 made.append(bytearray())
             made[-1] += entries
+
+
+@final
+class _Until(Iterable[bytes]):  # no dataclass, because the encoder knows how to write those
+    def __init__(self, lists: JsonLists, name: str, stop: int) -> None:
+        self._lists = lists
+        self._name = name
+        self._stop = stop
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._lists.pieces(self._name, self._stop)
 
 
 def list_pieces(items: list[Any]) -> Iterator[bytes]:

@@ -33,6 +33,16 @@ async def respond_in_pieces(pieces: Iterator[bytes], turn: Callable[[], Awaitabl
     return Response(first, media_type=_JSON) if is_whole else _InPieces(first, pieces, turn)
 
 
+async def joined(pieces: Iterator[bytes], turn: Callable[[], Awaitable[None]]) -> bytes:
+    """All pieces as one, which are made as those of `respond_in_pieces`."""
+    made, is_last = list[bytes](), False
+    while not is_last:
+        await turn()
+        piece, is_last = next_piece(pieces)
+        made.append(piece)
+    return b"".join(made)
+
+
 @final
 class _InPieces(Response):
     def __init__(self, first: bytes, pieces: Iterator[bytes], turn: Callable[[], Awaitable[None]]) -> None:

@@ -1,7 +1,7 @@
 """`/generate`: the native interface of SGLang."""
 
 import functools
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, ClassVar, final
 
@@ -291,7 +291,7 @@ class _LogprobsJson:
         self._of_prompt = JsonLists(functools.partial(answer.shown_prompt_logprobs, texts), step)
         self._of_answer = JsonLists(functools.partial(answer.shown_logprobs, texts), step)
 
-    def shown(self, *, with_prompt: bool) -> dict[str, Iterator[bytes]]:
+    def shown(self, *, with_prompt: bool) -> dict[str, Iterable[bytes]]:
         """All of them so far, by their names in `meta_info`. Each must be read to its end before the next are shown."""
         answer = self._answer
         if not answer.request.return_logprob:

@@ -1,6 +1,7 @@
 """`/v1/chat/completions`."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, final
 
@@ -15,9 +16,10 @@ from jsg.server.caller import ApiCall, CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_SCORES
 from jsg.server.http.body import GRAMMAR, Checked
-from jsg.server.http.failures import json_response
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.http.json_body import BodyBytes, CurrentRules, new_router
+from jsg.server.http.json_pieces import json_pieces
+from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.openai.body import OpenAIBody
 from jsg.server.openai.common import TokenNames, head_of, rendered, respond
 from jsg.server.openai.tools import NamedFunction, ToolChoice, shown_call, shown_change
@@ -379,7 +381,8 @@ async def render_chat_completions(
     with body.own_names():
         tools = body.tool_use(front.speech)
         with naming(tools):
-            return json_response(rendered(await _prompt(body, num_bytes, rules, call, front, tools)))
+            shown = rendered(await _prompt(body, num_bytes, rules, call, front, tools))
+    return await respond_in_pieces(json_pieces(shown), functools.partial(front.generator.share.turn, caller.tenant))
 
 
 async def _prompt(

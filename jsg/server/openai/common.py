@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, final
 
@@ -17,7 +17,7 @@ from jsg.processing.tokenizer import Tokenizer
 from jsg.server.front import Front
 from jsg.server.generation import Generation
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
-from jsg.server.http.json_pieces import item_pieces, json_pieces
+from jsg.server.http.json_pieces import item_pieces, json_pieces, list_pieces
 from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.openai.body import OpenAIBody
 from jsg.server.shared.answers import token_text
@@ -103,12 +103,19 @@ def head_of(response_id: str, front: Front) -> dict[str, Any]:
 
 
 def rendered(prompt: Prompt) -> dict[str, Any]:
-    """The tokens of a prompt, under vLLM's names. Raises RequestError for one that is not of tokens alone."""
+    """The tokens of a prompt, under vLLM's names and in the form of `json_pieces`.
+
+    Raises RequestError for one that is not of tokens alone.
+    """
     if prompt.media:
         raise RequestError(
             "a prompt with pictures or videos is not rendered, because tokens do not name them; leave them out"
         )
-    return {"token_ids": list(prompt.input_ids), "features": None}
+    return {"token_ids": _list_of(prompt.input_ids), "features": None}
+
+
+def _list_of(ids: Iterable[int]) -> Iterator[bytes]:
+    yield from list_pieces(list(ids))
 
 
 def usage(answers: Sequence[Answer], n: int) -> dict[str, Any]:

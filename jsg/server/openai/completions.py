@@ -2,6 +2,7 @@
 
 import codecs
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, final
@@ -18,8 +19,9 @@ from jsg.processing.tokenizer import Tokenizer
 from jsg.server.caller import ApiCall, CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
 from jsg.server.http.body import Prompts, is_prompt_list
-from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
+from jsg.server.http.json_pieces import item_pieces
+from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.openai.body import OpenAIBody
 from jsg.server.openai.common import TokenNames, head_of, rendered, respond, shown_logprob
 from jsg.server.shared.answers import NOT_ENDED, constraint_of, finish_of, scores_json
@@ -201,7 +203,8 @@ async def render_completions(body: CompletionBody, caller: CurrentCaller, front:
     front.check_model(body.model)
     with body.own_names():
         call = ApiCall(caller=caller, route="/v1/completions")
-        return json_response([rendered(prompt) for prompt in await _prompts(body, call, front, "render")])
+        shown = [rendered(prompt) for prompt in await _prompts(body, call, front, "render")]
+    return await respond_in_pieces(item_pieces(shown), functools.partial(front.generator.share.turn, caller.tenant))
 
 
 async def _prompts(body: CompletionBody, call: ApiCall, front: Front, rid: str) -> list[Prompt]:

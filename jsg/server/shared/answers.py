@@ -1,6 +1,6 @@
 """The fields of an answer that every API shows."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jsg.errors import AbortedError
@@ -35,7 +35,7 @@ def constraint_of(answer: Answer) -> dict[str, Any]:
 
 def scores_json(
     show: Callable[[int, int], Mapping[str, list[Any]]], num_tokens: int, request: Request
-) -> Mapping[str, list[Any] | Iterator[bytes]]:
+) -> Mapping[str, list[Any] | Iterable[bytes]]:
     """The lists of so many scored tokens, which `show` makes; of many tokens they become JSON in pieces."""
     step = step_of(request)
     return show(0, num_tokens) if num_tokens <= step else JsonLists(show, step).until(num_tokens)
