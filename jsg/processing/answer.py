@@ -99,34 +99,25 @@ class Prompt:
         per_position = 1 + self.top_logprobs_num + len(self.token_ids_logprob)
         return (scored_prompt_len + self.sampling.max_new_tokens) * per_position * self.sampling.n
 
-    def requests(self, fresh_seed: int, vocab_size: int | None = None, *, caches_states: bool = False) -> list[Request]:
+    def requests(self, fresh_seed: int, vocab_size: int | None = None) -> list[Request]:
         """One request for each of the `n` answers.
 
         Args:
             fresh_seed: The seed if the prompt names none.
             vocab_size: Stop tokens and biases of ids from this number on are left out, because no token has such an id.
-            caches_states: As in `ModelInfo`. Without it the requests name no points for snapshots.
 
         Raises:
             RequestError: A field breaks a rule.
         """
         samplings = expand_answers(_within(self.sampling, vocab_size), fresh_seed)
         first = Request(rid=self.rid, sampling=samplings[0], **{name: getattr(self, name) for name in _OF_REQUEST})
-        if caches_states or first.snapshot_at:
-            points = _branch_points(first, len(samplings)) if caches_states else ()
-            first = altered(first, snapshot_at=points)
+        first = altered(first, snapshot_at=_branch_points(first, len(samplings)))
         if len(samplings) == 1:
             return [first]
         return [altered(first, rid=f"{self.rid}_{index}", sampling=each) for index, each in enumerate(samplings)]
 
     def answers(
-        self,
-        tokenizer: Tokenizer,
-        fresh_seed: int,
-        vocab_size: int,
-        patterns: MakeFinder | None,
-        *,
-        caches_states: bool = False,
+        self, tokenizer: Tokenizer, fresh_seed: int, vocab_size: int, patterns: MakeFinder | None
     ) -> "list[Answer]":
         """An answer that has not begun for each of `requests`. `patterns` as in `Answer`; raises as `requests`."""
         return [
@@ -139,7 +130,7 @@ class Prompt:
                 thoughts=self.thoughts,
                 patterns=patterns,
             )
-            for request in self.requests(fresh_seed, vocab_size, caches_states=caches_states)
+            for request in self.requests(fresh_seed, vocab_size)
         ]
 
 
@@ -152,14 +143,16 @@ _OF_REQUEST = tuple(
 
 
 def _branch_points(request: Request, num_answers: int) -> tuple[int, ...]:
-    """Its `snapshot_at`, and where it parts from the other requests that it is known to come with.
+    """Its `snapshot_at`, and where it parts from other requests that are likely to come with it or after it.
 
-    Several answers go on from the prompt's end. Scored prompts have the tokens before the first scored one in common,
-    the last of which runs in each of them.
+    Several answers go on from the prompt's end, and so does what follows a request that only fills the cache. Scored
+    prompts have in common what comes before the token that the first scored one is predicted from.
     """
-    points = {*request.snapshot_at, len(request.input_ids) if num_answers > 1 else 0}
+    points = set(request.snapshot_at)
     if request.wants_prompt_logprobs:
         points.add(request.logprob_start_len - 1)
+    elif num_answers > 1 or not (request.sampling.max_new_tokens or request.hold):
+        points.add(len(request.input_ids))
     return tuple(sorted(point for point in points if point > 0))
 
 

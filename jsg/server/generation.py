@@ -314,13 +314,7 @@ class Generator:
             units = prompt.sampling.n / PER_UNIT + len(prompt.input_ids) / IDS_PER_UNIT
             await self.share.turn(call.caller.tenant, units)
             marked = dataclasses.replace(prompt, post=call.post)
-            answers += marked.answers(
-                self.tokenizer,
-                self._seeds.getrandbits(63),
-                self.info.vocab_size,
-                patterns,
-                caches_states=self.info.caches_states,
-            )
+            answers += marked.answers(self.tokenizer, self._seeds.getrandbits(63), self.info.vocab_size, patterns)
         observers = self._observers if call.observer is None else (*self._observers, call.observer)
         return Generation(call, prompts, answers, self._client, self.admission, self.share, observers)
 

@@ -238,7 +238,7 @@ class Engine:
         Raises:
             JsgError: The prompt breaks a rule, or the engine was closed.
         """
-        (request,) = prompt.requests(0, caches_states=self.info.caches_states)
+        (request,) = prompt.requests(0)
         self._driver.submit(request, lambda _: heard())
         return lambda: self._driver.abort(request.rid)
 
@@ -320,9 +320,7 @@ class Engine:
     def _answers_of(self, prompt: Prompt) -> list[Answer]:
         prompt.check_task(self.info.embedder)
         seed, patterns = self._seeds.getrandbits(63), stop_patterns(prompt.sampling)
-        return prompt.answers(
-            self.tokenizer, seed, self.info.vocab_size, patterns, caches_states=self.info.caches_states
-        )
+        return prompt.answers(self.tokenizer, seed, self.info.vocab_size, patterns)
 
     def _token_lists(self, prompt: Texts, input_ids: TokenIds) -> tuple[list[tuple[int, ...]], bool]:
         if (prompt is None) == (input_ids is None):
