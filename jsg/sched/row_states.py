@@ -182,7 +182,8 @@ class StateRows:
         elif above is None or above.num_tokens < place.num_dispatched:  # otherwise the row has read a state only
             state = State(place.state_slot, page, place.num_dispatched, above, is_branch=is_branch, is_covered=is_spare)
             if self._slots.put(state, is_pending=not is_last):
-                self._slots.cover(next((other for other in state.line if not (is_last and other in made)), None))
+                if not is_spare:
+                    self._slots.cover(next((other for other in state.line if not (is_last and other in made)), None))
                 if (read := self._end_reading(place)) is not None:
                     self._left.append(read)
                 place.state_slot = self._slots.take()
