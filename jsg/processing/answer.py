@@ -56,7 +56,7 @@ class Prompt:
         kind_behind_thoughts: The kind of the grammar that governs the answer only, and not the thoughts before it. The
             grammar of `sampling` governs both then.
         thought_limit, return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
-            return_cache_info, hold, position_jumps, joined, media, post: As in `Request`.
+            return_cache_info, hold, position_jumps, joined, media, post, snapshot_at: As in `Request`.
     """
 
     rid: str
@@ -82,6 +82,7 @@ class Prompt:
     joined: tuple[int, ...] = ()
     media: tuple[MediaInput, ...] = ()
     post: str = ""
+    snapshot_at: tuple[int, ...] = ()
 
     def check_task(self, embedder: Embedder | None) -> None:
         """Raises RequestError where the model generates and the prompt wants a vector, or the other way round."""
@@ -110,6 +111,7 @@ class Prompt:
         """
         samplings = expand_answers(_within(self.sampling, vocab_size), fresh_seed)
         first = Request(rid=self.rid, sampling=samplings[0], **{name: getattr(self, name) for name in _OF_REQUEST})
+        first = altered(first, snapshot_at=_branch_points(first, len(samplings)))
         if len(samplings) == 1:
             return [first]
         return [altered(first, rid=f"{self.rid}_{index}", sampling=each) for index, each in enumerate(samplings)]
@@ -138,6 +140,20 @@ _OF_REQUEST = tuple(
     if field.name in {known.name for known in dataclasses.fields(Request)} - {"rid", "sampling"}
 )
 """The fields that the requests for all answers to a prompt have in common."""
+
+
+def _branch_points(request: Request, num_answers: int) -> tuple[int, ...]:
+    """Its `snapshot_at`, and where it parts from other requests that are likely to come with it or after it.
+
+    Several answers go on from the prompt's end, and so does what follows a request that only fills the cache. Scored
+    prompts have in common what comes before the token that the first scored one is predicted from.
+    """
+    points = set(request.snapshot_at)
+    if request.wants_prompt_logprobs:
+        points.add(request.logprob_start_len - 1)
+    elif num_answers > 1 or not (request.sampling.max_new_tokens or request.hold):
+        points.add(len(request.input_ids))
+    return tuple(sorted(point for point in points if point > 0))
 
 
 def asked(

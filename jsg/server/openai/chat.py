@@ -400,16 +400,13 @@ async def _prompt(
         template_kwargs=kwargs,
         tools=None if tools is None else tools.shown,
     )
-    input_ids = encoded.input_ids
     limit = body.max_new_tokens
     if limit is None:
-        limit = default_limit(body, front.generator.info.max_request_tokens - len(input_ids))
+        limit = default_limit(body, front.generator.info.max_request_tokens - len(encoded.input_ids))
     return body.to_prompt(
         call,
         body.response_id("chatcmpl"),
-        input_ids,
-        media=encoded.media,
-        ends_in_content=encoded.ends_in_content,
+        **encoded.fields,
         max_new_tokens=limit,
         tools=tools,
         is_continued=bool(body.continue_final_message),
