@@ -31,6 +31,8 @@ from jsg.models.latent import LatentAttention
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.layer_inputs import LayerInput, LayerInputs
 from jsg.models.layers import Embedding, Linear, RMSNorm, parameter, project
+from jsg.models.mamba import Mamba
+from jsg.models.mamba_spec import MambaSpec
 from jsg.models.origin import Origin, Source, side_by_side
 from jsg.models.rope import Rotation, grown, rotation
 from jsg.models.spec import LayerSpec, Mixer, ModelSpec
@@ -156,12 +158,14 @@ class NormsOverHeads(nnx.Module):
 
 def _mixer(
     spec: Mixer, prefix: str, width: int, dtype: jax.typing.DTypeLike
-) -> Attention | LatentAttention | DeltaAttention | GatedConvolution:
+) -> Attention | LatentAttention | DeltaAttention | Mamba | GatedConvolution:
     match spec:
         case LatentSpec():
             return LatentAttention(spec, prefix, width, dtype)
         case DeltaSpec():
             return DeltaAttention(spec, prefix, width, dtype)
+        case MambaSpec():
+            return Mamba(spec, prefix, width, dtype)
         case ConvolutionSpec():
             return GatedConvolution(spec, prefix, width, dtype)
         case _:

@@ -29,8 +29,11 @@ MAX_LAYERS = 1024
 MAX_HEADS = 4096
 MAX_HEAD_DIM = 4096
 MAX_EXPERTS = 1024
+MAX_TAPS = 16
 FULL, SLIDING = LAYER_KINDS = ("full_attention", "sliding_attention")
 """Kinds of layers: a token sees all positions before it, or those of a window."""
+LINEAR = "linear_attention"
+"""Layers that keep a state of each request."""
 
 
 def num_layers(config: Fields) -> int:

@@ -20,7 +20,9 @@ from jsg.models.families import (
     gpt_oss,
     granite,
     granitemoe,
+    granitemoehybrid,
     hunyuan_v1_dense,
+    kimi_linear,
     lfm2,
     lfm2_moe,
     llama,
@@ -83,6 +85,7 @@ FAMILIES: dict[str, Family] = {
     "Phi3ForCausalLM": phi3.FAMILY,
     "Glm4ForCausalLM": glm4.FAMILY,
     "GraniteMoeForCausalLM": granitemoe.FAMILY,
+    "GraniteMoeHybridForCausalLM": granitemoehybrid.FAMILY,
     "Glm4MoeForCausalLM": glm4_moe.FAMILY,
     "DeepseekV2ForCausalLM": deepseek_v2.FAMILY,
     "DeepseekV3ForCausalLM": deepseek_v3.FAMILY,
@@ -94,6 +97,7 @@ FAMILIES: dict[str, Family] = {
     "Cohere2ForCausalLM": cohere2.FAMILY,
     "Lfm2ForCausalLM": lfm2.FAMILY,
     "Lfm2MoeForCausalLM": lfm2_moe.FAMILY,
+    "KimiLinearForCausalLM": kimi_linear.FAMILY,
 }
 """Architecture → how its files are read."""
 

@@ -27,6 +27,7 @@ from jsg.models.block_spec import (
 from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
+from jsg.models.mamba_spec import MambaSpec
 from jsg.models.vision_config import VisionConfig
 from jsg.window import Window
 
@@ -53,7 +54,7 @@ class TensorNames:
         return re.fullmatch(self.unread, name) is not None
 
 
-Mixer = AttentionSpec | LatentSpec | DeltaSpec | ConvolutionSpec
+Mixer = AttentionSpec | LatentSpec | DeltaSpec | MambaSpec | ConvolutionSpec
 """What mixes the tokens of a request. It declares what it keeps: `kv_shape` of each token, or None, and
 `state_shapes` of each request. Its module takes the arrays of its layer and returns them."""
 
