@@ -295,6 +295,8 @@ def short_convolution(
     out = reference_convolution.convolve(x, taps, inputs, pieces, has_one_token=has_one_token)
     is_real = pieces.lens > 0 if has_one_token else jnp.arange(len(x)) < jnp.sum(pieces.lens)
     out = jnp.where(is_real.reshape(-1, *[1] * (x.ndim - 1)), out, 0)
+    if target_platform() == "cpu":  # where XLA would read slots after it changed them, and so copy all of them first
+        out, inputs = lax.optimization_barrier((out, inputs))
     return out, reference_convolution.last_inputs(x, inputs, pieces)
 
 

@@ -5,6 +5,7 @@ one CUDA graph ("command buffer") of few launches; whether it is can be read off
 """
 
 import functools
+import math
 
 import jax.numpy as jnp
 import pytest
@@ -282,6 +283,8 @@ def test_a_layer_of_a_short_convolution_has_no_more_launches_than_one_of_attenti
         shallow, deep = (of.programs.program(("forward", key)) for of in (two, three))
         check_forward(deep, three)
         assert len(deep.launches) - len(shallow.launches) <= MAX_LAUNCHES
+        slots = (programs.MAX_RUNNING + 1) * math.prod(three.config.state_shapes[0][0].shape)
+        assert "copy" not in deep.makers_of(slots), "slots are written where they lie, after all were read"
 
 
 @pytest.mark.parametrize("name", ["many-experts", "shared-expert", "latent"])
