@@ -34,6 +34,7 @@ from jsg.kernels_pallas.inputs import (
     LayerCache,
     Panels,
     Pieces,
+    ScanWeights,
     Scoring,
     StateCache,
 )
@@ -215,7 +216,7 @@ def latent_attention(
 def gated_delta(
     joint: Float[Array, "T K joint"],
     raw_gates: Float[Array, "T K gates"],
-    weights: DeltaWeights,
+    weights: DeltaWeights | ScanWeights,
     cache: StateCache,
     pieces: Pieces,
     *,
@@ -233,7 +234,8 @@ def gated_delta(
         joint: For each key head its query and key [Dk each], the values of its G heads [Dv each], and as many gates of
             the output, unless these are apart. Head n belongs to key head n // G.
         raw_gates: For each key head what its heads say of their strengths, then of their decays unless these are apart.
-        weights: The parameters.
+        weights: The parameters. With `ScanWeights` it is a selective scan: queries and keys keep their lengths, gates
+            are what heads say of their steps, and the output is float32, neither normed nor gated.
         cache: The layer's states, changed in place if donated.
         pieces: Which tokens belong to which states.
         apart: Decays for each number of a key, and gates of the output; None if both are where the others are.
@@ -246,22 +248,26 @@ def gated_delta(
     Raises:
         NotImplementedError: The implementation that was named cannot do this case.
     """
-    given = (joint, raw_gates, weights, cache, pieces, apart)
+    given, kept = (joint, raw_gates), (cache, pieces)
     match implementation or best_implementation():
         case "triton":
             from jsg.kernels_pallas import delta_recurrent
 
             with _falling_back("gated_delta", "triton", implementation):
-                return delta_recurrent.gated_delta(*given, has_one_token=has_one_token, interpret=_interprets())
+                return delta_recurrent.gated_delta(
+                    *given, weights, *kept, apart, has_one_token=has_one_token, interpret=_interprets()
+                )
         case "native":
-            from jsg.kernels_pallas.native import delta
+            from jsg.kernels_pallas.native import delta, scan
 
             with _falling_back("gated_delta", "native", implementation):
-                return delta.gated_delta(*given)
+                if isinstance(weights, ScanWeights):
+                    return scan.selective_scan(*given, weights, *kept)
+                return delta.gated_delta(*given, weights, *kept, apart)
         case _:
             pass
-    out, cache = reference_delta.gated_delta(*given)
-    return out.astype(joint.dtype), cache
+    out, cache = reference_delta.gated_delta(*given, weights, *kept, apart)
+    return out if isinstance(weights, ScanWeights) else out.astype(joint.dtype), cache
 
 
 def short_convolution(

@@ -26,9 +26,9 @@ from jsg.models.spec import LayerSpec, Mixer, ModelSpec
 from jsg.models.without_effect import refuse_unknown
 
 CAUSAL_RULE = "be true, for a token sees only those before it"
-NOT_CACHED = (
-    "some layers keep a state of each request, which is not cached yet: each prompt is computed whole, and text that a "
-    "grammar forces is computed token by token"
+STATES_NOTE = (
+    "some layers keep a state of each request: a cached prefix is of use where one was kept, and text that a grammar "
+    "forces is computed token by token"
 )
 
 _Block = FeedForwardSpec | ExpertsSpec
@@ -114,7 +114,7 @@ class Family:
         config = config.over({**self.defaults, **nulls}).under(renamed)
         model = self.model(config, self._plain_model(config))
         if model.state_shapes:
-            config.notes.append(NOT_CACHED)
+            config.notes.append(STATES_NOTE)
         return dataclasses.replace(model, notes=tuple(dict.fromkeys(config.notes)))
 
     def _plain_model(self, config: Fields) -> ModelSpec:

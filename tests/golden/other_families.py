@@ -171,7 +171,33 @@ _QWEN3_NEXT = {
     "rope_parameters": None,
     "partial_rotary_factor": 0.5,
 }
-
+_GRANITE_HYBRID = {
+    **_GRANITE,
+    "head_dim": None,
+    "hidden_size": 96,
+    "rms_norm_eps": 1e-2,  # as of `_HYBRID`
+    "mamba_n_heads": 6,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "shared_intermediate_size": 48,
+    "num_local_experts": 0,
+    "num_hidden_layers": 4,
+    "layer_types": ["mamba", "attention", "mamba", "mamba"],
+    "position_embedding_type": "nope",
+}
+_LFM2 = {"rms_norm_eps": None, "norm_eps": 1e-5, "num_hidden_layers": 4, "pad_token_id": 0}
+_LFM2_EXPERTS = {**_QWEN_EXPERTS, "layer_types": ["conv", "full_attention", "conv", "conv"]}
+_SIGLIP = {
+    "model_type": "siglip2_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_patches": 16,
+    "patch_size": 4,
+    "vision_use_head": False,
+}
 _KIMI_LINEAR = {
     "num_hidden_layers": 4,
     "num_key_value_heads": 6,
@@ -192,6 +218,55 @@ _KIMI_LINEAR = {
 }
 
 OTHERS: dict[str, dict[str, Any]] = {
+    "granitemoehybrid": small("GraniteMoeHybridForCausalLM", "granitemoehybrid", **_GRANITE_HYBRID),
+    "granitemoehybrid_experts": small(
+        "GraniteMoeHybridForCausalLM",
+        "granitemoehybrid",
+        **{**_GRANITE_HYBRID, "mamba_n_groups": 1, "mamba_d_state": 32, "num_local_experts": 6},
+        num_experts_per_tok=3,
+        mamba_conv_bias=False,
+        mamba_d_conv=3,
+    )
+    | {"position_embedding_type": "rope", "layer_types": ["attention", "mamba", "attention", "mamba"]},
+    "lfm2": small(
+        "Lfm2ForCausalLM",
+        "lfm2",
+        **_LFM2,
+        conv_bias=True,
+        conv_L_cache=4,
+        block_auto_adjust_ff_dim=False,
+        layer_types=["conv", "conv", "full_attention", "conv"],
+    ),
+    "lfm2_around": around(
+        "Lfm2VlForConditionalGeneration",
+        "lfm2_vl",
+        small(
+            "Lfm2ForCausalLM",
+            "lfm2",
+            **_LFM2,
+            full_attn_idxs=[0, 2],
+            block_ff_dim=130,
+            block_multiple_of=24,
+            block_ffn_dim_multiplier=1.3,
+        ),
+        vision_config=_SIGLIP,
+        projector_hidden_size=24,
+        image_token_id=500,
+        tie_word_embeddings=True,
+    ),
+    "lfm2_moe": small("Lfm2MoeForCausalLM", "lfm2_moe", **{**_LFM2, **_LFM2_EXPERTS, **_EVEN}, num_dense_layers=1),
+    "lfm2_moe_unbiased": small(
+        "Lfm2MoeForCausalLM",
+        "lfm2_moe",
+        **{**_LFM2, **_LFM2_EXPERTS, "tie_word_embeddings": None},
+        tie_embedding=True,
+        num_dense_layers=2,
+        use_expert_bias=False,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.5,
+        conv_bias=True,
+        conv_L_cache=2,
+    ),
     "qwen3_5": small("Qwen3_5ForCausalLM", "qwen3_5_text", **_HYBRID),
     "qwen3_5_around": around(
         "Qwen3_5ForConditionalGeneration",

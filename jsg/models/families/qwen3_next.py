@@ -8,9 +8,11 @@ from jsg.models.delta_spec import DeltaSpec
 from jsg.models.families import qwen2, qwen2_moe
 from jsg.models.parts import (
     FULL,
+    LINEAR,
     MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_LAYERS,
+    MAX_TAPS,
     num_layers,
     read_attention,
     read_eps,
@@ -18,10 +20,8 @@ from jsg.models.parts import (
 )
 from jsg.models.spec import Mixer
 
-LINEAR = "linear_attention"
 GATED = tuple(f"self_attn.{name}_proj" for name in "qkvq")
 KINDS = (LINEAR, FULL)
-MAX_TAPS = 16
 WIDE = {"is_wide": True, "adds_one": True}
 SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
 """How positions of pictures turn heads. Those of text are the same in all sections."""
