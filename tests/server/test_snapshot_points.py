@@ -145,6 +145,8 @@ def merging(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
         ("cdefg<s>hijkl", "kl", 6),
         ("cdefg<s>hijkl", "hijkl", 6),
         ("cd<s>efghijklmnopqrstuvwxyz", "z", 23),
+        ("abc def ghi", "hi", 6),
+        ("abc def ghi", " ghi", 2),
         ("é", "é", 0),
         ("é" * 300, "é" * 299, 1),
     ],
@@ -159,9 +161,12 @@ class TestEndpoints:
 
     MESSAGES = TALK[:3]
 
+    def served(self, tokenizer_dir: Path, caches_states: bool = True) -> ScriptedServer:
+        return ScriptedServer(tokenizer_dir, info=dataclasses.replace(INFO, caches_states=caches_states))
+
     @pytest.mark.parametrize("caches_states", [True, False])
-    def test_chats(self, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch, caches_states: bool):
-        server = ScriptedServer(tokenizer_dir, info=dataclasses.replace(INFO, caches_states=caches_states))
+    def test_chats(self, tokenizer_dir: Path, caches_states: bool):
+        server = self.served(tokenizer_dir, caches_states)
         common = {"model": "fake", "max_tokens": 4}
         for path, body in (
             ("/v1/chat/completions", {**common, "messages": self.MESSAGES}),
@@ -173,3 +178,33 @@ class TestEndpoints:
             behind = "assistant\n" if caches_states else None
             found = [server.tokenizer.decode(server.request.input_ids[p:]) for p in server.request.snapshot_at]
             assert found == ([behind] if caches_states else []), path
+
+    @pytest.mark.parametrize("caches_states", [True, False])
+    def test_prompts_of_one_post(self, tokenizer_dir: Path, caches_states: bool):
+        shared, few = "x" * 40, {"max_tokens": 2}
+        server = self.served(tokenizer_dir, caches_states)
+        for path, body in (
+            ("/v1/score", {"query": shared, "items": ["a", "b", "cc"], "label_token_ids": [5]}),
+            ("/v1/completions", {"model": "fake", "prompt": [shared + "a", shared + "bb", shared], **few}),
+            ("/generate", {"text": [shared + "a", shared + "bb"]}),
+        ):
+            server.reset()
+            server.engine.info = dataclasses.replace(INFO, caches_states=caches_states)
+            answer = server.http.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            found = {request.snapshot_at for request in server.engine.requests}
+            assert found == {(40,) if caches_states else ()}, path
+
+    def test_answers_choices_and_parts(self, tokenizer_dir: Path):
+        server = self.served(tokenizer_dir)
+        parts = ["say it", "", " at once"]
+        for path, body, points in (
+            ("/generate", {"text": "say", "sampling_params": {"n": 2}}, {(3,)}),
+            ("/generate", {"prompt": parts}, {(3,)}),
+            ("/generate", {"prompt": ["say it", [], " at once"]}, {(6,)}),
+            ("/select", {"prompt": parts, "choices": [" or so", " or never"]}, {(3, 13), (3, 18)}),
+        ):
+            server.engine.requests.clear()
+            answer = server.http.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            assert {request.snapshot_at for request in server.engine.requests} == points, path
