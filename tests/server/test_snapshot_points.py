@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+import jsg
 from jsg.processing.snapshot_points import point_before
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.chat_prompt import ChatPrompt
 from tests.processing.chat_templates import STYLES
 from tests.server.byte_tokenizer import SPECIAL_TOKENS, write_byte_tokenizer
+from tests.server.posted_programs import graph_of
 from tests.server.scripted import INFO, ScriptedServer
 
 MOST_LOST = len("assistant\n<think>\n")  # tokens, which are bytes here, from the point to where the prompts part
@@ -208,3 +210,17 @@ class TestEndpoints:
             answer = server.http.post(path, json=body)
             assert answer.status_code == 200, answer.text
             assert {request.snapshot_at for request in server.engine.requests} == points, path
+
+    def test_the_runs_of_a_posted_program(self, tokenizer_dir: Path):
+        server = self.served(tokenizer_dir)
+        body = {"graph": graph_of(_asked), "batch": [{"question": text} for text in ("Who is it?", "Why?")]}
+        answer = server.http.post("/v1/programs", json=body)
+        assert answer.status_code == 200, answer.text
+        assert [request.snapshot_at for request in server.engine.requests] == [(len("Be"),)] * 2
+
+
+@jsg.function
+def _asked(s: Any, question: str) -> None:
+    s += "Be brief."
+    s += question
+    s += jsg.gen("answer", max_tokens=1)

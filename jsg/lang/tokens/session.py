@@ -192,7 +192,7 @@ class TokenSession:
         prompt = await self._resolve()
         if not prompt or any(isinstance(part, JoinedPart) for part in prompt):
             return
-        hold = await try_hold(self._model, prompt)
+        hold = await try_hold(self._model, (*prompt, _PLACE))  # other text may follow than that which ends the prompt
         if hold is None:
             return
         before, self._hint = self._hint, hold
