@@ -281,8 +281,11 @@ class Request:
         thought_limit: How long the model may think. The grammar of the request allows thoughts then.
         post: What all requests of one post have in common; empty for a request that came alone. Posts take turns, so
             that one with many prompts does not keep the others waiting.
-        snapshot_at: Ascending lengths of prefixes of the prompt that other requests are likely to go on from. A model
-            that keeps a state of each request can use a cached prefix only where a snapshot of the state was kept.
+        snapshot_at: Ascending lengths of prefixes of the prompt at which other requests are known to part from it. A
+            model that keeps a state of each request can use a cached prefix only where a snapshot of it was kept.
+        turn_end: How many tokens of the prompt the next turn of its conversation is sure to begin with, so that a
+            snapshot is kept there too; 0 if that is not known. If it is not the whole prompt, no later turn repeats
+            the answer.
     """
 
     rid: str
@@ -303,6 +306,7 @@ class Request:
     thought_limit: ThoughtLimit | None = None
     post: str = ""
     snapshot_at: tuple[int, ...] = ()
+    turn_end: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "input_ids", PromptIds.of(self.input_ids))
@@ -331,6 +335,8 @@ class Request:
                 f"ascending integers from 1 to {num_prompt}, the length of the prompt",
                 self.snapshot_at,
             )
+        rule = f"an integer from 0 to {num_prompt}, the length of the prompt"
+        Integer(0, num_prompt, rule).read("turn_end", self.turn_end)
 
     def _check_program_fields(self) -> None:
         """Holds, position jumps and joined prompts."""

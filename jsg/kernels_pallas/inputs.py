@@ -160,13 +160,49 @@ class DeltaWeights(NamedTuple):
     Attributes:
         taps: The convolution, the tap of the newest token last.
         decay_rate: The logarithm of the fastest decay.
-        decay_bias: Added to what a token says of its decay.
+        decay_bias: Added to what a token says of its decay. [N, Dk] if each number of a key has a decay of its own.
         norm: The weight of the norm of a head's output.
         eps: Added to the mean square before its root.
+        most: The greatest strength. Above 1 a state may lose more than it has.
     """
 
     taps: Float[Array, "taps K mixed"]
     decay_rate: Float[Array, " N"]
-    decay_bias: Float[Array, " N"]
+    decay_bias: Float[Array, "N *keys"]
     norm: Float[Array, " Dv"]
     eps: float
+    most: float = 1.0
+
+
+class GatesApart(NamedTuple):
+    """What projections of their own say of gates, as in Kimi Linear.
+
+    Attributes:
+        decay: For each key head what its heads say of their decays, one for each number of a key.
+        output: Likewise the gates of their outputs, which are multiplied by the sigmoid of these.
+    """
+
+    decay: Float[Array, "T K G·Dk"]
+    output: Float[Array, "T K G·Dv"]
+
+
+class ScanWeights(NamedTuple):
+    """The parameters of a selective scan (Mamba-2) in place of a gated delta rule. Those of heads are float32.
+
+    The difference of a value from what the state has is not taken: a token writes its value, times its step.
+
+    Attributes:
+        taps: See `DeltaWeights`, likewise the next.
+        decay_rate: The logarithm of the decay of a step of 1.
+        step_bias: Added to what a token says of its step.
+        skip: What multiplies the value of a token in its own output.
+        bias: The bias of the convolution.
+        steps: The smallest and the largest step.
+    """
+
+    taps: Float[Array, "taps K mixed"]
+    decay_rate: Float[Array, " N"]
+    step_bias: Float[Array, " N"]
+    skip: Float[Array, " N"]
+    bias: Float[Array, "K mixed"]
+    steps: tuple[float, float]

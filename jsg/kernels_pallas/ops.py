@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, Num, UInt
 
 from jsg.kernels_pallas import (
     reference,
+    reference_convolution,
     reference_delta,
     reference_routes,
     reference_rows,
@@ -28,10 +29,12 @@ from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.inputs import (
     AttentionInputs,
     DeltaWeights,
+    GatesApart,
     HeadNorms,
     LayerCache,
     Panels,
     Pieces,
+    ScanWeights,
     Scoring,
     StateCache,
 )
@@ -213,10 +216,11 @@ def latent_attention(
 def gated_delta(
     joint: Float[Array, "T K joint"],
     raw_gates: Float[Array, "T K gates"],
-    weights: DeltaWeights,
+    weights: DeltaWeights | ScanWeights,
     cache: StateCache,
     pieces: Pieces,
     *,
+    apart: GatesApart | None = None,
     has_one_token: bool = False,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "T N Dv"], StateCache]:
@@ -228,11 +232,13 @@ def gated_delta(
 
     Args:
         joint: For each key head its query and key [Dk each], the values of its G heads [Dv each], and as many gates of
-            the output. Head n belongs to key head n // G.
-        raw_gates: For each key head what its heads say of their strengths, then of their decays.
-        weights: The parameters.
+            the output, unless these are apart. Head n belongs to key head n // G.
+        raw_gates: For each key head what its heads say of their strengths, then of their decays unless these are apart.
+        weights: The parameters. With `ScanWeights` it is a selective scan: queries and keys keep their lengths, gates
+            are what heads say of their steps, and the output is float32, neither normed nor gated.
         cache: The layer's states, changed in place if donated.
         pieces: Which tokens belong to which states.
+        apart: Decays for each number of a key, and gates of the output; None if both are where the others are.
         has_one_token: Token i is the only one of piece i, or piece i has none, as in a decode step.
         implementation: "triton", "native", "reference", or None for the best that works here.
 
@@ -242,22 +248,54 @@ def gated_delta(
     Raises:
         NotImplementedError: The implementation that was named cannot do this case.
     """
-    given = (joint, raw_gates, weights, cache, pieces)
+    given, kept = (joint, raw_gates), (cache, pieces)
     match implementation or best_implementation():
         case "triton":
             from jsg.kernels_pallas import delta_recurrent
 
             with _falling_back("gated_delta", "triton", implementation):
-                return delta_recurrent.gated_delta(*given, has_one_token=has_one_token, interpret=_interprets())
+                return delta_recurrent.gated_delta(
+                    *given, weights, *kept, apart, has_one_token=has_one_token, interpret=_interprets()
+                )
         case "native":
-            from jsg.kernels_pallas.native import delta
+            from jsg.kernels_pallas.native import delta, scan
 
             with _falling_back("gated_delta", "native", implementation):
-                return delta.gated_delta(*given)
+                if isinstance(weights, ScanWeights):
+                    return scan.selective_scan(*given, weights, *kept)
+                return delta.gated_delta(*given, weights, *kept, apart)
         case _:
             pass
-    out, cache = reference_delta.gated_delta(*given)
-    return out.astype(joint.dtype), cache
+    out, cache = reference_delta.gated_delta(*given, weights, *kept, apart)
+    return out if isinstance(weights, ScanWeights) else out.astype(joint.dtype), cache
+
+
+def short_convolution(
+    x: Float[Array, "T *channels"],
+    taps: Float[Array, "taps *channels"],
+    inputs: Float[Array, "slots taps *channels"],
+    pieces: Pieces,
+    *,
+    has_one_token: bool = False,
+) -> tuple[Float[Array, "T *channels"], Float[Array, "slots taps *channels"]]:
+    """A causal convolution of each channel by itself. Tokens and slots are as in `gated_delta`.
+
+    Every platform has the reference: XLA makes few launches of it, and changes slots in place.
+
+    Args:
+        x: What is convolved.
+        taps: The weights, that of the newest token last.
+        inputs: The last inputs of all slots, that of position p in column p modulo the taps.
+        pieces: Which tokens belong to which slots.
+        has_one_token: Token i is the only one of piece i, or piece i has none, as in a decode step.
+
+    Returns:
+        The sums in float32, zero for tokens in no piece, without bias and activation. And the last inputs.
+    """
+    out = reference_convolution.convolve(x, taps, inputs, pieces, has_one_token=has_one_token)
+    is_real = pieces.lens > 0 if has_one_token else jnp.arange(len(x)) < jnp.sum(pieces.lens)
+    out = jnp.where(is_real.reshape(-1, *[1] * (x.ndim - 1)), out, 0)
+    return out, reference_convolution.last_inputs(x, inputs, pieces)
 
 
 def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike = jnp.float32) -> Float[Array, "T F"]:

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, StateCache
+from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, ScanWeights, StateCache
+from jsg.kernels_pallas.reference_convolution import convolve, last_inputs
 
 UNIT_EPS = 1e-6
 """What is added to the sum of squares of a query or key before its root."""
@@ -22,86 +23,69 @@ class Gates(NamedTuple):
     """What each token does to the state of each head, in float32.
 
     Attributes:
-        decay: What multiplies the state, from 0 to 1.
+        decay: What multiplies the state, from 0 to 1: one number, or one for each number of a key.
         strength: How much of the difference from the new value is written.
     """
 
-    decay: Float[Array, "T N"]
+    decay: Float[Array, "T N *keys"]
     strength: Float[Array, "T N"]
 
 
 def gated_delta(
     joint: Float[Array, "T K joint"],
     raw_gates: Float[Array, "T K gates"],
-    weights: DeltaWeights,
+    weights: DeltaWeights | ScanWeights,
     cache: StateCache,
     pieces: Pieces,
+    apart: GatesApart | None = None,
 ) -> tuple[Float[Array, "T N Dv"], StateCache]:
     """See `ops.gated_delta`. Computes in float32, and returns float32."""
     values, keys = cache.states.shape[2:]
     group = cache.states.shape[1] // joint.shape[1]
     mixed, gate = jnp.split(joint, [weights.taps.shape[2]], axis=-1)
-    convolved = convolve(mixed, weights.taps, cache.inputs, pieces)
-    query, key, value = jnp.split(convolved, [keys, 2 * keys], axis=-1)
-    query, key = (jnp.repeat(x, group, axis=1) for x in (unit(query) * keys**-0.5, unit(key)))
+    query, key, value = jnp.split(convolved(mixed, weights, cache, pieces), [keys, 2 * keys], axis=-1)
     value = value.reshape(len(joint), -1, values)
-    out, states = recurrent(query, key, value, gates(raw_gates, weights), cache.states, pieces)
+    if isinstance(weights, ScanWeights):
+        query, key = (jnp.repeat(x, group, axis=1) for x in (query, key))
+        of_tokens = steps(raw_gates, weights)
+        out, states = recurrent(query, key, value, of_tokens, cache.states, pieces, skip=weights.skip)
+        return out, StateCache(last_inputs(mixed, cache.inputs, pieces), states)
+    query, key = (jnp.repeat(x, group, axis=1) for x in (unit(query) * keys**-0.5, unit(key)))
+    out, states = recurrent(query, key, value, gates(raw_gates, weights, apart), cache.states, pieces)
     out *= lax.rsqrt(jnp.mean(jnp.square(out), -1, keepdims=True) + weights.eps) * weights.norm.astype(jnp.float32)
-    out *= jax.nn.silu(gate.astype(jnp.float32)).reshape(out.shape)
+    gate, activation = (gate, jax.nn.silu) if apart is None else (apart.output, jax.nn.sigmoid)
+    out *= activation(gate.astype(jnp.float32)).reshape(out.shape)
     return out, StateCache(last_inputs(mixed, cache.inputs, pieces), states)
 
 
-def gates(raw: Float[Array, "T K gates"], weights: DeltaWeights) -> Gates:
+def convolved(
+    mixed: Float[Array, "T K mixed"], weights: DeltaWeights | ScanWeights, cache: StateCache, pieces: Pieces
+) -> Float[Array, "T K mixed"]:
+    """The queries, keys and values as the convolution makes them."""
+    made = convolve(mixed, weights.taps, cache.inputs, pieces)
+    return jax.nn.silu(made + weights.bias.astype(jnp.float32) if isinstance(weights, ScanWeights) else made)
+
+
+def steps(raw: Float[Array, "T K G"], weights: ScanWeights) -> Gates:
+    """The decays of all heads, and how much of a value each writes."""
+    size = jax.nn.softplus(raw.astype(jnp.float32).reshape(len(raw), -1) + weights.step_bias)
+    size = jnp.clip(size, *weights.steps)
+    return Gates(jnp.exp(-jnp.exp(weights.decay_rate) * size), size)
+
+
+def gates(raw: Float[Array, "T K gates"], weights: DeltaWeights, apart: GatesApart | None = None) -> Gates:
     """The gates of all heads: for each key head the projections give the strengths, then the decays."""
-    strength, decay = (x.reshape(len(raw), -1) for x in jnp.split(raw.astype(jnp.float32), 2, axis=-1))
-    rate = jnp.exp(weights.decay_rate.astype(jnp.float32))
-    decay = jnp.exp(-rate * jax.nn.softplus(decay + weights.decay_bias.astype(jnp.float32)))
-    return Gates(decay, jax.nn.sigmoid(strength))
+    strength, decay = jnp.split(raw, 2, axis=-1) if apart is None else (raw, apart.decay)
+    bias = weights.decay_bias.astype(jnp.float32)
+    rate = jnp.exp(weights.decay_rate.astype(jnp.float32)).reshape(-1, *[1] * (bias.ndim - 1))
+    decay = decay.astype(jnp.float32).reshape(len(raw), *bias.shape)
+    decay = jnp.exp(-rate * jax.nn.softplus(decay + bias))
+    return Gates(decay, weights.most * jax.nn.sigmoid(strength.astype(jnp.float32)).reshape(len(raw), -1))
 
 
 def unit(x: Float[Array, "*rows H"]) -> Float[Array, "*rows H"]:
     """Queries or keys of length one."""
     return x * lax.rsqrt(jnp.sum(jnp.square(x), -1, keepdims=True) + UNIT_EPS)
-
-
-def convolve(
-    mixed: Float[Array, "T K mixed"],
-    taps: Float[Array, "taps K mixed"],
-    inputs: Float[Array, "slots taps K mixed"],
-    pieces: Pieces,
-) -> Float[Array, "T K mixed"]:
-    """The causal convolution of each channel, and SiLU, in float32. Taps are summed from the oldest token on."""
-    count, (piece, offset) = len(taps), owners(pieces, len(mixed))
-    old, position = inputs[pieces.sources], pieces.positions[piece] + offset
-    total = jnp.zeros(mixed.shape, jnp.float32)
-    for back in range(count - 1, -1, -1):
-        before = old[piece, (position - back) % count]
-        x = jnp.where((offset >= back)[:, None, None], jnp.roll(mixed, back, axis=0), before)
-        x = jnp.where((position >= back)[:, None, None], x, 0)
-        total += x.astype(jnp.float32) * taps[count - 1 - back].astype(jnp.float32)
-    return jax.nn.silu(total)
-
-
-def owners(pieces: Pieces, num_tokens: int) -> tuple[Int[Array, " T"], Int[Array, " T"]]:
-    """For each token its piece, and its place in it. For tokens in no piece, numbers without a meaning."""
-    token = jnp.arange(num_tokens)
-    is_inside = (token[:, None] >= pieces.starts) & (token[:, None] < pieces.starts + pieces.lens)
-    piece = jnp.argmax(is_inside, axis=1)
-    return piece, token - pieces.starts[piece]
-
-
-def last_inputs(
-    mixed: Float[Array, "T K mixed"], inputs: Float[Array, "slots taps K mixed"], pieces: Pieces
-) -> Float[Array, "slots taps K mixed"]:
-    """The inputs of all slots after the last token of each piece."""
-    count, last = inputs.shape[1], (pieces.positions + pieces.lens - 1)[:, None]
-    position = last - (last - jnp.arange(count)) % count  # the last that belongs into each column
-    offset = position - pieces.positions[:, None]
-    new = mixed[jnp.maximum(pieces.starts[:, None] + offset, 0)].astype(inputs.dtype)
-    kept = jnp.where((position >= 0)[..., None, None], inputs[pieces.sources], 0)
-    new = jnp.where((offset >= 0)[..., None, None], new, kept)
-    is_real = (pieces.lens > 0)[:, None, None, None]
-    return inputs.at[jnp.where(pieces.lens > 0, pieces.targets, 0)].set(jnp.where(is_real, new, 0))
 
 
 def recurrent(
@@ -111,8 +95,13 @@ def recurrent(
     gates: Gates,
     states: Float[Array, "slots N Dv Dk"],
     pieces: Pieces,
+    *,
+    skip: Float[Array, " N"] | None = None,
 ) -> tuple[Float[Array, "T N Dv"], Float[Array, "slots N Dv Dk"]]:
-    """The outputs of all tokens, zero for those in no piece, and the states, piece after piece."""
+    """The outputs of all tokens, zero for those in no piece, and the states, piece after piece.
+
+    With `skip`, which multiplies a token's value in its own output, values are written as they are.
+    """
 
     def one_piece(
         index: Int[Array, ""], carry: tuple[Float[Array, "T N Dv"], Float[Array, "slots N Dv Dk"]]
@@ -127,8 +116,10 @@ def recurrent(
         ) -> tuple[Float[Array, "N Dv Dk"], Float[Array, "T N Dv"]]:
             state, out = carry
             is_known = (token == start) & (pieces.is_known[index] > 0)
-            state = _updated(state, key[token], value[token], Gates(*(x[token] for x in gates)), is_known)
+            state = _updated(state, key[token], value[token], Gates(*(x[token] for x in gates)), is_known, skip is None)
             made = jnp.sum(state * query[token][:, None], axis=-1)
+            if skip is not None:
+                made += skip[:, None] * value[token]
             return state, lax.dynamic_update_index_in_dim(out, made, token, 0)
 
         state, out = lax.fori_loop(start, start + pieces.lens[index], one_token, (state, out))
@@ -145,8 +136,10 @@ def _updated(
     value: Float[Array, "N Dv"],
     gates: Gates,
     is_known: Bool[Array, ""],
+    has_delta: bool,
 ) -> Float[Array, "N Dv Dk"]:
     """The state after a token, which it may have already. Products and sums only: there is no choice of a matmul."""
-    decayed = state * gates.decay[:, None, None]
-    difference = (value - jnp.sum(decayed * key[:, None], axis=-1)) * gates.strength[:, None]
+    decayed = state * gates.decay.reshape(len(state), 1, -1)
+    seen = jnp.sum(decayed * key[:, None], axis=-1) if has_delta else 0
+    difference = (value - seen) * gates.strength[:, None]
     return jnp.where(is_known, state, decayed + difference[..., None] * key[:, None])

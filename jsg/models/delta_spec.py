@@ -5,11 +5,11 @@ Yang et al. 2024, "Gated Delta Networks" (arXiv:2412.06464). Nothing is kept of 
 
 import dataclasses
 
-from jsg.models.block_spec import StateShape, require_divisor
+from jsg.models.block_spec import StateMixer, StateShape, require_divisor
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaSpec:
+class DeltaSpec(StateMixer):
     """A gated delta rule over queries, keys and values that a short convolution mixes.
 
     Attributes:
@@ -19,9 +19,16 @@ class DeltaSpec:
         value_dim: Width of a value.
         taps: How many tokens the convolution sees, with the newest.
         eps: What the norm of outputs adds to the mean square.
+        most: The greatest strength.
+        gate_rank: Width of what the decays of each number of a key, and the gates of the output, are made of: see
+            `GatesApart`. None if a head has one decay, and its gates are among the projections.
+        module: What the names of all its tensors begin with.
         projections: The tensors of the projections to queries, keys, values and gates of the output, without
             `.weight`: see `AttentionSpec.projections`. A single one has the rows of these for each key head.
         gates: Those of strengths and decays, likewise.
+        convolutions: Those of the taps of queries, keys and values, likewise.
+        norm: That of the norm of outputs.
+        output: That of the projection of outputs.
     """
 
     key_heads: int
@@ -30,14 +37,14 @@ class DeltaSpec:
     value_dim: int
     taps: int
     eps: float
+    most: float = 1.0
+    gate_rank: int | None = None
+    module: str = "linear_attn"
     projections: tuple[str, ...]
     gates: tuple[str, ...]
-
-    window = None
-    rope = None
-    head_dim = 0
-    kv_shape = None
-    pair_numbers = 0
+    convolutions: tuple[str, ...] = ("conv1d",) * 3
+    norm: str = "norm"
+    output: str = "out_proj"
 
     @property
     def mixed(self) -> int:
@@ -52,7 +59,10 @@ class DeltaSpec:
 
     def num_weights(self, width: int) -> int:
         """The numbers of the kernels, in a model of this width."""
-        return width * (self.mixed + 2 * self.heads * self.value_dim + 2 * self.heads)
+        values, keys = self.heads * self.value_dim, self.heads * self.key_dim
+        if self.gate_rank is None:
+            return width * (self.mixed + 2 * values + 2 * self.heads)
+        return width * (self.mixed + values + self.heads + 2 * self.gate_rank) + self.gate_rank * (keys + values)
 
     def over_devices(self, count: int) -> "DeltaSpec":
         """The same for several devices, which share out the key heads."""

@@ -17,6 +17,7 @@ from jsg.processing.stop_strings import MakeFinder, find_stops
 from jsg.processing.thoughts import Thoughts
 from jsg.processing.tokenizer import Tokenizer
 from jsg.prompt_ids import PromptIds
+from jsg.token_scores import GrowingScores
 from jsg.types import (
     CacheReport,
     ConstraintReport,
@@ -280,8 +281,8 @@ class Answer:
         stops = stops if calls is None else CallStops(stop, calls, patterns)
         self.request = request
         self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprob] = []
-        self.scores: list[TokenLogprob] = []
+        self.logprobs = GrowingScores()
+        self.scores = self.logprobs if thoughts is None else GrowingScores()
         self.prompt_logprobs: Sequence[TokenLogprob] = ()
         self.finish: FinishReason | None = None
         self.cached_tokens = 0
@@ -354,7 +355,8 @@ class Answer:
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         times.queue_s = max(times.queue_s, output.queue_s)
         self.logprobs += delta.logprobs
-        self.scores += delta.scores
+        if self.scores is not self.logprobs:
+            self.scores += delta.scores
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         self.cache_report = output.cache_report or self.cache_report
         self.vector = output.vector or self.vector

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from jsg.kernels_pallas import ops
-from jsg.kernels_pallas.inputs import Pieces, StateCache
+from jsg.kernels_pallas.inputs import Pieces, ScanWeights, StateCache
 from jsg.kernels_pallas.native import library
-from tests.kernels_pallas.delta_cases import CASES, EPS, SLOTS, Arrays, Case, Run, definition, make
+from tests.kernels_pallas.delta_cases import CASES, EPS, SLOTS, STEPS, Arrays, Case, Run, definition, make
 
 IMPLEMENTATIONS = ("reference", "native", "triton")
-FAST = ("rows", "known")
+FAST = ("rows", "known", "rows by channel", "scanned rows")
 """Of a kernel in interpret mode."""
 SOME_SLOW = ("reference", "native", pytest.param("triton", marks=pytest.mark.slow))
 TOLERANCES = {"float32": 2e-5, "bfloat16": 2e-2}
@@ -23,8 +23,13 @@ TOLERANCES = {"float32": 2e-5, "bfloat16": 2e-2}
 @functools.cache
 def compiled(implementation: str, has_one_token: bool = False):
     def call(a: Arrays) -> tuple[jax.Array, StateCache]:
-        weights = a.weights._replace(eps=EPS)
-        how = {"has_one_token": has_one_token, "implementation": implementation}
+        own = (
+            {"steps": STEPS}
+            if isinstance(a.weights, ScanWeights)
+            else {"eps": EPS, "most": 1.0 if a.apart is None else 2.0}
+        )
+        weights = a.weights._replace(**own)
+        how = {"apart": a.apart, "has_one_token": has_one_token, "implementation": implementation}
         return ops.gated_delta(a.joint, a.raw_gates, weights, a.cache, a.pieces, **how)
 
     return jax.jit(call)
@@ -118,4 +123,4 @@ def test_registers_of_both_lengths(is_long: bool, monkeypatch: pytest.MonkeyPatc
 def test_what_no_vector_fills_is_for_the_reference():
     arrays = make(Case("narrow", (Run(2),), keys=8))
     with pytest.raises(NotImplementedError, match="multiple of 16"):
-        ops.gated_delta(*arrays, implementation="native")
+        ops.gated_delta(*arrays[:5], implementation="native")
