@@ -191,7 +191,8 @@ class StateRows:
                 place.state_source = place.state_slot = old
             state = State(place.state_slot, page, place.num_applied, above, is_branch=is_branch, is_covered=is_spare)
             if self._slots.put(state, is_pending=not is_last):
-                self._slots.cover(next((other for other in state.line if not (is_last and other in made)), None))
+                if not is_spare:
+                    self._slots.cover(next((other for other in state.line if not (is_last and other in made)), None))
                 if (read := self._end_reading(place)) is not None:
                     self._left.append(read)
                 place.state_slot = self._slots.take()

@@ -193,13 +193,16 @@ class RequestTable:
         return match
 
     def _points(self, running: RunningRequest, num_usable: int, num_cached: int) -> dict[int, bool]:
-        """See `Placement.points`, of a request that can use less than is cached of its prompt."""
+        """See `Placement.points`. Those that nobody names are where it parts from what is cached, or from who waits."""
         request = running.request
         points = {request.turn_end: False} | dict.fromkeys(request.snapshot_at, True)
         if request.hold:
             points[running.num_known] = True
-        if num_cached - num_usable >= LEAST_AGAIN:
-            points[num_cached] = True
+        assert running.watch is not None and running.watch.group is not None, "it is still in the queue"
+        common = min(running.watch.group.common(running.watch, self.page_size), running.num_known)
+        for end in (num_cached, common):
+            if end - num_usable >= LEAST_AGAIN:
+                points[end] = True
         points = {end - end % self.page_size: is_branch for end, is_branch in sorted(points.items())}
         return {end: is_branch for end, is_branch in points.items() if end > num_usable}
 
