@@ -34,6 +34,7 @@ from jsg.models.families import (
     mistral3,
     mistral4,
     mixtral,
+    nemotron_h,
     olmo2,
     olmo3,
     olmoe,
@@ -94,6 +95,7 @@ FAMILIES: dict[str, Family] = {
     "Ernie4_5_MoeForCausalLM": ernie4_5_moe.FAMILY,
     "Ernie4_5ForCausalLM": ernie4_5.FAMILY,
     "Cohere2ForCausalLM": cohere2.FAMILY,
+    "NemotronHForCausalLM": nemotron_h.FAMILY,
     "Lfm2ForCausalLM": lfm2.FAMILY,
     "Lfm2MoeForCausalLM": lfm2_moe.FAMILY,
 }

@@ -99,6 +99,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "HunYuanDenseV1ForCausalLM": (32, 1e4, 1e-5, 2048, {None}, 1),
         "GraniteMoeForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
         "GraniteMoeHybridForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
+        "NemotronHForCausalLM": (8, None, 1e-5, 4096, {None}, 1),
         "OlmoeForCausalLM": (16, 1e4, 1e-5, 4096, {None}, None),
         "DeepseekV2ForCausalLM": (1, 1e4, 1e-6, 2048, {None}, 1),
         "DeepseekV3ForCausalLM": (1, 1e4, 1e-6, 4096, {None}, 0),
@@ -114,7 +115,8 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "Qwen3_5MoeForCausalLM": (2, 1e4, 1e-6, 32768, {None}, None),
     }[architecture]
     attention = first_attention(config)
-    assert (attention.kv_heads, attention.rope.theta, config.final_norm.eps) == (kv_heads, theta, eps)
+    found = attention.rope and attention.rope.theta
+    assert (attention.kv_heads, found, config.final_norm.eps) == (kv_heads, theta, eps)
     assert (config.max_position_embeddings, set(config.layer_windows), config.bos_token_id) == (
         context_len,
         {Window(window) if isinstance(window, int) else window for window in windows},
@@ -140,6 +142,9 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
     names = "layer_types full_attn_idxs no_rope_layers per_layer_config moe_layers mlp_layer_types"
     derived = {"moe_layer_end_index": -1} | dict.fromkeys(names.split())
     values, ours = theirs.to_dict() | derived, dict(family.defaults)
+    theirs.rope_parameters = getattr(theirs, "rope_parameters", None) or {
+        "rope_theta": ours.setdefault("rope_theta", 0)
+    }
     if "full_attention" not in ours.get("rope_parameters", {}):
         ours["rope_theta"] = ours.pop("rope_parameters", {}).get("rope_theta", ours["rope_theta"])
     values |= {name: value for name, value in theirs.rope_parameters.items() if name in ours}
@@ -152,6 +157,9 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
         values.setdefault(name, ours.get(name))
     if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
         values["sliding_window"] = type(theirs).sliding_window
+    if "hybrid_override_pattern" in ours:  # and written the layers as a list
+        values |= {name: ours[name] for name in ("hybrid_override_pattern", "layers_block_type", "num_hidden_layers")}
+        assert ours["hybrid_override_pattern"] == theirs.hybrid_override_pattern
     if "mamba_d_head" in ours:  # and computed the width
         values["mamba_d_head"] = type(theirs).mamba_d_head
     derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128, "global_head_dim": 512}
