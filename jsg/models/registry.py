@@ -22,6 +22,7 @@ from jsg.models.families import (
     granitemoe,
     granitemoehybrid,
     hunyuan_v1_dense,
+    kimi_linear,
     lfm2,
     lfm2_moe,
     llama,
@@ -98,6 +99,7 @@ FAMILIES: dict[str, Family] = {
     "NemotronHForCausalLM": nemotron_h.FAMILY,
     "Lfm2ForCausalLM": lfm2.FAMILY,
     "Lfm2MoeForCausalLM": lfm2_moe.FAMILY,
+    "KimiLinearForCausalLM": kimi_linear.FAMILY,
 }
 """Architecture → how its files are read."""
 

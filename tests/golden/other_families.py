@@ -198,6 +198,24 @@ _SIGLIP = {
     "patch_size": 4,
     "vision_use_head": False,
 }
+_KIMI_LINEAR = {
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 6,
+    "head_dim": None,
+    "max_position_embeddings": None,
+    "model_max_length": 512,
+    "rms_norm_eps": 1e-2,  # as of the hybrids above
+    "rope_theta": None,
+    "pad_token_id": 0,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 24,
+    "moe_intermediate_size": 32,
+    "num_experts": 6,
+    "num_experts_per_token": 3,
+    "routed_scaling_factor": 1.5,
+}
 
 _NEMOTRON_H = {
     "num_hidden_layers": None,
@@ -310,6 +328,38 @@ OTHERS: dict[str, dict[str, Any]] = {
         **{**_QWEN3_NEXT, "linear_value_head_dim": 24, "linear_conv_kernel_dim": 3},
         mlp_only_layers=[1],
         norm_topk_prob=False,
+    ),
+    "kimi_linear": small(
+        "KimiLinearForCausalLM",
+        "kimi_linear",
+        **_KIMI_LINEAR,
+        first_k_dense_replace=1,
+        linear_attn_config={
+            "full_attn_layers": [2],
+            "kda_layers": [1, 3, 4],
+            "num_heads": 6,
+            "head_dim": 16,
+            "short_conv_kernel_size": 4,
+        },
+        mla_use_nope=True,
+        moe_renormalize=True,
+        use_grouped_topk=True,
+    )
+    | {"q_lora_rank": None},
+    "kimi_linear_listed": small(
+        "KimiLinearForCausalLM",
+        "kimi_linear",
+        **_KIMI_LINEAR,
+        layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"],
+        mlp_layer_types=["sparse", "dense", "dense", "sparse"],
+        linear_num_heads=4,
+        linear_head_dim=32,
+        linear_conv_kernel_dim=3,
+        q_lora_rank=24,
+        num_expert_group=3,
+        topk_group=2,
+        moe_renormalize=False,
+        num_shared_experts=2,
     ),
     "qwen2_moe": {**_QWEN2_MOE, "mlp_only_layers": [1], **_EVEN},
     "qwen2_moe_window": {

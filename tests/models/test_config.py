@@ -12,6 +12,7 @@ from jsg.errors import ModelError
 from jsg.fields import MAX_JSON_BYTES, Fields
 from jsg.models.block_spec import AttentionSpec, FeedForwardSpec, NormSpec, RopeSpec
 from jsg.models.config import read_spec
+from jsg.models.families import kimi_linear
 from jsg.models.family import Family
 from jsg.models.registry import FAMILIES
 from jsg.models.rope import attention_factor
@@ -110,6 +111,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "Ernie4_5_MoeForCausalLM": (4, 5e5, 1e-5, 131072, {None}, 1),
         "Lfm2ForCausalLM": (8, 1e6, 1e-5, 128000, {None}, 1),
         "Lfm2MoeForCausalLM": (8, 1e6, 1e-5, 128000, {None}, 1),
+        "KimiLinearForCausalLM": (1, None, 1e-5, 1048576, {None}, 163584),
         "Qwen3NextForCausalLM": (2, 1e4, 1e-6, 32768, {None}, None),
         "Qwen3_5ForCausalLM": (4, 1e4, 1e-6, 32768, {None}, None),
         "Qwen3_5MoeForCausalLM": (2, 1e4, 1e-6, 32768, {None}, None),
@@ -142,18 +144,18 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
     names = "layer_types full_attn_idxs no_rope_layers per_layer_config moe_layers mlp_layer_types"
     derived = {"moe_layer_end_index": -1} | dict.fromkeys(names.split())
     values, ours = theirs.to_dict() | derived, dict(family.defaults)
-    theirs.rope_parameters = getattr(theirs, "rope_parameters", None) or {
-        "rope_theta": ours.setdefault("rope_theta", 0)
-    }
-    if "full_attention" not in ours.get("rope_parameters", {}):
+    if "rope_theta" not in ours and "rope_parameters" not in ours:
+        assert getattr(theirs, "rope_parameters", None) is None  # no position turns anything
+        theirs.rope_parameters = {"rope_theta": None}
+    elif "full_attention" not in ours.get("rope_parameters", {}):
         ours["rope_theta"] = ours.pop("rope_parameters", {}).get("rope_theta", ours["rope_theta"])
     values |= {name: value for name, value in theirs.rope_parameters.items() if name in ours}
     values["rope_theta"] = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)["rope_theta"]
     if "rope_local_base_freq" in ours:
         values["rope_local_base_freq"] = theirs.rope_parameters["sliding_attention"]["rope_theta"]
         values["sliding_window_pattern"] = theirs._sliding_window_pattern
-    in_code = ("sliding_window_pattern", "full_attention_interval", "output_gate_type", "hidden_act")
-    for name in in_code:
+    in_code = "sliding_window_pattern full_attention_interval output_gate_type hidden_act first_k_dense_replace"
+    for name in in_code.split():
         values.setdefault(name, ours.get(name))
     if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
         values["sliding_window"] = type(theirs).sliding_window
@@ -212,6 +214,8 @@ READ_FOR_ALL = (
     "chunk_size",
     "local_size",
     "llama_4_scaling_beta",
+    *kimi_linear.SIZES,
+    *kimi_linear.LAYERS,
 )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from jsg.errors import ModelError
 from jsg.models.convolution_spec import ConvolutionSpec
+from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.mamba_spec import MambaSpec
 from jsg.models.registry import ALIASES, FAMILIES
@@ -124,6 +125,27 @@ OWN_FIELDS: dict[str, dict[str, list[Any]]] = {
         "norm_topk_prob": [False],
         "routed_scaling_factor": [1.5],
     },
+    "KimiLinearForCausalLM": {
+        "first_k_dense_replace": [0, 1, 2],
+        "layer_types": [["full_attention", "linear_attention"], ["full_attention"] * 2],
+        "linear_attn_config": [
+            {"full_attn_layers": [2], "kda_layers": [1], "num_heads": 3, "head_dim": 24, "short_conv_kernel_size": 3},
+            {"full_attn_layers": [2, 1], "kda_layers": []},
+        ],
+        "linear_conv_kernel_dim": [3],
+        "linear_head_dim": [24],
+        "linear_num_heads": [3],
+        "mlp_layer_types": [["sparse", "dense"]],
+        "model_max_length": [300],
+        "moe_renormalize": [None, False],
+        "num_expert_group": [2],
+        "num_local_experts": [9],
+        "num_shared_experts": [0, 2],
+        "q_lora_rank": [24],
+        "qk_rope_head_dim": [15],
+        "rope_parameters": [YARN],
+        "v_head_dim": [28],
+    },
     "Llama4ForCausalLM": {"no_rope_layers": [[], [0, 1]], "moe_layers": [[], [0]]},
     "Ministral3ForCausalLM": {"rope_parameters": [GROWING], "original_max_position_embeddings": [64]},
     "Mistral4ForCausalLM": {
@@ -153,6 +175,11 @@ IN_ALL = {
     "GraniteMoeHybridForCausalLM": {"layer_types": ["attention"] * 2, "mamba_n_heads": 2},
     "Glm4MoeLiteForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2},
     "Lfm2MoeForCausalLM": {"num_experts": 4, "num_experts_per_tok": 2, "layer_types": ["full_attention"] * 2},
+    "KimiLinearForCausalLM": {
+        "num_experts": 4,
+        "num_experts_per_token": 2,
+        "linear_attn_config": {"full_attn_layers": [1], "kda_layers": [2]},
+    },
     "Mistral4ForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2},
     "NemotronHForCausalLM": {"n_routed_experts": 4, "moe_intermediate_size": 32, "mamba_num_heads": 8},
     "Qwen3MoeForCausalLM": {"num_experts_per_tok": 2},
@@ -229,16 +256,17 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
         return False
     has_kinds = getattr(theirs, "is_heterogeneous", False)
     of_layers = [theirs.per_layer_config[i] if has_kinds else theirs for i in range(theirs.num_hidden_layers)]
-    if of_layers[0].num_key_value_heads is None:  # of which transformers makes no model
+    has_window = "sliding_attention" not in (getattr(theirs, "layer_types", None) or ()) or theirs.sliding_window
+    if of_layers[0].num_key_value_heads is None or not has_window:  # of which transformers makes no model
         return False
     blocks = [layer.experts for layer in ours.layers if layer.experts is not None]
     with_keys = [i for i, layer in enumerate(ours.layers) if layer.attention.kv_shape is not None]
     attentions = [ours.layers[i].attention for i in with_keys]
     attention, of_layers = attentions[0], [of_layers[i] for i in with_keys]
     for layer, of in enumerate(ours.layers):
-        found, rope = of.attention.rope, getattr(theirs, "rope_parameters", None)
-        if found is None:
+        if (found := of.attention.rope) is None:
             continue
+        rope = theirs.rope_parameters
         rope = rope[theirs.layer_types[layer]] if "full_attention" in rope else rope
         assert (found.type, found.theta) == (rope["rope_type"], rope["rope_theta"])
         if found.type != "default":
@@ -255,6 +283,12 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
         assert [each.kv_heads for each in attentions] == [of.num_key_value_heads for of in of_layers]
         widths = [getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads for of in of_layers]
         assert [each.head_dim for each in attentions] == widths
+    if theirs.model_type == "kimi_linear":
+        sizes = theirs.linear_num_heads, theirs.linear_head_dim, theirs.linear_conv_kernel_dim
+        linear = [layer.attention for layer in ours.layers if isinstance(layer.attention, DeltaSpec)]
+        assert all((mixer.heads, mixer.key_dim, mixer.taps) == sizes for mixer in linear)
+        assert with_keys == [layer for layer, kind in enumerate(theirs.layer_types) if kind == "full_attention"]
+        assert ours.max_position_embeddings == theirs.max_position_embeddings
     for layer, kind in zip(ours.layers, getattr(theirs, "layer_types", None) or (), strict=False):
         mamba = layer.attention
         assert bool(mamba.state_shapes) == (kind in ("linear_attention", "conv"))
@@ -321,7 +355,7 @@ def experts(theirs: Any) -> tuple[int, ...]:
             return tuple(count if kind == "moe" else 0 for kind in theirs.layer_types)
         case "gemma4_text":
             return (count * theirs.enable_moe_block,) * len(layers)
-        case "glm4_moe_lite":
+        case "glm4_moe_lite" | "kimi_linear":
             return tuple(count if kind == "sparse" else 0 for kind in theirs.mlp_layer_types)
         case "llama4_text":
             return tuple(count if layer in theirs.moe_layers else 0 for layer in layers)
@@ -349,4 +383,5 @@ def windows(theirs: Any, ours: ModelSpec) -> tuple[Window | None, ...]:
             return tuple(chunk if kind == "chunked_attention" else None for kind in theirs.layer_types)
     if getattr(theirs, "layer_types", None) is None:  # a family without windows
         return (None,) * ours.num_layers
-    return tuple(Window(theirs.sliding_window) if kind == "sliding_attention" else None for kind in theirs.layer_types)
+    kinds = [kind for kind in theirs.layer_types if kind != "linear_attention"]
+    return tuple(Window(theirs.sliding_window) if kind == "sliding_attention" else None for kind in kinds)

@@ -30,6 +30,7 @@ from jsg.models.block_spec import (
 )
 from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.decoder import Decoder, Layer
+from jsg.models.delta_spec import DeltaSpec
 from jsg.models.inputs import ForwardInputs
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.layers import RMSNorm, project
@@ -145,7 +146,26 @@ LATENT = LatentSpec(
     query_norm=NormSpec(name="self_attn.q_a_layernorm", eps=1e-6),
     norm=NormSpec(name="self_attn.kv_a_layernorm", eps=1e-6),
 )
+DELTA = DeltaSpec(
+    key_heads=2,
+    heads=4,
+    key_dim=16,
+    value_dim=16,
+    taps=4,
+    eps=1e-6,
+    gate_rank=8,
+    projections=("q_proj", "k_proj", "v_proj"),
+    gates=("b_proj",),
+)
 OTHER: dict[str, Any] = {
+    "key_heads": 4,
+    "key_dim": 32,
+    "taps": 2,
+    "most": 2.0,
+    "gate_rank": 16,
+    "module": "another",
+    "gates": ("another",),
+    "convolutions": ("a", "b", "c"),
     "activation": "gelu_tanh",
     "query_rank": 16,
     "rank": 48,
@@ -207,7 +227,6 @@ OTHER: dict[str, Any] = {
     "kept_groups": 2,
     "masked_score": 0.0,
     "channels": 32,
-    "taps": 2,
     "least_sum": 1e-3,
     "added_sum": 1e-3,
     "choice_bias": "another",
@@ -232,6 +251,7 @@ KINDS = (
     dataclasses.replace(LAYER, mlp=EXPERTS),
     dataclasses.replace(LAYER, attention=LATENT),
     dataclasses.replace(LAYER, attention=ConvolutionSpec(channels=64, taps=3, has_bias=False)),
+    dataclasses.replace(LAYER, attention=DELTA),
     dataclasses.replace(LAYER, beside=BESIDE, own_input=OWN_INPUT),
 )
 

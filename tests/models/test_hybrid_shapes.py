@@ -10,6 +10,7 @@ from jsg.engine.problems import find_problems
 from jsg.errors import ModelError
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec
 from jsg.models.delta_spec import DeltaSpec
+from jsg.models.latent_spec import LatentSpec
 from tests.golden.compare import MAX_DIFFERENCE, Recorded
 from tests.golden.variants import random_tensors, write_checkpoint
 from tests.models.paged import PagedModel, load_directory
@@ -83,6 +84,80 @@ def test_what_published_models_keep(tmp_path: Path, name: str):
     assert isinstance(spec.layers[0].mlp, ExpertsSpec) == is_sparse
     held = ["model.visual.blocks.0.attn.qkv.weight", "mtp.fc.weight", "mtp.layers.0.self_attn.q_proj.weight"]
     assert all(spec.names.is_unread(spec.names.here(tensor)) for tensor in held)
+
+
+KIMI: dict[str, Any] = {
+    "architectures": ["KimiLinearForCausalLM"],
+    "model_type": "kimi_linear",
+    "auto_map": {"AutoModelForCausalLM": "modeling_kimi.KimiLinearForCausalLM"},
+    "first_k_dense_replace": 1,
+    "head_dim": 72,
+    "hidden_act": "silu",
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "kv_lora_rank": 512,
+    "linear_attn_config": {
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+        "head_dim": 128,
+        "kda_layers": [layer for layer in range(1, 27) if layer % 4],
+        "num_heads": 32,
+        "short_conv_kernel_size": 4,
+    },
+    "mla_use_nope": True,
+    "model_max_length": 1048576,
+    "moe_intermediate_size": 1024,
+    "moe_layer_freq": 1,
+    "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid",
+    "num_attention_heads": 32,
+    "num_expert_group": 1,
+    "num_experts": 256,
+    "num_experts_per_token": 8,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 32,
+    "num_nextn_predict_layers": 0,
+    "num_shared_experts": 1,
+    "pad_token_id": 163839,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "routed_scaling_factor": 2.446,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "use_grouped_topk": True,
+    "v_head_dim": 128,
+    "vocab_size": 163840,
+}
+"""Kimi-Linear-48B-A3B, remembered."""
+
+
+def test_what_kimi_linear_keeps(tmp_path: Path):
+    """Latent rows of seven layers beside states of twenty."""
+    spec = read(tmp_path, KIMI)
+    matrices = sum(shapes[1].num_bytes(2) for shapes in spec.state_shapes)
+    assert (matrices, spec.kv_bytes_per_token(2)) == (40 * 2**20, 7 * 576 * 2)
+    assert matrices < spec.state_bytes(2) < 1.06 * matrices
+    full = [layer for layer, of in enumerate(spec.layers) if isinstance(of.attention, LatentSpec)]
+    assert full == [3, 7, 11, 15, 19, 23, 26]
+    assert [of.experts is None for of in spec.layers] == [True] + [False] * 26
+    assert spec.max_position_embeddings == 2**20
+    assert num_parameters(spec) == 49_122_681_728
+
+
+def test_the_names_that_published_files_of_kimi_linear_have(tmp_path: Path):
+    """A block without experts has that of other families. transformers writes the name of those with experts."""
+    golden = Recorded("kimi_linear")
+    tensors = random_tensors("kimi_linear", golden.note["seed"])
+    written, published = "model.layers.0.block_sparse_moe.", "model.layers.0.mlp."
+    assert f"{written}gate_proj.weight" in tensors
+    write_checkpoint(tmp_path, "kimi_linear", {name.replace(written, published): x for name, x in tensors.items()})
+    paged = PagedModel(*load_directory(tmp_path))
+    assert golden.difference(paged.extend({1: golden.tokens})[1]) <= MAX_DIFFERENCE
+    spec, problems = find_problems(tmp_path, [file.name for file in tmp_path.iterdir()], "auto")
+    assert spec is not None and problems == []
 
 
 GRANITE: dict[str, Any] = {
@@ -213,6 +288,33 @@ def test_a_group_is_repeated_for_each_device_and_several_are_shared_out(tmp_path
     three = read(tmp_path, granite("h-tiny") | {"mamba_n_groups": 3})
     with pytest.raises(ModelError, match="the groups of heads of Mamba layers of the model, which is 3, but got 2"):
         three.over_devices(2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        (
+            {"linear_attn_config": {"gate": "x"}},
+            "linear_attn_config: Kimi Linear's linear attention has no field 'gate'",
+        ),
+        ({"linear_attn_config": {"kda_layers": [1], "full_attn_layers": [1]}}, "have each layer from 1 to 27"),
+        ({"linear_attn_config": {"kda_layers": [1]}}, "have each layer from 1 to 27"),
+        ({"linear_attn_config": {"head_dim": "x"}}, r"linear_head_dim must be an integer in \[1, "),
+        (
+            {"linear_attn_config": {"short_conv_kernel_size": 1}},
+            r"linear_conv_kernel_dim must be an integer in \[2, 16",
+        ),
+        ({"layer_types": ["linear_attention"] * 27}, "at least one of them full_attention"),
+        ({"mla_use_nope": False}, "mla_use_nope must be True"),
+        ({"moe_router_activation_func": "softmax"}, "moe_router_activation_func must be 'sigmoid'"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings must be False"),
+        ({"mlp_layer_types": ["dense"]}, "mlp_layer_types must be 27 of dense or sparse"),
+        ({"num_key_value_heads": 8}, "num_key_value_heads must be 32"),
+    ],
+)
+def test_what_is_refused_of_kimi_linear(tmp_path: Path, fields: dict[str, Any], named: str):
+    with pytest.raises(ModelError, match=named):
+        read(tmp_path, KIMI | fields)
 
 
 @pytest.mark.parametrize(

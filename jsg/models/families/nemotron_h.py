@@ -15,6 +15,7 @@ from jsg.models.parts import FULL, LINEAR, MAX_LAYERS, is_on, read_heads
 from jsg.models.spec import Mixer, ModelSpec, TensorNames
 
 BLOCK, EXPERTS = "mlp", "moe"
+KINDS_FIELD = "layers_block_type"
 LETTERS = {"M": LINEAR, "*": FULL, "-": BLOCK, "E": EXPERTS}
 """Of `hybrid_override_pattern`."""
 NAMES = KINDS | {BLOCK: BLOCK, EXPERTS: EXPERTS}
@@ -25,9 +26,9 @@ OUTER = ("", "backbone.", "model.")
 
 def kinds(config: Fields) -> list[str]:
     """The kind of each layer. How many there are is not asked of another field."""
-    field, known = ("layers_block_type", NAMES)
+    field, known = KINDS_FIELD, NAMES
     if config.get(field) is None:
-        field, known = ("hybrid_override_pattern", LETTERS)
+        field, known = "hybrid_override_pattern", LETTERS
     named = config.get(field)
     ok = isinstance(named, list if known is NAMES else str) and 0 < len(named) <= MAX_LAYERS
     ok = ok and all(isinstance(kind, str) and kind in known for kind in named) and FULL in map(known.get, named)
@@ -67,9 +68,9 @@ def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec | None]:
         router = glm4_moe.SIGMOIDS["router"] | {"name": "mixer.gate"}
         router |= {"choice_bias": "mixer.gate.e_score_correction_bias"}
         names = {"up": f"{each}.up_proj", "down": f"{each}.down_proj"}
-        choice = glm4_moe.SIGMOIDS["choice"]
-        config = config.under({"num_hidden_layers": 1})
-        experts = glm4_moe.mlp(config, choice=choice, dense=frozenset(), router=router, **names, **plain)[0]
+        one = config.under({"num_hidden_layers": 1, KINDS_FIELD: ["sparse"]})
+        choice, kinds_field = glm4_moe.SIGMOIDS["choice"], KINDS_FIELD
+        experts = glm4_moe.mlp(one, choice=choice, kinds_field=kinds_field, router=router, **names, **plain)[0]
         inner = config.integer("moe_shared_expert_intermediate_size")
         names = {"up": f"{shared}.up_proj", "down": f"{shared}.down_proj"}
         beside = SharedExpertSpec(block=dataclasses.replace(block, inner=inner, **names))
