@@ -210,28 +210,20 @@ class Layer(nnx.Module):
         if self.attention is not None:
             gathered, cache = self.attention(read, inputs, turn, cache)
             added = x + self._scaled(_normed(gathered, self.attention_post_norm))
-        x = added if self.mlp is None else self._fed(self.mlp, x, read, added)
+        if self.mlp is not None:
+            if not self.spec.is_parallel:
+                read = _normed(added, self.mlp_norm)
+            elif self.mlp_norm is not None:
+                read = self.mlp_norm(x)
+            else:  # two products of the same rows XLA makes one, for which it joins their kernels in every step
+                read = lax.optimization_barrier(read)
+            made = self.mlp(read)
+            made = made if self.beside is None else self.beside(added, made)
+            added += self._scaled(_normed(made, self.mlp_post_norm))
+        x = added
         if self.own_input is not None and own is not None:
             x += self.own_input(x, own)
         return x if self.scalar is None else x * self.scalar[...], cache
-
-    def _fed(
-        self,
-        mlp: FeedForward | SparseFeedForward,
-        x: Float[Array, "T D"],
-        read: Float[Array, "T D"],
-        added: Float[Array, "T D"],
-    ) -> Float[Array, "T D"]:
-        """What attention made of `x`, of which it read `read`, with what the feed-forward block adds."""
-        if not self.spec.is_parallel:
-            read = _normed(added, self.mlp_norm)
-        elif self.mlp_norm is not None:
-            read = self.mlp_norm(x)
-        else:  # two products of the same rows XLA makes one, for which it joins their kernels in every step
-            read = lax.optimization_barrier(read)
-        made = mlp(read)
-        made = made if self.beside is None else self.beside(added, made)
-        return added + self._scaled(_normed(made, self.mlp_post_norm))
 
     def _scaled(self, added: Float[Array, "T D"]) -> Float[Array, "T D"]:
         return added if self.spec.residual_factor == 1 else added * self.spec.residual_factor

@@ -294,7 +294,15 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
         assert bool(mamba.state_shapes) == (kind in ("linear_attention", "conv"))
         assert (layer.experts is not None) == (kind == "moe") or theirs.model_type != "nemotron_h"
         if isinstance(mamba, MambaSpec):
-            shape = (mamba.heads, mamba.groups, mamba.key_dim, mamba.value_dim, mamba.taps, mamba.has_bias, mamba.steps)
+            shape = (
+                mamba.heads,
+                mamba.key_heads,
+                mamba.key_dim,
+                mamba.value_dim,
+                mamba.taps,
+                mamba.has_bias,
+                mamba.steps,
+            )
             assert shape == scan_of(theirs)
     if theirs.model_type in ("ministral3", "mistral4"):
         scale, rope = attention.query_scale, theirs.rope_parameters

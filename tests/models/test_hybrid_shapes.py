@@ -282,7 +282,7 @@ def test_what_is_refused_of_nemotron(tmp_path: Path, fields: dict[str, Any], nam
 def test_a_group_is_repeated_for_each_device_and_several_are_shared_out(tmp_path: Path):
     spec = read(tmp_path, granite("h-tiny"))
     mamba = spec.over_devices(4).layers[0].attention
-    assert (mamba.groups, mamba.group_repeats, spec.layers[0].attention.groups) == (4, 4, 1)
+    assert (mamba.key_heads, mamba.group_repeats, spec.layers[0].attention.key_heads) == (4, 4, 1)
     with pytest.raises(ModelError, match="the heads of Mamba layers of the model, which is 48, but got 32"):
         spec.layers[0].attention.over_devices(32)
     three = read(tmp_path, granite("h-tiny") | {"mamba_n_groups": 3})

@@ -36,7 +36,7 @@ def read_mamba(config: Fields, name: str, fields: str, steps: tuple[float, float
     config.require(heads % groups == 0, of_groups, f"divide {heads} heads", groups)
     return MambaSpec(
         name=name,
-        groups=groups,
+        key_heads=groups,
         heads=heads,
         key_dim=config.integer(key_dim, high=MAX_HEAD_DIM),
         value_dim=config.integer(value_dim, high=MAX_HEAD_DIM),
