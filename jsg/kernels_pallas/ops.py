@@ -311,19 +311,19 @@ def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike 
 
 
 def gated(
-    gate_up: Float[Array, "T 2 F"], activation: Activation = "silu", *, implementation: str | None = None
+    gate_up: Float[Array, "T _ F"], activation: Activation = "silu", *, implementation: str | None = None
 ) -> Float[Array, "T F"]:
     """activation(gate) · up, in their dtype. A CPU rounds once, because rounding takes longer than these operations.
 
     Args:
-        gate_up: For each token the F gates, then what each of them lets through.
+        gate_up: For each token the F gates, then what each of them lets through. Without gates, F numbers.
         activation: Which function of the gates.
         implementation: "native", "reference", or None for the best that works here.
 
     Raises:
         NotImplementedError: The implementation that was named cannot do this case.
     """
-    if (implementation or best_implementation()) == "native":
+    if activation != "relu2" and (implementation or best_implementation()) == "native":
         from jsg.kernels_pallas.native import gated as native
 
         with _falling_back("gated", "native", implementation):

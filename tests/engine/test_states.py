@@ -64,11 +64,27 @@ GRANITE = {
     "mamba_d_state": 16,
     "rms_norm_eps": 1e-2,
 }
+BLOCKS = {
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "hybrid_override_pattern": "-M*E",
+    "num_hidden_layers": 4,
+    "hidden_act": None,
+    "n_groups": 1,
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 16,
+    "layer_norm_epsilon": 1e-2,
+}
 KINDS = [
     pytest.param(HYBRID, id="delta"),
     pytest.param(CONVOLUTIONS, id="convolution", marks=pytest.mark.slow),
     pytest.param(KIMI, id="kimi_linear", marks=pytest.mark.slow),
     pytest.param(GRANITE, id="mamba", marks=pytest.mark.slow),
+    pytest.param(BLOCKS, id="blocks", marks=pytest.mark.slow),
 ]
 
 

@@ -33,6 +33,7 @@ FEWER = {
     "SmolLM3ForCausalLM": 2,
     # `test_hybrid_shapes.py` has their states and keys; the exact numbers of parameters are not remembered.
     "GraniteMoeHybridForCausalLM": 0,
+    "NemotronHForCausalLM": 0,
     "Qwen3NextForCausalLM": 0,
     "Qwen3_5ForCausalLM": 0,
     "Qwen3_5MoeForCausalLM": 0,

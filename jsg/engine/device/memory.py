@@ -196,7 +196,7 @@ def _kept_numbers(layer: LayerSpec, width: int, products: int, num_devices: int)
     if isinstance(attention, LatentSpec):
         of_head = 2 * attention.rank + 2 * attention.rope_dim + attention.plain_dim
         kept = attention.heads * of_head // num_devices
-    return max(kept, *(_kept_by_block(block, width, products, num_devices) for block in layer.blocks))
+    return max([kept, *(_kept_by_block(block, width, products, num_devices) for block in layer.blocks)])
 
 
 def _kept_by_block(mlp: FeedForwardSpec | ExpertsSpec, width: int, products: int, num_devices: int) -> int:
