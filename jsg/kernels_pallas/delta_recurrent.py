@@ -73,10 +73,8 @@ def gated_delta(
     Raises:
         NotImplementedError: A query or value is no power of two of numbers, or too long; an array is too large.
     """
+    check_supported(cache)
     heads, values, keys = cache.states.shape[1:]
-    if any(dim & (dim - 1) or not 16 <= dim <= MAX_DIM for dim in (keys, values)):
-        raise NotImplementedError(f"the Triton kernel takes queries and values of 16, 32, 64 or {MAX_DIM} numbers")
-    check_addressable(cache.states)
     static = _Static(heads // joint.shape[1], keys, values, len(weights.taps), weights.eps, has_one_token)
     read = (joint, raw_gates, *weights[:4], *pieces)
     out = jax.ShapeDtypeStruct((len(joint), heads, values), joint.dtype)
@@ -97,6 +95,13 @@ def gated_delta(
         out = jnp.where(is_real[:, None, None], out, 0)
         inputs = last_inputs(joint[..., : weights.taps.shape[2]], inputs, pieces)
     return out, StateCache(inputs, states)
+
+
+def check_supported(cache: StateCache) -> None:
+    """Raises NotImplementedError if the Triton kernels cannot do states of this shape."""
+    if any(dim & (dim - 1) or not 16 <= dim <= MAX_DIM for dim in cache.states.shape[2:]):
+        raise NotImplementedError(f"the Triton kernel takes queries and values of 16, 32, 64 or {MAX_DIM} numbers")
+    check_addressable(cache.states)
 
 
 def delta_kernel(static: _Static, *refs: jax.Ref) -> None:

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, StateCache
+from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, PieceTiles, StateCache
+from jsg.kernels_pallas.tile import QUERY_TILE
 
 UNIT_EPS = 1e-6
 """What is added to the sum of squares of a query or key before its root."""
@@ -46,17 +47,29 @@ def gated_delta(
     query, key = (jnp.repeat(x, group, axis=1) for x in (unit(query) * keys**-0.5, unit(key)))
     value = value.reshape(len(joint), -1, values)
     out, states = recurrent(query, key, value, gates(raw_gates, weights), cache.states, pieces)
+    return gated_norm(out, gate, weights), StateCache(last_inputs(mixed, cache.inputs, pieces), states)
+
+
+def gated_norm(
+    out: Float[Array, "T N Dv"], gate: Float[Array, "T K gates"], weights: DeltaWeights
+) -> Float[Array, "T N Dv"]:
+    """The norm of what each head has found, and its gate, in float32."""
+    out = out.astype(jnp.float32)
     out *= lax.rsqrt(jnp.mean(jnp.square(out), -1, keepdims=True) + weights.eps) * weights.norm.astype(jnp.float32)
-    out *= jax.nn.silu(gate.astype(jnp.float32)).reshape(out.shape)
-    return out, StateCache(last_inputs(mixed, cache.inputs, pieces), states)
+    return out * jax.nn.silu(gate.astype(jnp.float32)).reshape(out.shape)
 
 
 def gates(raw: Float[Array, "T K gates"], weights: DeltaWeights) -> Gates:
     """The gates of all heads: for each key head the projections give the strengths, then the decays."""
+    decay, strength = log_gates(raw, weights)
+    return Gates(jnp.exp(decay), strength)
+
+
+def log_gates(raw: Float[Array, "T K gates"], weights: DeltaWeights) -> Gates:
+    """The same with the logarithm of decay."""
     strength, decay = (x.reshape(len(raw), -1) for x in jnp.split(raw.astype(jnp.float32), 2, axis=-1))
     rate = jnp.exp(weights.decay_rate.astype(jnp.float32))
-    decay = jnp.exp(-rate * jax.nn.softplus(decay + weights.decay_bias.astype(jnp.float32)))
-    return Gates(decay, jax.nn.sigmoid(strength))
+    return Gates(-rate * jax.nn.softplus(decay + weights.decay_bias.astype(jnp.float32)), jax.nn.sigmoid(strength))
 
 
 def unit(x: Float[Array, "*rows H"]) -> Float[Array, "*rows H"]:
@@ -88,6 +101,16 @@ def owners(pieces: Pieces, num_tokens: int) -> tuple[Int[Array, " T"], Int[Array
     is_inside = (token[:, None] >= pieces.starts) & (token[:, None] < pieces.starts + pieces.lens)
     piece = jnp.argmax(is_inside, axis=1)
     return piece, token - pieces.starts[piece]
+
+
+def tiles_of(pieces: Pieces, count: int) -> PieceTiles:
+    """The pieces cut into tiles, of which a step has room for `count`."""
+    counts = -(-pieces.lens // QUERY_TILE)
+    ends = jnp.cumsum(counts)
+    firsts, tile = ends - counts, jnp.arange(count)
+    piece = jnp.minimum(jnp.sum(tile[:, None] >= ends, axis=1), len(ends) - 1)
+    done = (tile - firsts[piece]) * QUERY_TILE
+    return PieceTiles(pieces.starts[piece] + done, jnp.clip(pieces.lens[piece] - done, 0, QUERY_TILE), firsts)
 
 
 def last_inputs(

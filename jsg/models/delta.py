@@ -63,5 +63,5 @@ class DeltaAttention(nnx.Module):
         weights = DeltaWeights(self.taps[...], *of_heads, self.norm.factor, self.spec.eps)
         is_decode = inputs.attention.tile_rows.shape[0] == 0
         given = (self.joint(x), self.gates(x), weights, StateCache(*cache), inputs.pieces)
-        out, states = ops.gated_delta(*given, has_one_token=is_decode)
+        out, states = ops.gated_delta(*given, has_one_token=is_decode, tiles=inputs.piece_tiles)
         return self.output(out.reshape(len(x), -1)), tuple(states)

@@ -1,0 +1,228 @@
+"""A layer of the gated delta rule over tiles of tokens, in two launches of matmuls. See `ops.gated_delta`.
+
+The tokens of a tile have unit queries Q and keys K, values V, strengths b, and decay from any one to a later one; S is
+the state before the first:
+
+    T = (I + tril(b K Kᵀ decay, -1))⁻¹        the first launch, for each tile and head
+    N = T b (V - decay K S)                   the second, for each piece and head, tile after tile
+    output = decay Q S + tril(Q Kᵀ decay) N
+    S' = decay S + Kᵀ decay N
+
+T is found by substitution. Products of powers of the matrix are wrong by ten orders of magnitude where keys are alike.
+Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule over Sequence Length" (arXiv:2406.06484).
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jaxtyping import Array, Float, Int
+
+from jsg.kernels_pallas import reference_delta
+from jsg.kernels_pallas.attention_block import whole_spec
+from jsg.kernels_pallas.delta_recurrent import check_supported
+from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, PieceTiles, StateCache
+from jsg.kernels_pallas.reference_delta import UNIT_EPS
+from jsg.kernels_pallas.tile import QUERY_TILE
+from jsg.kernels_pallas.tuning import sizes_for
+
+
+class _Static(NamedTuple):
+    """The constants of a call. Products are exact to the last bit only where the model is in float32."""
+
+    group: int
+    keys: int
+    block_v: int
+    is_exact: bool
+
+
+class _Prepared(NamedTuple):
+    """What does not depend on the states, of each token in each head. It passes through memory.
+
+    Attributes:
+        inverse: The row of T, each number times the strength of its token.
+        weights: How the outputs of the token weigh what its tile writes, from the first token on.
+        factors: Four numbers: of what is known of its key in the state before, of what its query finds there, of what
+            it writes in the state after its tile, and the decay from before its tile on.
+    """
+
+    inverse: Float[Array, "T N t"]
+    weights: Float[Array, "T N t"]
+    factors: Float[Array, "4 T N"]
+
+
+def gated_delta(
+    joint: Float[Array, "T K joint"],
+    raw_gates: Float[Array, "T K gates"],
+    weights: DeltaWeights,
+    cache: StateCache,
+    pieces: Pieces,
+    tiles: PieceTiles,
+    *,
+    interpret: bool = False,
+) -> tuple[Float[Array, "T N Dv"], StateCache]:
+    """See `ops.gated_delta`. States are changed in place.
+
+    Raises:
+        NotImplementedError: As `delta_recurrent.gated_delta`.
+    """
+    check_supported(cache)
+    (_, heads, values, keys), (num_tokens, key_heads, _) = cache.states.shape, joint.shape
+    is_exact = joint.dtype == jnp.float32
+    sizes = sizes_for("delta_tiles_float32" if is_exact else "delta_tiles", rows=num_tokens)
+    static = _Static(heads // key_heads, keys, min(sizes["block_v"], values), is_exact)
+    call = functools.partial(pl.pallas_call, interpret=interpret)
+    mixed, gate = jnp.split(joint, [weights.taps.shape[2]], axis=-1)
+    piece, offset = reference_delta.owners(pieces, num_tokens)
+    is_known = ((offset == 0) & (pieces.is_known[piece] > 0))[:, None]
+    decay, strength = (jnp.where(is_known, 0, x) for x in reference_delta.log_gates(raw_gates, weights))
+    convolved = reference_delta.convolve(mixed, weights.taps, cache.inputs, pieces).astype(joint.dtype)
+    read = (convolved, decay, strength, tiles.starts, tiles.lens)
+    square = (num_tokens, heads, QUERY_TILE)
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (square, square, (4, *square[:2]))]
+    prepared = call(
+        functools.partial(delta_inverse_kernel, static),
+        grid=(len(tiles.starts), heads),
+        in_specs=[whole_spec(x) for x in read],
+        out_specs=[whole_spec(x) for x in shapes],
+        out_shape=shapes,
+        compiler_params=plgpu.CompilerParams(num_warps=sizes["inverse_warps"], num_stages=1),
+    )(*read)
+    read = (convolved, *prepared, *tiles, *pieces)
+    written = [jax.ShapeDtypeStruct((num_tokens, heads, values), joint.dtype), cache.states]
+    out, states = call(
+        functools.partial(delta_tiles_kernel, static),
+        grid=(len(pieces.lens), heads, values // static.block_v),
+        in_specs=[whole_spec(x) for x in (*read, cache.states)],
+        out_specs=[whole_spec(x) for x in written],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in written],
+        input_output_aliases={len(read): 1},
+        compiler_params=plgpu.CompilerParams(num_warps=sizes["num_warps"], num_stages=sizes["num_stages"]),
+    )(*read, cache.states)
+    is_real = jnp.arange(num_tokens) < jnp.sum(pieces.lens)
+    out = reference_delta.gated_norm(jnp.where(is_real[:, None, None], out, 0), gate, weights).astype(joint.dtype)
+    return out, StateCache(reference_delta.last_inputs(mixed, cache.inputs, pieces), states)
+
+
+def delta_inverse_kernel(static: _Static, *refs: jax.Ref) -> None:
+    """One program: `_Prepared` of a tile in one value head. T is found row after row.
+
+    Grid: (tiles, N). Blocks: all arrays stay in device memory. Owns: the rows of its tokens, and no others.
+
+    Masked: tokens past the last of the tile, by loads of zeros.
+    """
+    mixed, decays, strengths, starts, lens, *outs = refs
+    out, tile, head = _Prepared(*outs), pl.program_id(0), pl.program_id(1)
+    length = plgpu.load(lens.at[tile])
+
+    @pl.when(length > 0)
+    def _() -> None:
+        row, column, key_head = jnp.arange(QUERY_TILE), jnp.arange(static.keys), head // static.group
+        token, is_live = plgpu.load(starts.at[tile]) + row, row < length
+        query, key = (
+            plgpu.load(mixed.at[token[:, None], key_head, part[None]], mask=is_live[:, None], other=0)
+            for part in (column, static.keys + column)
+        )
+        decay, strength = (plgpu.load(x.at[token, head], mask=is_live, other=0) for x in (decays, strengths))
+        is_later, begin = row[:, None] > row[None], jnp.exp(jnp.cumsum(decay))
+        since = jnp.where(is_later, decay[:, None], 0)  # summed from token to token: differences of sums would cancel
+        until_end, since = jnp.exp(jnp.sum(since, axis=0)), jnp.exp(jnp.cumsum(since, axis=0))
+        query_unit, key_unit = _unit(query) * static.keys**-0.5, _unit(key)
+        factors = key_unit * begin, query_unit * begin, key_unit * until_end, begin
+        for index, numbers in enumerate(factors):
+            plgpu.store(out.factors.at[index, token, head], numbers, mask=is_live)
+        weights = _dot(static, query, key, trans_b=True) * query_unit[:, None] * key_unit[None]
+        weights = jnp.where(row[:, None] >= row[None], weights * since, 0)
+        plgpu.store(out.weights.at[token[:, None], head, row[None]], weights, mask=is_live[:, None])
+        matrix = _dot(static, key, key, trans_b=True) * (key_unit * strength)[:, None] * key_unit[None]
+        matrix = jnp.where(is_later, matrix * since, 0)
+
+        def one_row(index: Int[Array, ""], solved: Float[Array, "t t"]) -> Float[Array, "t t"]:
+            is_row = (row == index)[:, None]
+            numbers = jnp.sum(jnp.where(is_row, matrix, 0), axis=0)
+            return jnp.where(is_row, solved - jnp.sum(numbers[:, None] * solved, axis=0)[None], solved)
+
+        solved = (row[:, None] == row[None]).astype(jnp.float32)
+        solved = lax.fori_loop(jnp.int32(1), length, one_row, solved) * strength[None]
+        plgpu.store(out.inverse.at[token[:, None], head, row[None]], solved, mask=is_live[:, None])
+
+
+def delta_tiles_kernel(static: _Static, *refs: jax.Ref) -> None:
+    """One program: a piece in `block_v` numbers of the values of a head, tile after tile.
+
+    Grid: (pieces, N, Dv / block_v). Blocks: all arrays stay in device memory. The state, [block_v, Dk], is in registers
+    from the first tile to the last.
+
+    Owns: its rows of the state in the target, and its part of the outputs of its tokens.
+
+    Masked: tokens past the last of a tile, by loads of zeros, and the state before position 0, by `where`, because a
+    slot may hold anything.
+    """
+    mixed, inverses, weights, factors, starts, lens, firsts, *fields, _, out, states = refs
+    index, head = pl.program_id(0), pl.program_id(1)
+    _, length, source, target, position, is_known = (plgpu.load(field.at[index]) for field in fields)
+    key_head, member = head // static.group, head % static.group
+    row, column = jnp.arange(QUERY_TILE), jnp.arange(static.keys)
+    value = pl.program_id(2) * static.block_v + jnp.arange(static.block_v)
+    dot = functools.partial(_dot, static)
+
+    def one_tile(number: Int[Array, ""], state: Float[Array, "v k"]) -> Float[Array, "v k"]:
+        tile = plgpu.load(firsts.at[index]) + number
+        start, count = plgpu.load(starts.at[tile]), plgpu.load(lens.at[tile])
+        token, is_live = start + row, row < count
+
+        def rows(ref: jax.Ref, axis: Int[Array, ""], part: Int[Array, " n"]) -> Float[Array, "t n"]:
+            return plgpu.load(ref.at[token[:, None], axis, part[None]], mask=is_live[:, None], other=0)
+
+        known, found, left = (plgpu.load(factors.at[i, token, head], mask=is_live, other=0)[:, None] for i in range(3))
+        key = rows(mixed, key_head, static.keys + column)
+        given = rows(mixed, key_head, 2 * static.keys + member * states.shape[2] + value).astype(jnp.float32)
+        given -= dot(key, state, trans_b=True) * known
+        new = dot(rows(inverses, head, row), given)
+        made = dot(rows(mixed, key_head, column), state, trans_b=True) * found
+        made += dot(rows(weights, head, row), new)
+        plgpu.store(out.at[token[:, None], head, value[None]], made.astype(out.dtype), mask=is_live[:, None])
+        return state * plgpu.load(factors.at[jnp.int32(3), start + count - 1, head]) + dot(
+            new * left, key, trans_a=True
+        )
+
+    @pl.when(length > 0)
+    def _() -> None:
+        place = head, value[:, None], column[None]
+        before = plgpu.load(states.at[(source, *place)])
+        before = jnp.where((position > 0) | (is_known > 0), before, 0)
+        count = (length + QUERY_TILE - 1) // QUERY_TILE
+        after = lax.fori_loop(jnp.int32(0), count, one_tile, before)
+        plgpu.store(states.at[(target, *place)], after)
+
+
+def _unit(x: Float[Array, "t k"]) -> Float[Array, " t"]:
+    """What makes each row a unit vector."""
+    x = x.astype(jnp.float32)
+    return lax.rsqrt(jnp.sum(x * x, axis=1) + UNIT_EPS)
+
+
+def _dot(static: _Static, x: Float[Array, "a b"], y: Float[Array, "c d"], **transposed: bool) -> Float[Array, "m n"]:
+    """A product, summed in float32.
+
+    Tensor cores take the first 11 bits of float32 (tf32). Where one operand is in bfloat16, as queries and keys of a
+    model are, the other is cut into two numbers of this type, 16 bits in all.
+    """
+    if x.dtype != y.dtype and jnp.bfloat16 in (x.dtype, y.dtype):
+        products = [plgpu.dot(a, b, **transposed) for a in _parts(x) for b in _parts(y)]
+        return products[0] + products[1]
+    dtype = jnp.promote_types(x.dtype, y.dtype)
+    is_rounded = dtype == jnp.float32 and not static.is_exact
+    return plgpu.dot(x.astype(dtype), y.astype(dtype), allow_tf32=is_rounded, **transposed)
+
+
+def _parts(x: Float[Array, "a b"]) -> tuple[Float[Array, "a b"], ...]:
+    """Numbers of bfloat16 that sum up to these."""
+    if x.dtype == jnp.bfloat16:
+        return (x,)
+    high = x.astype(jnp.bfloat16)
+    return high, (x - high.astype(x.dtype)).astype(jnp.bfloat16)
