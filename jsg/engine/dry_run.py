@@ -27,8 +27,8 @@ from jsg.engine.problems import find_problems
 from jsg.engine.shapes import ACCELERATOR_CHUNK
 from jsg.engine.startup import plan_of, settle
 from jsg.errors import ConfigError, JsgError, MemoryPlanError, ModelError
+from jsg.models.block_spec import StateMixer
 from jsg.models.decoder import Decoder
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, resolve_dtype, resolve_kv_dtype
 from jsg.models.quantise import BYTES_PER_NUMBER, Quantised
@@ -308,7 +308,7 @@ def _described(model: ModelSpec) -> dict[str, Any]:
     heads = collections.Counter(
         (spec.heads, spec.kv_heads, spec.head_dim, spec.window)
         for spec in (layer.attention for layer in model.layers)
-        if not isinstance(spec, DeltaSpec)
+        if not isinstance(spec, StateMixer)
     )
     experts = collections.Counter(layer.experts for layer in model.layers if layer.experts is not None)
     names = ("heads", "kv_heads", "head_dim", "window", "num_layers")

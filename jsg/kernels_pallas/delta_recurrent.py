@@ -11,8 +11,9 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas.attention_block import check_addressable, whole_spec
-from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, StateCache
-from jsg.kernels_pallas.reference_delta import UNIT_EPS, last_inputs
+from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, StateCache
+from jsg.kernels_pallas.reference_convolution import last_inputs
+from jsg.kernels_pallas.reference_delta import UNIT_EPS
 
 NUM_WARPS = 8
 """So that a state of 128 x 128 numbers stays in registers: of four warps each thread would have 128 numbers."""
@@ -27,14 +28,21 @@ class _Static(NamedTuple):
     values: int
     taps: int
     eps: float
+    most: float
+    is_apart: bool
     has_one_token: bool
 
 
 class _Refs(NamedTuple):
-    """The arrays in device memory. The last three are written; those that hold states are the given ones."""
+    """The arrays in device memory. The last three are written; those that hold states are the given ones.
+
+    If no gates are apart, `decays` is `raw_gates`, and `gates` is `joint`.
+    """
 
     joint: Any
     raw_gates: Any
+    decays: Any
+    gates: Any
     taps: Any
     decay_rate: Any
     decay_bias: Any
@@ -64,6 +72,7 @@ def gated_delta(
     weights: DeltaWeights,
     cache: StateCache,
     pieces: Pieces,
+    apart: GatesApart | None = None,
     *,
     has_one_token: bool,
     interpret: bool = False,
@@ -75,8 +84,9 @@ def gated_delta(
     """
     check_supported(cache)
     heads, values, keys = cache.states.shape[1:]
-    static = _Static(heads // joint.shape[1], keys, values, len(weights.taps), weights.eps, has_one_token)
-    read = (joint, raw_gates, *weights[:4], *pieces)
+    sizes, is_apart = (heads // joint.shape[1], keys, values, len(weights.taps)), apart is not None
+    static = _Static(*sizes, weights.eps, weights.most, is_apart, has_one_token)
+    read = (joint, raw_gates, *(apart or ()), *weights[:4], *pieces)
     out = jax.ShapeDtypeStruct((len(joint), heads, values), joint.dtype)
     written = [out, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cache)]
     out, *changed = pl.pallas_call(
@@ -117,9 +127,10 @@ def delta_kernel(static: _Static, *refs: jax.Ref) -> None:
 
     Masked: what stands before position 0, by `where`, because a slot may hold anything.
     """
-    joint, raw_gates, taps, rate, bias, norm, *others = refs
-    *fields, _, _, out, inputs, states = others
-    here = _Refs(joint, raw_gates, taps, rate, bias, norm, out, inputs, states)
+    joint, raw_gates, *others = refs
+    decays, gates = others[:2] if static.is_apart else (raw_gates, joint)
+    taps, rate, bias, norm, *fields, _, _, out, inputs, states = others[2 * static.is_apart :]
+    here = _Refs(joint, raw_gates, decays, gates, taps, rate, bias, norm, out, inputs, states)
     index, head = pl.program_id(0), pl.program_id(1)
     start, length, source, target, position, is_known = (_at(field, index) for field in fields)
     key_head, member = head // static.group, head % static.group
@@ -198,22 +209,31 @@ def _token(
     query, key, value = parts
     query *= lax.rsqrt(jnp.sum(query * query) + UNIT_EPS) * static.keys**-0.5
     key *= lax.rsqrt(jnp.sum(key * key) + UNIT_EPS)
-    strength, decay = (
-        plgpu.load(here.raw_gates.at[token, piece.key_head, first + piece.member]).astype(jnp.float32)
-        for first in (0, static.group)
-    )
-    decay += plgpu.load(here.decay_bias.at[piece.head])
-    soft = jnp.maximum(decay, 0) + jnp.log(1 + jnp.exp(-jnp.abs(decay)))
-    decay = jnp.exp(-jnp.exp(plgpu.load(here.decay_rate.at[piece.head])) * soft)
+    strength = plgpu.load(here.raw_gates.at[token, piece.key_head, piece.member]).astype(jnp.float32)
+    decay = _decay(static, here, piece, token)
     is_known = (offset == 0) & (piece.is_known > 0)
     decayed = state * decay
-    difference = (value - jnp.sum(decayed * key[None], axis=1)) * jax.nn.sigmoid(strength)
+    difference = (value - jnp.sum(decayed * key[None], axis=1)) * (static.most * jax.nn.sigmoid(strength))
     state = jnp.where(is_known, state, decayed + difference[:, None] * key[None])
     made = jnp.sum(state * query[None], axis=1)
     rows = jnp.arange(static.values)
-    gates = static.group * static.values + channels[2]
-    gate = plgpu.load(here.joint.at[token, piece.key_head, gates]).astype(jnp.float32)
+    gates = channels[2] + (-2 * static.keys if static.is_apart else static.group * static.values)
+    gate = plgpu.load(here.gates.at[token, piece.key_head, gates]).astype(jnp.float32)
     made *= lax.rsqrt(jnp.sum(made * made) / static.values + static.eps)
-    made *= plgpu.load(here.norm.at[rows]).astype(jnp.float32) * gate * jax.nn.sigmoid(gate)
+    gate = jax.nn.sigmoid(gate) if static.is_apart else gate * jax.nn.sigmoid(gate)
+    made *= plgpu.load(here.norm.at[rows]).astype(jnp.float32) * gate
     plgpu.store(here.out.at[token, piece.head, rows], made.astype(here.out.dtype))
     return tuple(later), state
+
+
+def _decay(static: _Static, here: _Refs, piece: _Piece, token: Int[Array, ""]) -> Float[Array, "..."]:
+    """What multiplies the state: a number, or [1, Dk]."""
+    if static.is_apart:
+        columns = jnp.arange(static.keys)
+        place, own = (piece.member * static.keys + columns)[None], (piece.head, columns[None])
+    else:
+        place, own = static.group + piece.member, (piece.head,)
+    decay = plgpu.load(here.decays.at[token, piece.key_head, place]).astype(jnp.float32)
+    decay += plgpu.load(here.decay_bias.at[own])
+    soft = jnp.maximum(decay, 0) + jnp.log(1 + jnp.exp(-jnp.abs(decay)))
+    return jnp.exp(-jnp.exp(plgpu.load(here.decay_rate.at[piece.head])) * soft)

@@ -22,11 +22,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
-from jsg.kernels_pallas import reference_delta
 from jsg.kernels_pallas.attention_block import whole_spec
 from jsg.kernels_pallas.delta_recurrent import check_supported
 from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, PieceTiles, StateCache
-from jsg.kernels_pallas.reference_delta import UNIT_EPS
+from jsg.kernels_pallas.reference_convolution import convolve, last_inputs, owners
+from jsg.kernels_pallas.reference_delta import UNIT_EPS, log_gates, normed
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.kernels_pallas.tuning import sizes_for
 
@@ -77,10 +77,10 @@ def gated_delta(
     static = _Static(heads // key_heads, keys, min(sizes["block_v"], values), is_exact)
     call = functools.partial(pl.pallas_call, interpret=interpret)
     mixed, gate = jnp.split(joint, [weights.taps.shape[2]], axis=-1)
-    piece, offset = reference_delta.owners(pieces, num_tokens)
+    piece, offset = owners(pieces, num_tokens)
     is_known = ((offset == 0) & (pieces.is_known[piece] > 0))[:, None]
-    decay, strength = (jnp.where(is_known, 0, x) for x in reference_delta.log_gates(raw_gates, weights))
-    convolved = reference_delta.convolve(mixed, weights.taps, cache.inputs, pieces).astype(joint.dtype)
+    decay, strength = (jnp.where(is_known, 0, x) for x in log_gates(raw_gates, weights))
+    convolved = jax.nn.silu(convolve(mixed, weights.taps, cache.inputs, pieces)).astype(joint.dtype)
     read = (convolved, decay, strength, tiles.starts, tiles.lens)
     square = (num_tokens, heads, QUERY_TILE)
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (square, square, (4, *square[:2]))]
@@ -104,8 +104,9 @@ def gated_delta(
         compiler_params=plgpu.CompilerParams(num_warps=sizes["num_warps"], num_stages=sizes["num_stages"]),
     )(*read, cache.states)
     is_real = jnp.arange(num_tokens) < jnp.sum(pieces.lens)
-    out = reference_delta.gated_norm(jnp.where(is_real[:, None, None], out, 0), gate, weights).astype(joint.dtype)
-    return out, StateCache(reference_delta.last_inputs(mixed, cache.inputs, pieces), states)
+    gate = jax.nn.silu(gate.astype(jnp.float32)).reshape(out.shape)
+    out = jnp.where(is_real[:, None, None], normed(out, weights) * gate, 0).astype(joint.dtype)
+    return out, StateCache(last_inputs(mixed, cache.inputs, pieces), states)
 
 
 def delta_inverse_kernel(static: _Static, *refs: jax.Ref) -> None:

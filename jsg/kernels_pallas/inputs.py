@@ -174,13 +174,27 @@ class DeltaWeights(NamedTuple):
     Attributes:
         taps: The convolution, the tap of the newest token last.
         decay_rate: The logarithm of the fastest decay.
-        decay_bias: Added to what a token says of its decay.
+        decay_bias: Added to what a token says of its decay. [N, Dk] if each number of a key has a decay of its own.
         norm: The weight of the norm of a head's output.
         eps: Added to the mean square before its root.
+        most: The greatest strength. Above 1 a state may lose more than it has.
     """
 
     taps: Float[Array, "taps K mixed"]
     decay_rate: Float[Array, " N"]
-    decay_bias: Float[Array, " N"]
+    decay_bias: Float[Array, "N *keys"]
     norm: Float[Array, " Dv"]
     eps: float
+    most: float = 1.0
+
+
+class GatesApart(NamedTuple):
+    """What projections of their own say of gates, as in Kimi Linear.
+
+    Attributes:
+        decay: For each key head what its heads say of their decays, one for each number of a key.
+        output: Likewise the gates of their outputs, which are multiplied by the sigmoid of these.
+    """
+
+    decay: Float[Array, "T K G·Dk"]
+    output: Float[Array, "T K G·Dv"]

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, Num, UInt
 
 from jsg.kernels_pallas import (
     reference,
+    reference_convolution,
     reference_delta,
     reference_routes,
     reference_rows,
@@ -28,6 +29,7 @@ from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.inputs import (
     AttentionInputs,
     DeltaWeights,
+    GatesApart,
     HeadNorms,
     LayerCache,
     Panels,
@@ -218,6 +220,7 @@ def gated_delta(
     cache: StateCache,
     pieces: Pieces,
     *,
+    apart: GatesApart | None = None,
     has_one_token: bool = False,
     tiles: PieceTiles | None = None,
     implementation: str | None = None,
@@ -230,14 +233,16 @@ def gated_delta(
 
     Args:
         joint: For each key head its query and key [Dk each], the values of its G heads [Dv each], and as many gates of
-            the output. Head n belongs to key head n // G.
-        raw_gates: For each key head what its heads say of their strengths, then of their decays.
+            the output, unless these are apart. Head n belongs to key head n // G.
+        raw_gates: For each key head what its heads say of their strengths, then of their decays unless these are apart.
         weights: The parameters.
         cache: The layer's states, changed in place if donated.
         pieces: Which tokens belong to which states.
+        apart: Decays for each number of a key, and gates of the output; None if both are where the others are.
         has_one_token: Token i is the only one of piece i, or piece i has none, as in a decode step.
         tiles: How pieces are cut for an implementation that computes the tokens of a tile together, "triton". Results
-            then depend on how a request is cut, in their last bits. None to compute token after token.
+            then depend on how a request is cut, in their last bits. None to compute token after token, as is done with
+            `apart` anyway.
         implementation: "triton", "native", "reference", or None for the best that works here.
 
     Returns:
@@ -246,14 +251,14 @@ def gated_delta(
     Raises:
         NotImplementedError: The implementation that was named cannot do this case.
     """
-    given = (joint, raw_gates, weights, cache, pieces)
+    given = (joint, raw_gates, weights, cache, pieces, apart)
     match implementation or best_implementation():
         case "triton":
             from jsg.kernels_pallas import delta_recurrent, delta_tiles
 
             with _falling_back("gated_delta", "triton", implementation):
-                if tiles is not None:
-                    return delta_tiles.gated_delta(*given, tiles, interpret=_interprets())
+                if tiles is not None and apart is None:
+                    return delta_tiles.gated_delta(*given[:-1], tiles, interpret=_interprets())
                 return delta_recurrent.gated_delta(*given, has_one_token=has_one_token, interpret=_interprets())
         case "native":
             from jsg.kernels_pallas.native import delta
@@ -264,6 +269,34 @@ def gated_delta(
             pass
     out, cache = reference_delta.gated_delta(*given)
     return out.astype(joint.dtype), cache
+
+
+def short_convolution(
+    x: Float[Array, "T *channels"],
+    taps: Float[Array, "taps *channels"],
+    inputs: Float[Array, "slots taps *channels"],
+    pieces: Pieces,
+    *,
+    has_one_token: bool = False,
+) -> tuple[Float[Array, "T *channels"], Float[Array, "slots taps *channels"]]:
+    """A causal convolution of each channel by itself. Tokens and slots are as in `gated_delta`.
+
+    Every platform has the reference: XLA makes few launches of it, and changes slots in place.
+
+    Args:
+        x: What is convolved.
+        taps: The weights, that of the newest token last.
+        inputs: The last inputs of all slots, that of position p in column p modulo the taps.
+        pieces: Which tokens belong to which slots.
+        has_one_token: Token i is the only one of piece i, or piece i has none, as in a decode step.
+
+    Returns:
+        The sums in float32, zero for tokens in no piece, without bias and activation. And the last inputs.
+    """
+    out = reference_convolution.convolve(x, taps, inputs, pieces, has_one_token=has_one_token)
+    is_real = pieces.lens > 0 if has_one_token else jnp.arange(len(x)) < jnp.sum(pieces.lens)
+    out = jnp.where(is_real.reshape(-1, *[1] * (x.ndim - 1)), out, 0)
+    return out, reference_convolution.last_inputs(x, inputs, pieces)
 
 
 def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike = jnp.float32) -> Float[Array, "T F"]:

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, PieceTiles, StateCache
+from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, PieceTiles, StateCache
+from jsg.kernels_pallas.reference_convolution import convolve, last_inputs
 from jsg.kernels_pallas.tile import QUERY_TILE
 
 UNIT_EPS = 1e-6
@@ -23,11 +24,11 @@ class Gates(NamedTuple):
     """What each token does to the state of each head, in float32.
 
     Attributes:
-        decay: What multiplies the state, from 0 to 1.
+        decay: What multiplies the state, from 0 to 1: one number, or one for each number of a key.
         strength: How much of the difference from the new value is written.
     """
 
-    decay: Float[Array, "T N"]
+    decay: Float[Array, "T N *keys"]
     strength: Float[Array, "T N"]
 
 
@@ -37,70 +38,48 @@ def gated_delta(
     weights: DeltaWeights,
     cache: StateCache,
     pieces: Pieces,
+    apart: GatesApart | None = None,
 ) -> tuple[Float[Array, "T N Dv"], StateCache]:
     """See `ops.gated_delta`. Computes in float32, and returns float32."""
     values, keys = cache.states.shape[2:]
     group = cache.states.shape[1] // joint.shape[1]
     mixed, gate = jnp.split(joint, [weights.taps.shape[2]], axis=-1)
-    convolved = convolve(mixed, weights.taps, cache.inputs, pieces)
+    convolved = jax.nn.silu(convolve(mixed, weights.taps, cache.inputs, pieces))
     query, key, value = jnp.split(convolved, [keys, 2 * keys], axis=-1)
     query, key = (jnp.repeat(x, group, axis=1) for x in (unit(query) * keys**-0.5, unit(key)))
     value = value.reshape(len(joint), -1, values)
-    out, states = recurrent(query, key, value, gates(raw_gates, weights), cache.states, pieces)
-    return gated_norm(out, gate, weights), StateCache(last_inputs(mixed, cache.inputs, pieces), states)
+    out, states = recurrent(query, key, value, gates(raw_gates, weights, apart), cache.states, pieces)
+    gate, activation = (gate, jax.nn.silu) if apart is None else (apart.output, jax.nn.sigmoid)
+    out = normed(out, weights) * activation(gate.astype(jnp.float32)).reshape(out.shape)
+    return out, StateCache(last_inputs(mixed, cache.inputs, pieces), states)
 
 
-def gated_norm(
-    out: Float[Array, "T N Dv"], gate: Float[Array, "T K gates"], weights: DeltaWeights
-) -> Float[Array, "T N Dv"]:
-    """The norm of what each head has found, and its gate, in float32."""
+def normed(out: Float[Array, "T N Dv"], weights: DeltaWeights) -> Float[Array, "T N Dv"]:
+    """The norm of what each head has found, in float32."""
     out = out.astype(jnp.float32)
-    out *= lax.rsqrt(jnp.mean(jnp.square(out), -1, keepdims=True) + weights.eps) * weights.norm.astype(jnp.float32)
-    return out * jax.nn.silu(gate.astype(jnp.float32)).reshape(out.shape)
+    factor = lax.rsqrt(jnp.mean(jnp.square(out), -1, keepdims=True) + weights.eps)
+    return out * (factor * weights.norm.astype(jnp.float32))
 
 
-def gates(raw: Float[Array, "T K gates"], weights: DeltaWeights) -> Gates:
+def gates(raw: Float[Array, "T K gates"], weights: DeltaWeights, apart: GatesApart | None = None) -> Gates:
     """The gates of all heads: for each key head the projections give the strengths, then the decays."""
-    decay, strength = log_gates(raw, weights)
+    decay, strength = log_gates(raw, weights, apart)
     return Gates(jnp.exp(decay), strength)
 
 
-def log_gates(raw: Float[Array, "T K gates"], weights: DeltaWeights) -> Gates:
-    """The same with the logarithm of decay."""
-    strength, decay = (x.reshape(len(raw), -1) for x in jnp.split(raw.astype(jnp.float32), 2, axis=-1))
-    rate = jnp.exp(weights.decay_rate.astype(jnp.float32))
-    return Gates(-rate * jax.nn.softplus(decay + weights.decay_bias.astype(jnp.float32)), jax.nn.sigmoid(strength))
+def log_gates(raw: Float[Array, "T K gates"], weights: DeltaWeights, apart: GatesApart | None = None) -> Gates:
+    """The same, but the logarithm of decay."""
+    strength, decay = jnp.split(raw, 2, axis=-1) if apart is None else (raw, apart.decay)
+    bias = weights.decay_bias.astype(jnp.float32)
+    rate = jnp.exp(weights.decay_rate.astype(jnp.float32)).reshape(-1, *[1] * (bias.ndim - 1))
+    decay = decay.astype(jnp.float32).reshape(len(raw), *bias.shape)
+    decay = -rate * jax.nn.softplus(decay + bias)
+    return Gates(decay, weights.most * jax.nn.sigmoid(strength.astype(jnp.float32)).reshape(len(raw), -1))
 
 
 def unit(x: Float[Array, "*rows H"]) -> Float[Array, "*rows H"]:
     """Queries or keys of length one."""
     return x * lax.rsqrt(jnp.sum(jnp.square(x), -1, keepdims=True) + UNIT_EPS)
-
-
-def convolve(
-    mixed: Float[Array, "T K mixed"],
-    taps: Float[Array, "taps K mixed"],
-    inputs: Float[Array, "slots taps K mixed"],
-    pieces: Pieces,
-) -> Float[Array, "T K mixed"]:
-    """The causal convolution of each channel, and SiLU, in float32. Taps are summed from the oldest token on."""
-    count, (piece, offset) = len(taps), owners(pieces, len(mixed))
-    old, position = inputs[pieces.sources], pieces.positions[piece] + offset
-    total = jnp.zeros(mixed.shape, jnp.float32)
-    for back in range(count - 1, -1, -1):
-        before = old[piece, (position - back) % count]
-        x = jnp.where((offset >= back)[:, None, None], jnp.roll(mixed, back, axis=0), before)
-        x = jnp.where((position >= back)[:, None, None], x, 0)
-        total += x.astype(jnp.float32) * taps[count - 1 - back].astype(jnp.float32)
-    return jax.nn.silu(total)
-
-
-def owners(pieces: Pieces, num_tokens: int) -> tuple[Int[Array, " T"], Int[Array, " T"]]:
-    """For each token its piece, and its place in it. For tokens in no piece, numbers without a meaning."""
-    token = jnp.arange(num_tokens)
-    is_inside = (token[:, None] >= pieces.starts) & (token[:, None] < pieces.starts + pieces.lens)
-    piece = jnp.argmax(is_inside, axis=1)
-    return piece, token - pieces.starts[piece]
 
 
 def tiles_of(pieces: Pieces, count: int) -> PieceTiles:
@@ -111,20 +90,6 @@ def tiles_of(pieces: Pieces, count: int) -> PieceTiles:
     piece = jnp.minimum(jnp.sum(tile[:, None] >= ends, axis=1), len(ends) - 1)
     done = (tile - firsts[piece]) * QUERY_TILE
     return PieceTiles(pieces.starts[piece] + done, jnp.clip(pieces.lens[piece] - done, 0, QUERY_TILE), firsts)
-
-
-def last_inputs(
-    mixed: Float[Array, "T K mixed"], inputs: Float[Array, "slots taps K mixed"], pieces: Pieces
-) -> Float[Array, "slots taps K mixed"]:
-    """The inputs of all slots after the last token of each piece."""
-    count, last = inputs.shape[1], (pieces.positions + pieces.lens - 1)[:, None]
-    position = last - (last - jnp.arange(count)) % count  # the last that belongs into each column
-    offset = position - pieces.positions[:, None]
-    new = mixed[jnp.maximum(pieces.starts[:, None] + offset, 0)].astype(inputs.dtype)
-    kept = jnp.where((position >= 0)[..., None, None], inputs[pieces.sources], 0)
-    new = jnp.where((offset >= 0)[..., None, None], new, kept)
-    is_real = (pieces.lens > 0)[:, None, None, None]
-    return inputs.at[jnp.where(pieces.lens > 0, pieces.targets, 0)].set(jnp.where(is_real, new, 0))
 
 
 def recurrent(
@@ -170,6 +135,6 @@ def _updated(
     is_known: Bool[Array, ""],
 ) -> Float[Array, "N Dv Dk"]:
     """The state after a token, which it may have already. Products and sums only: there is no choice of a matmul."""
-    decayed = state * gates.decay[:, None, None]
+    decayed = state * gates.decay.reshape(len(state), 1, -1)
     difference = (value - jnp.sum(decayed * key[:, None], axis=-1)) * gates.strength[:, None]
     return jnp.where(is_known, state, decayed + difference[..., None] * key[:, None])

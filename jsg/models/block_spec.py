@@ -52,6 +52,17 @@ class StateShape(NamedTuple):
         return math.prod(self.shape) * (itemsize if self.dtype is None else 4)
 
 
+class StateMixer:
+    """What all records of mixers that keep nothing of a token, but a state of each request, have in common."""
+
+    __slots__ = ()
+    window = None
+    rope = None
+    head_dim = 0
+    kv_shape = None
+    pair_numbers = 0
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NormSpec:
     """A root mean square norm, or a layer norm.

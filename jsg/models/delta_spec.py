@@ -5,11 +5,11 @@ Yang et al. 2024, "Gated Delta Networks" (arXiv:2412.06464). Nothing is kept of 
 
 import dataclasses
 
-from jsg.models.block_spec import StateShape, require_divisor
+from jsg.models.block_spec import StateMixer, StateShape, require_divisor
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaSpec:
+class DeltaSpec(StateMixer):
     """A gated delta rule over queries, keys and values that a short convolution mixes.
 
     Attributes:
@@ -32,12 +32,6 @@ class DeltaSpec:
     eps: float
     projections: tuple[str, ...]
     gates: tuple[str, ...]
-
-    window = None
-    rope = None
-    head_dim = 0
-    kv_shape = None
-    pair_numbers = 0
 
     @property
     def mixed(self) -> int:

@@ -26,6 +26,10 @@ from jsg.models.spec import LayerSpec, Mixer, ModelSpec
 from jsg.models.without_effect import refuse_unknown
 
 CAUSAL_RULE = "be true, for a token sees only those before it"
+NOT_CACHED = (
+    "some layers keep a state of each request, which is not cached yet: each prompt is computed whole, and text that a "
+    "grammar forces is computed token by token"
+)
 
 _Block = FeedForwardSpec | ExpertsSpec
 
@@ -108,6 +112,8 @@ class Family:
         require_values(config, self.only)
         config = config.over(self.defaults).under(renamed)
         model = self.model(config, self._plain_model(config))
+        if model.state_shapes:
+            config.notes.append(NOT_CACHED)
         return dataclasses.replace(model, notes=tuple(dict.fromkeys(config.notes)))
 
     def _plain_model(self, config: Fields) -> ModelSpec:

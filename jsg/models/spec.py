@@ -20,6 +20,7 @@ from jsg.models.block_spec import (
     LayerInputSpec,
     NormSpec,
     StackSpec,
+    StateMixer,
     StateShape,
     require_divisor,
 )
@@ -180,7 +181,7 @@ class ModelSpec:
 
         def limited(layer: LayerSpec) -> LayerSpec:
             attention = layer.attention
-            if isinstance(attention, DeltaSpec):
+            if isinstance(attention, StateMixer):
                 return layer
             if attention.window is not None and attention.window.length >= length:
                 attention = dataclasses.replace(attention, window=None)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, StateCache
+from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, StateCache
 
 SLOTS = 8
 EPS = 1e-3
@@ -34,6 +34,7 @@ class Case:
     values: int = 32
     dtype: str = "float32"
     padding: int = 3
+    is_apart: bool = False
 
 
 PROMPTS = (Run(70), Run(1, 2, 2, 9), Run(3, 3, 4, 2), Run(5, 0, 5, 0), Run(0))
@@ -59,6 +60,10 @@ CASES = (
     Case("bfloat16", PROMPTS, dtype="bfloat16", group=1, values=16),
     Case("nothing", (Run(0), Run(0))),
     Case("wide", (Run(2, 1, 1, 7), Run(66)), heads=1, keys=128, values=128),
+    Case("prompts by channel", PROMPTS, keys=32, values=16, is_apart=True),
+    Case("rows by channel", ROWS, padding=2, dtype="bfloat16", is_apart=True),
+    Case("known by channel", KNOWN, group=1, is_apart=True),
+    Case("wide by channel", (Run(2, 1, 1, 7), Run(66)), heads=1, group=1, keys=128, values=128, is_apart=True),
 )
 
 
@@ -70,6 +75,7 @@ class Arrays(NamedTuple):
     weights: DeltaWeights
     cache: StateCache
     pieces: Pieces
+    apart: GatesApart | None = None
 
 
 def make(case: Case, *, decay: float = 1.0) -> Arrays:
@@ -94,18 +100,30 @@ def make(case: Case, *, decay: float = 1.0) -> Arrays:
     weights = DeltaWeights(
         taps=normal(4, case.heads, mixed) / 2,
         decay_rate=decay * normal(heads, dtype="float32"),
-        decay_bias=normal(heads, dtype="float32"),
+        decay_bias=normal(heads, *([case.keys] if case.is_apart else []), dtype="float32"),
         norm=normal(case.values, dtype="float32"),
         eps=EPS,
     )
-    joint = normal(total, case.heads, mixed + case.group * case.values)
-    return Arrays(
-        joint,
-        normal(total, case.heads, 2 * case.group),
-        weights,
-        cache,
-        Pieces(*(jnp.asarray(c, jnp.int32) for c in columns)),
-    )
+    pieces, gates = Pieces(*(jnp.asarray(c, jnp.int32) for c in columns)), case.group * case.values
+    joint = normal(total, case.heads, mixed + (0 if case.is_apart else gates))
+    raw = normal(total, case.heads, case.group * (1 if case.is_apart else 2))
+    if not case.is_apart:
+        return Arrays(joint, raw, weights, cache, pieces)
+    apart = GatesApart(*(normal(total, case.heads, width) for width in (case.group * case.keys, gates)))
+    return Arrays(joint, raw, weights._replace(most=2.0), cache, pieces, apart)
+
+
+def convolution(x: np.ndarray, taps: np.ndarray, inputs: np.ndarray, pieces: Pieces) -> tuple[np.ndarray, np.ndarray]:
+    """The causal convolution of each channel, zero for tokens in no piece, and the inputs after a step."""
+    out, left, count = np.zeros(x.shape), inputs.copy(), len(taps)
+    for start, length, source, target, position, _ in np.array(pieces).T:
+        before = [inputs[source, p % count] for p in range(max(position - count, 0), position)]
+        seen = np.stack([*[np.zeros_like(x[0])] * (count - len(before)), *before, *x[start : start + length]])
+        for token in range(length):
+            out[start + token] = np.sum(seen[token + 1 : token + 1 + count] * taps, axis=0)
+        for back in range(count if length else 0):
+            left[target, (position + length - 1 - back) % count] = seen[-1 - back]
+    return out, left
 
 
 def definition(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -113,40 +131,40 @@ def definition(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     joint, raw, taps, inputs, states = (
         np.array(x, np.float64) for x in (arrays.joint, arrays.raw_gates, arrays.weights.taps, *arrays.cache)
     )
-    rate, bias, scale = (np.asarray(x, np.float64) for x in arrays.weights[1:4])
+    rate, bias, scale, _, most = (np.asarray(x, np.float64) for x in arrays.weights[1:])
+    apart = None if arrays.apart is None else [np.asarray(x, np.float64) for x in arrays.apart]
     _, all_heads, values, keys = states.shape
     group, mixed = all_heads // joint.shape[1], taps.shape[2]
-    out, given = np.zeros((len(joint), all_heads, values)), (inputs.copy(), states.copy())
+    out, given = np.zeros((len(joint), all_heads, values)), states.copy()
+    convolved, inputs = convolution(joint[..., :mixed], taps, inputs, arrays.pieces)
+    convolved = _silu(convolved)
     for start, length, source, target, position, is_known in np.array(arrays.pieces).T:
         if not length:
             continue
-        kept = [given[0][source, p % 4] for p in range(max(position - 3, 0), position)]
-        window = [*[np.zeros_like(joint[0, :, :mixed])] * (3 - len(kept)), *kept]
-        state = given[1][source] if position or is_known else np.zeros_like(given[1][0])
-        columns = np.zeros_like(given[0][0])
-        for p in range(max(position - 4, 0), position):
-            columns[p % 4] = given[0][source, p % 4]
+        state = given[source] if position or is_known else np.zeros_like(given[0])
         for token in range(start, start + length):
-            window = [*window[-3:], joint[token, :, :mixed]]
-            columns[(position + token - start) % 4] = window[-1]
-            convolved = _silu(sum(x * tap for x, tap in zip(window, taps, strict=True)))
             for head in range(all_heads):
                 k_head, member = divmod(head, group)
-                query, key = (convolved[k_head, i * keys : (i + 1) * keys] for i in range(2))
+                query, key = (convolved[token, k_head, i * keys : (i + 1) * keys] for i in range(2))
                 query, key = (x / np.sqrt(x @ x + 1e-6) for x in (query, key))
-                value = convolved[k_head, 2 * keys + member * values :][:values]
+                value = convolved[token, k_head, 2 * keys + member * values :][:values]
                 if token > start or not is_known:
-                    decay = np.exp(
-                        -np.exp(rate[head]) * np.logaddexp(0, raw[token, k_head, group + member] + bias[head])
-                    )
-                    strength = 1 / (1 + np.exp(-raw[token, k_head, member]))
+                    if apart is None:
+                        says = raw[token, k_head, group + member]
+                    else:
+                        says = apart[0][token, k_head, member * keys :][:keys]
+                    decay = np.exp(-np.exp(rate[head]) * np.logaddexp(0, says + bias[head]))
+                    strength = most / (1 + np.exp(-raw[token, k_head, member]))
                     state = state.copy()
                     state[head] *= decay
                     state[head] += strength * np.outer(value - state[head] @ key, key)
                 y = state[head] @ query * keys**-0.5
-                gate = joint[token, k_head, mixed + member * values :][:values]
-                out[token, head] = y / np.sqrt(y @ y / values + EPS) * scale * _silu(gate)
-        inputs[target], states[target] = columns, state
+                if apart is None:
+                    gate = _silu(joint[token, k_head, mixed + member * values :][:values])
+                else:
+                    gate = 1 / (1 + np.exp(-apart[1][token, k_head, member * values :][:values]))
+                out[token, head] = y / np.sqrt(y @ y / values + EPS) * scale * gate
+        states[target] = state
     return out, inputs, states
 
 

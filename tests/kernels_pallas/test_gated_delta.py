@@ -17,7 +17,7 @@ from tests.kernels_pallas.delta_cases import CASES, EPS, SLOTS, Arrays, Case, Ru
 
 TILES = "triton-tiles"
 IMPLEMENTATIONS = ("reference", "native", "triton", TILES)
-FAST = ("rows", "known")
+FAST = ("rows", "known", "rows by channel")
 """Of a kernel in interpret mode."""
 SOME_SLOW = ("reference", "native", pytest.param("triton", marks=pytest.mark.slow))
 TOLERANCES = {"float32": 2e-5, "bfloat16": 2e-2}
@@ -26,11 +26,11 @@ TOLERANCES = {"float32": 2e-5, "bfloat16": 2e-2}
 @functools.cache
 def compiled(implementation: str, has_one_token: bool = False):
     def call(a: Arrays) -> tuple[jax.Array, StateCache]:
-        weights = a.weights._replace(eps=EPS)
-        how = {"has_one_token": has_one_token, "implementation": implementation}
+        weights = a.weights._replace(eps=EPS, most=1.0 if a.apart is None else 2.0)
+        how = {"apart": a.apart, "has_one_token": has_one_token, "implementation": implementation}
         if implementation == TILES:
             count = len(a.joint) // QUERY_TILE + len(a.pieces.lens)
-            how = {"tiles": tiles_of(a.pieces, count), "implementation": "triton"}
+            how |= {"tiles": tiles_of(a.pieces, count), "implementation": "triton"}
         return ops.gated_delta(a.joint, a.raw_gates, weights, a.cache, a.pieces, **how)
 
     return jax.jit(call)
@@ -124,4 +124,4 @@ def test_registers_of_both_lengths(is_long: bool, monkeypatch: pytest.MonkeyPatc
 def test_what_no_vector_fills_is_for_the_reference():
     arrays = make(Case("narrow", (Run(2),), keys=8))
     with pytest.raises(NotImplementedError, match="multiple of 16"):
-        ops.gated_delta(*arrays, implementation="native")
+        ops.gated_delta(*arrays[:5], implementation="native")

@@ -5,6 +5,7 @@ belong to one value, is read, decayed, corrected and written while it is in regi
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from llvmlite import ir
 
-from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, StateCache
+from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, StateCache
 from jsg.kernels_pallas.native.calls import Buffer, Kernel, emit_handler
 from jsg.kernels_pallas.native.emit import INT32, LANES, Function, Value, Variable
 from jsg.kernels_pallas.native.gated import sigmoid
@@ -32,6 +33,7 @@ class _Shape(NamedTuple):
         group: Value heads of a key head.
         keys: Width of a query and key.
         values: Width of a value.
+        is_apart: Gates of the output are not in the projection, and each number of a key has a decay.
     """
 
     kind: str
@@ -39,6 +41,7 @@ class _Shape(NamedTuple):
     group: int
     keys: int
     values: int
+    is_apart: bool
 
     @property
     def mixed(self) -> int:
@@ -48,7 +51,7 @@ class _Shape(NamedTuple):
     @property
     def joint(self) -> int:
         """Numbers of a key head in the projection."""
-        return self.mixed + self.group * self.values
+        return self.mixed + (0 if self.is_apart else self.group * self.values)
 
     @property
     def item_bytes(self) -> int:
@@ -60,6 +63,7 @@ class _Call(NamedTuple):
     """The buffers of a call. `pieces` has the fields of `Pieces` in order. States that are written are those given."""
 
     joint: Buffer
+    gates: Buffer
     decay: Buffer
     strength: Buffer
     taps: Buffer
@@ -73,9 +77,7 @@ class _Call(NamedTuple):
     @classmethod
     def of(cls, buffers: list[Buffer]) -> "_Call":
         """The buffers in the order in which XLA has them."""
-        joint, decay, strength, taps, norm, eps = buffers[:6]
-        out, inputs, states = buffers[14:]
-        return cls(joint, decay, strength, taps, norm, eps, buffers[6:12], out, inputs, states)
+        return cls(*buffers[:7], buffers[7:13], *buffers[15:])
 
     @property
     def lens(self) -> Buffer:
@@ -89,6 +91,7 @@ def gated_delta(
     weights: DeltaWeights,
     cache: StateCache,
     pieces: Pieces,
+    apart: GatesApart | None = None,
 ) -> tuple[Float[Array, "T N Dv"], StateCache]:
     """See `ops.gated_delta`.
 
@@ -96,7 +99,7 @@ def gated_delta(
         NotImplementedError: A query or value is no multiple of `LANES` numbers, or a type is not supported.
     """
     kind, (heads, values, keys) = str(joint.dtype), cache.states.shape[1:]
-    shape = _Shape(kind, len(weights.taps), heads // joint.shape[1], keys, values)
+    shape = _Shape(kind, len(weights.taps), heads // joint.shape[1], keys, values, apart is not None)
     if kind not in KINDS or keys % LANES or values % LANES or not kind == weights.taps.dtype == cache.inputs.dtype:
         raise NotImplementedError(
             f"the CPU's kernel takes queries and values of a multiple of {LANES} numbers, and projections, taps and "
@@ -107,14 +110,16 @@ def gated_delta(
         *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cache),
     ]
     name = registered("jsg_delta_" + "_".join(map(str, shape)), functools.partial(_emit, shape))
-    call = jax.ffi.ffi_call(name, shapes, input_output_aliases={12: 1, 13: 2})
+    call = jax.ffi.ffi_call(name, shapes, input_output_aliases={13: 1, 14: 2})
     each = (weights.taps, weights.norm.astype(jnp.float32), jnp.float32(weights.eps))
-    out, *written = call(joint, *gates(raw_gates, weights), *each, *pieces, *cache)
+    decay, strength = gates(raw_gates, weights, apart)
+    where = (joint, joint if apart is None else apart.output, decay.reshape(len(joint), heads, -1), strength)
+    out, *written = call(*where, *each, *pieces, *cache)
     return out, StateCache(*written)
 
 
 def _emit(shape: _Shape, module: ir.Module, name: str) -> None:
-    ranks = (3, 2, 2, 3, 1, 0, *(1,) * 6, 4, 4, 3, 4, 4)
+    ranks = (3, 3, 3, 2, 3, 1, 0, *(1,) * 6, 4, 4, 3, 4, 4)
 
     def num_items(_: Function, buffers: list[Buffer]) -> Value:
         call = _Call.of(buffers)
@@ -154,6 +159,7 @@ class _Piece:
         self._heads = call.joint.sizes[1]
         self._mixed = function.buffer(4 * shape.mixed)
         self._made = function.buffer(4 * shape.values)
+        self._of_keys = function.buffer(4 * shape.keys)
 
     def emit(self) -> None:
         """Emits the computation. States change in their target, after they were brought there."""
@@ -233,21 +239,32 @@ class _Piece:
         function, shape, call = self._function, self._shape, self._call
         head = self._head * shape.group + member
         at = (token * call.decay.sizes[1] + head) * 4
-        decay, strength = (load_number(function, gate.data, at) for gate in (call.decay, call.strength))
-        decay = function.chosen(is_known, function.like(decay, 1.0), decay)
+        strength, decays = load_number(function, call.strength.data, at), self._decays(at, is_known)
         strength = function.chosen(is_known, function.like(strength, 0.0), strength)
         values = function.address(self._mixed, (member * shape.values + 2 * shape.keys) * 4)
         place = (self._target * call.states.sizes[1] + head) * (shape.values * shape.keys * 4)
-        state, decays = function.address(call.states.data, place), function.spread(decay)
+        state = function.address(call.states.data, place)
         with function.loop(shape.values) as row:
             line = function.address(state, row * (shape.keys * 4))
-            numbers = [load_panel(function, line, 4 * i) * decays for i in range(0, shape.keys, LANES)]
+            numbers = [load_panel(function, line, 4 * i) * decays(4 * i) for i in range(0, shape.keys, LANES)]
             seen = self._product(numbers, key)
             difference = function.spread((load_number(function, values, row * 4) - seen) * strength)
             numbers = [function.fused(difference, k, x) for k, x in zip(key, numbers, strict=True)]
             for i, x in enumerate(numbers):
                 function.store(x, line, i * LANES * 4)
             function.store(self._product(numbers, query), self._made, row * 4)
+
+    def _decays(self, at: Value, is_known: Value) -> Callable[[int], Value]:
+        """What multiplies a row of the state, at an offset."""
+        function, shape, data = self._function, self._shape, self._call.decay.data
+        if not shape.is_apart:
+            decay = load_number(function, data, at)
+            decays = function.spread(function.chosen(is_known, function.like(decay, 1.0), decay))
+            return lambda _: decays
+        for i in range(0, 4 * shape.keys, 4 * LANES):
+            decays = load_panel(function, data, at * shape.keys + i)
+            function.store(function.chosen(is_known, function.like(decays, 1.0), decays), self._of_keys, i)
+        return lambda i: load_panel(function, self._of_keys, i)
 
     def _product(self, numbers: list[Value], others: list[Value]) -> Value:
         total = self._function.zeros()
@@ -265,13 +282,17 @@ class _Piece:
         mean = function.total(squares) / float(shape.values)
         root = function.intrinsic("llvm.sqrt.f32", mean + load_number(function, call.eps.data, 0))
         factor = function.spread(function.like(root, 1.0) / root)
-        gates = function.address(self._joint_at(token), (member * shape.values + shape.mixed) * shape.item_bytes)
+        width = shape.group * shape.values
+        rows = width if shape.is_apart else shape.joint  # numbers of a key head, of which the gates are the last
+        gates = (token * self._heads + self._head) * rows + member * shape.values + (rows - width)
+        gates = function.address(call.gates.data, gates * shape.item_bytes)
         head = self._head * shape.group + member
         out = (token * call.decay.sizes[1] + head) * (shape.values * shape.item_bytes)
         for i in range(0, shape.values, LANES):
             gate = function.floats(shape.kind, gates, i * shape.item_bytes)
             x = load_panel(function, self._made, 4 * i) * factor * load_panel(function, call.norm.data, 4 * i)
-            function.store_as(shape.kind, x * gate * sigmoid(function, gate), call.out.data, out + i * shape.item_bytes)
+            x = x * sigmoid(function, gate) if shape.is_apart else x * gate * sigmoid(function, gate)
+            function.store_as(shape.kind, x, call.out.data, out + i * shape.item_bytes)
 
     def _keep_inputs(self) -> None:
         """The last inputs of the convolution in the target: those of this piece, and before it those of the source."""

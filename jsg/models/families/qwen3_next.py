@@ -16,7 +16,7 @@ from jsg.models.parts import (
     read_eps,
     with_unread,
 )
-from jsg.models.spec import Mixer, ModelSpec
+from jsg.models.spec import Mixer
 
 LINEAR = "linear_attention"
 GATED = tuple(f"self_attn.{name}_proj" for name in "qkvq")
@@ -58,15 +58,6 @@ def kinds(config: Fields) -> list[str]:
     return named
 
 
-def model(config: Fields, plain: ModelSpec) -> ModelSpec:
-    """What predicts later tokens is not read."""
-    config.notes.append(
-        "layers of linear attention keep a state of each request, which is not cached yet: each prompt is computed "
-        "whole, and text that a grammar forces is computed token by token"
-    )
-    return with_unread(plain, r"mtp\..*")
-
-
 FAMILY = qwen2.FAMILY.variant(
     architecture="Qwen3NextForCausalLM",
     model_type="qwen3_next",
@@ -98,5 +89,5 @@ FAMILY = qwen2.FAMILY.variant(
     kinds=kinds,
     mlp=qwen2_moe.mlp,
     norm=WIDE,
-    model=model,
+    model=lambda config, model: with_unread(model, r"mtp\..*"),
 )

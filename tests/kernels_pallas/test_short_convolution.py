@@ -1,0 +1,60 @@
+"""The causal convolution over pieces against its definition. `test_gated_delta.py` has it within linear attention."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.inputs import Pieces
+from tests.kernels_pallas.delta_cases import CASES, SLOTS, Case, convolution, make
+
+convolve = jax.jit(ops.short_convolution, static_argnames="has_one_token")
+
+
+@pytest.mark.parametrize("taps", [2, 3, 4])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_it_is_its_definition(case: Case, taps: int):
+    """Slots that nobody may read hold NaN, and no slot but the targets changes."""
+    arrays = make(case)
+    x, weights, inputs = (
+        a.reshape(*a.shape[:-2], -1) for a in (arrays.joint, arrays.weights.taps[:taps], arrays.cache.inputs[:, :taps])
+    )
+    x = x[:, : inputs.shape[-1]]
+    meant = convolution(*(np.asarray(a, np.float64) for a in (x, weights, inputs)), arrays.pieces)
+    forms = [False, True] if len(x) == len(arrays.pieces.lens) else [False]
+    for has_one_token in forms:
+        out, left = convolve(x, weights, inputs, arrays.pieces, has_one_token=has_one_token)
+        assert (out.dtype, left.dtype) == (jnp.float32, case.dtype)
+        np.testing.assert_allclose(out, meant[0], rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(np.asarray(left, np.float32)[1:], meant[1][1:].astype(np.float32))
+        untouched = [slot for slot in range(1, SLOTS) if slot not in [run.target for run in case.runs if run.length]]
+        np.testing.assert_array_equal(*(np.asarray(a, np.float32)[untouched] for a in (left, inputs)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_sequence_has_the_same_bits_however_it_is_cut(dtype: str):
+    """In one shape, also if what is convolved is a product, which XLA would not round where it is not kept."""
+    rng, length = np.random.default_rng(0), 24
+    x, gate, taps, inputs = (
+        jnp.asarray(rng.standard_normal(shape), dtype)
+        for shape in ((length, 32), (length, 32), (3, 32), (SLOTS, 3, 32))
+    )
+
+    @jax.jit
+    def step(x: jax.Array, gate: jax.Array, inputs: jax.Array, pieces: Pieces) -> tuple[jax.Array, jax.Array]:
+        return ops.short_convolution(x * gate, taps, inputs, pieces)
+
+    def run(cuts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        done, left, outs = 0, inputs, []
+        for cut in cuts:
+            pieces = Pieces(*(jnp.asarray([n], jnp.int32) for n in (0, cut, 1, 1, done, 0)))
+            out, left = step(*(jnp.roll(a, -done, axis=0) for a in (x, gate)), left, pieces)
+            outs.append(out[:cut])
+            done += cut
+        return np.concatenate(outs), np.asarray(left[1])
+
+    meant = run((length,))
+    for cuts in ((1,) * length, (2, 5, 1, 16)):
+        for found, expected in zip(run(cuts), meant, strict=True):
+            np.testing.assert_array_equal(found, expected)
