@@ -13,7 +13,9 @@ Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule over Se
 """
 
 import functools
-from typing import NamedTuple
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,28 +32,29 @@ from jsg.kernels_pallas.reference_delta import UNIT_EPS, log_gates, normed
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.kernels_pallas.tuning import sizes_for
 
+PART = 64
+"""The most numbers of a key that are multiplied at a time, so that no operand takes too many registers."""
+
 
 class _Static(NamedTuple):
-    """The constants of a call. Products are exact to the last bit only where the model is in float32."""
+    """The constants of a call."""
 
     group: int
     keys: int
     block_v: int
-    is_exact: bool
 
 
 class _Prepared(NamedTuple):
     """What does not depend on the states, of each token in each head. It passes through memory.
 
     Attributes:
-        inverse: The row of T, each number times the strength of its token.
-        weights: How the outputs of the token weigh what its tile writes, from the first token on.
+        rows: The row of T, each number times the strength of its token; behind it how the output of the token weighs
+            what its tile writes, from the first token on.
         factors: Four numbers: of what is known of its key in the state before, of what its query finds there, of what
             it writes in the state after its tile, and the decay from before its tile on.
     """
 
-    inverse: Float[Array, "T N t"]
-    weights: Float[Array, "T N t"]
+    rows: Float[Array, "T N two_t"]
     factors: Float[Array, "4 T N"]
 
 
@@ -72,9 +75,8 @@ def gated_delta(
     """
     check_supported(cache)
     (_, heads, values, keys), (num_tokens, key_heads, _) = cache.states.shape, joint.shape
-    is_exact = joint.dtype == jnp.float32
-    sizes = sizes_for("delta_tiles_float32" if is_exact else "delta_tiles", rows=num_tokens)
-    static = _Static(heads // key_heads, keys, min(sizes["block_v"], values), is_exact)
+    sizes = sizes_for("delta_tiles", rows=num_tokens)
+    static = _Static(heads // key_heads, keys, min(sizes["block_v"], values))
     call = functools.partial(pl.pallas_call, interpret=interpret)
     mixed, gate = jnp.split(joint, [weights.taps.shape[2]], axis=-1)
     piece, offset = owners(pieces, num_tokens)
@@ -82,8 +84,8 @@ def gated_delta(
     decay, strength = (jnp.where(is_known, 0, x) for x in log_gates(raw_gates, weights))
     convolved = jax.nn.silu(convolve(mixed, weights.taps, cache.inputs, pieces)).astype(joint.dtype)
     read = (convolved, decay, strength, tiles.starts, tiles.lens)
-    square = (num_tokens, heads, QUERY_TILE)
-    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (square, square, (4, *square[:2]))]
+    sizes_of = (num_tokens, heads, 2 * QUERY_TILE), (4, num_tokens, heads)
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in sizes_of]
     prepared = call(
         functools.partial(delta_inverse_kernel, static),
         grid=(len(tiles.starts), heads),
@@ -136,10 +138,10 @@ def delta_inverse_kernel(static: _Static, *refs: jax.Ref) -> None:
         factors = key_unit * begin, query_unit * begin, key_unit * until_end, begin
         for index, numbers in enumerate(factors):
             plgpu.store(out.factors.at[index, token, head], numbers, mask=is_live)
-        weights = _dot(static, query, key, trans_b=True) * query_unit[:, None] * key_unit[None]
+        weights = _dot(query, key, trans_b=True) * query_unit[:, None] * key_unit[None]
         weights = jnp.where(row[:, None] >= row[None], weights * since, 0)
-        plgpu.store(out.weights.at[token[:, None], head, row[None]], weights, mask=is_live[:, None])
-        matrix = _dot(static, key, key, trans_b=True) * (key_unit * strength)[:, None] * key_unit[None]
+        plgpu.store(out.rows.at[token[:, None], head, QUERY_TILE + row[None]], weights, mask=is_live[:, None])
+        matrix = _dot(key, key, trans_b=True) * (key_unit * strength)[:, None] * key_unit[None]
         matrix = jnp.where(is_later, matrix * since, 0)
 
         def one_row(index: Int[Array, ""], solved: Float[Array, "t t"]) -> Float[Array, "t t"]:
@@ -149,56 +151,60 @@ def delta_inverse_kernel(static: _Static, *refs: jax.Ref) -> None:
 
         solved = (row[:, None] == row[None]).astype(jnp.float32)
         solved = lax.fori_loop(jnp.int32(1), length, one_row, solved) * strength[None]
-        plgpu.store(out.inverse.at[token[:, None], head, row[None]], solved, mask=is_live[:, None])
+        plgpu.store(out.rows.at[token[:, None], head, row[None]], solved, mask=is_live[:, None])
 
 
 def delta_tiles_kernel(static: _Static, *refs: jax.Ref) -> None:
     """One program: a piece in `block_v` numbers of the values of a head, tile after tile.
 
-    Grid: (pieces, N, Dv / block_v). Blocks: all arrays stay in device memory. The state, [block_v, Dk], is in registers
-    from the first tile to the last.
+    Grid: (pieces, N, Dv / block_v). Blocks: all arrays stay in device memory. The state, [block_v, Dk] in parts, is in
+    registers from the first tile to the last.
 
     Owns: its rows of the state in the target, and its part of the outputs of its tokens.
 
     Masked: tokens past the last of a tile, by loads of zeros, and the state before position 0, by `where`, because a
     slot may hold anything.
     """
-    mixed, inverses, weights, factors, starts, lens, firsts, *fields, _, out, states = refs
+    mixed, squares, factors, starts, lens, firsts, *fields, _, out, states = refs
     index, head = pl.program_id(0), pl.program_id(1)
     _, length, source, target, position, is_known = (plgpu.load(field.at[index]) for field in fields)
     key_head, member = head // static.group, head % static.group
-    row, column = jnp.arange(QUERY_TILE), jnp.arange(static.keys)
+    row, width = jnp.arange(QUERY_TILE), min(static.keys, PART)
+    parts = [first + jnp.arange(width) for first in range(0, static.keys, width)]
     value = pl.program_id(2) * static.block_v + jnp.arange(static.block_v)
-    dot = functools.partial(_dot, static)
 
-    def one_tile(number: Int[Array, ""], state: Float[Array, "v k"]) -> Float[Array, "v k"]:
+    def one_tile(number: Int[Array, ""], state: tuple[Float[Array, "v part"], ...]) -> tuple[Any, ...]:
         tile = plgpu.load(firsts.at[index]) + number
         start, count = plgpu.load(starts.at[tile]), plgpu.load(lens.at[tile])
         token, is_live = start + row, row < count
 
-        def rows(ref: jax.Ref, axis: Int[Array, ""], part: Int[Array, " n"]) -> Float[Array, "t n"]:
-            return plgpu.load(ref.at[token[:, None], axis, part[None]], mask=is_live[:, None], other=0)
+        def rows(ref: jax.Ref, axis: Int[Array, ""], columns: Int[Array, " n"]) -> Float[Array, "t n"]:
+            return plgpu.load(ref.at[token[:, None], axis, columns[None]], mask=is_live[:, None], other=0)
+
+        def product(left: Sequence[Float[Array, "t part"]]) -> Float[Array, "t v"]:
+            products = [_dot(x, part, trans_b=True) for x, part in zip(left, state, strict=True)]
+            return functools.reduce(operator.add, products)
 
         known, found, left = (plgpu.load(factors.at[i, token, head], mask=is_live, other=0)[:, None] for i in range(3))
-        key = rows(mixed, key_head, static.keys + column)
+        key = [rows(mixed, key_head, static.keys + part) for part in parts]
         given = rows(mixed, key_head, 2 * static.keys + member * states.shape[2] + value).astype(jnp.float32)
-        given -= dot(key, state, trans_b=True) * known
-        new = dot(rows(inverses, head, row), given)
-        made = dot(rows(mixed, key_head, column), state, trans_b=True) * found
-        made += dot(rows(weights, head, row), new)
+        given -= product(key) * known  # before the next load, which would wait in registers
+        new = _dot(rows(squares, head, row), given)
+        made = product([rows(mixed, key_head, part) for part in parts]) * found
+        made += _dot(rows(squares, head, QUERY_TILE + row), new)
         plgpu.store(out.at[token[:, None], head, value[None]], made.astype(out.dtype), mask=is_live[:, None])
-        return state * plgpu.load(factors.at[jnp.int32(3), start + count - 1, head]) + dot(
-            new * left, key, trans_a=True
-        )
+        decay, new = plgpu.load(factors.at[jnp.int32(3), start + count - 1, head]), new * left
+        return tuple(part * decay + _dot(new, x, trans_a=True) for x, part in zip(key, state, strict=True))
 
     @pl.when(length > 0)
     def _() -> None:
-        place = head, value[:, None], column[None]
-        before = plgpu.load(states.at[(source, *place)])
-        before = jnp.where((position > 0) | (is_known > 0), before, 0)
+        is_begun = (position > 0) | (is_known > 0)
+        places = [(head, value[:, None], part[None]) for part in parts]
+        before = tuple(jnp.where(is_begun, plgpu.load(states.at[(source, *place)]), 0) for place in places)
         count = (length + QUERY_TILE - 1) // QUERY_TILE
         after = lax.fori_loop(jnp.int32(0), count, one_tile, before)
-        plgpu.store(states.at[(target, *place)], after)
+        for place, part in zip(places, after, strict=True):
+            plgpu.store(states.at[(target, *place)], part)
 
 
 def _unit(x: Float[Array, "t k"]) -> Float[Array, " t"]:
@@ -207,7 +213,7 @@ def _unit(x: Float[Array, "t k"]) -> Float[Array, " t"]:
     return lax.rsqrt(jnp.sum(x * x, axis=1) + UNIT_EPS)
 
 
-def _dot(static: _Static, x: Float[Array, "a b"], y: Float[Array, "c d"], **transposed: bool) -> Float[Array, "m n"]:
+def _dot(x: Float[Array, "a b"], y: Float[Array, "c d"], **transposed: bool) -> Float[Array, "m n"]:
     """A product, summed in float32.
 
     Tensor cores take the first 11 bits of float32 (tf32). Where one operand is in bfloat16, as queries and keys of a
@@ -217,8 +223,7 @@ def _dot(static: _Static, x: Float[Array, "a b"], y: Float[Array, "c d"], **tran
         products = [plgpu.dot(a, b, **transposed) for a in _parts(x) for b in _parts(y)]
         return products[0] + products[1]
     dtype = jnp.promote_types(x.dtype, y.dtype)
-    is_rounded = dtype == jnp.float32 and not static.is_exact
-    return plgpu.dot(x.astype(dtype), y.astype(dtype), allow_tf32=is_rounded, **transposed)
+    return plgpu.dot(x.astype(dtype), y.astype(dtype), allow_tf32=True, **transposed)
 
 
 def _parts(x: Float[Array, "a b"]) -> tuple[Float[Array, "a b"], ...]:

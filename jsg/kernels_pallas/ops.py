@@ -242,7 +242,7 @@ def gated_delta(
         has_one_token: Token i is the only one of piece i, or piece i has none, as in a decode step.
         tiles: How pieces are cut for an implementation that computes the tokens of a tile together, "triton". Results
             then depend on how a request is cut, in their last bits. None to compute token after token, as is done with
-            `apart` anyway.
+            `apart` and in float32 anyway.
         implementation: "triton", "native", "reference", or None for the best that works here.
 
     Returns:
@@ -257,7 +257,7 @@ def gated_delta(
             from jsg.kernels_pallas import delta_recurrent, delta_tiles
 
             with _falling_back("gated_delta", "triton", implementation):
-                if tiles is not None and apart is None:
+                if tiles is not None and apart is None and joint.dtype != jnp.float32:
                     return delta_tiles.gated_delta(*given[:-1], tiles, interpret=_interprets())
                 return delta_recurrent.gated_delta(*given, has_one_token=has_one_token, interpret=_interprets())
         case "native":

@@ -11,12 +11,9 @@ import pytest
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import Pieces, StateCache
 from jsg.kernels_pallas.native import library
-from jsg.kernels_pallas.reference_delta import tiles_of
-from jsg.kernels_pallas.tile import QUERY_TILE
 from tests.kernels_pallas.delta_cases import CASES, EPS, SLOTS, Arrays, Case, Run, definition, make
 
-TILES = "triton-tiles"
-IMPLEMENTATIONS = ("reference", "native", "triton", TILES)
+IMPLEMENTATIONS = ("reference", "native", "triton")
 FAST = ("rows", "known", "rows by channel")
 """Of a kernel in interpret mode."""
 SOME_SLOW = ("reference", "native", pytest.param("triton", marks=pytest.mark.slow))
@@ -28,9 +25,6 @@ def compiled(implementation: str, has_one_token: bool = False):
     def call(a: Arrays) -> tuple[jax.Array, StateCache]:
         weights = a.weights._replace(eps=EPS, most=1.0 if a.apart is None else 2.0)
         how = {"apart": a.apart, "has_one_token": has_one_token, "implementation": implementation}
-        if implementation == TILES:
-            count = len(a.joint) // QUERY_TILE + len(a.pieces.lens)
-            how |= {"tiles": tiles_of(a.pieces, count), "implementation": "triton"}
         return ops.gated_delta(a.joint, a.raw_gates, weights, a.cache, a.pieces, **how)
 
     return jax.jit(call)

@@ -5,6 +5,8 @@ one CUDA graph ("command buffer") of few launches; whether it is can be read off
 """
 
 import functools
+from collections import Counter
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -17,7 +19,7 @@ from jsg.engine.device.memory import SAMPLED_BYTES, copied_head_bytes, extend_bo
 from jsg.engine.device.programs import GREEDY, VARIANTS, Variant
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.parts import FULL, LAYER_KINDS
-from jsg.sched.buckets import BucketKey, Phase
+from jsg.sched.buckets import BucketKey, Phase, make_deterministic_buckets
 from tests.models.published import PUBLISHED
 
 MAX_LAUNCHES = 10
@@ -287,6 +289,21 @@ def test_a_layer_of_linear_attention_costs_hardly_more_launches_than_one_of_atte
     assert len(rules) == 2, "one launch for each layer"
     states = sum(shape.num_bytes(2) for shapes in deep.config.state_shapes for shape in shapes)
     assert states == 2 * (2 * 2**20 + 2 * 4 * 8192)
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+@pytest.mark.parametrize("file", [QWEN3_5_9B, QWEN3_5_35B_A3B], ids=["9B", "35B-A3B"])
+def test_prompts_of_linear_attention(file: dict[str, Any], is_deterministic: bool):
+    """Two launches for each layer, and in deterministic mode one; the temporaries are those of the memory plan."""
+    key = BucketKey(Phase.EXTEND, 512, 512 if is_deterministic else 256)
+    buckets = make_deterministic_buckets(256, 512, 512) if is_deterministic else programs.BUCKETS
+    of = programs.make_model(file, buckets=buckets, num_hidden_layers=2, **SHORTER)
+    program = of.programs.program(("forward", key))
+    check_forward(program, of)
+    names = Counter(launch.name for launch in program.launches if launch.name.startswith("delta"))
+    in_tiles = {"delta_inverse_kernel": 1, "delta_tiles_kernel": 1}
+    assert names == ({"delta_kernel": 1} if is_deterministic else in_tiles)
+    assert program.temporary_bytes <= extend_bound(of.config, 512, jnp.bfloat16.dtype.itemsize)
 
 
 @pytest.mark.parametrize("name", ["many-experts", "shared-expert", "latent"])
