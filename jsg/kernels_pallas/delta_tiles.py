@@ -28,7 +28,7 @@ from jsg.kernels_pallas.attention_block import whole_spec
 from jsg.kernels_pallas.delta_recurrent import check_supported
 from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, PieceTiles, StateCache
 from jsg.kernels_pallas.reference_convolution import convolve, last_inputs, owners
-from jsg.kernels_pallas.reference_delta import UNIT_EPS, log_gates, normed
+from jsg.kernels_pallas.reference_delta import UNIT_EPS, log_gates
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.kernels_pallas.tuning import sizes_for
 
@@ -84,8 +84,8 @@ def gated_delta(
     decay, strength = (jnp.where(is_known, 0, x) for x in log_gates(raw_gates, weights))
     convolved = jax.nn.silu(convolve(mixed, weights.taps, cache.inputs, pieces)).astype(joint.dtype)
     read = (convolved, decay, strength, tiles.starts, tiles.lens)
-    sizes_of = (num_tokens, heads, 2 * QUERY_TILE), (4, num_tokens, heads)
-    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in sizes_of]
+    dims = (num_tokens, heads, 2 * QUERY_TILE), (4, num_tokens, heads)
+    shapes = [jax.ShapeDtypeStruct(each, jnp.float32) for each in dims]
     prepared = call(
         functools.partial(delta_inverse_kernel, static),
         grid=(len(tiles.starts), heads),
@@ -95,19 +95,21 @@ def gated_delta(
         compiler_params=plgpu.CompilerParams(num_warps=sizes["inverse_warps"], num_stages=1),
     )(*read)
     read = (convolved, *prepared, *tiles, *pieces)
-    written = [jax.ShapeDtypeStruct((num_tokens, heads, values), joint.dtype), cache.states]
-    out, states = call(
+    squares = jax.ShapeDtypeStruct((values // static.block_v, num_tokens, heads), jnp.float32)
+    written = [jax.ShapeDtypeStruct((num_tokens, heads, values), joint.dtype), squares, cache.states]
+    out, squares, states = call(
         functools.partial(delta_tiles_kernel, static),
         grid=(len(pieces.lens), heads, values // static.block_v),
         in_specs=[whole_spec(x) for x in (*read, cache.states)],
         out_specs=[whole_spec(x) for x in written],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in written],
-        input_output_aliases={len(read): 1},
+        input_output_aliases={len(read): 2},
         compiler_params=plgpu.CompilerParams(num_warps=sizes["num_warps"], num_stages=sizes["num_stages"]),
     )(*read, cache.states)
-    is_real = jnp.arange(num_tokens) < jnp.sum(pieces.lens)
+    factor = lax.rsqrt(sum(squares) / values + weights.eps)[..., None] * weights.norm.astype(jnp.float32)
     gate = jax.nn.silu(gate.astype(jnp.float32)).reshape(out.shape)
-    out = jnp.where(is_real[:, None, None], normed(out, weights) * gate, 0).astype(joint.dtype)
+    is_real = (jnp.arange(num_tokens) < jnp.sum(pieces.lens))[:, None, None]
+    out = jnp.where(is_real, out * factor * gate, 0).astype(joint.dtype)
     return out, StateCache(last_inputs(mixed, cache.inputs, pieces), states)
 
 
@@ -160,12 +162,13 @@ def delta_tiles_kernel(static: _Static, *refs: jax.Ref) -> None:
     Grid: (pieces, N, Dv / block_v). Blocks: all arrays stay in device memory. The state, [block_v, Dk] in parts, is in
     registers from the first tile to the last.
 
-    Owns: its rows of the state in the target, and its part of the outputs of its tokens.
+    Owns: its rows of the state in the target, and its part of the outputs of its tokens and of the sums of their
+    squares.
 
     Masked: tokens past the last of a tile, by loads of zeros, and the state before position 0, by `where`, because a
     slot may hold anything.
     """
-    mixed, squares, factors, starts, lens, firsts, *fields, _, out, states = refs
+    mixed, weights, factors, starts, lens, firsts, *fields, _, out, squares, states = refs
     index, head = pl.program_id(0), pl.program_id(1)
     _, length, source, target, position, is_known = (plgpu.load(field.at[index]) for field in fields)
     key_head, member = head // static.group, head % static.group
@@ -185,14 +188,16 @@ def delta_tiles_kernel(static: _Static, *refs: jax.Ref) -> None:
             products = [_dot(x, part, trans_b=True) for x, part in zip(left, state, strict=True)]
             return functools.reduce(operator.add, products)
 
+        # each operand is loaded just before its product, because it would wait in registers
         known, found, left = (plgpu.load(factors.at[i, token, head], mask=is_live, other=0)[:, None] for i in range(3))
+        made = product([rows(mixed, key_head, part) for part in parts]) * found
         key = [rows(mixed, key_head, static.keys + part) for part in parts]
         given = rows(mixed, key_head, 2 * static.keys + member * states.shape[2] + value).astype(jnp.float32)
-        given -= product(key) * known  # before the next load, which would wait in registers
-        new = _dot(rows(squares, head, row), given)
-        made = product([rows(mixed, key_head, part) for part in parts]) * found
-        made += _dot(rows(squares, head, QUERY_TILE + row), new)
+        given -= product(key) * known
+        new = _dot(rows(weights, head, row), given)
+        made += _dot(rows(weights, head, QUERY_TILE + row), new)
         plgpu.store(out.at[token[:, None], head, value[None]], made.astype(out.dtype), mask=is_live[:, None])
+        plgpu.store(squares.at[pl.program_id(2), token, head], jnp.sum(made * made, axis=1), mask=is_live)
         decay, new = plgpu.load(factors.at[jnp.int32(3), start + count - 1, head]), new * left
         return tuple(part * decay + _dot(new, x, trans_a=True) for x, part in zip(key, state, strict=True))
 

@@ -49,16 +49,10 @@ def gated_delta(
     query, key = (jnp.repeat(x, group, axis=1) for x in (unit(query) * keys**-0.5, unit(key)))
     value = value.reshape(len(joint), -1, values)
     out, states = recurrent(query, key, value, gates(raw_gates, weights, apart), cache.states, pieces)
+    out *= lax.rsqrt(jnp.mean(jnp.square(out), -1, keepdims=True) + weights.eps) * weights.norm.astype(jnp.float32)
     gate, activation = (gate, jax.nn.silu) if apart is None else (apart.output, jax.nn.sigmoid)
-    out = normed(out, weights) * activation(gate.astype(jnp.float32)).reshape(out.shape)
+    out *= activation(gate.astype(jnp.float32)).reshape(out.shape)
     return out, StateCache(last_inputs(mixed, cache.inputs, pieces), states)
-
-
-def normed(out: Float[Array, "T N Dv"], weights: DeltaWeights) -> Float[Array, "T N Dv"]:
-    """The norm of what each head has found, in float32."""
-    out = out.astype(jnp.float32)
-    factor = lax.rsqrt(jnp.mean(jnp.square(out), -1, keepdims=True) + weights.eps)
-    return out * (factor * weights.norm.astype(jnp.float32))
 
 
 def gates(raw: Float[Array, "T K gates"], weights: DeltaWeights, apart: GatesApart | None = None) -> Gates:
