@@ -169,12 +169,12 @@ def delta_tiles_kernel(static: _Static, *refs: jax.Ref) -> None:
     slot may hold anything.
     """
     mixed, weights, factors, starts, lens, firsts, *fields, _, out, squares, states = refs
-    index, head = pl.program_id(0), pl.program_id(1)
+    index, head, block = (pl.program_id(axis) for axis in range(3))
     _, length, source, target, position, is_known = (plgpu.load(field.at[index]) for field in fields)
     key_head, member = head // static.group, head % static.group
     row, width = jnp.arange(QUERY_TILE), min(static.keys, PART)
     parts = [first + jnp.arange(width) for first in range(0, static.keys, width)]
-    value = pl.program_id(2) * static.block_v + jnp.arange(static.block_v)
+    value = block * static.block_v + jnp.arange(static.block_v)
 
     def one_tile(number: Int[Array, ""], state: tuple[Float[Array, "v part"], ...]) -> tuple[Any, ...]:
         tile = plgpu.load(firsts.at[index]) + number
@@ -197,7 +197,7 @@ def delta_tiles_kernel(static: _Static, *refs: jax.Ref) -> None:
         new = _dot(rows(weights, head, row), given)
         made += _dot(rows(weights, head, QUERY_TILE + row), new)
         plgpu.store(out.at[token[:, None], head, value[None]], made.astype(out.dtype), mask=is_live[:, None])
-        plgpu.store(squares.at[pl.program_id(2), token, head], jnp.sum(made * made, axis=1), mask=is_live)
+        plgpu.store(squares.at[block, token, head], jnp.sum(made * made, axis=1), mask=is_live)
         decay, new = plgpu.load(factors.at[jnp.int32(3), start + count - 1, head]), new * left
         return tuple(part * decay + _dot(new, x, trans_a=True) for x, part in zip(key, state, strict=True))
 
